@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use berth::certificates::Issued;
+use berth::certificates::CertificatePair;
 use clap::Parser;
 
 use berth_testkit::api_server::{ApiServer, Options, sim};
@@ -57,8 +57,12 @@ async fn main() -> Result<()> {
     let folder = &arguments.folder;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let (certificate, key) = (folder.join("ca.crt"), folder.join("ca.key"));
-    let read =
-        || Some(Issued { certificate: fs::read_to_string(&certificate).ok()?, key: fs::read_to_string(&key).ok()? });
+    let read = || {
+        Some(CertificatePair {
+            certificate: fs::read_to_string(&certificate).ok()?,
+            key: fs::read_to_string(&key).ok()?,
+        })
+    };
     let options = Options { address: arguments.listen, authority: read(), names: arguments.name, ..Options::default() };
     let server = Arc::new(ApiServer::start_with(options).await);
     fs::write(&certificate, server.authority_pem())?;

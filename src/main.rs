@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use berth_sys::{heap::Jemalloc, names};
+use berth_sys::{jemalloc::Jemalloc, nss};
 
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
-    names::use_files_and_dns();
+    nss::use_files_and_dns();
     berth::cli::main(std::env::args_os())
 }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tracing::error;
 
-use berth_sys::panics::said;
+use berth_sys::panics::panic_message;
 
 /// All tasks of the agent. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ impl TaskSupervisor {
         let (place, lost) = (Location::caller(), self.lost.clone());
         self.tracker.spawn(async move {
             let Err(panic) = AssertUnwindSafe(task).catch_unwind().await else { return };
-            let said = said(&*panic);
+            let said = panic_message(&*panic);
             error!(task = %place, err = said, "A task of the agent panicked: the agent ends, to be started anew");
             lost.send_if_modified(|lost| {
                 let is_first = lost.is_none();
@@ -41,7 +41,7 @@ impl TaskSupervisor {
     }
 
     /// Waits until a task has panicked; returns the caller that spawned it, and the text of the panic.
-    pub async fn lost(&self) -> String {
+    pub async fn wait_for_panic(&self) -> String {
         let mut lost = self.lost.subscribe();
         match lost.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(said)) => said.clone(),
@@ -68,12 +68,12 @@ mod tests {
         let tasks = TaskSupervisor::default();
         tasks.spawn(async { "it ends well" });
         let minute = Duration::from_secs(60);
-        assert!(timeout(minute, tasks.lost()).await.is_err());
+        assert!(timeout(minute, tasks.wait_for_panic()).await.is_err());
         tasks.spawn(async {
             sleep(Duration::from_secs(5)).await;
             panic!("on {}", "purpose");
         });
-        let told = timeout(minute, tasks.lost()).await.expect("told");
+        let told = timeout(minute, tasks.wait_for_panic()).await.expect("told");
         assert!(
             told.starts_with("the task of src/task_supervisor.rs:") && told.ends_with(": panic: on purpose"),
             "{told}"
@@ -81,6 +81,6 @@ mod tests {
         tasks.spawn(async { panic!("another") });
         tasks.tracker().close();
         tasks.tracker().wait().await;
-        assert_eq!(tasks.lost().await, told, "the first one counts");
+        assert_eq!(tasks.wait_for_panic().await, told, "the first one counts");
     }
 }

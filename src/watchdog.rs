@@ -32,12 +32,12 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub type Checks = Arc<OnceLock<Arc<dyn Health>>>;
 
 /// Receiver of state notifications. Never blocks.
-pub trait Listener: Send + Sync + 'static {
+pub trait StateNotifier: Send + Sync + 'static {
     /// Sends a state notification, for example `READY=1`.
     ///
     /// # Errors
     /// The notification cannot be sent, now or ever.
-    fn tell(&self, state: &str) -> io::Result<()>;
+    fn notify(&self, state: &str) -> io::Result<()>;
 }
 
 /// Notification socket of systemd or a compatible service manager.
@@ -67,14 +67,19 @@ impl ServiceManager {
     }
 }
 
-impl Listener for ServiceManager {
-    fn tell(&self, state: &str) -> io::Result<()> {
+impl StateNotifier for ServiceManager {
+    fn notify(&self, state: &str) -> io::Result<()> {
         self.0.send(state.as_bytes()).map(drop)
     }
 }
 
 /// Sends a watchdog notification every half of `timeout`, as long as all checks pass, until `stop`.
-pub async fn beat(listener: Arc<dyn Listener>, timeout: Duration, checks: Checks, stop: CancellationToken) {
+pub async fn run_watchdog(
+    listener: Arc<dyn StateNotifier>,
+    timeout: Duration,
+    checks: Checks,
+    stop: CancellationToken,
+) {
     let mut ticks = interval(timeout / 2);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -84,7 +89,7 @@ pub async fn beat(listener: Arc<dyn Listener>, timeout: Duration, checks: Checks
             _ = ticks.tick() => {}
         }
         match failing(&checks) {
-            None => tell_twice(&*listener, "WATCHDOG=1").await,
+            None => notify_with_retry(&*listener, "WATCHDOG=1").await,
             Some((check, reason)) => {
                 error!(check, reason, "Do not notify watchdog this iteration as the kubelet is reportedly not healthy")
             }
@@ -99,12 +104,12 @@ fn failing(checks: &Checks) -> Option<(&'static str, String)> {
 }
 
 /// Sends a notification and retries once if that fails.
-pub async fn tell_twice(listener: &dyn Listener, state: &str) {
-    let Err(error) = listener.tell(state) else { return };
+pub async fn notify_with_retry(listener: &dyn StateNotifier, state: &str) {
+    let Err(error) = listener.notify(state) else { return };
     warn!(err = %error, state, "Failed to notify the service manager, trying once more");
     let pause = AGAIN.mul_f64(1.0 + rand::rng().random_range(0.0..0.1));
     sleep(pause).await;
-    if let Err(error) = listener.tell(state) {
+    if let Err(error) = listener.notify(state) {
         error!(err = %error, state, "Failed to notify the service manager");
     }
 }
@@ -117,25 +122,25 @@ mod tests {
 
     use super::*;
     use crate::{
-        engine::Heartbeat,
+        engine::SyncLoopLiveness,
         logging::{self, Streams},
         serving::{
             pages::{AgentHealth, HealthDeps},
-            pulses::Pulses,
+            task_liveness::TaskLivenessRegistry,
         },
     };
     use berth_config::defaults::defaults;
     use berth_metrics::SliMetrics;
 
     #[derive(Default)]
-    struct Ear {
+    struct FakeServiceManager {
         heard: Mutex<Vec<Duration>>,
         deaf: Mutex<u32>,
         start: OnceLock<Instant>,
     }
 
-    impl Listener for Ear {
-        fn tell(&self, state: &str) -> io::Result<()> {
+    impl StateNotifier for FakeServiceManager {
+        fn notify(&self, state: &str) -> io::Result<()> {
             assert_eq!(state, "WATCHDOG=1");
             let mut deaf = self.deaf.lock().expect("lock");
             if *deaf > 0 {
@@ -148,7 +153,7 @@ mod tests {
         }
     }
 
-    impl Ear {
+    impl FakeServiceManager {
         fn seconds(&self) -> Vec<u64> {
             self.heard.lock().expect("lock").iter().map(Duration::as_secs).collect()
         }
@@ -166,9 +171,9 @@ mod tests {
     }
 
     /// Runs the watchdog for that time; returns when notifications arrived, in seconds.
-    async fn heard(ear: Arc<Ear>, checks: Checks, time: Duration) -> Vec<u64> {
+    async fn heard(ear: Arc<FakeServiceManager>, checks: Checks, time: Duration) -> Vec<u64> {
         let stop = CancellationToken::new();
-        let beating = tokio::spawn(beat(ear.clone(), Duration::from_secs(20), checks, stop.clone()));
+        let beating = tokio::spawn(run_watchdog(ear.clone(), Duration::from_secs(20), checks, stop.clone()));
         sleep(time).await;
         stop.cancel();
         beating.await.expect("ends");
@@ -194,12 +199,12 @@ mod tests {
     /// Sync loop that hangs: `/healthz` reports it, and no notification is sent until it runs again (spec 05 §11).
     #[tokio::test(start_paused = true)]
     async fn a_loop_that_is_held_up_is_told_by_healthz_and_by_silence() {
-        let heartbeat = Heartbeat::new();
+        let heartbeat = SyncLoopLiveness::new();
         let (hold, mut held) = watch::channel(false);
         let turning = heartbeat.clone();
         tokio::spawn(async move {
             while held.wait_for(|is_held| !is_held).await.is_ok() {
-                turning.beat();
+                turning.record_iteration();
                 sleep(Duration::from_secs(2)).await;
             }
         });
@@ -208,13 +213,13 @@ mod tests {
             heartbeat,
             sync_frequency: Duration::from_secs(60),
             log,
-            pulses: Pulses::default(),
+            pulses: TaskLivenessRegistry::default(),
             slis: SliMetrics::new(0.0),
         }));
         let checks = Checks::default();
         assert!(checks.set(health.clone()).is_ok());
-        let (ear, stop) = (Arc::<Ear>::default(), CancellationToken::new());
-        tokio::spawn(beat(ear.clone(), Duration::from_secs(20), checks, stop.child_token()));
+        let (ear, stop) = (Arc::<FakeServiceManager>::default(), CancellationToken::new());
+        tokio::spawn(run_watchdog(ear.clone(), Duration::from_secs(20), checks, stop.child_token()));
         let minute = Duration::from_secs(60);
         let beats = async |minutes: u32| {
             ear.heard.lock().expect("lock").clear();
@@ -238,34 +243,34 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_task_that_hangs_is_named_and_told_by_silence() {
         let (_, log) = logging::subscriber(&defaults().logging, Streams::single(Box::new(io::sink())));
-        let pulses = Pulses::default();
+        let pulses = TaskLivenessRegistry::default();
         let (probes, lease) = (pulses.of("probes"), pulses.of("lease"));
         let slis = SliMetrics::new(0.0);
-        let (heartbeat, sync_frequency) = (Heartbeat::new(), Duration::from_secs(3600));
+        let (heartbeat, sync_frequency) = (SyncLoopLiveness::new(), Duration::from_secs(3600));
         let health = Arc::new(AgentHealth::new(HealthDeps { heartbeat, sync_frequency, log, pulses, slis }));
         assert_eq!(health.names(), ["log", "syncloop", "probes", "lease"]);
         let checks = Checks::default();
         assert!(checks.set(health.clone()).is_ok());
-        lease.works();
-        probes.works();
-        probes.rests();
+        lease.report_progress();
+        probes.report_progress();
+        probes.mark_idle();
         sleep(Duration::from_secs(290)).await;
         assert_eq!(failing(&checks), None);
         sleep(Duration::from_secs(20)).await;
         let (name, why) = failing(&checks).expect("the lease hangs");
         assert_eq!((name, why.as_str()), ("lease", "no sign of life for 310 s"));
         assert_eq!((health.check("probes"), health.check("nobody")), (None, None));
-        lease.works();
+        lease.report_progress();
         assert_eq!(failing(&checks), None, "it goes on");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_beat_that_is_not_heard_is_repeated_once() {
-        let once = Arc::new(Ear { deaf: Mutex::new(1), ..Ear::default() });
+        let once = Arc::new(FakeServiceManager { deaf: Mutex::new(1), ..FakeServiceManager::default() });
         let begin = Instant::now();
         assert!(once.start.set(begin).is_ok());
         assert_eq!(heard(once, Checks::default(), Duration::from_secs(5)).await, [1]);
-        let twice = Arc::new(Ear { deaf: Mutex::new(2), ..Ear::default() });
+        let twice = Arc::new(FakeServiceManager { deaf: Mutex::new(2), ..FakeServiceManager::default() });
         assert!(twice.start.set(Instant::now()).is_ok());
         assert_eq!(heard(twice, Checks::default(), Duration::from_secs(15)).await, [10]);
     }
@@ -281,7 +286,7 @@ mod tests {
             (UnixDatagram::bind_addr(&address).expect("a socket"), format!("@{named}").into()),
         ];
         for (ear, name) in ears {
-            ServiceManager::at(&name).expect("there").tell("READY=1").expect("heard");
+            ServiceManager::at(&name).expect("there").notify("READY=1").expect("heard");
             let mut heard = [0; 16];
             let length = ear.recv(&mut heard).expect("a datagram");
             assert_eq!(heard.get(..length), Some(b"READY=1".as_slice()));

@@ -36,8 +36,8 @@ use crate::{
     followers, manifest,
     plain::Proxy,
     process,
-    run::{Ground, Group, Measurement},
-    scripted_ground::{PATIENCE, Runtime},
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::{PATIENCE, Runtime},
     secure::{self, Secure},
 };
 
@@ -155,7 +155,7 @@ async fn fill(mut io: impl AsyncWrite + Unpin, span: Duration) -> Result<()> {
 }
 
 /// Baseline without an agent: the limit of the machine.
-async fn raw(ground: &Ground<'_>) -> Result<Samples> {
+async fn raw(ground: &BenchContext<'_>) -> Result<Samples> {
     let mut samples = Samples::default();
     for (key, gives) in [("down", true), ("up", false)] {
         let pipe = Pipe::start(gives).await?;
@@ -166,7 +166,7 @@ async fn raw(ground: &Ground<'_>) -> Result<Samples> {
 }
 
 /// Through the streaming proxy alone, without TLS.
-async fn plainly(ground: &Ground<'_>, samples: &mut Samples) -> Result<()> {
+async fn plainly(ground: &BenchContext<'_>, samples: &mut Samples) -> Result<()> {
     for (key, gives) in [("plain-down", true), ("plain-up", false)] {
         let pipe = Pipe::start(gives).await?;
         let proxy = Proxy::start(&pipe.url).await?;
@@ -189,7 +189,7 @@ async fn over_tcp(address: SocketAddr, pipe: &Pipe, gives: bool, span: Duration)
     Ok(rate(moved, begun.elapsed()))
 }
 
-fn span(ground: &Ground<'_>) -> Duration {
+fn span(ground: &BenchContext<'_>) -> Duration {
     ground.options.amount(Duration::from_secs(4), Duration::from_secs(1))
 }
 
@@ -207,7 +207,7 @@ async fn one_pod(runtime: &Runtime, secure: &Secure, target: &Target) -> Result<
     Ok(agent)
 }
 
-async fn forward(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn forward(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let agent = one_pod(&runtime, &secure, target).await?;
     let (client, span) = (secure.client(false)?, span(ground));
@@ -252,7 +252,7 @@ async fn messages(io: impl AsyncRead + AsyncWrite + Unpin, first: Vec<u8>, span:
     Ok(total)
 }
 
-async fn logs(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn logs(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let agent = one_pod(&runtime, &secure, target).await?;
     let log = followers::logs(&runtime).await?.pop().context("a log")?;

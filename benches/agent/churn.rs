@@ -11,8 +11,8 @@ use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
     manifest, process,
-    run::{Ground, Group, Measurement},
-    scripted_ground::{PATIENCE, Runtime},
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::{PATIENCE, Runtime},
 };
 
 const CHURN: &[Figure] = &[
@@ -36,21 +36,25 @@ pub fn measurements() -> Vec<Measurement> {
 }
 
 /// Process resources between batches, once the agent is idle.
-struct Held {
+struct ProcessResources {
     rss: f64,
     threads: usize,
     fds: usize,
 }
 
-async fn held(agent: &Agent) -> Result<Held> {
+async fn held(agent: &Agent) -> Result<ProcessResources> {
     // Idle pooled threads and connections time out.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let pid = agent.pid();
-    Ok(Held { rss: process::resident(pid)?, threads: process::threads(pid)?, fds: process::descriptors(pid)? })
+    Ok(ProcessResources {
+        rss: process::resident(pid)?,
+        threads: process::threads(pid)?,
+        fds: process::descriptors(pid)?,
+    })
 }
 
 #[allow(clippy::cast_precision_loss, reason = "no process has 2^52 threads")]
-async fn churn(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn churn(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     let (warm, all) = ground.options.amount((10, 100), (3, 9));

@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use crate::{
     agent::{Agent, Target},
     manifest::{self, NODE},
-    scripted_ground::{PATIENCE, Runtime},
+    scripted_runtime::{PATIENCE, Runtime},
 };
 use berth_testkit::{
-    api_server::{ApiServer, Logged, Requests},
-    scripted::Fact,
+    api_server::{ApiServer, RecordedRequest, Requests},
+    scripted::LifecycleEvent,
 };
 
 /// Resource key of leases in the test API server.
@@ -116,29 +116,29 @@ impl Cluster {
     /// Time at which a container exited.
     pub fn exit_of(&self, container: &str) -> Option<Instant> {
         let moments = self.runtime.cri.history().0;
-        let found = moments.iter().rev().find(|m| matches!(&m.fact, Fact::Exited(id, _) if id == container));
+        let found = moments.iter().rev().find(|m| matches!(&m.fact, LifecycleEvent::Exited(id, _) if id == container));
         found.map(|moment| moment.at.into_std())
     }
 
     /// Requests of the node after that request number.
-    pub fn asked(&self, since: u64) -> Requests {
+    pub fn node_requests(&self, since: u64) -> Requests {
         self.api.log().since(since).by(&format!("system:node:{NODE}"))
     }
 
     /// Start of the first status update of a pod at or after `from`.
-    pub fn told(&self, since: u64, name: &str, from: Instant) -> Option<Instant> {
-        let writes = self.asked(since).at("pods", NAMESPACE, name).sub("status");
+    pub fn first_status_update(&self, since: u64, name: &str, from: Instant) -> Option<Instant> {
+        let writes = self.node_requests(since).at("pods", NAMESPACE, name).sub("status");
         begun(&writes, |logged| is_write(logged) && logged.begun.into_std() >= from)
     }
 
     /// Start of the first deletion of a pod by the node.
     pub fn deleted(&self, since: u64, name: &str) -> Option<Instant> {
-        begun(&self.asked(since).at("pods", NAMESPACE, name), |logged| logged.verb == "delete")
+        begun(&self.node_requests(since).at("pods", NAMESPACE, name), |logged| logged.verb == "delete")
     }
 
     /// End times of the successful lease renewals.
     pub fn renewals(&self, since: u64) -> Vec<Instant> {
-        let asked = self.asked(since).at(LEASES, "kube-node-lease", NODE);
+        let asked = self.node_requests(since).at(LEASES, "kube-node-lease", NODE);
         let good = asked.filter(|logged| is_write(logged) && logged.code == Some(200));
         good.iter().filter_map(|logged| logged.ended).map(|at| at.into_std()).collect()
     }
@@ -196,12 +196,12 @@ pub fn kinds(requests: &Requests) -> String {
 }
 
 /// Whether the request changes an object; agents use PATCH or PUT.
-pub fn is_write(logged: &Logged) -> bool {
+pub fn is_write(logged: &RecordedRequest) -> bool {
     ["patch", "update"].contains(&logged.verb)
 }
 
 /// Start of the first matching request.
-pub fn begun(requests: &Requests, is_it: impl Fn(&Logged) -> bool) -> Option<Instant> {
+pub fn begun(requests: &Requests, is_it: impl Fn(&RecordedRequest) -> bool) -> Option<Instant> {
     requests.iter().find(|logged| is_it(logged)).map(|logged| logged.begun.into_std())
 }
 

@@ -12,8 +12,8 @@ use crate::{
     figures::{Bar, Figure, Samples, Unit, median, p99},
     manifest::NODE,
     process,
-    run::{Ground, Group, Measurement},
-    scripted_ground::{first, ms},
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::{first, ms},
 };
 
 const BLACK: &[Figure] = &[
@@ -77,14 +77,14 @@ const DEAD: Duration = Duration::from_secs(120);
 
 /// All connections stop delivering packets at once: soon after a lease renewal, between two, and right before the next.
 /// New connections work.
-async fn black(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn black(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let mut samples = Samples::default();
     for (number, after) in ground.options.amount(&[0.2, 3.0, 6.0, 8.0, 9.5][..], &[3.0][..]).iter().enumerate() {
         let renewed = renewal(&cluster, &agent, cluster.api.last()).await?;
         tokio::time::sleep_until((renewed + Duration::from_secs_f64(*after)).into()).await;
         let (last, before) = (last_renewal(&cluster, renewed), cluster.api.last());
-        cluster.api.connections().iter().for_each(|connection| connection.black(true));
+        cluster.api.connections().iter().for_each(|connection| connection.set_black_hole(true));
         let name = format!("dark{number}");
         cluster.create(&name, json!({}));
         let bound = cluster.bind(&name);
@@ -110,7 +110,7 @@ fn last_renewal(cluster: &Cluster, known: Instant) -> Instant {
 
 /// The agent is killed and restarted. Meanwhile one more pod is bound, which shows when the agent works again: by then
 /// it knows the running pods and has synced every pod source.
-async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn restart(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, mut agent) = Cluster::joined(target, 10_000).await?;
     let names = cluster.run_pods(&agent, "old", 110, &json!({})).await?;
     cluster.quiet().await;
@@ -125,7 +125,7 @@ async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     tokio::time::sleep(Duration::from_secs(5)).await;
     let calls = cluster.runtime.cri.calls();
     let sandbox = first(&calls, "run_podsandbox", "new").context("it has a sandbox")?.at.into_std();
-    let asked = cluster.asked(before);
+    let asked = cluster.node_requests(before);
     if ground.options.keep {
         eprintln!("\nrequests of a restart:\n{}", kinds(&asked));
     }
@@ -141,7 +141,7 @@ async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn cost(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let names = cluster.run_pods(&agent, "idle", 110, &json!({})).await?;
     tokio::time::sleep(Duration::from_secs(ground.options.amount(15, 8))).await;
@@ -150,18 +150,18 @@ async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     process::add_memory(&mut samples, agent.pid(), ["rss", "pss", "anonymous"])?;
     let window = Duration::from_secs(ground.options.amount(60, 20));
     samples.add("cpu", busy(&agent, window).await?);
-    samples.add("idle", count(cluster.asked(before).len())? * 60.0 / window.as_secs_f64());
+    samples.add("idle", count(cluster.node_requests(before).len())? * 60.0 / window.as_secs_f64());
 
-    cluster.api.go().await;
+    cluster.api.take_offline().await;
     let (outage, lines) = (Duration::from_secs(ground.options.amount(600, 60)), agent.log_lines());
     samples.add("outage", busy(&agent, outage).await?);
     samples.add("log", count(agent.log_lines() - lines)? * 60.0 / outage.as_secs_f64());
 
     let (before, back) = (cluster.api.last(), Instant::now());
-    cluster.api.come_back().await;
+    cluster.api.bring_online().await;
     samples.add("back", (renewal(&cluster, &agent, before).await? - back).as_secs_f64());
     tokio::time::sleep(Duration::from_secs(ground.options.amount(60, 20))).await;
-    let asked = cluster.asked(before);
+    let asked = cluster.node_requests(before);
     if ground.options.keep {
         eprintln!("\nrequests after an outage:\n{}", kinds(&asked));
     }
@@ -173,7 +173,7 @@ async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
 }
 
 /// Memory of a node with 500 pods and the 2,000 objects that they reference.
-async fn many(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn many(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     const PODS: usize = 500;
     const LIMIT: Duration = Duration::from_secs(300);
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
@@ -197,7 +197,7 @@ async fn many(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     tokio::time::sleep(Duration::from_secs(15)).await;
     let mut samples = Samples::default();
     samples.add("ready", (ready - began).as_secs_f64());
-    let maps = cluster.asked(0).of("configmaps").filter(|logged| logged.end.is_none());
+    let maps = cluster.node_requests(0).of("configmaps").filter(|logged| logged.end.is_none());
     samples.add("streams", count(maps.len())?);
     samples.add("connections", count(cluster.api.connections().len())?);
     let renewals = cluster.renewals(0);

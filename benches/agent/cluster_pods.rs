@@ -10,10 +10,10 @@ use crate::{
     agent::{Agent, Target},
     cluster::{Cluster, LEASES, begun, kinds, once},
     figures::{Bar, Figure, Samples, Unit, median, p99},
-    run::{Ground, Group, Measurement},
-    scripted_ground::ms,
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::ms,
 };
-use berth_testkit::api_server::Logged;
+use berth_testkit::api_server::RecordedRequest;
 
 const LIFE: &[Figure] = &[
     median("all", "requests per pod life (create → running → deleted)", Unit::Count, Bar::Open),
@@ -54,7 +54,7 @@ pub fn measurements() -> Vec<Measurement> {
 }
 
 /// The figure a request counts for; `None` for requests that a node makes without pods.
-fn figure_of(logged: &Logged) -> Option<&'static str> {
+fn figure_of(logged: &RecordedRequest) -> Option<&'static str> {
     let key = match (logged.verb, logged.resource.as_str(), logged.subresource.as_str()) {
         (_, "nodes" | LEASES, _) => return None,
         ("patch" | "update", "pods", "status") => "patch",
@@ -69,7 +69,7 @@ fn figure_of(logged: &Logged) -> Option<&'static str> {
 }
 
 /// One pod after the other, so that no pod reuses cached objects of another.
-async fn life(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn life(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let mut samples = Samples::default();
     for i in 0..ground.options.amount(20, 5) {
@@ -82,7 +82,7 @@ async fn life(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         cluster.delete(&name);
         cluster.until(&format!("{name} is gone"), &agent, |c| c.pod(&name).is_none()).await?;
         cluster.quiet().await;
-        let asked = cluster.asked(before);
+        let asked = cluster.node_requests(before);
         let keys: Vec<&str> = asked.iter().filter_map(|logged| figure_of(logged)).collect();
         for figure in LIFE {
             let count = keys.iter().filter(|key| **key == figure.key || figure.key == "all").count();
@@ -96,7 +96,7 @@ async fn life(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
 }
 
 /// Containers exit one after the other, in pods that are complete then and in pods that restart them.
-async fn report(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn report(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let count = ground.options.amount(100, 30);
     let mut samples = Samples::default();
@@ -113,12 +113,14 @@ async fn report(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
 async fn exit(cluster: &Cluster, agent: &Agent, name: &str) -> Result<Duration> {
     let (id, before, at) = (cluster.container(name)?, cluster.api.last(), Instant::now());
     cluster.runtime.cri.kill(&id, 1, "Error");
-    cluster.until(&format!("the end of {name} is told"), agent, |c| c.told(before, name, at).is_some()).await?;
-    breathe().await;
-    Ok(cluster.told(before, name, at).context("just seen")? - at)
+    cluster
+        .until(&format!("the end of {name} is told"), agent, |c| c.first_status_update(before, name, at).is_some())
+        .await?;
+    settle().await;
+    Ok(cluster.first_status_update(before, name, at).context("just seen")? - at)
 }
 
-async fn delete(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn delete(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let names = cluster.run_pods(&agent, "gone", ground.options.amount(100, 30), &json!({})).await?;
     cluster.quiet().await;
@@ -129,12 +131,12 @@ async fn delete(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         cluster.until(&format!("{name} is gone"), &agent, |c| c.pod(name).is_none()).await?;
         let ended = cluster.exit_of(&id).context("it ended")?;
         samples.add("delete", ms(cluster.deleted(before, name).context("it was deleted")? - ended));
-        breathe().await;
+        settle().await;
     }
     Ok(samples)
 }
 
-async fn burst(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn burst(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10).await?;
     for (op, millis) in [("run_podsandbox", 50), ("create_container", 10), ("start_container", 20)] {
         cluster.runtime.cri.latency(op, Duration::from_millis(millis));
@@ -147,12 +149,12 @@ async fn burst(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         cluster.bind(name);
     }
     cluster.until("all pods are Ready", &agent, |c| names.iter().all(|name| c.is_ready(name))).await?;
-    let asked = cluster.asked(before);
+    let asked = cluster.node_requests(before);
     if ground.options.keep {
         eprintln!("\nrequests of 110 pods that start:\n{}", kinds(&asked));
     }
     let told = names.iter().map(|name| {
-        let is_it = |logged: &Logged| logged.name == *name && tells_running(&logged.body);
+        let is_it = |logged: &RecordedRequest| logged.name == *name && tells_running(&logged.body);
         begun(&asked, is_it).with_context(|| format!("nobody told that {name} runs"))
     });
     let told: Vec<Instant> = told.collect::<Result<_>>()?;
@@ -168,6 +170,6 @@ fn tells_running(body: &Value) -> bool {
 }
 
 /// Waits until the follow-up work of a step (restarts, events) is done, before the next one begins.
-async fn breathe() {
+async fn settle() {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }

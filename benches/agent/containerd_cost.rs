@@ -10,7 +10,7 @@ use crate::{
     figures::{Bar, Figure, Samples, Unit, median},
     manifest, process,
     raw::Raw,
-    run::{Ground, Group, Measurement},
+    run::{BenchContext, Group, Measurement},
 };
 
 const COST: &[Figure] = &[
@@ -40,7 +40,7 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn cost(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let containerd = ground.containerd()?;
     let raw = Raw::new(&containerd.socket())?;
     raw.remove_all().await?;
@@ -72,7 +72,7 @@ async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn alone(ground: &Ground<'_>) -> Result<Samples> {
+async fn alone(ground: &BenchContext<'_>) -> Result<Samples> {
     let containerd = ground.containerd()?;
     let raw = Raw::new(&containerd.socket())?;
     raw.remove_all().await?;
@@ -87,12 +87,12 @@ async fn alone(ground: &Ground<'_>) -> Result<Samples> {
 }
 
 /// CPU seconds that a process spends per minute, extrapolated from the window.
-async fn per_minute(ground: &Ground<'_>, pid: u32) -> Result<f64> {
+async fn per_minute(ground: &BenchContext<'_>, pid: u32) -> Result<f64> {
     let (began, before) = (Instant::now(), process::cpu_seconds(pid)?);
     tokio::time::sleep(window(ground)).await;
     Ok((process::cpu_seconds(pid)? - before) * 60.0 / began.elapsed().as_secs_f64())
 }
 
-fn window(ground: &Ground<'_>) -> Duration {
+fn window(ground: &BenchContext<'_>) -> Duration {
     Duration::from_secs(ground.options.amount(60, 10))
 }

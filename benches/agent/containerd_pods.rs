@@ -13,7 +13,7 @@ use crate::{
     figures::{Bar, Figure, Samples, Unit, median},
     manifest,
     raw::Raw,
-    run::{Ground, Group, Measurement},
+    run::{BenchContext, Group, Measurement},
 };
 
 const COLD: &[Figure] = &[median("healthz", "cold start → healthz", Unit::Seconds, Bar::AtMost(0.06))];
@@ -55,7 +55,7 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-async fn cold(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn cold(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let mut samples = Samples::default();
     let agent = Agent::start(target, &ground.containerd()?.socket()).await?;
     samples.add("healthz", agent.ready_after.as_secs_f64());
@@ -63,7 +63,7 @@ async fn cold(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
 }
 
 /// Tools of both sides: event stream, plain CRI client, and an empty runtime.
-async fn tools(ground: &Ground<'_>) -> Result<(Events, Raw)> {
+async fn tools(ground: &BenchContext<'_>) -> Result<(Events, Raw)> {
     let socket = ground.containerd()?.socket();
     let raw = Raw::new(&socket)?;
     raw.remove_all().await?;
@@ -71,7 +71,7 @@ async fn tools(ground: &Ground<'_>) -> Result<(Events, Raw)> {
     Ok((Events::follow(&socket).await?, raw))
 }
 
-async fn one(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn one(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (events, raw) = tools(ground).await?;
     let agent = Agent::start(target, &ground.containerd()?.socket()).await?;
     let mut samples = Samples::default();
@@ -97,7 +97,7 @@ async fn one(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn raw_one(ground: &Ground<'_>) -> Result<Samples> {
+async fn raw_one(ground: &BenchContext<'_>) -> Result<Samples> {
     let (events, raw) = tools(ground).await?;
     let mut samples = Samples::default();
     for i in 0..ground.options.amount(7, 5) {
@@ -112,7 +112,7 @@ async fn raw_one(ground: &Ground<'_>) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn many(ground: &Ground<'_>, target: &Target, count: usize) -> Result<Samples> {
+async fn many(ground: &BenchContext<'_>, target: &Target, count: usize) -> Result<Samples> {
     let (events, raw) = tools(ground).await?;
     let agent = Agent::start(target, &ground.containerd()?.socket()).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -136,7 +136,7 @@ async fn many(ground: &Ground<'_>, target: &Target, count: usize) -> Result<Samp
     Ok(samples)
 }
 
-async fn raw_many(ground: &Ground<'_>, count: usize) -> Result<Samples> {
+async fn raw_many(ground: &BenchContext<'_>, count: usize) -> Result<Samples> {
     let (events, raw) = tools(ground).await?;
     let mut samples = Samples::default();
     let began = Instant::now();

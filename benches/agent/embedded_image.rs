@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median},
-    run::{Ground, Group, Measurement},
+    run::{BenchContext, Group, Measurement},
 };
 use berth_testkit::{embedded::Embedded, image};
 
@@ -50,7 +50,7 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-async fn embedded(_ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn embedded(_ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let place = Embedded::new();
     let folder = tempfile::tempdir()?;
     let layer = layer()?;
@@ -78,7 +78,7 @@ async fn embedded(_ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn containerd(ground: &Ground<'_>) -> Result<Samples> {
+async fn containerd(ground: &BenchContext<'_>) -> Result<Samples> {
     let containerd = ground.containerd()?;
     let folder = tempfile::tempdir()?;
     let archive = archive(&layer()?, folder.path())?;

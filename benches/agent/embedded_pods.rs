@@ -17,7 +17,7 @@ use crate::{
     figures::{Bar, Figure, Samples, Unit, median},
     manifest, process,
     raw::Raw,
-    run::{Ground, Group, Measurement},
+    run::{BenchContext, Group, Measurement},
 };
 use berth_testkit::embedded::Embedded;
 
@@ -67,7 +67,7 @@ pub fn measurements() -> Vec<Measurement> {
 }
 
 /// The agent with its embedded runtime, as `make run` starts it.
-async fn with_agent(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn with_agent(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let place = Embedded::new();
     let agent = Agent::start_embedded(target, &place.settings()).await?;
     let mut samples = Samples::default();
@@ -101,7 +101,7 @@ impl Drop for Daemon {
     }
 }
 
-async fn embedded(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn embedded(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let place = Embedded::new();
     let log = fs::File::create(place.dir().join("log"))?;
     let mut command = Command::new(&target.binary);
@@ -121,7 +121,7 @@ async fn embedded(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     measured(ground, &raw, daemon.0.id(), shims).await
 }
 
-async fn containerd(ground: &Ground<'_>) -> Result<Samples> {
+async fn containerd(ground: &BenchContext<'_>) -> Result<Samples> {
     let containerd = ground.containerd()?;
     let raw = Raw::new(&containerd.socket())?;
     let place = containerd.dir().display().to_string();
@@ -138,7 +138,7 @@ async fn containerd(ground: &Ground<'_>) -> Result<Samples> {
 }
 
 async fn measured(
-    ground: &Ground<'_>,
+    ground: &BenchContext<'_>,
     raw: &Raw,
     daemon: u32,
     shims: impl Fn() -> Result<Vec<u32>>,

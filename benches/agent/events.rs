@@ -18,7 +18,7 @@ use tonic::{Request, transport::Endpoint};
 
 /// One containerd event.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct ContainerdEvent {
     /// Arrival time.
     pub at: Instant,
     /// Topic: `/tasks/start`, …
@@ -31,7 +31,7 @@ pub struct Seen {
 
 /// Events since the last [`Events::clear`].
 pub struct Events {
-    seen: Arc<(Mutex<Vec<Seen>>, Notify)>,
+    seen: Arc<(Mutex<Vec<ContainerdEvent>>, Notify)>,
     _follower: DropGuard,
 }
 
@@ -68,7 +68,7 @@ impl Events {
         let filters = TOPICS.iter().map(|topic| format!("namespace==k8s.io,topic==\"{topic}\"")).collect();
         let mut client = EventsClient::new(connect(socket).await?);
         let stop = CancellationToken::new();
-        let seen: Arc<(Mutex<Vec<Seen>>, Notify)> = Arc::default();
+        let seen: Arc<(Mutex<Vec<ContainerdEvent>>, Notify)> = Arc::default();
         let (kept, stopped) = (seen.clone(), stop.clone());
         tokio::spawn(stopped.run_until_cancelled_owned(async move {
             // The response head arrives with the first event only.
@@ -81,7 +81,7 @@ impl Events {
                     _ => Body::decode(body.value.as_slice()).map(|e| (e.id, 0)),
                 }
                 .unwrap_or_default();
-                let event = Seen { at: Instant::now(), topic: envelope.topic, id, pid };
+                let event = ContainerdEvent { at: Instant::now(), topic: envelope.topic, id, pid };
                 kept.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
                 kept.1.notify_waiters();
             }
@@ -97,12 +97,12 @@ impl Events {
     }
 
     /// Events so far.
-    pub fn all(&self) -> Vec<Seen> {
+    pub fn all(&self) -> Vec<ContainerdEvent> {
         self.seen.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits for events of a topic for that many distinct objects; returns the last of them.
-    pub async fn until(&self, topic: &str, objects: usize, limit: Duration) -> Result<Seen> {
+    pub async fn until(&self, topic: &str, objects: usize, limit: Duration) -> Result<ContainerdEvent> {
         let wait = async {
             loop {
                 let news = self.seen.1.notified();

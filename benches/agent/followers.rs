@@ -20,8 +20,8 @@ use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median, p99},
     manifest, process,
-    run::{Ground, Group, Measurement},
-    scripted_ground::{PATIENCE, Runtime, ms},
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::{PATIENCE, Runtime, ms},
     secure::{self, Secure},
 };
 
@@ -48,7 +48,7 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-async fn followers(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn followers(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let agent = runtime.secured_agent(target, &secure).await?;
     for number in 0..PODS {

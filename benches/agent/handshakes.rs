@@ -13,8 +13,8 @@ use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median},
     process,
-    run::{Ground, Group, Measurement},
-    scripted_ground::Runtime,
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::Runtime,
     secure::{self, Secure},
 };
 
@@ -37,7 +37,7 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-async fn handshakes(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn handshakes(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let agent = runtime.secured_agent(target, &secure).await?;
     let count = ground.options.amount(10_000, 500);

@@ -27,8 +27,8 @@ use crate::{
     figures::{Bar, Figure, Samples, Unit, median, p99},
     manifest::{self, NODE},
     process,
-    run::{Ground, Group, Measurement},
-    scripted_ground::{PATIENCE, Runtime, first, ms},
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::{PATIENCE, Runtime, first, ms},
     secure::{self, Secure},
 };
 
@@ -72,14 +72,14 @@ pub fn measurements() -> Vec<Measurement> {
 }
 
 /// Probe target that records the arrival time of each probe.
-struct Probed {
+struct ProbeTarget {
     http: u16,
     tcp: u16,
     came: Arc<Mutex<HashMap<String, Vec<Instant>>>>,
     serving: [JoinHandle<()>; 2],
 }
 
-impl Probed {
+impl ProbeTarget {
     async fn start() -> Result<Self> {
         let (web, plain) = (TcpListener::bind("127.0.0.1:0").await?, TcpListener::bind("127.0.0.1:0").await?);
         let (http, tcp) = (web.local_addr()?.port(), plain.local_addr()?.port());
@@ -112,7 +112,7 @@ impl Probed {
     }
 }
 
-impl Drop for Probed {
+impl Drop for ProbeTarget {
     fn drop(&mut self) {
         self.serving.iter().for_each(JoinHandle::abort);
     }
@@ -164,7 +164,7 @@ impl Cost {
 }
 
 /// Cost of a dedicated agent, once it has settled.
-async fn cost(ground: &Ground<'_>, target: &Target, probes: Option<&Probed>) -> Result<Cost> {
+async fn cost(ground: &BenchContext<'_>, target: &Target, probes: Option<&ProbeTarget>) -> Result<Cost> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..PODS {
@@ -188,8 +188,8 @@ async fn cost(ground: &Ground<'_>, target: &Target, probes: Option<&Probed>) -> 
 }
 
 /// In the order without, with, with, without probes: a drift of the machine's speed affects both sides.
-async fn probes(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
-    let (probed, mut samples) = (Probed::start().await?, Samples::default());
+async fn probes(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+    let (probed, mut samples) = (ProbeTarget::start().await?, Samples::default());
     let (mut bare, mut with) = (Vec::new(), Vec::new());
     for turn in [[false, true], [true, false]].iter().take(ground.options.amount(2, 1)).flatten() {
         if !turn {
@@ -211,8 +211,8 @@ async fn probes(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
 
 /// Kernel cost of the probes' connections on this machine: the same number of connections and requests per period, made
 /// by consecutive system calls. Exec probes are not included.
-async fn connections(ground: &Ground<'_>) -> Result<Samples> {
-    let probed = Probed::start().await?;
+async fn connections(ground: &BenchContext<'_>) -> Result<Samples> {
+    let probed = ProbeTarget::start().await?;
     let (http, tcp, seconds) = (probed.http, probed.tcp, ground.options.amount(60, 10));
     let mut samples = Samples::default();
     samples.add("cpu", tokio::task::spawn_blocking(move || connect_for(seconds, http, tcp)).await??);
@@ -239,9 +239,9 @@ fn connect_for(seconds: usize, http: u16, tcp: u16) -> Result<f64> {
 }
 
 /// A tmpfs; unmounted when dropped.
-struct Memory(tempfile::TempDir);
+struct Tmpfs(tempfile::TempDir);
 
-impl Memory {
+impl Tmpfs {
     fn mount(megabytes: u64) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let size = format!("size={megabytes}m");
@@ -269,7 +269,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for Tmpfs {
     fn drop(&mut self) {
         let _ = nix::mount::umount2(self.path(), MntFlags::MNT_DETACH); // nothing depends on it
     }
@@ -280,7 +280,7 @@ impl Drop for Memory {
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Waits until the node has a condition with that value; returns the time.
-async fn told(cluster: &Cluster, agent: &Agent, condition: &str, is: bool) -> Result<Instant> {
+async fn until_condition(cluster: &Cluster, agent: &Agent, condition: &str, is: bool) -> Result<Instant> {
     let says = |cluster: &Cluster| {
         let node = cluster.api.get("nodes", "", NODE);
         node.is_some_and(|node| has_condition(&node, condition) == is)
@@ -295,7 +295,7 @@ fn thresholds(memory: u64, disk: &str) -> Value {
     })
 }
 
-async fn pressure(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn pressure(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let rounds = ground.options.amount(50, 5);
     let mut samples = Samples::default();
     disk_short(target, rounds, &mut samples).await?;
@@ -305,19 +305,19 @@ async fn pressure(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
 
 /// The clock starts before the space is allocated: the time of the allocation counts.
 async fn disk_short(target: &Target, rounds: usize, samples: &mut Samples) -> Result<()> {
-    let disk = Memory::mount(256)?;
+    let disk = Tmpfs::mount(256)?;
     let target = Target { home: disk.path().to_owned(), ..target.clone() };
     let (cluster, agent) = Cluster::joined_with(&target, 10_000, &thresholds(1 << 20, "64Mi"), None).await?;
-    told(&cluster, &agent, "DiskPressure", false).await?;
+    until_condition(&cluster, &agent, "DiskPressure", false).await?;
     for _ in 0..rounds {
         tokio::time::sleep(QUIET).await;
         let began = Instant::now();
         disk.take(208 << 20)?;
-        let after = ms(told(&cluster, &agent, "DiskPressure", true).await? - began);
+        let after = ms(until_condition(&cluster, &agent, "DiskPressure", true).await? - began);
         samples.add("disk", after);
         samples.add("disk_median", after);
         disk.give_back()?;
-        told(&cluster, &agent, "DiskPressure", false).await?;
+        until_condition(&cluster, &agent, "DiskPressure", false).await?;
     }
     Ok(())
 }
@@ -343,10 +343,10 @@ async fn memory_short(target: &Target, rounds: usize, samples: &mut Samples) -> 
         let (_cluster, agent) = Cluster::joined_with(target, 10_000, &thresholds(1 << 20, "1%"), None).await?;
         memory_left(&agent).await?
     };
-    let taken = Memory::mount(4096)?;
+    let taken = Tmpfs::mount(4096)?;
     let below = free.saturating_sub(MARGIN);
     let (cluster, agent) = Cluster::joined_with(target, 10_000, &thresholds(below, "1%"), None).await?;
-    told(&cluster, &agent, "MemoryPressure", false).await?;
+    until_condition(&cluster, &agent, "MemoryPressure", false).await?;
     for round in 0..rounds {
         let name = format!("m{round}");
         cluster.create(&name, json!({}));
@@ -358,7 +358,7 @@ async fn memory_short(target: &Target, rounds: usize, samples: &mut Samples) -> 
         let spare = memory_left(&agent).await?.saturating_sub(below);
         let began = Instant::now();
         taken.take(spare + MARGIN)?;
-        let after = ms(told(&cluster, &agent, "MemoryPressure", true).await? - began);
+        let after = ms(until_condition(&cluster, &agent, "MemoryPressure", true).await? - began);
         samples.add("memory", after);
         samples.add("memory_median", after);
         let stop = |cluster: &Cluster| {
@@ -368,14 +368,14 @@ async fn memory_short(target: &Target, rounds: usize, samples: &mut Samples) -> 
         cluster.until(&format!("{name} is told to end"), &agent, |cluster| stop(cluster).is_some()).await?;
         samples.add("evicted", ms(stop(&cluster).context("just seen")? - began));
         taken.give_back()?;
-        told(&cluster, &agent, "MemoryPressure", false).await?;
+        until_condition(&cluster, &agent, "MemoryPressure", false).await?;
         cluster.delete(&name);
         cluster.until(&format!("{name} is gone"), &agent, |cluster| cluster.pod(&name).is_none()).await?;
     }
     Ok(())
 }
 
-async fn why(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn why(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let agent = runtime.secured_agent(target, &secure).await?;
     for i in 0..PODS {

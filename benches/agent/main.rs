@@ -23,7 +23,6 @@ mod figures;
 mod followers;
 mod handshakes;
 mod health;
-mod health_ends;
 mod manifest;
 mod options;
 mod pages;
@@ -31,9 +30,10 @@ mod plain;
 mod process;
 mod raw;
 mod report;
+mod rotation_and_shutdown;
 mod run;
 mod scripted_cost;
-mod scripted_ground;
+mod scripted_runtime;
 mod scripted_starts;
 mod secure;
 mod streams;
@@ -41,12 +41,12 @@ mod volumes;
 
 use std::process::ExitCode;
 
-use options::{Asked, Options};
+use options::{Invocation, Options};
 
 fn main() -> ExitCode {
     let options = match Options::parse(std::env::args().skip(1)) {
-        Ok(Asked::Measure(options)) => options,
-        Ok(Asked::Help(text)) => {
+        Ok(Invocation::Measure(options)) => options,
+        Ok(Invocation::Help(text)) => {
             println!("{text}");
             return ExitCode::SUCCESS;
         }

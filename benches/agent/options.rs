@@ -18,7 +18,7 @@ Measures a kubelet-compatible binary.
 Root is needed for everything on containerd; without it, that part is left out by name.";
 
 /// Result of parsing the arguments.
-pub enum Asked {
+pub enum Invocation {
     /// Run measurements and print the table.
     Measure(Options),
     /// Print a text: the help or the list of measurements.
@@ -45,7 +45,7 @@ impl Options {
     ///
     /// # Errors
     /// Unknown arguments and missing values.
-    pub fn parse(args: impl Iterator<Item = String>) -> Result<Asked> {
+    pub fn parse(args: impl Iterator<Item = String>) -> Result<Invocation> {
         let default = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/release/berth");
         let mut options = Self { agent: default, against: None, only: Vec::new(), quick: false, keep: false };
         let (mut args, mut is_bench) = (args.peekable(), false);
@@ -59,15 +59,15 @@ impl Options {
                 "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
                 "--quick" => options.quick = true,
                 "--keep" => options.keep = true,
-                "--list" => return Ok(Asked::Help(crate::run::list())),
-                "--help" | "-h" => return Ok(Asked::Help(HELP.to_owned())),
+                "--list" => return Ok(Invocation::Help(crate::run::list())),
+                "--help" | "-h" => return Ok(Invocation::Help(HELP.to_owned())),
                 other => bail!("unknown argument {other}\n\n{HELP}"),
             }
         }
         if !is_bench {
-            return Ok(Asked::Help("nothing measured: run `make bench`".to_owned()));
+            return Ok(Invocation::Help("nothing measured: run `make bench`".to_owned()));
         }
-        Ok(Asked::Measure(options))
+        Ok(Invocation::Measure(options))
     }
 
     /// `full`, or `quick` under `--quick`.

@@ -17,8 +17,8 @@ use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
     manifest, process,
-    run::{Ground, Group, Measurement},
-    scripted_ground::{PATIENCE, Runtime},
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::{PATIENCE, Runtime},
 };
 use berth_testkit::scripted::ScriptedCri;
 
@@ -88,7 +88,7 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-async fn rates(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn rates(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..50 {
@@ -183,7 +183,7 @@ impl Connection {
 /// Scrapes three pages every 15 s as Prometheus does; then each page alone, after any cached copy has expired. The
 /// cgroups have a process each, as on a real runtime.
 #[allow(clippy::cast_precision_loss, reason = "pages are smaller than 2^52 bytes")]
-async fn scraped(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn scraped(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..110 {
@@ -202,7 +202,7 @@ async fn scraped(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let mut connection = Connection::open(agent.read_only()).await?;
     let begun = Instant::now();
     all(&mut connection).await?;
-    samples.add("first", crate::scripted_ground::ms(begun.elapsed()));
+    samples.add("first", crate::scripted_runtime::ms(begun.elapsed()));
     let busy = share(&agent, async {
         for _ in 0..rounds {
             tokio::time::sleep(pause).await;
@@ -217,7 +217,7 @@ async fn scraped(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
             tokio::time::sleep(Duration::from_millis(1_200)).await;
             let asked = Instant::now();
             let size = connection.get(page).await?;
-            samples.add(page, crate::scripted_ground::ms(asked.elapsed()));
+            samples.add(page, crate::scripted_runtime::ms(asked.elapsed()));
             if page.ends_with("cadvisor") {
                 samples.add("size", size as f64 / 1e6);
             }
@@ -227,7 +227,7 @@ async fn scraped(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
 }
 
 /// Scrapes the five pages every 30 s for ten minutes, as a monitoring system does with its default interval.
-async fn steady(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn steady(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..110 {

@@ -26,13 +26,13 @@ use tokio_util::sync::CancellationToken;
 use berth_testkit::pods;
 
 /// A stream backend with one pod whose port-forward URL is fixed.
-struct One {
+struct SinglePod {
     pod: Arc<Pod>,
     url: String,
 }
 
 #[async_trait]
-impl Streams for One {
+impl Streams for SinglePod {
     fn pod(&self, _: &str, _: &str) -> Option<Arc<Pod>> {
         Some(self.pod.clone())
     }
@@ -73,7 +73,7 @@ impl Proxy {
     /// Starts the proxy in front of a streaming server at `url`.
     pub async fn start(url: &str) -> Result<Self> {
         let pod = pods::pod("web", json!({"containers": [{"name": "c"}]}));
-        let streams = Arc::new(One { pod, url: format!("{url}/") });
+        let streams = Arc::new(SinglePod { pod, url: format!("{url}/") });
         let metrics = StreamingMetrics::new(&Registry::new());
         let stop = CancellationToken::new();
         let streaming = Streaming::new(StreamingConfig::default(), streams, runtime_tls(), metrics, stop);

@@ -12,23 +12,23 @@ use crate::{
     agent::{self, Target},
     bytes, churn, cluster_outage, cluster_pods, containerd_cost, containerd_pods, embedded_image, embedded_pods,
     figures::{Figure, Samples},
-    followers, handshakes, health, health_ends,
+    followers, handshakes, health,
     options::Options,
     pages,
     report::{self, Measured},
-    scripted_cost, scripted_starts, streams, volumes,
+    rotation_and_shutdown, scripted_cost, scripted_starts, streams, volumes,
 };
 use berth_testkit::containerd::{self, Containerd};
 
 /// Context of a measurement.
-pub struct Ground<'a> {
+pub struct BenchContext<'a> {
     /// Options of the command line.
     pub options: &'a Options,
     /// Private containerd, for measurements that need it.
     pub containerd: Option<&'a Containerd>,
 }
 
-impl Ground<'_> {
+impl BenchContext<'_> {
     /// The private containerd.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Group {
 }
 
 /// One round of the plain CRI client.
-pub type RawRound = for<'a> fn(&'a Ground<'a>) -> LocalBoxFuture<'a, Result<Samples>>;
+pub type RawRound = for<'a> fn(&'a BenchContext<'a>) -> LocalBoxFuture<'a, Result<Samples>>;
 
 /// One measurement: starts, drives, and stops an agent, and returns samples of its figures.
 pub struct Measurement {
@@ -85,7 +85,7 @@ pub struct Measurement {
     /// Number of rounds: full, quick.
     pub rounds: (usize, usize),
     /// One round of one binary.
-    pub agent: for<'a> fn(&'a Ground<'a>, &'a Target) -> LocalBoxFuture<'a, Result<Samples>>,
+    pub agent: for<'a> fn(&'a BenchContext<'a>, &'a Target) -> LocalBoxFuture<'a, Result<Samples>>,
     /// One round of the plain CRI client, if there is a baseline.
     pub raw: Option<RawRound>,
 }
@@ -103,7 +103,7 @@ fn measurements() -> Vec<Measurement> {
     all.extend(cluster_outage::measurements());
     all.extend(volumes::measurements());
     all.extend(health::measurements());
-    all.extend(health_ends::measurements());
+    all.extend(rotation_and_shutdown::measurements());
     all.extend(containerd_pods::measurements());
     all.extend(containerd_cost::measurements());
     all.extend(embedded_pods::measurements());
@@ -141,7 +141,7 @@ pub async fn all(options: &Options) -> Result<()> {
             }
             runtime = Some(tokio::task::spawn_blocking(Containerd::start).await?);
         }
-        let ground = Ground { options, containerd: runtime.as_ref() };
+        let ground = BenchContext { options, containerd: runtime.as_ref() };
         measured.push(measure(&ground, &measurement, &agent, other.as_ref()).await);
     }
     drop(runtime);
@@ -154,7 +154,7 @@ pub async fn all(options: &Options) -> Result<()> {
     Ok(())
 }
 
-async fn measure(ground: &Ground<'_>, m: &Measurement, agent: &Target, other: Option<&Target>) -> Measured {
+async fn measure(ground: &BenchContext<'_>, m: &Measurement, agent: &Target, other: Option<&Target>) -> Measured {
     let mut measured = Measured {
         figures: m.figures,
         agent: Ok(Samples::default()),

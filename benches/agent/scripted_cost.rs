@@ -9,8 +9,8 @@ use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median},
     manifest, process,
-    run::{Ground, Group, Measurement},
-    scripted_ground::{PATIENCE, Runtime},
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::{PATIENCE, Runtime},
 };
 
 const COST: &[Figure] = &[
@@ -53,7 +53,7 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn cost(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     let settle = Duration::from_secs(ground.options.amount(10, 5));

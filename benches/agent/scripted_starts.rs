@@ -9,8 +9,8 @@ use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median, p99},
     manifest,
-    run::{Ground, Group, Measurement},
-    scripted_ground::{PATIENCE, Runtime, ms},
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::{PATIENCE, Runtime, ms},
 };
 use berth_testkit::scripted::{Behaviour, Fault};
 
@@ -48,14 +48,14 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-async fn cold(_: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn cold(_: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let mut samples = Samples::default();
     samples.add("healthz", ms(runtime.agent(target).await?.ready_after));
     Ok(samples)
 }
 
-async fn starts(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn starts(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     let mut samples = Samples::default();
@@ -65,18 +65,18 @@ async fn starts(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         samples.add("sandbox", ms(start.sandbox));
         samples.add("overhead", ms(start.container));
         samples.add("calls", f64::from(u32::try_from(start.calls)?));
-        breathe().await;
+        settle().await;
     }
     Ok(samples)
 }
 
-async fn burst(_: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn burst(_: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10).await?;
     for (op, millis) in [("run_podsandbox", 50), ("create_container", 10), ("start_container", 20)] {
         runtime.cri.latency(op, Duration::from_millis(millis));
     }
     let agent = runtime.agent(target).await?;
-    breathe().await;
+    settle().await;
     let began = Instant::now();
     for i in 0..110 {
         let name = format!("p{i}");
@@ -89,7 +89,7 @@ async fn burst(_: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn init(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn init(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     for i in 0..10 {
         runtime.cri.behave(&format!("i{i}"), [Behaviour::exits(0, Duration::ZERO)]);
@@ -100,12 +100,12 @@ async fn init(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         let name = format!("p{i}");
         let start = runtime.start_pod(&agent, &name, &manifest::with_init(&name, 10)).await?;
         samples.add("init", ms(start.container));
-        breathe().await;
+        settle().await;
     }
     Ok(samples)
 }
 
-async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn restart(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     let pods: u32 = ground.options.amount(110, 30);
@@ -116,7 +116,7 @@ async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     agent.until_running(usize::try_from(pods)?, PATIENCE).await?;
     let mut samples = Samples::default();
     for i in 0..pods {
-        breathe().await;
+        settle().await;
         let pod = manifest::full_name(&format!("p{i}"));
         let id = runtime.cri.running(&pod, "c0").pop().context("it runs")?;
         runtime.cri.clear_calls();
@@ -135,7 +135,7 @@ const SETTLED: Duration = Duration::from_millis(200);
 
 /// Blocks of starts with and without a hung neighbor alternate under one agent, so that a drift affects both. Each side
 /// has thousands of starts: the 99th percentile of a few hundred is not accurate to 5 %.
-async fn hung(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn hung(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     runtime.cri.fault("run_podsandbox", "hung", Fault::Hang, None);
     let agent = runtime.agent(target).await?;
@@ -178,6 +178,6 @@ async fn hung(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
 }
 
 /// Waits until the follow-up work of a start (runtime reads, status, files) is done, before the next one begins.
-async fn breathe() {
+async fn settle() {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Result, ensure};
-use berth::certificates::{Authority, PairFiles, Validity};
+use berth::certificates::{Authority, CertificatePairPaths, Validity};
 use jiff::Timestamp;
 use rustls::{
     CipherSuite, ClientConfig, RootCertStore,
@@ -29,8 +29,12 @@ impl Secure {
         let valid = Validity::days(Timestamp::now(), 2);
         let authority = Authority::create("bench", valid)?;
         let serving = authority.serving("localhost", &["127.0.0.1".to_owned()], valid)?;
-        PairFiles::of(dir.path(), "server").write(&serving)?;
-        PairFiles::of(dir.path(), "admin").write(&authority.client("admin", &["system:masters"], valid)?)?;
+        CertificatePairPaths::of(dir.path(), "server").write(&serving)?;
+        CertificatePairPaths::of(dir.path(), "admin").write(&authority.client(
+            "admin",
+            &["system:masters"],
+            valid,
+        )?)?;
         std::fs::write(dir.path().join("ca.crt"), &authority.own().certificate)?;
         Ok(Self { dir })
     }
@@ -42,7 +46,7 @@ impl Secure {
 
     /// Kubelet configuration fields that use these certificates.
     pub fn fields(&self) -> Value {
-        let server = PairFiles::of(self.dir.path(), "server");
+        let server = CertificatePairPaths::of(self.dir.path(), "server");
         json!({
             "tlsCertFile": server.certificate,
             "tlsPrivateKeyFile": server.key,
@@ -53,13 +57,13 @@ impl Secure {
     }
 
     /// Certificate and key of the admin client.
-    pub fn admin(&self) -> PairFiles {
-        PairFiles::of(self.dir.path(), "admin")
+    pub fn admin(&self) -> CertificatePairPaths {
+        CertificatePairPaths::of(self.dir.path(), "admin")
     }
 
     /// TLS configuration of the admin client; `resumes` enables session resumption.
     pub fn client(&self, resumes: bool) -> Result<Arc<ClientConfig>> {
-        let admin = PairFiles::of(self.dir.path(), "admin");
+        let admin = CertificatePairPaths::of(self.dir.path(), "admin");
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(self.ca())?)?;
         let chain = CertificateDer::pem_file_iter(&admin.certificate)?.collect::<Result<_, _>>()?;

@@ -24,8 +24,8 @@ use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median},
     manifest,
-    run::{Ground, Group, Measurement},
-    scripted_ground::{PATIENCE, Runtime, ms},
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::{PATIENCE, Runtime, ms},
     secure::{self, Secure},
 };
 use berth_testkit::scripted::streaming::StreamServer;
@@ -51,7 +51,7 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-async fn exec(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn exec(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let server = StreamServer::start(&runtime.cri).await;
     let agent = runtime.secured_agent(target, &secure).await?;

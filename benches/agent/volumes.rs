@@ -16,8 +16,8 @@ use crate::{
     cluster::Cluster,
     figures::{Bar, Figure, Samples, Unit, median, p99},
     process,
-    run::{Ground, Group, Measurement},
-    scripted_ground::{Runtime, ms},
+    run::{BenchContext, Group, Measurement},
+    scripted_runtime::{Runtime, ms},
 };
 
 const MOUNT: &[Figure] = &[
@@ -140,7 +140,7 @@ fn issued(cluster: &Cluster, since: u64) -> Option<f64> {
     Some(ms(one.ended?.duration_since(one.begun)))
 }
 
-async fn mount(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn mount(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     // Measures the agent, not the server's delay in updating the node authorizer's graph.
     cluster.api.rules(|rules| rules.graph_lag = Duration::ZERO);
@@ -160,7 +160,7 @@ async fn mount(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
             let at = cluster.bind(&name);
             cluster.until(&format!("{name} is Ready"), &agent, |c| c.is_ready(&name)).await?;
             let calls = cluster.runtime.cri.calls();
-            let asked = crate::scripted_ground::first(&calls, "run_podsandbox", &name);
+            let asked = crate::scripted_runtime::first(&calls, "run_podsandbox", &name);
             samples.add(key, ms(asked.context("it has a sandbox")?.at.into_std() - at));
             let pod = cluster.pod(&name).context("just seen")?;
             let volumes = pod["spec"]["volumes"].as_array().map_or(0, Vec::len);
@@ -188,7 +188,7 @@ fn volume(agent: &Agent, pod: &Value, plugin: &str, name: &str) -> PathBuf {
     agent.root().join("pods").join(uid).join("volumes").join(plugin).join(name)
 }
 
-async fn change(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn change(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     put_objects(&cluster, "follow");
     cluster.create("follow", fields("follow"));
@@ -230,7 +230,7 @@ async fn known(agent: &Agent) -> f64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-async fn idle(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn idle(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let settle = Duration::from_secs(ground.options.amount(20, 5));
     let window = Duration::from_secs(ground.options.amount(120, 10));
     let count = ground.options.amount(110, 30);
@@ -266,7 +266,7 @@ async fn idle(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn orphans(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+async fn orphans(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..1_000 {

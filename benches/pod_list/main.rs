@@ -96,26 +96,26 @@ fn events() -> Vec<Bytes> {
 }
 
 /// A server that sends its pods, then no further event.
-struct Told(Mutex<Vec<Bytes>>);
+struct ScriptedServer(Mutex<Vec<Bytes>>);
 
-struct Telling {
+struct ScriptedWatch {
     events: Vec<Bytes>,
     next: AtomicUsize,
 }
 
 #[async_trait]
-impl ApiClient for Told {
+impl ApiClient for ScriptedServer {
     async fn call(&self, _: Call) -> Result<Bytes, ApiError> {
         Err(ApiError::Unreachable("there are only watches".to_owned()))
     }
 
     async fn watch(&self, _: Call) -> Result<Box<dyn WatchStream>, ApiError> {
         let events = std::mem::take(&mut *self.0.lock().expect("whole"));
-        Ok(Box::new(Telling { events, next: AtomicUsize::new(0) }))
+        Ok(Box::new(ScriptedWatch { events, next: AtomicUsize::new(0) }))
     }
 }
 
-impl WatchStream for Telling {
+impl WatchStream for ScriptedWatch {
     fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         match self.events.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             Some(event) => Poll::Ready(Some(Ok(event.clone()))),
@@ -139,7 +139,7 @@ async fn take_in(events: Vec<Bytes>) -> (Duration, Box<dyn std::any::Any>) {
     let deps = ReflectorDeps::new(ReflectorMetrics::new(&Registry::new()), stop.clone());
     let selection = Selection::matching(Resource::PODS, "spec.nodeName=n");
     let begun = spent();
-    let (mut store, follow) = reflect::<Pod>(Arc::new(Told(Mutex::new(events))), selection, deps);
+    let (mut store, follow) = reflect::<Pod>(Arc::new(ScriptedServer(Mutex::new(events))), selection, deps);
     tokio::spawn(follow);
     store.synced().await;
     let took = spent() - begun;

@@ -15,16 +15,16 @@ use std::{
 
 use berth_ports::SystemClock;
 use berth_stats::{
-    Compressed, Form, Host, PodGroups,
-    cadvisor_page::{self, Counted, Counts},
+    Compressed, Form, Host, PodCgroupPaths,
+    cadvisor_page::{self, Counts, OpenFileCount},
     compressed, host,
     mounts::Mounts,
-    pods::{ShownContainer, ShownPod},
+    pods::{ReportedContainer, ReportedPod},
     reader::Reader,
     reading::Depth,
     resource_page,
     snapshot::{Sampler, Snapshot},
-    summarise, summary_json,
+    summary_builder, summary_json,
 };
 use berth_sys::{mount_table, open_files::OpenFiles};
 use berth_types::{PodRef, PodUid, observed::NetworkMode};
@@ -39,7 +39,7 @@ const MAX_OPEN: usize = 16_384;
 
 struct Names(String);
 
-impl PodGroups for Names {
+impl PodCgroupPaths for Names {
     fn above(&self) -> Vec<String> {
         vec![self.0.clone()]
     }
@@ -53,16 +53,16 @@ fn id(kind: &str, pod: usize, number: usize) -> String {
     format!("{kind}{pod:04}{number:02}{}", "0123456789abcdef".repeat(4)).chars().take(64).collect()
 }
 
-fn pods() -> Vec<ShownPod> {
+fn pods() -> Vec<ReportedPod> {
     let at = Timestamp::from_second(1_700_000_000).expect("in range");
-    let container = |pod: usize, number: usize| ShownContainer {
+    let container = |pod: usize, number: usize| ReportedContainer {
         id: id("c", pod, number).into(),
         name: format!("container-{number}").into(),
         image: "registry.example/team/application:v1.2.3".to_owned(),
         created_at: at,
         started_at: at,
     };
-    let pod = |pod: usize| ShownPod {
+    let pod = |pod: usize| ReportedPod {
         id: PodRef {
             uid: format!("{pod:08}-0000-4000-8000-000000000000").into(),
             name: format!("application-{pod:04}").into(),
@@ -82,7 +82,7 @@ fn pods() -> Vec<ShownPod> {
 struct Tree(Vec<PathBuf>);
 
 impl Tree {
-    fn new(name: &str, mounts: &Mounts, pods: &[ShownPod]) -> Self {
+    fn new(name: &str, mounts: &Mounts, pods: &[ReportedPod]) -> Self {
         let roots: Vec<PathBuf> = match mounts {
             Mounts::Unified(root) => vec![root.clone()],
             Mounts::Old(trees) => trees.iter().flatten().cloned().collect(),
@@ -134,7 +134,7 @@ fn measure<T>(what: &str, mut work: impl FnMut() -> T) -> T {
 }
 
 fn write_pages(snapshot: &Snapshot, files: &Counts) {
-    let inputs = |form| summarise::Inputs {
+    let inputs = |form| summary_builder::Inputs {
         form,
         node: "node-1",
         booted_at: 1_600_000_000,
@@ -146,10 +146,10 @@ fn write_pages(snapshot: &Snapshot, files: &Counts) {
         root_fs: None,
     };
     let (full, short) = (inputs(Form::Full), inputs(Form::Short));
-    let page = measure("/stats/summary: page", || summary_json::write(&summarise::build(&full).expect("a root")));
+    let page = measure("/stats/summary: page", || summary_json::write(&summary_builder::build(&full).expect("a root")));
     println!("{:<40} {:>8} KB", "", page.len() / 1024);
     let page = measure("/metrics/resource: page", || {
-        resource_page::write(summarise::build(&short).as_ref().map_err(String::as_str))
+        resource_page::write(summary_builder::build(&short).as_ref().map_err(String::as_str))
     });
     println!("{:<40} {:>8} KB", "", page.len() / 1024);
     let page = measure("/metrics/cadvisor: page", || {
@@ -195,7 +195,7 @@ fn main() {
     let snapshot = sampler.sample(pods.clone(), Vec::new(), Depth::Full);
     println!("groups and open files: {:?}", snapshot.size);
     let open = OpenFiles { descriptors: 20, sockets: 5, soft_limit: Some(1_048_576) };
-    let open = Counted { files: open, used_ns: None };
+    let open = OpenFileCount { files: open, used_ns: None };
     let files = snapshot.pods.iter().flat_map(|pod| pod.containers.iter().flatten());
     let files = files.map(|seen| (seen.path.clone(), open)).collect();
     write_pages(&snapshot, &files);

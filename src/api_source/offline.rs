@@ -71,7 +71,7 @@ impl PodSourceFeed for OfflineFeed {
             match told {
                 Some(told) => return self.told(told),
                 None => {
-                    if let Some(pods) = self.offline.recall_pods() {
+                    if let Some(pods) = self.offline.last_known_pods() {
                         return Some(pods);
                     }
                 }
@@ -85,7 +85,7 @@ impl PodSourceFeed for OfflineFeed {
 impl OfflineFeed {
     fn told(&self, set: Option<Vec<Arc<Pod>>>) -> Option<Vec<Arc<Pod>>> {
         if let Some(pods) = &set {
-            self.offline.saw_pods(pods);
+            self.offline.record_pods(pods);
         }
         set
     }

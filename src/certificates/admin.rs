@@ -8,9 +8,9 @@ use jiff::Timestamp;
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 
 use super::{
-    CertificateError, Issued, PairFiles,
-    look::{Seen, fits},
-    make::{Authority, Validity},
+    CertificateError, CertificatePair, CertificatePairPaths,
+    certificate_info::{CertificateInfo, key_matches},
+    issuer::{Authority, Validity},
 };
 use berth_server::auth::{ClientCas, MASTERS, identify};
 
@@ -23,18 +23,20 @@ const ADMIN_DAYS: i64 = 365;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
     /// CA that client certificates are verified against.
-    pub authority: PairFiles,
+    pub authority: CertificatePairPaths,
     /// Client pair of the administrator.
-    pub client: PairFiles,
+    pub client: CertificatePairPaths,
 }
 
 /// Creates or renews the files that are missing, expire soon, or do not match. Blocking.
 ///
 /// # Errors
 /// A file cannot be created or written.
-pub fn keep_admin(directory: &Path, user: &str, now: Timestamp) -> Result<Admin, CertificateError> {
-    let files =
-        Admin { authority: PairFiles::of(directory, "berth-ca"), client: PairFiles::of(directory, "berth-admin") };
+pub fn ensure_admin(directory: &Path, user: &str, now: Timestamp) -> Result<Admin, CertificateError> {
+    let files = Admin {
+        authority: CertificatePairPaths::of(directory, "berth-ca"),
+        client: CertificatePairPaths::of(directory, "berth-admin"),
+    };
     let authority = match stored(&files.authority, now) {
         Some(authority) => authority,
         None => {
@@ -49,18 +51,18 @@ pub fn keep_admin(directory: &Path, user: &str, now: Timestamp) -> Result<Admin,
     Ok(files)
 }
 
-fn stored(files: &PairFiles, now: Timestamp) -> Option<Authority> {
+fn stored(files: &CertificatePairPaths, now: Timestamp) -> Option<Authority> {
     let (Some(certificate), Some(key)) = files.read() else { return None };
-    let is_young = Seen::read(&certificate).is_some_and(|seen| !seen.is_old(now));
+    let is_young = CertificateInfo::read(&certificate).is_some_and(|seen| !seen.is_old(now));
     // Certificate and key do not match after a crash between the two writes: what the key signs would be rejected.
-    let is_whole = is_young && fits(&certificate, &key);
-    is_whole.then(|| Authority::load(Issued { certificate, key }).ok()).flatten()
+    let is_whole = is_young && key_matches(&certificate, &key);
+    is_whole.then(|| Authority::load(CertificatePair { certificate, key }).ok()).flatten()
 }
 
 /// True if the certificate authenticates an administrator and does not expire soon.
-fn is_good(files: &PairFiles, authority: &Issued, now: Timestamp) -> bool {
+fn is_good(files: &CertificatePairPaths, authority: &CertificatePair, now: Timestamp) -> bool {
     let (Some(certificate), Some(key)) = files.read() else { return false };
-    if !fits(&certificate, &key) {
+    if !key_matches(&certificate, &key) {
         return false;
     }
     let (Ok(der), Ok(cas)) =
@@ -69,7 +71,7 @@ fn is_good(files: &PairFiles, authority: &Issued, now: Timestamp) -> bool {
         return false;
     };
     let is_master = matches!(identify(&[der], &cas, now), Ok(Some(proof)) if proof.identity.is_in(MASTERS));
-    is_master && Seen::read(&certificate).is_some_and(|seen| !seen.is_old(now))
+    is_master && CertificateInfo::read(&certificate).is_some_and(|seen| !seen.is_old(now))
 }
 
 #[cfg(test)]
@@ -85,9 +87,9 @@ mod tests {
     #[test]
     fn the_local_user_gets_in_and_keeps_the_certificate_while_it_is_good() {
         let folder = tempfile::tempdir().expect("a folder");
-        let keep = |days: i64| keep_admin(folder.path(), "root", at(days)).expect("made");
+        let keep = |days: i64| ensure_admin(folder.path(), "root", at(days)).expect("made");
         let admin = keep(0);
-        let read = |files: &PairFiles| fs::read_to_string(&files.certificate).expect("readable");
+        let read = |files: &CertificatePairPaths| fs::read_to_string(&files.certificate).expect("readable");
         let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
         assert_eq!((mode(&admin.authority.key), mode(&admin.client.key)), (0o600, 0o600));
 

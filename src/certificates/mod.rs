@@ -6,8 +6,8 @@
 //! Implements spec 04 §7 and spec 01 §11.6 for them.
 
 mod admin;
-mod look;
-mod make;
+mod certificate_info;
+mod issuer;
 mod serving;
 
 use std::{
@@ -15,10 +15,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use admin::{Admin, keep_admin};
-pub use look::{Seen, covers, fits};
-pub use make::{Authority, Issued, MakeError, Validity};
-pub use serving::Serving;
+pub use admin::{Admin, ensure_admin};
+pub use certificate_info::{CertificateInfo, covers, key_matches};
+pub use issuer::{Authority, CertificatePair, MakeError, Validity};
+pub use serving::ServingCertificate;
 
 use berth_sys::atomic_file;
 
@@ -56,14 +56,14 @@ const PRIVATE: u32 = 0o600;
 
 /// Paths of a certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PairFiles {
+pub struct CertificatePairPaths {
     /// Certificate file, PEM.
     pub certificate: PathBuf,
     /// Key file, PEM.
     pub key: PathBuf,
 }
 
-impl PairFiles {
+impl CertificatePairPaths {
     /// Paths of `name.crt` and `name.key` in a directory.
     pub fn of(directory: &Path, name: &str) -> Self {
         Self { certificate: directory.join(format!("{name}.crt")), key: directory.join(format!("{name}.key")) }
@@ -79,7 +79,7 @@ impl PairFiles {
     ///
     /// # Errors
     /// A file exists and cannot be read.
-    pub fn read_or_tell(&self) -> Result<(Option<String>, Option<String>), CertificateError> {
+    pub fn read_existing(&self) -> Result<(Option<String>, Option<String>), CertificateError> {
         let read = |path: &Path| match std::fs::read(path) {
             Ok(content) => Ok(Some(String::from_utf8_lossy(&content).into_owned())),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -92,7 +92,7 @@ impl PairFiles {
     ///
     /// # Errors
     /// A directory or file cannot be written.
-    pub fn write(&self, issued: &Issued) -> Result<(), CertificateError> {
+    pub fn write(&self, issued: &CertificatePair) -> Result<(), CertificateError> {
         let write = |path: &Path, text: &str, mode: u32| {
             let directory = path.parent().unwrap_or(Path::new("."));
             make_directory(directory)

@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::{
-    CertificateError, PairFiles,
-    look::{Seen, covers, fits},
-    make::{Authority, MakeError, Validity},
+    CertificateError, CertificatePairPaths,
+    certificate_info::{CertificateInfo, covers, key_matches},
+    issuer::{Authority, MakeError, Validity},
 };
 
 /// Validity of a pair in days.
@@ -22,35 +22,35 @@ const PERIOD: Duration = Duration::from_secs(3600);
 
 /// Serving pair and the names it is for.
 #[derive(Clone, Debug)]
-pub struct Serving {
-    files: PairFiles,
+pub struct ServingCertificate {
+    files: CertificatePairPaths,
     host: String,
     also: Vec<String>,
 }
 
 /// Action needed for a pair.
 #[derive(Debug, PartialEq, Eq)]
-enum Due {
+enum RenewalAction {
     Nothing,
     Make,
-    Refuse(CertificateErrorKind),
+    Refuse(MissingFile),
 }
 
 /// File that is missing from a pair.
 #[derive(Debug, PartialEq, Eq)]
-enum CertificateErrorKind {
+enum MissingFile {
     NoCertificate,
     NoKey,
 }
 
-impl Serving {
+impl ServingCertificate {
     /// Pair in `directory` for the node's host name and, unlike kubelet's, for the additional names in `also`.
     pub fn new(directory: &Path, host: &str, also: Vec<String>) -> Self {
-        Self { files: PairFiles::of(directory, "kubelet"), host: host.to_owned(), also }
+        Self { files: CertificatePairPaths::of(directory, "kubelet"), host: host.to_owned(), also }
     }
 
     /// Paths of the pair.
-    pub fn files(&self) -> &PairFiles {
+    pub fn files(&self) -> &CertificatePairPaths {
         &self.files
     }
 
@@ -60,16 +60,16 @@ impl Serving {
     /// # Errors
     /// One file of the pair is missing; or the pair cannot be read, created, or written.
     pub fn ensure(&self, now: Timestamp) -> Result<(), CertificateError> {
-        let (certificate, key) = self.files.read_or_tell()?;
+        let (certificate, key) = self.files.read_existing()?;
         match self.due(certificate.as_deref(), key.as_deref(), now) {
-            Due::Nothing => Ok(()),
-            Due::Refuse(CertificateErrorKind::NoCertificate) => {
+            RenewalAction::Nothing => Ok(()),
+            RenewalAction::Refuse(MissingFile::NoCertificate) => {
                 Err(CertificateError::HalfAPair(self.files.certificate.display().to_string()))
             }
-            Due::Refuse(CertificateErrorKind::NoKey) => {
+            RenewalAction::Refuse(MissingFile::NoKey) => {
                 Err(CertificateError::HalfAPair(self.files.key.display().to_string()))
             }
-            Due::Make => {
+            RenewalAction::Make => {
                 self.files.write(&self.make(now)?)?;
                 info!(file = %self.files.certificate.display(), "Using self-signed cert");
                 Ok(())
@@ -78,7 +78,7 @@ impl Serving {
     }
 
     /// Checks the pair periodically until stopped. Errors are logged and retried at the next check.
-    pub async fn keep(self, now: impl Fn() -> Timestamp + Send, stop: CancellationToken) {
+    pub async fn renew_periodically(self, now: impl Fn() -> Timestamp + Send, stop: CancellationToken) {
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -95,20 +95,22 @@ impl Serving {
         }
     }
 
-    fn due(&self, certificate: Option<&str>, key: Option<&str>, now: Timestamp) -> Due {
+    fn due(&self, certificate: Option<&str>, key: Option<&str>, now: Timestamp) -> RenewalAction {
         let (certificate, key) = match (certificate, key) {
-            (None, None) => return Due::Make,
-            (None, Some(_)) => return Due::Refuse(CertificateErrorKind::NoCertificate),
-            (Some(_), None) => return Due::Refuse(CertificateErrorKind::NoKey),
+            (None, None) => return RenewalAction::Make,
+            (None, Some(_)) => return RenewalAction::Refuse(MissingFile::NoCertificate),
+            (Some(_), None) => return RenewalAction::Refuse(MissingFile::NoKey),
             (Some(certificate), Some(key)) => (certificate, key),
         };
-        let Some(seen) = Seen::read(certificate).filter(Seen::is_self_made) else { return Due::Nothing };
+        let Some(seen) = CertificateInfo::read(certificate).filter(CertificateInfo::is_self_made) else {
+            return RenewalAction::Nothing;
+        };
         // Certificate and key do not match after a crash between the two writes.
-        let is_good = !seen.is_old(now) && covers(&seen, &self.names()) && fits(certificate, key);
-        if is_good { Due::Nothing } else { Due::Make }
+        let is_good = !seen.is_old(now) && covers(&seen, &self.names()) && key_matches(certificate, key);
+        if is_good { RenewalAction::Nothing } else { RenewalAction::Make }
     }
 
-    fn make(&self, now: Timestamp) -> Result<super::Issued, MakeError> {
+    fn make(&self, now: Timestamp) -> Result<super::CertificatePair, MakeError> {
         let (host, stamp, validity) = (&self.host, now.as_second(), Validity::days(now, DAYS));
         let authority = Authority::create(&format!("{host}-ca@{stamp}"), validity)?;
         authority.serving(&format!("{host}@{stamp}"), &self.names(), validity)
@@ -139,13 +141,13 @@ mod tests {
     fn a_pair_is_made_once_and_again_before_it_expires() {
         let folder = tempfile::tempdir().expect("a folder");
         let directory = folder.path().join("pki");
-        let serving = Serving::new(&directory, "node-1", Vec::new());
+        let serving = ServingCertificate::new(&directory, "node-1", Vec::new());
         serving.ensure(at(0)).expect("made");
         let first = text(&serving.files.certificate);
         let mode = |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o777;
         assert_eq!((mode(&serving.files.certificate), mode(&serving.files.key)), (0o644, 0o600));
         assert_eq!(first.matches("BEGIN CERTIFICATE").count(), 2, "the leaf, then its authority");
-        let seen = Seen::read(&first).expect("a certificate");
+        let seen = CertificateInfo::read(&first).expect("a certificate");
         let stamp = at(0).as_second();
         assert_eq!(seen.names, (format!("node-1@{stamp}"), format!("node-1-ca@{stamp}")));
         assert_eq!(seen.hosts, ["node-1"]);
@@ -160,15 +162,18 @@ mod tests {
         std::fs::write(&serving.files.key, &other.own().key).expect("written");
         serving.ensure(at(329)).expect("made");
         assert_ne!(text(&serving.files.certificate), second, "its key was that of another");
-        let renamed = Serving::new(&directory, "10.0.0.7", vec!["localhost".to_owned()]);
+        let renamed = ServingCertificate::new(&directory, "10.0.0.7", vec!["localhost".to_owned()]);
         renamed.ensure(at(330)).expect("made");
-        assert_eq!(Seen::read(&text(&renamed.files.certificate)).expect("one").hosts, ["10.0.0.7", "localhost"]);
+        assert_eq!(
+            CertificateInfo::read(&text(&renamed.files.certificate)).expect("one").hosts,
+            ["10.0.0.7", "localhost"]
+        );
     }
 
     #[test]
     fn what_somebody_has_put_there_stays() {
         let folder = tempfile::tempdir().expect("a folder");
-        let serving = Serving::new(folder.path(), "node-1", Vec::new());
+        let serving = ServingCertificate::new(folder.path(), "node-1", Vec::new());
         let foreign = Authority::create("corporate", Validity::days(at(-700), 30)).expect("an authority");
         let issued = foreign.serving("other", &["other".to_owned()], Validity::days(at(-700), 30)).expect("issued");
         serving.files.write(&issued).expect("written");
@@ -181,7 +186,7 @@ mod tests {
         // AC-01-31
         for (kept, missing) in [("crt", "key"), ("key", "crt")] {
             let folder = tempfile::tempdir().expect("a folder");
-            let serving = Serving::new(folder.path(), "node-1", Vec::new());
+            let serving = ServingCertificate::new(folder.path(), "node-1", Vec::new());
             std::fs::write(folder.path().join(format!("kubelet.{kept}")), "x").expect("written");
             let path = folder.path().join(format!("kubelet.{missing}"));
             let expected = format!("error reading {}, certificate and key must be supplied as a pair", path.display());
@@ -192,7 +197,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_not_called_missing() {
         let folder = tempfile::tempdir().expect("a folder");
-        let serving = Serving::new(folder.path(), "node-1", Vec::new());
+        let serving = ServingCertificate::new(folder.path(), "node-1", Vec::new());
         serving.ensure(at(0)).expect("made");
         std::fs::remove_file(&serving.files.key).expect("removed");
         std::fs::create_dir(&serving.files.key).expect("made"); // root may read any file, but no directory

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 
-use crate::certificates::{Authority, PairFiles, Validity};
+use crate::certificates::{Authority, CertificatePairPaths, Validity};
 
 /// Validity in days: of the authority, and of the certificates it signs.
 const CA_DAYS: i64 = 3650;
@@ -55,7 +55,7 @@ pub(super) fn run(command: &Command) -> ExitCode {
 fn init(wanted: &Init, now: Timestamp) -> Result<String> {
     // The printed paths go into a configuration file in another directory.
     let dir = std::path::absolute(&wanted.dir).with_context(|| wanted.dir.display().to_string())?;
-    let files = ["ca", "server", "admin"].map(|name| PairFiles::of(&dir, name));
+    let files = ["ca", "server", "admin"].map(|name| CertificatePairPaths::of(&dir, name));
     let present = files.iter().flat_map(|pair| [&pair.certificate, &pair.key]).find(|path| path.exists());
     if let Some(path) = present.filter(|_| !wanted.force) {
         bail!("{} exists; --force replaces it", path.display());
@@ -71,7 +71,7 @@ fn init(wanted: &Init, now: Timestamp) -> Result<String> {
     }
     // This machine's own name may not resolve.
     let reach = wanted.hosts.first().map_or("127.0.0.1", String::as_str);
-    Ok(told(&dir, &names, reach))
+    Ok(instructions(&dir, &names, reach))
 }
 
 fn machine_name() -> Result<String> {
@@ -93,7 +93,7 @@ fn with_local(mut hosts: Vec<String>) -> Vec<String> {
     hosts
 }
 
-fn told(dir: &Path, names: &[String], reach: &str) -> String {
+fn instructions(dir: &Path, names: &[String], reach: &str) -> String {
     let dir = dir.display();
     let reach = match reach.parse::<IpAddr>() {
         Ok(IpAddr::V6(address)) => format!("[{address}]"),

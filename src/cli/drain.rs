@@ -10,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::wiring::drain::{Answer, Ask, Door};
+use crate::wiring::drain::{DrainRequest, DrainResponse, DrainSocket};
 
 /// Default root directory of the agent.
 const ROOT: &str = "/var/lib/kubelet";
@@ -21,7 +21,7 @@ const LONGEST: u64 = 4 << 10;
 
 /// What is to become of the pods.
 #[derive(Args, Debug)]
-pub(super) struct Wanted {
+pub(super) struct DrainArguments {
     /// Admit pods again; those that went stay ended
     #[arg(long)]
     cancel: bool,
@@ -31,25 +31,25 @@ pub(super) struct Wanted {
 }
 
 /// Sends the request to the agent and waits until it is done.
-pub(super) async fn ask(wanted: Wanted) -> Result<ExitCode> {
-    let socket = wanted.root_dir.join(Door::NAME);
+pub(super) async fn drain(wanted: DrainArguments) -> Result<ExitCode> {
+    let socket = wanted.root_dir.join(DrainSocket::NAME);
     let stream = UnixStream::connect(&socket).await.with_context(|| {
         format!("cannot reach an agent with shutdownGracePeriod or shutdownGracePeriodByPodPriority at {socket:?}")
     })?;
     let (read, mut write) = stream.into_split();
-    let ask = if wanted.cancel { Ask::Cancel } else { Ask::Drain };
+    let ask = if wanted.cancel { DrainRequest::Cancel } else { DrainRequest::Drain };
     write.write_all(format!("{}\n", ask.as_str()).as_bytes()).await.context("the agent does not listen")?;
     let mut answers = BufReader::new(read.take(LONGEST)).lines();
     let mut patience = PATIENCE;
     loop {
         match next(&mut answers, patience).await? {
-            Answer::Begun(seconds) => {
+            DrainResponse::Begun(seconds) => {
                 println!("Pods are let go, within {seconds} s");
                 patience = PATIENCE.saturating_add(Duration::from_secs(seconds));
             }
-            Answer::Refused(why) => bail!("refused: {why}"),
-            Answer::Done if wanted.cancel => break println!("Pods are admitted again"),
-            Answer::Done => {
+            DrainResponse::Refused(why) => bail!("refused: {why}"),
+            DrainResponse::Done if wanted.cancel => break println!("Pods are admitted again"),
+            DrainResponse::Done => {
                 println!(
                     "Pods have been let go; none is admitted until `berth drain --cancel` or the agent is started anew"
                 );
@@ -60,7 +60,10 @@ pub(super) async fn ask(wanted: Wanted) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn next(answers: &mut Lines<BufReader<tokio::io::Take<OwnedReadHalf>>>, patience: Duration) -> Result<Answer> {
+async fn next(
+    answers: &mut Lines<BufReader<tokio::io::Take<OwnedReadHalf>>>,
+    patience: Duration,
+) -> Result<DrainResponse> {
     let line = timeout(patience, answers.next_line()).await;
     let line = line.with_context(|| format!("the agent did not answer within {patience:?}"))?;
     let line = line.context("the agent does not answer")?.context("the agent ended without an answer")?;

@@ -18,7 +18,7 @@ use clap::{Parser, Subcommand};
 
 use self::node::{exec, logs, pods, top, why};
 use berth_config::{Personality, version};
-use berth_runtime::images::apply::{apart::VERB as UNPACK, child as unpacker};
+use berth_runtime::images::apply::{child as unpacker, unpack_process::VERB as UNPACK};
 
 /// A node agent: a drop-in for kubelet v1.36.
 #[derive(Parser, Debug)]
@@ -57,7 +57,7 @@ enum Command {
     /// List the pods of this node
     Pods(node::pods::Pods),
     /// Tell what a pod waits for, and why it is as it is
-    Why(node::why::Wanted),
+    Why(node::why::WhyArguments),
     /// Print the log of a container
     Logs(node::logs::Logs),
     /// Run a command in a container
@@ -65,7 +65,7 @@ enum Command {
     /// Tell what the pods of this node use
     Top(node::top::Top),
     /// Let the pods of this node go as at its shutdown, without one
-    Drain(drain::Wanted),
+    Drain(drain::DrainArguments),
     /// Print the version
     Version,
     /// What the runtime starts for each layer
@@ -102,11 +102,11 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Cri(arguments) => cri::run(arguments),
         Command::Images { command } => images::run(command),
         Command::Pods(wanted) => node::run(pods::list(wanted)),
-        Command::Why(wanted) => node::run(why::tell(wanted)),
+        Command::Why(wanted) => node::run(why::print_diagnostics(wanted)),
         Command::Logs(wanted) => node::run(logs::print_log(wanted)),
         Command::Exec(wanted) => node::run(exec::run(wanted)),
         Command::Top(wanted) => node::run(top::list(wanted)),
-        Command::Drain(wanted) => node::run(drain::ask(wanted)),
+        Command::Drain(wanted) => node::run(drain::drain(wanted)),
         Command::Unpack { job } => unpacker::main(&job),
         Command::Version => {
             println!("berth {}", version_line());

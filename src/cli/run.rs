@@ -42,7 +42,7 @@ fn fail(failure: &StartupError, log: &LoggingConfiguration, notices: &[Notice]) 
         eprintln!("{failure} ({cause})");
         return ExitCode::FAILURE;
     }
-    notices.iter().for_each(logging::tell);
+    notices.iter().for_each(logging::log_notice);
     error!(err = %failure, "command failed");
     ExitCode::FAILURE
 }

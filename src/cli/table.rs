@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 /// Text color, with its meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Colour {
+pub enum Color {
     /// Healthy.
     Green,
     /// In progress.
@@ -19,13 +19,13 @@ pub enum Colour {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cell {
     text: String,
-    colour: Option<Colour>,
+    colour: Option<Color>,
 }
 
 impl Cell {
     /// Creates a cell with an optional color. Control characters in the text are replaced.
-    pub fn painted(text: impl Into<String>, colour: Option<Colour>) -> Self {
-        Self { text: tame(&text.into()), colour }
+    pub fn painted(text: impl Into<String>, colour: Option<Color>) -> Self {
+        Self { text: sanitize(&text.into()), colour }
     }
 }
 
@@ -66,13 +66,13 @@ pub fn painted(rows: &[Vec<Cell>], in_colour: bool) -> String {
 }
 
 /// Wraps a text in ANSI color codes.
-pub fn paint(text: &str, colour: Option<Colour>) -> String {
+pub fn paint(text: &str, colour: Option<Color>) -> String {
     let Some(colour) = colour else { return text.to_owned() };
     let code = match colour {
-        Colour::Green => 32,
-        Colour::Yellow => 33,
-        Colour::Red => 31,
-        Colour::Dim => 2,
+        Color::Green => 32,
+        Color::Yellow => 33,
+        Color::Red => 31,
+        Color::Dim => 2,
     };
     format!("\u{1b}[{code}m{text}\u{1b}[0m")
 }
@@ -103,7 +103,7 @@ pub fn seconds(seconds: f64) -> String {
 
 /// Replaces control characters and bidirectional text controls, so that foreign text cannot control the terminal or
 /// reorder the text beside it.
-pub fn tame(text: &str) -> String {
+pub fn sanitize(text: &str) -> String {
     let turns = |c| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.chars().map(|c| if c.is_control() || turns(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn colours_change_no_width() {
-        let row = |a: &str, b: &str| vec![Cell::painted(a, Some(Colour::Red)), Cell::from(b)];
+        let row = |a: &str, b: &str| vec![Cell::painted(a, Some(Color::Red)), Cell::from(b)];
         let rows = [row("A", "B"), row("longer", "x"), row("y", "")];
         assert_eq!(painted(&rows, false), "A        B\nlonger   x\ny\n");
         let lines = painted(&rows, true);
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn foreign_text_stays_where_it_stands() {
-        assert_eq!(tame("a\u{1b}[2Jb\n\u{202e}"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}");
+        assert_eq!(sanitize("a\u{1b}[2Jb\n\u{202e}"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}");
         let rows = [vec!["a\u{1b}[31m".to_owned(), "b\rc".to_owned()]];
         assert_eq!(columns(&rows), "a\u{fffd}[31m   b\u{fffd}c\n");
         for (text, expected) in [

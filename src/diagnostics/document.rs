@@ -8,19 +8,19 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::waiting::waits;
+use super::current_wait::current_wait;
 use crate::{
-    engine::{Line, Standing},
+    engine::{PodWorkerStatus, StartWait},
     probes::History,
 };
 use berth_ports::{StepTiming, StepView, SyncError};
-use berth_status::lookup::{State, last_exit, state, waiting_reason};
+use berth_status::lookup::{ContainerStateRef, last_exit, state, waiting_reason};
 use berth_types::{Pod, PodRef, api};
 
 /// Body of `/debug/why/{namespace}/{pod}`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Why {
+pub struct PodDiagnosis {
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
@@ -39,9 +39,9 @@ pub struct Why {
     /// for it, `admission` while it waits for the node's labels, `refused` if no pod worker handles it.
     pub life: String,
     /// What the pod waits for; `None` if it waits for nothing.
-    pub waits: Option<Waits>,
+    pub waits: Option<WaitInfo>,
     /// Errors of failed syncs, the latest last.
-    pub errors: Vec<Failed>,
+    pub errors: Vec<SyncFailure>,
     /// Init, regular, and ephemeral containers, in this order.
     pub containers: Vec<Container>,
     /// Probe results.
@@ -49,13 +49,13 @@ pub struct Why {
     /// Conditions with status `False`; empty for pods in a terminal phase.
     pub unmet: Vec<Condition>,
     /// Duration of each step, in the order of the pod's start.
-    pub stages: Vec<Passed>,
+    pub stages: Vec<StageTiming>,
 }
 
 /// Current wait of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Waits {
+pub struct WaitInfo {
     /// Stage the pod waits in, as the agent names it.
     pub stage: String,
     /// Value of the label of `berth_pod_waiting_seconds`.
@@ -71,7 +71,7 @@ pub struct Waits {
 /// Repeated error of a sync.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Failed {
+pub struct SyncFailure {
     /// Error text.
     pub text: String,
     /// Number of consecutive occurrences.
@@ -88,7 +88,7 @@ pub struct Failed {
 pub struct Container {
     /// Container name.
     pub name: String,
-    /// `running`, `waiting`, or `terminated`; `unknown` before the first status.
+    /// `running`, `current_wait`, or `terminated`; `unknown` before the first status.
     pub state: String,
     /// Reason of that state.
     pub reason: String,
@@ -160,7 +160,7 @@ pub struct Condition {
 /// Timing of a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Passed {
+pub struct StageTiming {
     /// Stage name.
     pub stage: String,
     /// Number of times the stage was passed.
@@ -175,13 +175,13 @@ pub struct Passed {
 
 /// Inputs of the document.
 #[derive(Default)]
-pub struct Known<'a> {
+pub struct DiagnosisInputs<'a> {
     /// Definition of the pod; `None` if no source contains it.
     pub pod: Option<&'a Pod>,
     /// Status of the pod.
     pub status: Option<&'a api::PodStatus>,
     /// Status of the pod worker; `None` if there is none.
-    pub standing: Option<&'a Standing>,
+    pub standing: Option<&'a PodWorkerStatus>,
     /// Step that the pod worker waits in, or the pod before it has a worker.
     pub step: Option<StepView>,
     /// Errors of failed syncs.
@@ -189,11 +189,11 @@ pub struct Known<'a> {
     /// Timings of the startup steps.
     pub timings: Vec<StepTiming>,
     /// Probe results by container and instance.
-    pub probes: Vec<Probed>,
+    pub probes: Vec<ContainerProbeHistory>,
 }
 
 /// Results of a probe of one container instance.
-pub struct Probed {
+pub struct ContainerProbeHistory {
     /// Container name.
     pub container: String,
     /// Instance of that container.
@@ -232,16 +232,16 @@ impl Now {
 }
 
 /// Builds the document.
-pub fn document(id: &PodRef, known: &Known<'_>, now: Now) -> Why {
+pub fn document(id: &PodRef, known: &DiagnosisInputs<'_>, now: Now) -> PodDiagnosis {
     let status = known.status;
     let text = |of: fn(&api::PodStatus) -> &Option<String>| status.and_then(|s| of(s).clone()).unwrap_or_default();
     let life = match known.standing {
         None => "refused",
-        Some(Standing { line: Some((Line::Preemption, _)), .. }) => "preempting",
-        Some(Standing { line: Some((Line::NodeLabels, _)), .. }) => "admission",
+        Some(PodWorkerStatus { line: Some((StartWait::Preemption, _)), .. }) => "preempting",
+        Some(PodWorkerStatus { line: Some((StartWait::NodeLabels, _)), .. }) => "admission",
         Some(standing) => standing.life.label(),
     };
-    Why {
+    PodDiagnosis {
         namespace: id.namespace.to_string(),
         name: id.name.to_string(),
         uid: id.uid.to_string(),
@@ -250,7 +250,7 @@ pub fn document(id: &PodRef, known: &Known<'_>, now: Now) -> Why {
         reason: text(|s| &s.reason),
         message: text(|s| &s.message),
         life: life.to_owned(),
-        waits: waits(known.step.as_ref(), known.pod, status, now),
+        waits: current_wait(known.step.as_ref(), known.pod, status, now),
         errors: known.errors.iter().map(|error| failed(error, now)).collect(),
         containers: status.map(containers).unwrap_or_default(),
         probes: known.probes.iter().map(probe).collect(),
@@ -259,21 +259,21 @@ pub fn document(id: &PodRef, known: &Known<'_>, now: Now) -> Why {
     }
 }
 
-fn failed(error: &SyncError, now: Now) -> Failed {
+fn failed(error: &SyncError, now: Now) -> SyncFailure {
     let SyncError { text, times, first, last } = error;
-    Failed { text: text.clone(), times: *times, first: now.wall(*first), last: now.wall(*last) }
+    SyncFailure { text: text.clone(), times: *times, first: now.wall(*first), last: now.wall(*last) }
 }
 
 fn containers(status: &api::PodStatus) -> Vec<Container> {
     let of = |status: &api::ContainerStatus| {
         let (name, reason, message) = match state(status) {
-            State::Running => ("running", None, None),
-            State::Terminated(exit) => ("terminated", exit.reason.as_deref(), exit.message.as_deref()),
-            State::Waiting => {
+            ContainerStateRef::Running => ("running", None, None),
+            ContainerStateRef::Terminated(exit) => ("terminated", exit.reason.as_deref(), exit.message.as_deref()),
+            ContainerStateRef::Waiting => {
                 let waiting = status.state.as_ref().and_then(|state| state.waiting.as_ref());
                 ("waiting", waiting_reason(status), waiting.and_then(|waiting| waiting.message.as_deref()))
             }
-            State::None => ("unknown", None, None),
+            ContainerStateRef::None => ("unknown", None, None),
         };
         let exit = last_exit(status).map(|exit| Exit {
             code: exit.exit_code,
@@ -294,8 +294,8 @@ fn containers(status: &api::PodStatus) -> Vec<Container> {
     lists.into_iter().flatten().flatten().map(of).collect()
 }
 
-fn probe(probed: &Probed) -> Probe {
-    let Probed { container, instance, history } = probed;
+fn probe(probed: &ContainerProbeHistory) -> Probe {
+    let ContainerProbeHistory { container, instance, history } = probed;
     let runs = history.runs.iter().map(|run| ProbeRun {
         outcome: run.outcome.to_owned(),
         text: run.text.clone(),
@@ -325,8 +325,8 @@ fn unmet(status: &api::PodStatus) -> Vec<Condition> {
     told.collect()
 }
 
-fn passed(step: &StepTiming) -> Passed {
-    Passed {
+fn passed(step: &StepTiming) -> StageTiming {
+    StageTiming {
         stage: step.name.to_string(),
         times: step.times,
         first_seconds: seconds(step.first),

@@ -1,7 +1,7 @@
 //! Pod lifecycle state machine: syncing, terminating, terminated, finished. Pure.
 //!
 //! Data of one phase is in that phase's variant; no transition goes backwards. Inputs are the desired
-//! state of the sync loop ([`Wish`], latest wins) and the outcome of a worker's sync ([`Done`]).
+//! state of the sync loop ([`DesiredState`], latest wins) and the outcome of a worker's sync ([`SyncTransition`]).
 //! Implements spec 02a §9.1-9.4.
 
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub enum StopCause {
 
 /// A request to stop a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct StopOrder {
+pub struct StopRequest {
     /// Cause of the stop.
     pub cause: StopCause,
     /// Grace period in whole seconds that overrides the pod's own.
@@ -49,14 +49,14 @@ pub struct StatusOverride {
     pub is_unready: bool,
     /// Part of the grace period reserved for publishing the pod's final status: containers that are
     /// still running are killed before.
-    pub words: Duration,
+    pub status_reserve: Duration,
 }
 
 /// Desired state of a pod as the sync loop wants it; latest wins.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Wish {
+pub struct DesiredState {
     /// All stop requests so far, merged into one.
-    pub stop: Option<StopOrder>,
+    pub stop: Option<StopRequest>,
 }
 
 /// Lifecycle state of a pod.
@@ -85,7 +85,7 @@ pub enum Lifecycle {
 
 /// Outcome of a worker's sync that moves the lifecycle on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Done {
+pub enum SyncTransition {
     /// A sync found the pod's phase terminal.
     PhaseTerminal,
     /// All containers are stopped.
@@ -107,7 +107,7 @@ impl Lifecycle {
     /// The state after applying the desired state. `pod` is `None` for a pod that only the runtime
     /// knows: it is always terminating, with a grace period of 1 s.
     #[must_use]
-    pub fn heed(self, wish: &Wish, pod: Option<&Pod>) -> Self {
+    pub fn apply(self, wish: &DesiredState, pod: Option<&Pod>) -> Self {
         let Some(pod) = pod else {
             return match self {
                 Self::Syncing => Self::Terminating { cause: StopCause::Deleted, grace: 1 },
@@ -132,16 +132,15 @@ impl Lifecycle {
 
     /// The state after an outcome of the worker.
     #[must_use]
-    pub fn after(self, done: Done, pod: Option<&Pod>) -> Self {
+    pub fn after(self, done: SyncTransition, pod: Option<&Pod>) -> Self {
         match (self, done) {
-            (Self::Syncing, Done::PhaseTerminal) => Self::Terminating {
+            (Self::Syncing, SyncTransition::PhaseTerminal) => Self::Terminating {
                 cause: StopCause::Completed,
                 grace: pod.map_or(1, |pod| effective_grace(pod, None, None)),
             },
-            (Self::Terminating { cause, .. }, Done::Stopped) if pod.is_some() => Self::Terminated { cause },
-            (Self::Terminating { cause, .. }, Done::Stopped) | (Self::Terminated { cause }, Done::CleanedUp) => {
-                Self::Finished { cause }
-            }
+            (Self::Terminating { cause, .. }, SyncTransition::Stopped) if pod.is_some() => Self::Terminated { cause },
+            (Self::Terminating { cause, .. }, SyncTransition::Stopped)
+            | (Self::Terminated { cause }, SyncTransition::CleanedUp) => Self::Finished { cause },
             (other, _) => other,
         }
     }
@@ -184,9 +183,9 @@ impl Lifecycle {
 }
 
 /// Merges a stop request into the pending one: the latest status and the shortest grace period win.
-pub fn fold(standing: Option<StopOrder>, new: StopOrder) -> StopOrder {
+pub fn merge_stop_requests(standing: Option<StopRequest>, new: StopRequest) -> StopRequest {
     let Some(old) = standing else { return new };
-    StopOrder {
+    StopRequest {
         cause: stronger(old.cause, Some(new.cause)),
         grace_override: match (old.grace_override, new.grace_override) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -196,7 +195,7 @@ pub fn fold(standing: Option<StopOrder>, new: StopOrder) -> StopOrder {
     }
 }
 
-fn cause(wish: &Wish, pod: &Pod) -> Option<StopCause> {
+fn cause(wish: &DesiredState, pod: &Pod) -> Option<StopCause> {
     let ordered = wish.stop.as_ref().map(|stop| stop.cause);
     let deleted = pod.is_deleting().then_some(StopCause::Deleted);
     let terminal = pod.is_api_terminal().then_some(StopCause::Completed);
@@ -243,34 +242,41 @@ mod tests {
         Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete")
     }
 
-    fn stop(cause: StopCause, grace_override: Option<i64>) -> Wish {
-        Wish { stop: Some(StopOrder { cause, grace_override, status: None }) }
+    fn stop(cause: StopCause, grace_override: Option<i64>) -> DesiredState {
+        DesiredState { stop: Some(StopRequest { cause, grace_override, status: None }) }
     }
 
     #[test]
     fn a_pod_lives_forwards_only() {
         let plain = pod(json!({}), "Pending");
         let syncing = Lifecycle::first(false, false);
-        assert_eq!(syncing.clone().heed(&Wish::default(), Some(&plain)), Lifecycle::Syncing);
-        let stopping = syncing.heed(&stop(StopCause::Deleted, None), Some(&plain));
+        assert_eq!(syncing.clone().apply(&DesiredState::default(), Some(&plain)), Lifecycle::Syncing);
+        let stopping = syncing.apply(&stop(StopCause::Deleted, None), Some(&plain));
         assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 30 });
-        assert_eq!(stopping.clone().heed(&Wish::default(), Some(&plain)), stopping, "a wish withdrawn changes nothing");
-        let stopped = stopping.after(Done::Stopped, Some(&plain));
+        assert_eq!(
+            stopping.clone().apply(&DesiredState::default(), Some(&plain)),
+            stopping,
+            "a wish withdrawn changes nothing"
+        );
+        let stopped = stopping.after(SyncTransition::Stopped, Some(&plain));
         assert_eq!(stopped, Lifecycle::Terminated { cause: StopCause::Deleted });
-        let finished = stopped.after(Done::CleanedUp, Some(&plain));
+        let finished = stopped.after(SyncTransition::CleanedUp, Some(&plain));
         assert!(finished.is_finished() && finished.content_removable());
-        assert_eq!(finished.clone().heed(&Wish::default(), Some(&plain)), finished);
+        assert_eq!(finished.clone().apply(&DesiredState::default(), Some(&plain)), finished);
     }
 
     #[test]
     fn deletion_terminal_phases_and_orders_stop_a_pod() {
         let deleting = pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 7}), "");
         // AC-02a-9
-        let stopping = Lifecycle::Syncing.heed(&Wish::default(), Some(&deleting));
+        let stopping = Lifecycle::Syncing.apply(&DesiredState::default(), Some(&deleting));
         assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 7 });
-        let failed = Lifecycle::Syncing.heed(&Wish::default(), Some(&pod(json!({}), "Failed")));
+        let failed = Lifecycle::Syncing.apply(&DesiredState::default(), Some(&pod(json!({}), "Failed")));
         assert_eq!(failed, Lifecycle::Terminating { cause: StopCause::Completed, grace: 30 });
-        assert!(!failed.after(Done::Stopped, Some(&deleting)).content_removable(), "completed pods keep their content");
+        assert!(
+            !failed.after(SyncTransition::Stopped, Some(&deleting)).content_removable(),
+            "completed pods keep their content"
+        );
         assert_eq!(Lifecycle::first(true, false), Lifecycle::Terminated { cause: StopCause::Completed });
         assert_eq!(Lifecycle::first(true, true), Lifecycle::Syncing);
     }
@@ -289,12 +295,12 @@ mod tests {
             (&[Evicted, NodeShutdown], true, true),
         ] {
             let pod = pod(json!({}), "");
-            let heed = |life: Lifecycle, cause: &StopCause| life.heed(&stop(*cause, None), Some(&pod));
+            let heed = |life: Lifecycle, cause: &StopCause| life.apply(&stop(*cause, None), Some(&pod));
             let stopping = causes.iter().fold(Lifecycle::Syncing, heed);
             assert_eq!(stopping.content_removable(), while_it_ends, "{causes:?}");
-            let stopped = stopping.after(Done::Stopped, Some(&pod));
+            let stopped = stopping.after(SyncTransition::Stopped, Some(&pod));
             assert_eq!(stopped.content_removable(), afterwards, "{causes:?}");
-            let finished = stopped.after(Done::CleanedUp, Some(&pod));
+            let finished = stopped.after(SyncTransition::CleanedUp, Some(&pod));
             assert!(heed(finished, &Deleted).content_removable(), "{causes:?}: nobody wants it any more");
         }
     }
@@ -302,9 +308,9 @@ mod tests {
     #[test]
     fn what_only_the_runtime_knows_goes_with_one_second() {
         // AC-02a-17
-        let stopping = Lifecycle::Syncing.heed(&Wish::default(), None);
+        let stopping = Lifecycle::Syncing.apply(&DesiredState::default(), None);
         assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 1 });
-        assert_eq!(stopping.after(Done::Stopped, None), Lifecycle::Finished { cause: StopCause::Deleted });
+        assert_eq!(stopping.after(SyncTransition::Stopped, None), Lifecycle::Finished { cause: StopCause::Deleted });
     }
 
     #[test]
@@ -313,17 +319,17 @@ mod tests {
         let deleting = |grace: i64| {
             pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace}), "")
         };
-        let first = Lifecycle::Syncing.heed(&Wish::default(), Some(&deleting(30)));
+        let first = Lifecycle::Syncing.apply(&DesiredState::default(), Some(&deleting(30)));
         assert_eq!(first, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 30 });
-        let second = first.heed(&Wish::default(), Some(&deleting(0)));
+        let second = first.apply(&DesiredState::default(), Some(&deleting(0)));
         assert_eq!(second, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 1 });
     }
 
     #[test]
     fn orders_fold_into_the_strongest() {
-        let order = |cause, grace_override| StopOrder { cause, grace_override, status: None };
-        let folded = fold(Some(order(StopCause::Deleted, Some(5))), order(StopCause::Evicted, Some(9)));
+        let order = |cause, grace_override| StopRequest { cause, grace_override, status: None };
+        let folded = merge_stop_requests(Some(order(StopCause::Deleted, Some(5))), order(StopCause::Evicted, Some(9)));
         assert_eq!(folded, order(StopCause::Evicted, Some(5)));
-        assert_eq!(fold(None, order(StopCause::Deleted, None)), order(StopCause::Deleted, None));
+        assert_eq!(merge_stop_requests(None, order(StopCause::Deleted, None)), order(StopCause::Deleted, None));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use berth_status::baseline::goes_on;
+use berth_status::previous_status::is_active;
 use berth_types::{Pod, PodFullName, PodUid, api, spec::ANNOTATION_MIRROR};
 
 /// Desired pods and mirror pods, by UID and by full name.
@@ -65,10 +65,10 @@ impl PodManager {
 
     /// The status of a static pod's mirror pod, if that has started and not ended; `None` for other
     /// pods and for mirror pods of an earlier version of the manifest.
-    pub fn told_of(&self, pod: &Pod) -> Option<&api::PodStatus> {
+    pub fn mirror_status(&self, pod: &Pod) -> Option<&api::PodStatus> {
         let mirror = self.mirrors.get(self.mirror_by_name.get(&pod.full_name())?)?;
         let is_own = pod.is_static() && mirror.annotation(ANNOTATION_MIRROR) == Some(pod.uid().as_str());
-        mirror.status.as_deref().filter(|told| is_own && goes_on(told))
+        mirror.status.as_deref().filter(|told| is_own && is_active(told))
     }
 
     /// The static pod of a mirror pod.
@@ -124,9 +124,9 @@ mod tests {
         ] {
             let mut manager = PodManager::default();
             manager.upsert(web.clone());
-            assert!(manager.told_of(&web).is_none(), "no mirror yet");
+            assert!(manager.mirror_status(&web).is_none(), "no mirror yet");
             manager.upsert(mirror);
-            assert_eq!(manager.told_of(&web).is_some(), tells, "{case}");
+            assert_eq!(manager.mirror_status(&web).is_some(), tells, "{case}");
         }
     }
 

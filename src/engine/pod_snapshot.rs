@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use futures::{Stream, stream};
 use tokio::sync::watch;
 
-use super::{lifecycle::Lifecycle, standings::Standing};
+use super::{lifecycle::Lifecycle, worker_status::PodWorkerStatus};
 use berth_ports::PodStateProvider;
 use berth_types::{Pod, PodUid};
 
@@ -20,7 +20,7 @@ pub struct PodSnapshot {
     /// record (it was rejected or awaits admission).
     pub lifecycles: HashMap<PodUid, Option<Lifecycle>>,
     /// Status of each pod's worker, unordered.
-    pub workers: Vec<Standing>,
+    pub workers: Vec<PodWorkerStatus>,
 }
 
 /// Reader of the latest [`PodSnapshot`]. Cheap to clone; never blocks.

@@ -10,11 +10,11 @@ use berth_types::{PodFullName, PodUid};
 /// Queues of waiting static pods by full name.
 #[derive(Debug, Default)]
 pub struct StaticOrder {
-    names: HashMap<PodFullName, Line>,
+    names: HashMap<PodFullName, StartQueue>,
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct StartQueue {
     started: Option<PodUid>,
     waiting: VecDeque<PodUid>,
 }

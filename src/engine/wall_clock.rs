@@ -17,7 +17,7 @@ pub struct WallClock {
 
 impl WallClock {
     /// Takes a reading of both clocks; returns by how much the wall clock jumped since the last one.
-    pub fn jumped(&mut self, wall: Timestamp, uptime: Duration) -> Option<SignedDuration> {
+    pub fn detect_jump(&mut self, wall: Timestamp, uptime: Duration) -> Option<SignedDuration> {
         let (wall_before, before) = self.last.replace((wall, uptime))?;
         let passed = SignedDuration::try_from(uptime.saturating_sub(before)).unwrap_or(SignedDuration::MAX);
         let jump = wall.duration_since(wall_before).saturating_sub(passed);
@@ -34,7 +34,7 @@ mod tests {
         let mut clock = WallClock::default();
         let mut look = |wall, uptime| {
             let wall = Timestamp::from_millisecond(wall).expect("in range");
-            clock.jumped(wall, Duration::from_millis(uptime)).map(|jump| jump.as_secs())
+            clock.detect_jump(wall, Duration::from_millis(uptime)).map(|jump| jump.as_secs())
         };
         for (wall, uptime, expected) in [
             (1_000_000, 0, None),

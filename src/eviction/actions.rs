@@ -8,7 +8,7 @@ use tokio::{sync::mpsc, time::timeout};
 use super::{
     message::Verdict,
     page_cache::PageCache,
-    ports::{Missing, Needs, Pods, Reclaim},
+    ports::{MemoryShortage, Pods, Reclaim, UsageScope},
     usage::{ContainerUse, DiskUse, PodUse},
 };
 use crate::{
@@ -28,7 +28,7 @@ use berth_stats::{
 };
 use berth_types::{Pod, PodUid};
 
-/// Maximum age of disk measurements for [`Needs::DisksNow`]: older ones do not show which pod filled the disk.
+/// Maximum age of disk measurements for [`UsageScope::DisksNow`]: older ones do not show which pod filled the disk.
 const MEASURED: Duration = Duration::from_secs(5);
 /// Deadline for the removal of dead containers and for the removal of unused images.
 const RECLAIM_LIMIT: Duration = Duration::from_secs(120);
@@ -53,16 +53,16 @@ impl Pods for EnginePods {
         active.map(|pod| self.allocations.allocated(pod)).collect()
     }
 
-    async fn usages(&self, needs: Needs) -> Result<HashMap<PodUid, PodUse>, String> {
+    async fn usages(&self, needs: UsageScope) -> Result<HashMap<PodUid, PodUse>, String> {
         let summary = match needs {
-            Needs::Memory => self.statistics.values(Form::Short).await,
-            Needs::Processes => {
+            UsageScope::Memory => self.statistics.values(Form::Short).await,
+            UsageScope::Processes => {
                 let counts = self.statistics.processes().await?;
                 let only = |(pod, processes)| (pod, PodUse { processes, ..PodUse::default() });
                 return Ok(counts.into_iter().map(only).collect());
             }
-            Needs::Disks => self.statistics.values(Form::Full).await,
-            Needs::DisksNow => self.statistics.values_now(MEASURED).await,
+            UsageScope::Disks => self.statistics.values(Form::Full).await,
+            UsageScope::DisksNow => self.statistics.values_now(MEASURED).await,
         }?;
         Ok(summary.pods.iter().map(|pod| (pod.id.uid.clone(), usage(pod))).collect())
     }
@@ -77,12 +77,12 @@ impl Pods for EnginePods {
             disruption,
             keeps_success: false,
             is_unready: false,
-            words: Duration::ZERO,
+            status_reserve: Duration::ZERO,
         };
         kill_and_wait(&self.commands, pod, StopCause::Evicted, Some(verdict.grace), Some(status)).await
     }
 
-    async fn gone(&self, pod: &PodUid) {
+    async fn cleaned_up(&self, pod: &PodUid) {
         self.pods.finished(pod).await;
     }
 }
@@ -105,21 +105,21 @@ fn usage(pod: &PodStats) -> PodUse {
 }
 
 /// [`Reclaim`] of this node: dead containers, unused images, and page cache.
-pub struct Removal {
+pub struct NodeReclaimer {
     /// Removes dead containers.
     pub runtime: Arc<RuntimeManager>,
     /// Removes images.
     pub images: Arc<images::Manager>,
     /// Decides whether the content of a pod may be removed.
-    pub fates: Arc<dyn PodStateProvider>,
+    pub pod_states: Arc<dyn PodStateProvider>,
     /// Reclaims page cache.
     pub page_cache: PageCache,
 }
 
 #[async_trait]
-impl Reclaim for Removal {
+impl Reclaim for NodeReclaimer {
     async fn containers(&self) -> Result<(), String> {
-        let collected = self.runtime.collect_garbage(&self.fates, GcMode::EvictTerminated);
+        let collected = self.runtime.collect_garbage(&self.pod_states, GcMode::EvictTerminated);
         timeout(RECLAIM_LIMIT, collected).await.unwrap_or_else(|_| Err(late("dead containers")))
     }
 
@@ -130,8 +130,8 @@ impl Reclaim for Removal {
         }
     }
 
-    async fn page_cache(&self, worst: &PodUid, missing: Missing) -> bool {
-        self.page_cache.take_back(worst, missing).await
+    async fn page_cache(&self, worst: &PodUid, missing: MemoryShortage) -> bool {
+        self.page_cache.reclaim(worst, missing).await
     }
 }
 

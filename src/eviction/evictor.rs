@@ -20,16 +20,16 @@ use super::{
     EvictionConfig,
     limits::{exceeded, has_limits},
     message::{Verdict, verdict},
-    ports::{Missing, Needs, Pods, Reclaim},
+    ports::{MemoryShortage, Pods, Reclaim, UsageScope},
     pressure::{grace, is_resolved, missing},
     rank::{is_exempt, rank},
-    signals::{Layout, Moment, resource},
+    signals::{Layout, Uptime, resource},
     usage::Candidate,
-    watcher::Picture,
+    watcher::NodeSnapshot,
 };
 use berth_config::eviction::{Signal, Threshold};
 use berth_metrics::EvictionMetrics;
-use berth_ports::{Event, EventSink, Pulse};
+use berth_ports::{Event, EventSink, TaskLiveness};
 use berth_types::{Pod, PodUid};
 
 /// Period of the check of local storage limits; also how long a signal is suspended for which no pod could be evicted.
@@ -63,7 +63,7 @@ pub struct EvictorDeps {
     /// Eviction metrics.
     pub metrics: EvictionMetrics,
     /// Reports that the task is alive.
-    pub pulse: Pulse,
+    pub pulse: TaskLiveness,
 }
 
 /// Evictor of this node; see the module's documentation.
@@ -71,19 +71,19 @@ pub struct Evictor {
     config: Arc<EvictionConfig>,
     deps: EvictorDeps,
     began: Instant,
-    pictures: watch::Receiver<Option<Arc<Picture>>>,
+    pictures: watch::Receiver<Option<Arc<NodeSnapshot>>>,
     /// Pods whose cleanup timed out: they are not waited for again.
     stuck: HashSet<PodUid>,
     /// Signals for which nothing could be done, each with the time until which it is suspended.
-    held: BTreeMap<Signal, Instant>,
+    suspended: BTreeMap<Signal, Instant>,
     limits_at: Instant,
     /// No evictable pod existed: the agent starts and knows no pod yet, or critical pods only.
-    is_alone: bool,
+    has_no_evictable_pod: bool,
 }
 
 /// Result of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Outcome {
+enum PassResult {
     /// Resources were freed or will be: evaluate again immediately.
     Freed,
     /// Nothing had to be done.
@@ -94,7 +94,7 @@ enum Outcome {
 
 /// Reason for a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Cause {
+enum PassReason {
     Shortage,
     Limits,
 }
@@ -104,7 +104,7 @@ impl Evictor {
     pub fn new(
         config: Arc<EvictionConfig>,
         deps: EvictorDeps,
-        pictures: watch::Receiver<Option<Arc<Picture>>>,
+        pictures: watch::Receiver<Option<Arc<NodeSnapshot>>>,
         began: Instant,
     ) -> Self {
         Self {
@@ -113,9 +113,9 @@ impl Evictor {
             began,
             pictures,
             stuck: HashSet::new(),
-            held: BTreeMap::new(),
+            suspended: BTreeMap::new(),
             limits_at: Instant::now() + PERIOD,
-            is_alone: false,
+            has_no_evictable_pod: false,
         }
     }
 
@@ -125,127 +125,127 @@ impl Evictor {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = self.turn() => {}
+                () = self.run_pass() => {}
             }
         }
     }
 
-    async fn turn(&mut self) {
+    async fn run_pass(&mut self) {
         let cause = self.wait().await;
         let outcome = match cause {
-            Cause::Limits => {
+            PassReason::Limits => {
                 self.limits_at = Instant::now() + PERIOD;
-                self.keep_limits().await
+                self.enforce_limits().await
             }
-            Cause::Shortage => self.relieve().await,
+            PassReason::Shortage => self.reclaim_or_evict().await,
         };
-        if let Outcome::Failed(signal, pause) = outcome {
-            self.held.insert(signal, Instant::now() + pause);
+        if let PassResult::Failed(signal, pause) = outcome {
+            self.suspended.insert(signal, Instant::now() + pause);
         }
     }
 
     /// Waits until a threshold is due or limits have to be checked.
-    async fn wait(&mut self) -> Cause {
+    async fn wait(&mut self) -> PassReason {
         loop {
-            self.deps.pulse.works();
+            self.deps.pulse.report_progress();
             let now = Instant::now();
-            self.held.retain(|_, until| *until > now);
-            if self.is_alone && self.deps.pods.active().iter().any(|pod| self.may_go(pod)) {
+            self.suspended.retain(|_, until| *until > now);
+            if self.has_no_evictable_pod && self.deps.pods.active().iter().any(|pod| self.is_evictable(pod)) {
                 // Resumes only the signal that ranks first: the new pods may not help with the others, and those can
                 // wait.
                 let picture = self.latest();
                 let mut due = picture.due.iter().map(|(threshold, _)| threshold.signal);
-                if let Some(first) = due.find(|signal| self.held.contains_key(signal)) {
-                    self.held.remove(&first);
+                if let Some(first) = due.find(|signal| self.suspended.contains_key(signal)) {
+                    self.suspended.remove(&first);
                 }
-                self.is_alone = false;
+                self.has_no_evictable_pod = false;
             }
-            self.is_alone &= !self.held.is_empty();
-            let (held, limits_at) = (self.held.clone(), self.limits_at);
-            let is_due = |picture: &Option<Arc<Picture>>| {
-                picture.as_ref().is_some_and(|picture| first_but(&held, picture).is_some())
+            self.has_no_evictable_pod &= !self.suspended.is_empty();
+            let (held, limits_at) = (self.suspended.clone(), self.limits_at);
+            let is_due = |picture: &Option<Arc<NodeSnapshot>>| {
+                picture.as_ref().is_some_and(|picture| first_not_suspended(&held, picture).is_some())
             };
             let again = held.values().min().copied().unwrap_or_else(|| limits_at.max(now + PERIOD));
-            let again = if self.is_alone { again.min(now + RETRY) } else { again };
+            let again = if self.has_no_evictable_pod { again.min(now + RETRY) } else { again };
             tokio::select! {
                 biased;
                 is_found = async { self.pictures.wait_for(is_due).await.is_ok() } => {
                     if is_found {
-                        return Cause::Shortage;
+                        return PassReason::Shortage;
                     }
                     std::future::pending::<()>().await; // the watcher has ended
                 }
-                () = sleep_until(limits_at), if self.config.local_storage => return Cause::Limits,
+                () = sleep_until(limits_at), if self.config.local_storage => return PassReason::Limits,
                 () = sleep_until(again) => {}
             }
         }
     }
 
     /// Evicts pods that exceed their limits on local storage.
-    async fn keep_limits(&mut self) -> Outcome {
+    async fn enforce_limits(&mut self) -> PassResult {
         let active = self.deps.pods.active();
         if !active.iter().any(|pod| has_limits(pod)) {
-            return Outcome::Nothing;
+            return PassResult::Nothing;
         }
         // All limits of pods apply to the node's file system.
-        let candidates = self.unless_memory_is_short(Signal::NodeFs, self.candidates(active, Needs::Disks)).await;
-        let Some(candidates) = candidates.flatten() else { return Outcome::Nothing };
+        let candidates = self.unless_memory_is_short(Signal::NodeFs, self.candidates(active, UsageScope::Disks)).await;
+        let Some(candidates) = candidates.flatten() else { return PassResult::Nothing };
         self.evict_exceeding(&candidates).await
     }
 
-    async fn evict_exceeding(&mut self, candidates: &[Candidate]) -> Outcome {
+    async fn evict_exceeding(&mut self, candidates: &[Candidate]) -> PassResult {
         if !self.config.local_storage {
-            return Outcome::Nothing;
+            return PassResult::Nothing;
         }
         let layout = self.latest().layout;
-        let can_go = |candidate: &&Candidate| self.may_go(&candidate.pod);
+        let can_go = |candidate: &&Candidate| self.is_evictable(&candidate.pod);
         let found: Vec<(Arc<Pod>, Verdict)> = candidates
             .iter()
             .filter(can_go)
             .filter_map(|candidate| Some((candidate.pod.clone(), exceeded(candidate, layout)?)))
             .collect();
         if found.is_empty() {
-            return Outcome::Nothing;
+            return PassResult::Nothing;
         }
         let gone = join_all(found.iter().map(|(pod, verdict)| self.evict(pod, verdict))).await;
-        self.remember(found.iter().zip(gone).filter(|(_, is_gone)| !is_gone).map(|((pod, _), _)| pod.uid().clone()));
+        self.mark_stuck(found.iter().zip(gone).filter(|(_, is_gone)| !is_gone).map(|((pod, _), _)| pod.uid().clone()));
         // Observations from before the evictions are outdated.
-        self.look_after(self.began.elapsed() + SETTLE).await;
-        Outcome::Freed
+        self.wait_for_observation(self.began.elapsed() + SETTLE).await;
+        PassResult::Freed
     }
 
     /// Frees resources for the first threshold that is met and not suspended.
-    async fn relieve(&mut self) -> Outcome {
-        let Some(signal) = first_but(&self.held, &self.latest()) else { return Outcome::Nothing };
+    async fn reclaim_or_evict(&mut self) -> PassResult {
+        let Some(signal) = first_not_suspended(&self.suspended, &self.latest()) else { return PassResult::Nothing };
         let needs = match signal {
-            signal if is_memory(signal) => Needs::Memory,
-            Signal::Pid => Needs::Processes,
-            _ => Needs::DisksNow,
+            signal if is_memory(signal) => UsageScope::Memory,
+            Signal::Pid => UsageScope::Processes,
+            _ => UsageScope::DisksNow,
         };
         let active = self.deps.pods.active();
         let Some(candidates) = self.unless_memory_is_short(signal, self.candidates(active, needs)).await else {
-            return Outcome::Nothing;
+            return PassResult::Nothing;
         };
-        let Some(candidates) = candidates else { return Outcome::Failed(signal, RETRY) };
-        if needs == Needs::DisksNow && self.evict_exceeding(&candidates).await == Outcome::Freed {
-            return Outcome::Freed;
+        let Some(candidates) = candidates else { return PassResult::Failed(signal, RETRY) };
+        if needs == UsageScope::DisksNow && self.evict_exceeding(&candidates).await == PassResult::Freed {
+            return PassResult::Freed;
         }
         info!(resourceName = resource(signal), "Eviction manager: attempting to reclaim");
         let text = format!("Attempting to reclaim {}", resource(signal));
         self.deps.events.record(Event::node_warning("EvictionThresholdMet", text));
         let mut picture = self.latest();
         let Some(is_tried) = self.unless_memory_is_short(signal, self.reclaim(signal, picture.layout)).await else {
-            return Outcome::Nothing;
+            return PassResult::Nothing;
         };
         if is_tried {
-            picture = self.look_after(self.began.elapsed() + SETTLE).await;
+            picture = self.wait_for_observation(self.began.elapsed() + SETTLE).await;
             if is_relieved(&picture) {
-                return Outcome::Freed;
+                return PassResult::Freed;
             }
         }
-        let (picture, candidates) = self.take_pages(signal, picture, candidates).await;
+        let (picture, candidates) = self.reclaim_page_cache(signal, picture, candidates).await;
         if is_relieved(&picture) {
-            return Outcome::Freed;
+            return PassResult::Freed;
         }
         self.evict_one(signal, &picture, candidates).await
     }
@@ -255,8 +255,8 @@ impl Evictor {
     async fn unless_memory_is_short<T>(&self, signal: Signal, work: impl Future<Output = T>) -> Option<T> {
         let mut pictures = self.pictures.clone();
         let is_it =
-            |(due, _): &(Threshold, Moment)| due.is_hard() && is_memory(due.signal) && !self.is_held(due.signal);
-        let is_short = |picture: &Option<Arc<Picture>>| picture.as_ref().is_some_and(|p| p.due.iter().any(is_it));
+            |(due, _): &(Threshold, Uptime)| due.is_hard() && is_memory(due.signal) && !self.is_suspended(due.signal);
+        let is_short = |picture: &Option<Arc<NodeSnapshot>>| picture.as_ref().is_some_and(|p| p.due.iter().any(is_it));
         tokio::select! {
             biased;
             done = work => Some(done),
@@ -265,12 +265,12 @@ impl Evictor {
     }
 
     /// Reclaims page cache as long as that helps; returns the resulting observation and candidates.
-    async fn take_pages(
+    async fn reclaim_page_cache(
         &mut self,
         signal: Signal,
-        mut picture: Arc<Picture>,
+        mut picture: Arc<NodeSnapshot>,
         mut candidates: Vec<Candidate>,
-    ) -> (Arc<Picture>, Vec<Candidate>) {
+    ) -> (Arc<NodeSnapshot>, Vec<Candidate>) {
         let until = Instant::now() + TAKING;
         let mut fruitless = 0;
         // The workload that fills memory continues meanwhile.
@@ -285,7 +285,7 @@ impl Evictor {
             if !is_tried {
                 break;
             }
-            picture = self.look_after(self.began.elapsed()).await;
+            picture = self.wait_for_observation(self.began.elapsed()).await;
             let after = shortage(&picture, signal);
             if after.is_none() {
                 break;
@@ -293,19 +293,19 @@ impl Evictor {
             fruitless = if after < before { 0 } else { fruitless + 1 };
             // The pod whose page cache was reclaimed is not necessarily the one that fills memory.
             let active = self.deps.pods.active();
-            candidates = self.candidates(active, Needs::Memory).await.unwrap_or(candidates);
+            candidates = self.candidates(active, UsageScope::Memory).await.unwrap_or(candidates);
         }
         (picture, candidates)
     }
 
     /// Reclaims page cache if memory is what is missing: active file pages count as used, but can be reclaimed. Returns
     /// whether that was attempted.
-    async fn take_back(&self, signal: Signal, picture: &Picture, candidates: &mut [Candidate]) -> bool {
+    async fn take_back(&self, signal: Signal, picture: &NodeSnapshot, candidates: &mut [Candidate]) -> bool {
         let Some((bytes, least)) = shortage(picture, signal).filter(|_| is_memory(signal)) else { return false };
         rank(candidates, signal, picture.layout);
         let Some(worst) = candidates.iter().find(|candidate| !is_exempt(candidate)) else { return false };
-        self.deps.pulse.works();
-        let missing = Missing { bytes, least, of_machine: signal == Signal::Memory };
+        self.deps.pulse.report_progress();
+        let missing = MemoryShortage { bytes, least, of_machine: signal == Signal::Memory };
         let is_tried = self.deps.reclaim.page_cache(worst.pod.uid(), missing).await;
         if is_tried {
             info!(bytes, pod = %worst.pod.object_name(), "Eviction manager: page cache of pods was taken back");
@@ -316,11 +316,11 @@ impl Evictor {
     /// Reclaims node-level resources that help with the signal; returns whether anything was attempted.
     async fn reclaim(&self, signal: Signal, layout: Layout) -> bool {
         let (containers, images) = reclaims(signal, layout);
-        self.deps.pulse.works();
+        self.deps.pulse.report_progress();
         if containers && let Err(err) = self.deps.reclaim.containers().await {
             warn!(err, "Eviction manager: unexpected error when attempting to reclaim dead containers");
         }
-        self.deps.pulse.works();
+        self.deps.pulse.report_progress();
         if images && let Err(err) = self.deps.reclaim.images().await {
             warn!(err, "Eviction manager: unexpected error when attempting to reclaim images");
         }
@@ -328,9 +328,14 @@ impl Evictor {
     }
 
     /// Evicts the first candidate that may be evicted; none if the signal is no longer due.
-    async fn evict_one(&mut self, signal: Signal, picture: &Picture, mut candidates: Vec<Candidate>) -> Outcome {
-        let is_it = |due: &&(Threshold, Moment)| due.0.signal == signal;
-        let Some((first, since)) = picture.due.iter().find(is_it) else { return Outcome::Freed };
+    async fn evict_one(
+        &mut self,
+        signal: Signal,
+        picture: &NodeSnapshot,
+        mut candidates: Vec<Candidate>,
+    ) -> PassResult {
+        let is_it = |due: &&(Threshold, Uptime)| due.0.signal == signal;
+        let Some((first, since)) = picture.due.iter().find(is_it) else { return PassResult::Freed };
         info!(resourceName = resource(signal), "Eviction manager: must evict pod(s) to reclaim");
         rank(&mut candidates, signal, picture.layout);
         let names: Vec<String> = candidates.iter().map(|candidate| candidate.pod.object_name()).collect();
@@ -355,24 +360,24 @@ impl Evictor {
             let Some(verdict) = verdict(candidate, &due, &picture.seen, grace) else { break };
             self.deps.metrics.reacted(verdict.signal, self.began.elapsed().saturating_sub(*since));
             if !self.evict(pod, &verdict).await {
-                self.remember([pod.uid().clone()].into_iter());
+                self.mark_stuck([pod.uid().clone()].into_iter());
             }
             // Observations from before the eviction are outdated.
             let settle = if signal == Signal::Pid { Duration::ZERO } else { SETTLE };
-            self.look_after(self.began.elapsed() + settle).await;
-            return Outcome::Freed;
+            self.wait_for_observation(self.began.elapsed() + settle).await;
+            return PassResult::Freed;
         }
         info!("Eviction manager: unable to evict any pods from the node");
-        self.is_alone = !candidates.iter().any(|candidate| self.may_go(&candidate.pod));
-        Outcome::Failed(signal, PERIOD)
+        self.has_no_evictable_pod = !candidates.iter().any(|candidate| self.is_evictable(&candidate.pod));
+        PassResult::Failed(signal, PERIOD)
     }
 
     /// Evicts a pod and waits for its cleanup; returns whether that completed.
     async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> bool {
         let event = Event::warning(pod.id(), "Evicted", verdict.message.clone());
         self.deps.events.record(event.annotated(verdict.annotations.iter().cloned()));
-        self.deps.pulse.expects(Duration::from_secs(verdict.grace.max(0).unsigned_abs()).saturating_mul(2));
-        match self.end(pod, verdict).await {
+        self.deps.pulse.expect_within(Duration::from_secs(verdict.grace.max(0).unsigned_abs()).saturating_mul(2));
+        match self.terminate(pod, verdict).await {
             Ok(()) => info!(pod = %pod.object_name(), "Eviction manager: pod is evicted successfully"),
             Err(err) => {
                 let text = "Container runtime did not kill the pod within specified grace period.";
@@ -381,7 +386,7 @@ impl Evictor {
             }
         }
         self.deps.metrics.evicted(verdict.signal);
-        let is_gone = timeout(GONE, self.deps.pods.gone(pod.uid())).await.is_ok();
+        let is_gone = timeout(GONE, self.deps.pods.cleaned_up(pod.uid())).await.is_ok();
         if !is_gone {
             info!(pod = %pod.object_name(), "Eviction manager: timed out waiting for pods to be cleaned up");
         }
@@ -391,11 +396,12 @@ impl Evictor {
     /// Stops a pod. A running grace period is shortened once any hard threshold is met, because no other pod is evicted
     /// meanwhile.
     /// Suspended signals other than the pod's own do not shorten it: nothing can be done for them.
-    async fn end(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
+    async fn terminate(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
         let mut pictures = self.pictures.clone();
-        let may_help = |signal: Signal| signal.as_str() == verdict.signal || !self.is_held(signal);
-        let is_hard = |(due, _): &(Threshold, Moment)| due.is_hard() && may_help(due.signal);
-        let is_urgent = |picture: &Option<Arc<Picture>>| picture.as_ref().is_some_and(|p| p.due.iter().any(is_hard));
+        let may_help = |signal: Signal| signal.as_str() == verdict.signal || !self.is_suspended(signal);
+        let is_hard = |(due, _): &(Threshold, Uptime)| due.is_hard() && may_help(due.signal);
+        let is_urgent =
+            |picture: &Option<Arc<NodeSnapshot>>| picture.as_ref().is_some_and(|p| p.due.iter().any(is_hard));
         tokio::select! {
             biased;
             ended = self.deps.pods.evict(pod, verdict) => return ended,
@@ -406,23 +412,23 @@ impl Evictor {
     }
 
     /// Returns whether a signal is suspended now; a suspension may expire during another operation.
-    fn is_held(&self, signal: Signal) -> bool {
-        self.held.get(&signal).is_some_and(|until| *until > Instant::now())
+    fn is_suspended(&self, signal: Signal) -> bool {
+        self.suspended.get(&signal).is_some_and(|until| *until > Instant::now())
     }
 
     /// Returns whether a pod may be evicted: it is not critical, and no eviction of it timed out.
-    fn may_go(&self, pod: &Pod) -> bool {
+    fn is_evictable(&self, pod: &Pod) -> bool {
         !pod.is_critical() && !self.stuck.contains(pod.uid())
     }
 
-    fn remember(&mut self, stuck: impl Iterator<Item = PodUid>) {
+    fn mark_stuck(&mut self, stuck: impl Iterator<Item = PodUid>) {
         let active: HashSet<PodUid> = self.deps.pods.active().iter().map(|pod| pod.uid().clone()).collect();
         self.stuck.extend(stuck);
         self.stuck.retain(|uid| active.contains(uid));
     }
 
     /// Combines pods with their usage; `None` if usage could not be read.
-    async fn candidates(&self, active: Vec<Arc<Pod>>, needs: Needs) -> Option<Vec<Candidate>> {
+    async fn candidates(&self, active: Vec<Arc<Pod>>, needs: UsageScope) -> Option<Vec<Candidate>> {
         let mut usages = match self.deps.pods.usages(needs).await {
             Ok(usages) => usages,
             Err(err) => {
@@ -434,13 +440,13 @@ impl Evictor {
         Some(active.into_iter().map(candidate).collect())
     }
 
-    fn latest(&self) -> Arc<Picture> {
+    fn latest(&self) -> Arc<NodeSnapshot> {
         self.pictures.borrow().clone().unwrap_or_default()
     }
 
     /// Waits for an observation that began after `at`; returns the latest one after a timeout.
-    async fn look_after(&mut self, at: Moment) -> Arc<Picture> {
-        let is_later = |picture: &Option<Arc<Picture>>| picture.as_ref().is_some_and(|picture| picture.at > at);
+    async fn wait_for_observation(&mut self, at: Uptime) -> Arc<NodeSnapshot> {
+        let is_later = |picture: &Option<Arc<NodeSnapshot>>| picture.as_ref().is_some_and(|picture| picture.at > at);
         if timeout(LOOK_PATIENCE, self.pictures.wait_for(is_later)).await.is_err() {
             debug!("Eviction manager: no fresh look in time");
         }
@@ -449,12 +455,12 @@ impl Evictor {
 }
 
 /// The first due signal that is not suspended.
-fn first_but(held: &BTreeMap<Signal, Instant>, picture: &Picture) -> Option<Signal> {
+fn first_not_suspended(held: &BTreeMap<Signal, Instant>, picture: &NodeSnapshot) -> Option<Signal> {
     picture.due.iter().map(|(threshold, _)| threshold.signal).find(|signal| !held.contains_key(signal))
 }
 
 /// Returns whether no threshold is met any more, and logs that.
-fn is_relieved(picture: &Picture) -> bool {
+fn is_relieved(picture: &NodeSnapshot) -> bool {
     let is_resolved = is_resolved(&picture.thresholds, &picture.seen);
     if is_resolved {
         info!("Eviction manager: able to reduce resource pressure without evicting pods.");
@@ -464,7 +470,7 @@ fn is_relieved(picture: &Picture) -> bool {
 
 /// Amount of a signal that is missing, and the amount that has to be available then. A soft threshold within its grace
 /// period requires nothing yet.
-fn shortage(picture: &Picture, signal: Signal) -> Option<(u64, u64)> {
+fn shortage(picture: &NodeSnapshot, signal: Signal) -> Option<(u64, u64)> {
     let due: Vec<Threshold> = picture.due.iter().map(|(threshold, _)| threshold.clone()).collect();
     missing(&due, &picture.seen, signal)
 }

@@ -17,8 +17,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::ports::Alarm;
-use berth_sys::memory_events::{GroupEvents, Stalls, UsageLine};
+use super::ports::ThresholdNotifications;
+use berth_sys::memory_events::{CgroupMemoryEvents, PressureTrigger, UsageThreshold};
 
 /// PSI file of the whole machine, independent of control groups.
 const STALLS: &str = "/proc/pressure/memory";
@@ -43,15 +43,15 @@ impl ThresholdNotifier {
 }
 
 #[async_trait]
-impl Alarm for ThresholdNotifier {
-    async fn rung(&self) {
+impl ThresholdNotifications for ThresholdNotifier {
+    async fn notified(&self) {
         self.0.notified().await;
     }
 }
 
 /// Notifies `notifier` when tasks stall on memory, if the kernel supports PSI.
-pub async fn hear_stalls(notifier: Arc<ThresholdNotifier>, stop: CancellationToken) {
-    let stalls = match Stalls::of(Path::new(STALLS)) {
+pub async fn watch_psi(notifier: Arc<ThresholdNotifier>, stop: CancellationToken) {
+    let stalls = match PressureTrigger::of(Path::new(STALLS)) {
         Ok(stalls) => stalls,
         Err(err) => return debug!(file = STALLS, %err, "The kernel does not tell when tasks wait for memory"),
     };
@@ -69,9 +69,9 @@ pub async fn hear_stalls(notifier: Arc<ThresholdNotifier>, stop: CancellationTok
 }
 
 /// Notifies `notifier` when the cgroup of all pods reaches its memory limit, if it is in the unified hierarchy.
-pub async fn hear_group(group: String, notifier: Arc<ThresholdNotifier>, stop: CancellationToken) {
+pub async fn watch_memory_events(group: String, notifier: Arc<ThresholdNotifier>, stop: CancellationToken) {
     let directory: PathBuf = Path::new(UNIFIED).join(group.trim_start_matches('/'));
-    let mut events = match GroupEvents::of(&directory) {
+    let mut events = match CgroupMemoryEvents::of(&directory) {
         Ok(events) => events,
         Err(err) => return debug!(group, %err, "The kernel does not tell when pods meet their limit of memory"),
     };
@@ -89,16 +89,16 @@ pub async fn hear_group(group: String, notifier: Arc<ThresholdNotifier>, stop: C
 }
 
 /// Notifies `notifier` when memory usage crosses the latest threshold of `lines`, on cgroup v1.
-pub async fn hear_usage(
+pub async fn watch_memcg_usage(
     mut lines: watch::Receiver<Option<u64>>,
     notifier: Arc<ThresholdNotifier>,
     stop: CancellationToken,
 ) {
-    let mut drawn: Option<(u64, UsageLine)> = None;
+    let mut drawn: Option<(u64, UsageThreshold)> = None;
     loop {
         let wanted = *lines.borrow_and_update();
         if let Some(bytes) = wanted.filter(|bytes| is_elsewhere(drawn.as_ref().map(|(at, _)| *at), *bytes)) {
-            match UsageLine::draw(Path::new(ROOT_GROUP), bytes) {
+            match UsageThreshold::set(Path::new(ROOT_GROUP), bytes) {
                 Ok(line) => drawn = Some((bytes, line)),
                 Err(err) => return debug!(group = ROOT_GROUP, %err, "The kernel does not tell of the use of memory"),
             }
@@ -149,8 +149,8 @@ mod tests {
         let notifier = ThresholdNotifier::default();
         notifier.notify();
         notifier.notify();
-        notifier.rung().await;
-        let again = tokio::time::timeout(Duration::from_millis(1), notifier.rung()).await;
+        notifier.notified().await;
+        let again = tokio::time::timeout(Duration::from_millis(1), notifier.notified()).await;
         assert!(again.is_err());
     }
 }

@@ -105,7 +105,7 @@ mod tests {
 
     use super::{
         super::{
-            signals::{Moment, Observation},
+            signals::{Observation, Uptime},
             usage::{DiskUse, PodUse},
         },
         *,
@@ -132,7 +132,7 @@ mod tests {
             .map(|(signal, below)| Threshold { signal: *signal, below: *below, grace: None, min_reclaim: None })
             .collect();
         let seen = |(signal, _): &(Signal, Level)| {
-            (*signal, Observation { available: amount(available), capacity: 8 << 30, at: Moment::ZERO })
+            (*signal, Observation { available: amount(available), capacity: 8 << 30, at: Uptime::ZERO })
         };
         let seen: Observations = thresholds.iter().map(seen).collect();
         let verdict = verdict(candidate, &due, &seen, 1).expect("a threshold");

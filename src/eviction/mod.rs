@@ -33,7 +33,7 @@ mod watcher;
 use std::time::Duration;
 
 pub use evictor::{Evictor, EvictorDeps};
-pub use watcher::{Picture, Watcher, WatcherDeps};
+pub use watcher::{NodeSnapshot, Watcher, WatcherDeps};
 
 use berth_config::eviction::Threshold;
 

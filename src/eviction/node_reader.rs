@@ -20,12 +20,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     kernel_notifier::ThresholdNotifier,
-    ports::Gauges,
+    ports::NodeStats,
     signals::{Devices, DiskReading, MemoryReading, Readings},
 };
 use berth_config::eviction::{Signal, Threshold};
 use berth_cri::ImageService;
-use berth_stats::{MemorySeen, NodeLook, disk::FileSystem, file_system};
+use berth_stats::{MemoryObservation, NodeObserver, disk::FileSystem, file_system};
 use berth_sys::blocking_pool::BlockingPool;
 
 /// Deadline for reading a file system, or the kernel's files.
@@ -77,11 +77,11 @@ impl Disk {
 
 /// File systems on which the runtime stores images and writable layers.
 #[derive(Default)]
-pub struct ImagePlaces {
+pub struct ImageFileSystems {
     known: Mutex<[Option<Arc<Disk>>; 2]>,
 }
 
-impl ImagePlaces {
+impl ImageFileSystems {
     /// Polls the runtime: it may restart with other directories.
     pub async fn follow(
         self: Arc<Self>,
@@ -146,11 +146,11 @@ impl ImagePlaces {
 
 /// Reads memory, processes, and file systems of this machine.
 pub struct NodeReader {
-    look: Arc<NodeLook>,
+    look: Arc<NodeObserver>,
     /// One thread: a read of the kernel's files that hangs blocks further ones.
     kernel: BlockingPool,
     node: Arc<Disk>,
-    places: Arc<ImagePlaces>,
+    places: Arc<ImageFileSystems>,
     thresholds: Vec<Threshold>,
     /// Memory usage from which on the node is short of memory.
     line: watch::Sender<Option<u64>>,
@@ -160,9 +160,9 @@ impl NodeReader {
     /// Creates a reader that reads cgroups through `look`, and the file system of the root directory. `usage_limit`
     /// receives the memory usage at which the first of `thresholds` is met.
     pub fn new(
-        look: NodeLook,
+        look: NodeObserver,
         root_directory: PathBuf,
-        places: Arc<ImagePlaces>,
+        places: Arc<ImageFileSystems>,
         thresholds: Vec<Threshold>,
         usage_limit: watch::Sender<Option<u64>>,
     ) -> Self {
@@ -173,21 +173,21 @@ impl NodeReader {
 }
 
 #[async_trait]
-impl Gauges for NodeReader {
-    async fn look(&self) -> Readings {
+impl NodeStats for NodeReader {
+    async fn read(&self) -> Readings {
         async fn disk(disk: Option<Arc<Disk>>) -> Option<DiskReading> {
             disk?.look().await
         }
         let [images, layers] = self.places.known();
         let look = self.look.clone();
         let device = |disk: Option<&Arc<Disk>>| disk.and_then(|disk| disk.device());
-        let kernel = self.kernel.run_within(LOOK_LIMIT, move || look.look());
+        let kernel = self.kernel.run_within(LOOK_LIMIT, move || look.observe());
         let (seen, node_fs, image_fs, container_fs) =
             tokio::join!(kernel, self.node.look(), disk(images.clone()), disk(layers.clone()));
         let seen = seen.unwrap_or_default();
         let (node, images, containers) = (self.node.device(), device(images.as_ref()), device(layers.as_ref()));
         self.line.send_replace(seen.memory.and_then(|seen| usage_line(&self.thresholds, seen)));
-        let memory = |seen: MemorySeen| MemoryReading { total: seen.total, working_set: seen.working_set };
+        let memory = |seen: MemoryObservation| MemoryReading { total: seen.total, working_set: seen.working_set };
         Readings {
             memory: seen.memory.map(memory),
             pods_memory: seen.pods.map(memory),
@@ -202,7 +202,7 @@ impl Gauges for NodeReader {
 }
 
 /// Memory usage, page cache included, at which the first threshold is met.
-fn usage_line(thresholds: &[Threshold], seen: MemorySeen) -> Option<u64> {
+fn usage_line(thresholds: &[Threshold], seen: MemoryObservation) -> Option<u64> {
     let of_memory = thresholds.iter().filter(|threshold| threshold.signal == Signal::Memory);
     let capacity = i64::try_from(seen.total).ok()?;
     let bound = of_memory.map(|threshold| threshold.below.of(capacity).value()).max()?;
@@ -227,7 +227,7 @@ mod tests {
             config.eviction_hard = [("memory.available".to_owned(), below.to_owned())].into();
             berth_config::eviction::thresholds(&config).expect("usable")
         };
-        let seen = MemorySeen { total: 1000, usage: 500, working_set: 300 };
+        let seen = MemoryObservation { total: 1000, usage: 500, working_set: 300 };
         assert_eq!(usage_line(&config("100"), seen), Some(1100), "200 of page cache do not count");
         assert_eq!(usage_line(&config("10%"), seen), Some(1100));
         assert_eq!(usage_line(&[], seen), None);
@@ -310,7 +310,7 @@ mod tests {
         let answers = [(&["/a"][..], &["/b"][..]), (&[], &[]), (&["/a"], &[]), (&["/c"], &[])];
         let answers = Mutex::new(answers.map(told).into());
         let runtime = Arc::new(Runtime { answers, asked: Mutex::default() });
-        let (places, began, stop) = (Arc::new(ImagePlaces::default()), Instant::now(), CancellationToken::new());
+        let (places, began, stop) = (Arc::new(ImageFileSystems::default()), Instant::now(), CancellationToken::new());
         let following = tokio::spawn(places.clone().follow(runtime.clone(), Arc::default(), stop.clone()));
         let disks = || places.known().map(|disk| disk.expect("told"));
         sleep(Duration::from_secs(1)).await;

@@ -20,9 +20,9 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::ports::Missing;
+use super::ports::MemoryShortage;
 use berth_stats::{
-    PodGroups,
+    PodCgroupPaths,
     cgroup_files::{MemoryStat, memory_stat},
     host,
 };
@@ -41,7 +41,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 pub struct PageCache {
     machine: PathBuf,
     unified: PathBuf,
-    groups: Arc<dyn PodGroups>,
+    groups: Arc<dyn PodCgroupPaths>,
     /// A reclaim is in flight: it may take longer than its timeout.
     is_busy: watch::Sender<bool>,
     /// A second caller has already waited for it; no other one waits.
@@ -51,13 +51,13 @@ pub struct PageCache {
 
 impl PageCache {
     /// Creates it; `machine` is `/`, `unified` is the mount point of the unified hierarchy.
-    pub fn new(machine: PathBuf, unified: PathBuf, groups: Arc<dyn PodGroups>) -> Self {
+    pub fn new(machine: PathBuf, unified: PathBuf, groups: Arc<dyn PodCgroupPaths>) -> Self {
         let (is_busy, is_given_up) = (watch::Sender::default(), AtomicBool::default());
         Self { machine, unified, groups, is_busy, is_given_up, budget: Arc::default() }
     }
 
     /// Implements [`super::ports::Reclaim::page_cache`].
-    pub async fn take_back(&self, worst: &PodUid, missing: Missing) -> bool {
+    pub async fn reclaim(&self, worst: &PodUid, missing: MemoryShortage) -> bool {
         let (machine, own) = (self.machine.clone(), self.groups.of_pod(worst));
         let directory = |group: String| self.unified.join(group.trim_start_matches('/'));
         let own = own.into_iter().map(directory).collect::<Vec<_>>();
@@ -74,7 +74,7 @@ impl PageCache {
         let (is_busy, budget, now) = (self.is_busy.clone(), self.budget.clone(), Instant::now());
         let taking = spawn_blocking(move || {
             let may = |bytes, there| budget.lock().unwrap_or_else(PoisonError::into_inner).grants(now, bytes, there);
-            let is_taken = take(&machine, &own, &all, missing, may);
+            let is_taken = reclaim_blocking(&machine, &own, &all, missing, may);
             is_busy.send_replace(false);
             is_taken
         });
@@ -107,7 +107,13 @@ impl Budget {
 }
 
 /// Reclaims; blocks as long as the kernel needs. Returns whether the kernel attempted it.
-fn take(machine: &Path, own: &[PathBuf], all: &Path, missing: Missing, may: impl FnOnce(u64, u64) -> bool) -> bool {
+fn reclaim_blocking(
+    machine: &Path,
+    own: &[PathBuf],
+    all: &Path,
+    missing: MemoryShortage,
+    may: impl FnOnce(u64, u64) -> bool,
+) -> bool {
     if missing.of_machine && host::memory(machine).available < missing.least {
         return false; // the page cache of the machine is not enough
     }
@@ -120,14 +126,14 @@ fn take(machine: &Path, own: &[PathBuf], all: &Path, missing: Missing, may: impl
     if !may(missing.bytes, of_all.active_file) {
         return false;
     }
-    let from_own = own.filter(|_| of_own > 0).is_some_and(|(group, _)| ask(group, of_own));
-    let from_all = rest > 0 && ask(all, rest);
+    let from_own = own.filter(|_| of_own > 0).is_some_and(|(group, _)| write_memory_reclaim(group, of_own));
+    let from_all = rest > 0 && write_memory_reclaim(all, rest);
     from_own || from_all
 }
 
 /// Requests a reclaim; returns whether the kernel attempted it. A partial reclaim (`EAGAIN`) counts: the next
 /// observation shows the effect.
-fn ask(group: &Path, bytes: u64) -> bool {
+fn write_memory_reclaim(group: &Path, bytes: u64) -> bool {
     let file = fs::OpenOptions::new().write(true).open(group.join("memory.reclaim"));
     match file.and_then(|mut file| file.write_all(bytes.to_string().as_bytes())) {
         Ok(()) => true,
@@ -196,7 +202,7 @@ mod tests {
 
     struct Names;
 
-    impl PodGroups for Names {
+    impl PodCgroupPaths for Names {
         fn above(&self) -> Vec<String> {
             vec!["/pods".to_owned()]
         }
@@ -224,7 +230,7 @@ mod tests {
 
     #[tokio::test]
     async fn groups_are_asked_where_there_is_memory_to_be_had() {
-        let missing = |mebibytes, of_machine| Missing { bytes: mebibytes * MI, least: 100 * MI, of_machine };
+        let missing = |mebibytes, of_machine| MemoryShortage { bytes: mebibytes * MI, least: 100 * MI, of_machine };
         for (case, available, missing, expected) in [
             ("enough in the worst", 200_000, missing(10, true), Some(["23", "46"])),
             ("not in the worst alone", 200_000, missing(30, true), Some(["23", "46"])),
@@ -235,7 +241,7 @@ mod tests {
             let root = machine(available);
             let unified = root.path().join("cgroup");
             let cache = PageCache::new(root.path().to_owned(), unified.clone(), Arc::new(Names));
-            assert_eq!(cache.take_back(&"worst".into(), missing).await, expected.is_some(), "{case}");
+            assert_eq!(cache.reclaim(&"worst".into(), missing).await, expected.is_some(), "{case}");
             let asked = ["pods/worst", "pods"].map(|group| {
                 let text = fs::read_to_string(unified.join(group).join("memory.reclaim")).expect("it is there");
                 text.parse::<u64>().map_or(text, |bytes| (bytes / MI).to_string())
@@ -249,16 +255,16 @@ mod tests {
     async fn who_cannot_be_asked_gives_nothing() {
         let root = machine(200_000);
         let cache = PageCache::new(root.path().to_owned(), root.path().join("cgroup/none"), Arc::new(Names));
-        let missing = Missing { bytes: MI, least: MI, of_machine: true };
-        assert!(!cache.take_back(&"worst".into(), missing).await);
+        let missing = MemoryShortage { bytes: MI, least: MI, of_machine: true };
+        assert!(!cache.reclaim(&"worst".into(), missing).await);
         let cache = PageCache::new(root.path().to_owned(), root.path().join("cgroup"), Arc::new(Names));
         cache.is_busy.send_replace(true);
-        assert!(!cache.take_back(&"worst".into(), missing).await, "the kernel is at it and does not end");
+        assert!(!cache.reclaim(&"worst".into(), missing).await, "the kernel is at it and does not end");
         let (worst, began) = ("worst".into(), Instant::now());
-        assert!(!cache.take_back(&worst, missing).await);
+        assert!(!cache.reclaim(&worst, missing).await);
         assert_eq!(began.elapsed(), Duration::ZERO, "it was waited for, and still does not end");
         cache.is_given_up.store(false, Ordering::Release);
-        let (is_tried, ()) = tokio::join!(cache.take_back(&worst, missing), async {
+        let (is_tried, ()) = tokio::join!(cache.reclaim(&worst, missing), async {
             tokio::time::sleep(LIMIT / 2).await;
             cache.is_busy.send_replace(false);
         });

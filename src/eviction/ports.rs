@@ -16,21 +16,21 @@ use berth_types::{Pod, PodUid};
 
 /// Reads statistics of the node. Implementations have their own deadlines: a value whose read hangs is absent.
 #[async_trait]
-pub trait Gauges: Send + Sync + 'static {
+pub trait NodeStats: Send + Sync + 'static {
     /// Reads once; the caller sets [`Readings::at`].
-    async fn look(&self) -> Readings;
+    async fn read(&self) -> Readings;
 }
 
 /// Kernel notification that a threshold may be crossed: re-evaluate now.
 #[async_trait]
-pub trait Alarm: Send + Sync + 'static {
+pub trait ThresholdNotifications: Send + Sync + 'static {
     /// Waits for the next notification; forever if there is no source of them. Cancel-safe.
-    async fn rung(&self);
+    async fn notified(&self);
 }
 
 /// Scope of pod usage that a caller needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Needs {
+pub enum UsageScope {
     /// Memory; available immediately.
     Memory,
     /// Processes; available immediately.
@@ -50,19 +50,19 @@ pub trait Pods: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why usage is not known.
-    async fn usages(&self, needs: Needs) -> Result<HashMap<PodUid, PodUse>, String>;
+    async fn usages(&self, needs: UsageScope) -> Result<HashMap<PodUid, PodUse>, String>;
     /// Stops a pod for good and waits until none of its containers runs, at most as long as its grace period allows.
     ///
     /// # Errors
     /// The pod still runs.
     async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String>;
     /// Waits until a pod is cleaned up. Cancel-safe.
-    async fn gone(&self, pod: &PodUid);
+    async fn cleaned_up(&self, pod: &PodUid);
 }
 
 /// Memory that the node is short of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Missing {
+pub struct MemoryShortage {
     /// Bytes until no threshold is met.
     pub bytes: u64,
     /// Bytes that have to be available then.
@@ -86,8 +86,8 @@ pub trait Reclaim: Send + Sync + 'static {
     async fn images(&self) -> Result<(), String>;
     /// Reclaims page cache of pods, beginning with the pod that would be evicted, if that can suffice. Returns whether
     /// it was attempted.
-    async fn page_cache(&self, worst: &PodUid, missing: Missing) -> bool;
+    async fn page_cache(&self, worst: &PodUid, missing: MemoryShortage) -> bool;
 }
 
 /// Callback on each change: all pressures, and those of them that only an earlier agent observed.
-pub type Pressures = Arc<dyn Fn(&BTreeSet<Condition>, &BTreeSet<Condition>) + Send + Sync>;
+pub type PressureCallback = Arc<dyn Fn(&BTreeSet<Condition>, &BTreeSet<Condition>) + Send + Sync>;

@@ -7,40 +7,40 @@ use std::{
     time::Duration,
 };
 
-use super::signals::{Condition, Moment, Observations, is_short};
+use super::signals::{Condition, Observations, Uptime, is_short};
 use berth_config::eviction::{Signal, Threshold};
 
 /// State kept between two observations.
 #[derive(Clone, Debug, Default)]
-pub struct Pressure {
+pub struct PressureState {
     /// Thresholds that are met, each with the time since when.
-    first: Vec<(Threshold, Moment)>,
+    first: Vec<(Threshold, Uptime)>,
     /// Reported conditions, each with the time until which it is reported unless a threshold of it is met again.
-    conditions: BTreeMap<Condition, Moment>,
+    conditions: BTreeMap<Condition, Uptime>,
     /// Conditions of these that only an earlier agent observed.
     restored: BTreeSet<Condition>,
     /// Thresholds that were due: they stay met until their minimum reclaim is available as well.
-    called: Vec<Threshold>,
+    due_before: Vec<Threshold>,
     /// Time of the last observation of each signal.
-    seen: BTreeMap<Signal, Moment>,
+    seen: BTreeMap<Signal, Uptime>,
 }
 
 /// Result of one evaluation.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Turn {
+pub struct Evaluation {
     /// Conditions to report.
     pub conditions: BTreeSet<Condition>,
     /// Conditions of these that only an earlier agent observed: they do not reject pods at admission.
     pub restored: BTreeSet<Condition>,
     /// Time until which each condition is reported, unless a threshold of it is met again.
-    pub until: Vec<(Condition, Moment)>,
+    pub until: Vec<(Condition, Uptime)>,
     /// Thresholds that require action now, the first one first, each with the time since when it is due.
-    pub due: Vec<(Threshold, Moment)>,
+    pub due: Vec<(Threshold, Uptime)>,
     /// Whether any threshold is met, regardless of its grace period.
     pub is_met: bool,
 }
 
-impl Pressure {
+impl PressureState {
     /// State with the conditions that an earlier agent would still report for these durations, each limited to
     /// `transition`: a restart does not end a pressure.
     pub fn restored(left: impl IntoIterator<Item = (Condition, Duration)>, transition: Duration) -> Self {
@@ -52,10 +52,16 @@ impl Pressure {
 
     /// Evaluates an observation. `thresholds` are those in force, sorted by signal; `transition` is how long a
     /// condition is reported after its cause has ended.
-    pub fn turn(&mut self, thresholds: &[Threshold], seen: &Observations, now: Moment, transition: Duration) -> Turn {
+    pub fn evaluate(
+        &mut self,
+        thresholds: &[Threshold],
+        seen: &Observations,
+        now: Uptime,
+        transition: Duration,
+    ) -> Evaluation {
         let is_met = |threshold: &&Threshold| {
             let Some(seen) = seen.get(&threshold.signal) else { return false };
-            let more = threshold.min_reclaim.filter(|_| self.called.contains(threshold));
+            let more = threshold.min_reclaim.filter(|_| self.due_before.contains(threshold));
             is_short(seen, threshold.below, None) || (more.is_some() && is_short(seen, threshold.below, more))
         };
         let met: Vec<&Threshold> = thresholds.iter().filter(is_met).collect();
@@ -78,14 +84,14 @@ impl Pressure {
         }
         self.conditions.retain(|_, until| now < *until);
         self.restored.retain(|condition| self.conditions.contains_key(condition));
-        let called: Vec<(Threshold, Moment)> = self
+        let called: Vec<(Threshold, Uptime)> = self
             .first
             .iter()
             .map(|(threshold, since)| (threshold.clone(), since.saturating_add(threshold.grace.unwrap_or_default())))
             .filter(|(_, due)| *due <= now)
-            .filter(|(threshold, _)| seen.contains_key(&threshold.signal) || self.called.contains(threshold))
+            .filter(|(threshold, _)| seen.contains_key(&threshold.signal) || self.due_before.contains(threshold))
             .collect();
-        self.called = called.iter().map(|(threshold, _)| threshold.clone()).collect();
+        self.due_before = called.iter().map(|(threshold, _)| threshold.clone()).collect();
         let is_news = |signal: &Signal| {
             let at = seen.get(signal).map(|seen| seen.at);
             self.seen.get(signal).is_none_or(|last| at.is_some_and(|at| at > *last))
@@ -94,7 +100,7 @@ impl Pressure {
         self.seen.extend(seen.iter().map(|(signal, seen)| (*signal, seen.at)));
         let until: Vec<_> = self.conditions.iter().map(|(condition, until)| (*condition, *until)).collect();
         let conditions = self.conditions.keys().copied().collect();
-        Turn { conditions, restored: self.restored.clone(), until, due, is_met: !self.first.is_empty() }
+        Evaluation { conditions, restored: self.restored.clone(), until, due, is_met: !self.first.is_empty() }
     }
 }
 
@@ -131,7 +137,7 @@ pub const LATEST: Duration = Duration::from_secs(10);
 /// Delay until the next observation: at most the time until a threshold can be met at the fastest plausible rate. It is
 /// short while a threshold is met, while a condition is reported, which has to end in time, and while memory or
 /// processes could not be observed.
-pub fn pause(thresholds: &[Threshold], seen: &Observations, turn: &Turn) -> Duration {
+pub fn next_interval(thresholds: &[Threshold], seen: &Observations, turn: &Evaluation) -> Duration {
     if turn.is_met {
         return SOONEST;
     }
@@ -183,18 +189,18 @@ mod tests {
         Threshold { signal, below: Level::Quantity(amount(below)), grace: None, min_reclaim: None }
     }
 
-    fn seen(signal: Signal, available: &str, at: Moment) -> Observations {
+    fn seen(signal: Signal, available: &str, at: Uptime) -> Observations {
         [(signal, Observation { available: amount(available), capacity: 8 << 30, at })].into()
     }
 
     /// Evaluates these memory readings at these seconds; returns whether a condition is reported, and the number of due
     /// thresholds.
     fn turns(threshold: &Threshold, looks: &[(u64, &str)]) -> Vec<(bool, usize)> {
-        let mut pressure = Pressure::default();
+        let mut pressure = PressureState::default();
         let all = [threshold.clone()];
         let mut turn = |(second, available): &(u64, &str)| {
-            let now = Moment::from_secs(*second);
-            let turn = pressure.turn(&all, &seen(threshold.signal, available, now), now, TRANSITION);
+            let now = Uptime::from_secs(*second);
+            let turn = pressure.evaluate(&all, &seen(threshold.signal, available, now), now, TRANSITION);
             (turn.conditions.contains(&Condition::of(threshold.signal)), turn.due.len())
         };
         looks.iter().map(&mut turn).collect()
@@ -234,16 +240,16 @@ mod tests {
         let minutes = |left: u32| [(Condition::Memory, MINUTE * left)];
         for (left, at, expected) in [(2, 119, true), (2, 120, false), (60, 299, true), (60, 300, false), (0, 0, false)]
         {
-            let mut pressure = Pressure::restored(minutes(left), TRANSITION);
-            let now = Moment::from_secs(at);
-            let turn = pressure.turn(&all, &seen(Signal::Memory, "3Gi", now), now, TRANSITION);
+            let mut pressure = PressureState::restored(minutes(left), TRANSITION);
+            let now = Uptime::from_secs(at);
+            let turn = pressure.evaluate(&all, &seen(Signal::Memory, "3Gi", now), now, TRANSITION);
             assert_eq!(turn.conditions.contains(&Condition::Memory), expected, "{left} {at}");
             assert!(turn.due.is_empty(), "nobody has to go for what was");
             assert_eq!(turn.restored, turn.conditions, "nobody is refused for it either");
         }
-        let mut pressure = Pressure::restored(minutes(2), TRANSITION);
-        let now = Moment::from_secs(1);
-        let turn = pressure.turn(&all, &seen(Signal::Memory, "1Gi", now), now, TRANSITION);
+        let mut pressure = PressureState::restored(minutes(2), TRANSITION);
+        let now = Uptime::from_secs(1);
+        let turn = pressure.evaluate(&all, &seen(Signal::Memory, "1Gi", now), now, TRANSITION);
         assert!(turn.conditions.contains(&Condition::Memory) && turn.restored.is_empty(), "it is met again");
     }
 
@@ -254,7 +260,7 @@ mod tests {
         let looks = [(0, "1200Mi"), (1, "1000Mi"), (2, "1200Mi"), (3, "1524Mi"), (4, "1200Mi")];
         let due: Vec<usize> = turns(&threshold, &looks).iter().map(|(_, due)| *due).collect();
         assert_eq!(due, [0, 1, 1, 0, 0]);
-        let at = |available| seen(Signal::NodeFs, available, Moment::ZERO);
+        let at = |available| seen(Signal::NodeFs, available, Uptime::ZERO);
         let all = [threshold];
         assert!(is_resolved(&all, &at("1524Mi")) && !is_resolved(&all, &at("1200Mi")));
         assert!(is_resolved(&all, &Observations::new()), "nothing is known");
@@ -262,19 +268,19 @@ mod tests {
 
     #[test]
     fn nothing_is_done_twice_for_one_look() {
-        let (mut pressure, all) = (Pressure::default(), [hard(Signal::Memory, "2Gi")]);
+        let (mut pressure, all) = (PressureState::default(), [hard(Signal::Memory, "2Gi")]);
         let mut due = |at: u64, now: u64| {
-            let seen = seen(Signal::Memory, "1Gi", Moment::from_secs(at));
-            pressure.turn(&all, &seen, Moment::from_secs(now), TRANSITION).due.len()
+            let seen = seen(Signal::Memory, "1Gi", Uptime::from_secs(at));
+            pressure.evaluate(&all, &seen, Uptime::from_secs(now), TRANSITION).due.len()
         };
         assert_eq!([due(1, 1), due(1, 2), due(3, 3)], [1, 0, 1]);
     }
 
     #[test]
     fn without_an_observation_there_is_no_shortage() {
-        let mut pressure = Pressure::default();
+        let mut pressure = PressureState::default();
         let all = [hard(Signal::ImageFs, "2Gi"), hard(Signal::Pid, "10")];
-        let turn = pressure.turn(&all, &seen(Signal::Pid, "5", MINUTE), MINUTE, TRANSITION);
+        let turn = pressure.evaluate(&all, &seen(Signal::Pid, "5", MINUTE), MINUTE, TRANSITION);
         assert_eq!(turn.conditions, [Condition::Pid].into());
         assert_eq!((turn.due.len(), turn.due[0].0.signal, turn.due[0].1), (1, Signal::Pid, MINUTE));
     }
@@ -282,11 +288,11 @@ mod tests {
     /// Evaluates these readings at these seconds; returns since when the threshold is due, where it is. `None` is a
     /// missing observation.
     fn calls(threshold: &Threshold, looks: &[(u64, Option<&str>)]) -> Vec<Option<u64>> {
-        let (mut pressure, all) = (Pressure::default(), [threshold.clone()]);
+        let (mut pressure, all) = (PressureState::default(), [threshold.clone()]);
         let turn = |(second, available): &(u64, Option<&str>)| {
-            let now = Moment::from_secs(*second);
+            let now = Uptime::from_secs(*second);
             let seen = available.map(|available| seen(threshold.signal, available, now)).unwrap_or_default();
-            pressure.turn(&all, &seen, now, TRANSITION).due.first().map(|(_, since)| since.as_secs())
+            pressure.evaluate(&all, &seen, now, TRANSITION).due.first().map(|(_, since)| since.as_secs())
         };
         looks.iter().map(turn).collect()
     }
@@ -317,8 +323,9 @@ mod tests {
 
     #[test]
     fn looks_come_sooner_near_a_threshold() {
-        let quiet = Turn::default();
-        let pause_at = |signal, available| pause(&[hard(signal, "1Gi")], &seen(signal, available, MINUTE), &quiet);
+        let quiet = Evaluation::default();
+        let pause_at =
+            |signal, available| next_interval(&[hard(signal, "1Gi")], &seen(signal, available, MINUTE), &quiet);
         for (signal, available, expected) in [
             (Signal::Memory, "101Gi", LATEST),
             (Signal::Memory, "9Gi", Duration::from_secs(2)),
@@ -330,14 +337,14 @@ mod tests {
         ] {
             assert_eq!(pause_at(signal, available), expected, "{} {available}", signal.as_str());
         }
-        assert_eq!(pause(&[], &Observations::new(), &quiet), LATEST);
+        assert_eq!(next_interval(&[], &Observations::new(), &quiet), LATEST);
         for (signal, expected) in [(Signal::Memory, 1), (Signal::Pid, 1), (Signal::AllocatableMemory, 10)] {
-            let pause = pause(&[hard(signal, "1Gi")], &Observations::new(), &quiet);
+            let pause = next_interval(&[hard(signal, "1Gi")], &Observations::new(), &quiet);
             assert_eq!(pause.as_secs(), expected, "{} cannot be seen", signal.as_str());
         }
-        let reported = Turn { conditions: [Condition::Disk].into(), ..Turn::default() };
-        assert_eq!(pause(&[], &Observations::new(), &reported), Duration::from_secs(1));
-        let met = Turn { is_met: true, ..Turn::default() };
-        assert_eq!(pause(&[], &Observations::new(), &met), SOONEST);
+        let reported = Evaluation { conditions: [Condition::Disk].into(), ..Evaluation::default() };
+        assert_eq!(next_interval(&[], &Observations::new(), &reported), Duration::from_secs(1));
+        let met = Evaluation { is_met: true, ..Evaluation::default() };
+        assert_eq!(next_interval(&[], &Observations::new(), &met), SOONEST);
     }
 }

@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Picture, signals::Condition};
+use super::{NodeSnapshot, signals::Condition};
 use berth_ports::{Clock, OneWrite, StateFile};
 
 /// Deadline for reading or writing the file.
@@ -24,7 +24,7 @@ const AGE: Duration = Duration::from_secs(10);
 /// Content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Written {
+struct PressureCheckpoint {
     /// Boot ID of the machine at the time of the write.
     boot_id: String,
     /// By condition type, the time until which each is reported.
@@ -43,7 +43,7 @@ pub async fn restored(file: &dyn StateFile, boot_id: &str, now: Timestamp) -> Ve
 
 /// After a reboot only disk pressure is kept.
 fn left(content: &[u8], boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
-    let written: Written = serde_json::from_slice(content).unwrap_or_default();
+    let written: PressureCheckpoint = serde_json::from_slice(content).unwrap_or_default();
     let is_same_life = written.boot_id == boot_id && !boot_id.is_empty();
     let left = |condition: Condition| {
         let until = written.until.get(condition.as_str())?;
@@ -68,7 +68,7 @@ pub struct PressureStateFile {
 
 impl PressureStateFile {
     /// Writes the checkpoint on each change, and periodically while a pressure lasts, until stopped.
-    pub async fn run(self, mut pictures: watch::Receiver<Option<Arc<Picture>>>, stop: CancellationToken) {
+    pub async fn run(self, mut pictures: watch::Receiver<Option<Arc<NodeSnapshot>>>, stop: CancellationToken) {
         let mut writes = OneWrite::new(self.file.clone(), FILE);
         let (mut kept, mut at): (Option<Vec<Condition>>, _) = (None, Instant::now());
         let mut is_written = true;
@@ -96,7 +96,7 @@ impl PressureStateFile {
         }
     }
 
-    fn content(&self, picture: &Picture) -> Vec<u8> {
+    fn content(&self, picture: &NodeSnapshot) -> Vec<u8> {
         let (now, uptime) = (self.clock.now(), self.began.elapsed());
         let wall = |until: Duration| {
             let left = SignedDuration::try_from(until.saturating_sub(uptime)).unwrap_or(SignedDuration::MAX);
@@ -104,7 +104,7 @@ impl PressureStateFile {
         };
         let until =
             picture.pressures.iter().map(|(condition, until)| (condition.as_str().to_owned(), wall(*until))).collect();
-        let written = Written { boot_id: self.boot_id.clone(), until };
+        let written = PressureCheckpoint { boot_id: self.boot_id.clone(), until };
         serde_json::to_vec(&written).unwrap_or_default() // only strings and timestamps
     }
 }
@@ -152,7 +152,7 @@ mod tests {
         let state_file = PressureStateFile { file: file.clone(), boot_id: "b".to_owned(), clock, began };
         let keeping = tokio::spawn(state_file.run(seen, stop.clone()));
         let show = |pressures| {
-            pictures.send_replace(Some(Arc::new(Picture { pressures, ..Picture::default() })));
+            pictures.send_replace(Some(Arc::new(NodeSnapshot { pressures, ..NodeSnapshot::default() })));
         };
         let until = async |expected: &[Condition]| {
             let found = async {

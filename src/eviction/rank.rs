@@ -14,7 +14,7 @@ use berth_config::eviction::Signal;
 pub fn rank(candidates: &mut [Candidate], signal: Signal, layout: Layout) {
     let key = |candidate: &Candidate| {
         let priority = candidate.pod.spec().priority.unwrap_or_default();
-        let (taken, requested) = (candidate.taken(signal, layout), candidate.requested(signal));
+        let (taken, requested) = (candidate.used(signal, layout), candidate.requested(signal));
         let over = i128::from(taken).saturating_sub(i128::from(requested));
         let is_known = candidate.usage.is_some();
         // Processes have no requests: using some is no excess.

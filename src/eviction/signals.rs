@@ -11,7 +11,7 @@ use berth_types::{
 };
 
 /// Time since the agent's start.
-pub type Moment = Duration;
+pub type Uptime = Duration;
 
 /// Pressure condition of the node, in the order of reporting.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -87,7 +87,7 @@ pub struct DiskReading {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Readings {
     /// Time of the reading.
-    pub at: Moment,
+    pub at: Uptime,
     /// Memory of the machine.
     pub memory: Option<MemoryReading>,
     /// Memory of all pods, if they have a limit.
@@ -123,7 +123,7 @@ pub struct Observation {
     /// Total amount.
     pub capacity: i64,
     /// Time of the observation.
-    pub at: Moment,
+    pub at: Uptime,
 }
 
 /// Observations by signal.
@@ -229,7 +229,7 @@ mod tests {
     fn readings(node: u64, images: Option<u64>, containers: Option<u64>) -> Readings {
         let of = |device: Option<u64>| device.and_then(disk);
         Readings {
-            at: Moment::from_secs(7),
+            at: Uptime::from_secs(7),
             memory: Some(MemoryReading { total: 8 << 30, working_set: 6 << 30 }),
             pods_memory: Some(MemoryReading { total: 10, working_set: 12 }),
             node_fs: disk(node),

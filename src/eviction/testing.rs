@@ -17,19 +17,19 @@ use tokio_util::sync::CancellationToken;
 use super::{
     EvictionConfig, Evictor, EvictorDeps, Watcher, WatcherDeps,
     message::Verdict,
-    ports::{Alarm, Gauges, Missing, Needs, Pods, Reclaim},
+    ports::{MemoryShortage, NodeStats, Pods, Reclaim, ThresholdNotifications, UsageScope},
     signals::{Condition, DiskReading, MemoryReading, Readings},
     usage::PodUse,
 };
 use berth_config::{defaults, eviction};
 use berth_metrics::{EvictionMetrics, Registry};
-use berth_ports::{Event, EventSink, Pulse};
+use berth_ports::{Event, EventSink, TaskLiveness};
 use berth_types::{Pod, PodUid};
 
 const GI: u64 = 1 << 30;
 
 /// A node with 8 GiB of memory and a disk of 100 GiB, on which pods use the given amounts.
-pub struct Node {
+pub struct FakeNode {
     state: Mutex<State>,
     moved: watch::Sender<u64>,
     bell: Notify,
@@ -51,8 +51,8 @@ struct State {
     taking: Duration,
     measuring: Duration,
     /// Requested scopes of pod usage, and the scope whose next request fails.
-    asked: Vec<Needs>,
-    refused: Option<Needs>,
+    asked: Vec<UsageScope>,
+    refused: Option<UsageScope>,
     /// Reclaimed pages are used for something else immediately.
     fills: bool,
     pods: BTreeMap<String, Running>,
@@ -69,7 +69,7 @@ struct Running {
     ends_in: Duration,
 }
 
-impl Node {
+impl FakeNode {
     fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
         act(&mut self.state.lock().expect("whole"))
     }
@@ -81,8 +81,8 @@ impl Node {
 }
 
 #[async_trait]
-impl Gauges for Node {
-    async fn look(&self) -> Readings {
+impl NodeStats for FakeNode {
+    async fn read(&self) -> Readings {
         if self.with(|state| state.hangs) {
             std::future::pending::<()>().await;
         }
@@ -107,19 +107,19 @@ impl Gauges for Node {
 }
 
 #[async_trait]
-impl Alarm for Node {
-    async fn rung(&self) {
+impl ThresholdNotifications for FakeNode {
+    async fn notified(&self) {
         self.bell.notified().await;
     }
 }
 
 #[async_trait]
-impl Pods for Node {
+impl Pods for FakeNode {
     fn active(&self) -> Vec<Arc<Pod>> {
         self.with(|state| state.pods.values().map(|running| running.pod.clone()).collect())
     }
 
-    async fn usages(&self, needs: Needs) -> Result<HashMap<PodUid, PodUse>, String> {
+    async fn usages(&self, needs: UsageScope) -> Result<HashMap<PodUid, PodUse>, String> {
         let (is_refused, measuring) = self.with(|state| {
             state.asked.push(needs);
             (state.refused.take_if(|refused| *refused == needs).is_some(), state.measuring)
@@ -127,7 +127,7 @@ impl Pods for Node {
         if is_refused {
             return Err("for once".to_owned());
         }
-        if matches!(needs, Needs::Disks | Needs::DisksNow) {
+        if matches!(needs, UsageScope::Disks | UsageScope::DisksNow) {
             tokio::time::sleep(measuring).await;
         }
         let usage = |running: &Running| (running.pod.uid().clone(), running.usage.clone());
@@ -147,7 +147,7 @@ impl Pods for Node {
         Ok(())
     }
 
-    async fn gone(&self, pod: &PodUid) {
+    async fn cleaned_up(&self, pod: &PodUid) {
         let mut moved = self.moved.subscribe();
         while self.with(|state| state.pods.values().any(|running| running.pod.uid() == pod)) {
             let _ = moved.changed().await; // the sender lives as long as the node
@@ -156,7 +156,7 @@ impl Pods for Node {
 }
 
 #[async_trait]
-impl Reclaim for Node {
+impl Reclaim for FakeNode {
     async fn containers(&self) -> Result<(), String> {
         self.tell("remove containers");
         tokio::time::sleep(self.with(|state| state.removal)).await;
@@ -169,7 +169,7 @@ impl Reclaim for Node {
         Ok(())
     }
 
-    async fn page_cache(&self, worst: &PodUid, missing: Missing) -> bool {
+    async fn page_cache(&self, worst: &PodUid, missing: MemoryShortage) -> bool {
         tokio::time::sleep(self.with(|state| state.taking)).await;
         let is_there = self.with(|state| state.page_cache >= missing.bytes);
         if is_there {
@@ -183,21 +183,21 @@ impl Reclaim for Node {
     }
 }
 
-impl EventSink for Node {
+impl EventSink for FakeNode {
     fn record(&self, event: Event) {
         self.tell(format!("event {}: {}", event.reason, event.message));
     }
 }
 
 /// A node with running watcher and evictor.
-pub struct World {
-    node: Arc<Node>,
+pub struct Fixture {
+    node: Arc<FakeNode>,
     registry: Registry,
-    pulses: [Pulse; 2],
+    pulses: [TaskLiveness; 2],
     stop: CancellationToken,
 }
 
-impl World {
+impl Fixture {
     /// Creates a node with the thresholds of these configuration fields.
     pub fn new(fields: &Value) -> Self {
         let map = |name: &str| serde_json::from_value(fields[name].clone()).unwrap_or_default();
@@ -231,11 +231,11 @@ impl World {
             hangs: false,
             looks: 0,
         };
-        let node = Arc::new(Node { state: Mutex::new(state), moved: watch::channel(0).0, bell: Notify::new() });
+        let node = Arc::new(FakeNode { state: Mutex::new(state), moved: watch::channel(0).0, bell: Notify::new() });
         let (registry, stop, began) = (Registry::new(), CancellationToken::new(), Instant::now());
         let metrics = EvictionMetrics::new(&registry);
         let hears = node.clone();
-        let pulses: [Pulse; 2] = Default::default();
+        let pulses: [TaskLiveness; 2] = Default::default();
         let deps = WatcherDeps {
             gauges: node.clone(),
             alarm: node.clone(),
@@ -287,7 +287,7 @@ impl World {
         self.node.with(|state| (state.memory_used, state.page_cache) = (bytes, 0));
     }
 
-    /// Like [`World::memory_used`], with `of_files` bytes of it as reclaimable page cache.
+    /// Like [`Fixture::memory_used`], with `of_files` bytes of it as reclaimable page cache.
     pub fn page_cache(&self, used: u64, of_files: u64) {
         self.node.with(|state| (state.memory_used, state.page_cache) = (used, of_files));
     }
@@ -323,12 +323,12 @@ impl World {
     }
 
     /// Makes the next request for that scope of pod usage fail.
-    pub fn refuses_once(&self, needs: Needs) {
+    pub fn refuses_once(&self, needs: UsageScope) {
         self.node.with(|state| state.refused = Some(needs));
     }
 
     /// Scopes of pod usage requested since the last call.
-    pub fn asked(&self) -> Vec<Needs> {
+    pub fn asked(&self) -> Vec<UsageScope> {
         self.node.with(|state| std::mem::take(&mut state.asked))
     }
 
@@ -355,7 +355,7 @@ impl World {
     /// Waits that long; asserts that watcher and evictor report that they are alive.
     pub async fn wait(&self, seconds: f64) {
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-        assert_eq!(self.pulses.each_ref().map(Pulse::silent_for), [None, None]);
+        assert_eq!(self.pulses.each_ref().map(TaskLiveness::overdue_for), [None, None]);
     }
 
     /// Actions and events recorded since the last call.
@@ -379,7 +379,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.stop.cancel();
     }

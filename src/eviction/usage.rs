@@ -60,13 +60,13 @@ pub struct Candidate {
 
 /// Parts of a pod that are stored on a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Parts {
+struct DiskParts {
     rootfs: bool,
     logs: bool,
     volumes: bool,
 }
 
-impl Parts {
+impl DiskParts {
     const ALL: Self = Self { rootfs: true, logs: true, volumes: true };
     const OF_NODE: Self = Self { rootfs: false, logs: true, volumes: true };
     const LAYERS: Self = Self { rootfs: true, logs: false, volumes: false };
@@ -88,7 +88,7 @@ impl Parts {
 
 impl Candidate {
     /// Usage of the signal's resource; 0 if unknown.
-    pub fn taken(&self, signal: Signal, layout: Layout) -> u64 {
+    pub fn used(&self, signal: Signal, layout: Layout) -> u64 {
         let Some(usage) = &self.usage else { return 0 };
         match signal {
             Signal::Memory | Signal::AllocatableMemory => usage.memory.unwrap_or_default(),
@@ -101,7 +101,7 @@ impl Candidate {
     }
 
     fn on_disk(&self, signal: Signal, layout: Layout) -> DiskUse {
-        let (parts, Some(usage)) = (Parts::on(signal, layout), &self.usage) else { return DiskUse::default() };
+        let (parts, Some(usage)) = (DiskParts::on(signal, layout), &self.usage) else { return DiskUse::default() };
         let layers = usage.containers.iter().filter(|_| parts.rootfs).filter_map(|container| container.rootfs);
         let logs = usage.containers.iter().filter(|_| parts.logs).filter_map(|container| container.logs);
         let local = if parts.volumes { local_volumes(&self.pod) } else { BTreeSet::new() };

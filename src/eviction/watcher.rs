@@ -13,13 +13,13 @@ use tracing::{debug, info};
 
 use super::{
     EvictionConfig,
-    ports::{Alarm, Gauges, Pressures},
-    pressure::{Pressure, pause},
-    signals::{Condition, Layout, Moment, Observations, Readings, in_force},
+    ports::{NodeStats, PressureCallback, ThresholdNotifications},
+    pressure::{PressureState, next_interval},
+    signals::{Condition, Layout, Observations, Readings, Uptime, in_force},
 };
 use berth_config::eviction::Threshold;
 use berth_metrics::EvictionMetrics;
-use berth_ports::Pulse;
+use berth_ports::TaskLiveness;
 
 /// Deadline of an observation; a slower one has no readings.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
@@ -29,9 +29,9 @@ const SPACING: Duration = Duration::from_millis(100);
 
 /// Snapshot of the node's state, from one observation.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Picture {
+pub struct NodeSnapshot {
     /// Time at which the observation began.
-    pub at: Moment,
+    pub at: Uptime,
     /// Observations by signal.
     pub seen: Observations,
     /// Layout of the file systems.
@@ -39,25 +39,25 @@ pub struct Picture {
     /// Thresholds in force, sorted.
     pub thresholds: Arc<[Threshold]>,
     /// Thresholds that require action, the first one first, each with the time since when it is due.
-    pub due: Vec<(Threshold, Moment)>,
+    pub due: Vec<(Threshold, Uptime)>,
     /// Reported pressures, each with the time until which it is reported unless a threshold is met again.
-    pub pressures: Vec<(Condition, Moment)>,
+    pub pressures: Vec<(Condition, Uptime)>,
 }
 
 /// Dependencies of the watcher.
 pub struct WatcherDeps {
     /// Reads statistics of the node.
-    pub gauges: Arc<dyn Gauges>,
+    pub gauges: Arc<dyn NodeStats>,
     /// Kernel notifications.
-    pub alarm: Arc<dyn Alarm>,
+    pub alarm: Arc<dyn ThresholdNotifications>,
     /// Callback for changed pressures.
-    pub pressures: Pressures,
+    pub pressures: PressureCallback,
     /// Eviction metrics.
     pub metrics: EvictionMetrics,
     /// Pressures that an earlier agent reported, and for how long it would still report them.
     pub restored: Vec<(Condition, Duration)>,
     /// Reports that the task is alive.
-    pub pulse: Pulse,
+    pub pulse: TaskLiveness,
 }
 
 /// Watcher of this node; see the module's documentation.
@@ -65,10 +65,10 @@ pub struct Watcher {
     config: Arc<EvictionConfig>,
     deps: WatcherDeps,
     began: Instant,
-    pressure: Pressure,
+    pressure: PressureState,
     /// Last reported conditions, and those of them that only an earlier agent observed.
-    told: [BTreeSet<Condition>; 2],
-    pictures: watch::Sender<Option<Arc<Picture>>>,
+    reported: [BTreeSet<Condition>; 2],
+    pictures: watch::Sender<Option<Arc<NodeSnapshot>>>,
 }
 
 impl Watcher {
@@ -77,17 +77,17 @@ impl Watcher {
         config: Arc<EvictionConfig>,
         deps: WatcherDeps,
         began: Instant,
-    ) -> (Self, watch::Receiver<Option<Arc<Picture>>>) {
+    ) -> (Self, watch::Receiver<Option<Arc<NodeSnapshot>>>) {
         let (pictures, seen) = watch::channel(None);
-        let pressure = Pressure::restored(deps.restored.iter().copied(), config.transition);
-        let watcher = Self { config, deps, began, pressure, told: Default::default(), pictures };
+        let pressure = PressureState::restored(deps.restored.iter().copied(), config.transition);
+        let watcher = Self { config, deps, began, pressure, reported: Default::default(), pictures };
         (watcher, seen)
     }
 
     /// Observes until `stop` is cancelled.
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
-            self.deps.pulse.works();
+            self.deps.pulse.report_progress();
             let pause = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
@@ -95,7 +95,7 @@ impl Watcher {
             };
             let called = async {
                 sleep(SPACING).await;
-                self.deps.alarm.rung().await;
+                self.deps.alarm.notified().await;
             };
             tokio::select! {
                 biased;
@@ -109,7 +109,7 @@ impl Watcher {
     /// Observes once; returns the delay until the next observation.
     async fn look(&mut self) -> Duration {
         let at = self.began.elapsed();
-        let readings = match timeout(LOOK_LIMIT, self.deps.gauges.look()).await {
+        let readings = match timeout(LOOK_LIMIT, self.deps.gauges.read()).await {
             Ok(readings) => Readings { at, ..readings },
             Err(_) => {
                 debug!("Eviction manager: the node could not be looked at in time");
@@ -119,16 +119,17 @@ impl Watcher {
         let (seen, layout) = (readings.observations(), readings.layout());
         let thresholds = in_force(&self.config.thresholds, layout);
         let now = self.began.elapsed();
-        let turn = self.pressure.turn(&thresholds, &seen, now, self.config.transition);
+        let turn = self.pressure.evaluate(&thresholds, &seen, now, self.config.transition);
         self.count(&thresholds, &seen);
-        let [reported, restored] = &self.told;
+        let [reported, restored] = &self.reported;
         if turn.conditions != *reported || turn.restored != *restored {
             info!(nodeCondition = ?turn.conditions, "Eviction manager: node conditions - observed");
             (self.deps.pressures)(&turn.conditions, &turn.restored);
-            self.told = [turn.conditions.clone(), turn.restored.clone()];
+            self.reported = [turn.conditions.clone(), turn.restored.clone()];
         }
-        let pause = pause(&thresholds, &seen, &turn);
-        let picture = Picture { at, seen, layout, thresholds: thresholds.into(), due: turn.due, pressures: turn.until };
+        let pause = next_interval(&thresholds, &seen, &turn);
+        let picture =
+            NodeSnapshot { at, seen, layout, thresholds: thresholds.into(), due: turn.due, pressures: turn.until };
         self.pictures.send_replace(Some(Arc::new(picture)));
         pause
     }
@@ -138,7 +139,7 @@ impl Watcher {
         for threshold in thresholds.iter().rev() {
             let Some(seen) = seen.get(&threshold.signal) else { continue };
             let bound = threshold.below.of(seen.capacity).value();
-            self.deps.metrics.seen(threshold.signal.as_str(), seen.available.value(), bound);
+            self.deps.metrics.observed(threshold.signal.as_str(), seen.available.value(), bound);
         }
     }
 }

@@ -38,7 +38,7 @@ struct Step {
 
 /// A pull in back-off.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Held {
+pub struct PullInBackOff {
     /// End of the back-off.
     pub until: Instant,
     /// The previous failure; `None` if that attempt was interrupted.
@@ -53,12 +53,12 @@ pub struct PullBackoff {
 
 impl PullBackoff {
     /// Whether a pull with these secrets (their fingerprint) is in back-off now.
-    pub fn held(&self, key: &Key, secrets: &[u8; 32], now: Instant) -> Option<Held> {
+    pub fn held(&self, key: &Key, secrets: &[u8; 32], now: Instant) -> Option<PullInBackOff> {
         let step = self.steps.get(key)?;
         if step.secrets != *secrets || now >= step.until {
             return None;
         }
-        Some(Held { until: step.until, previous: step.failure.clone() })
+        Some(PullInBackOff { until: step.until, previous: step.failure.clone() })
     }
 
     /// A new attempt begins: the previous failure is cleared, the delay is kept.

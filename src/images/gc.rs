@@ -24,8 +24,8 @@ use tracing::{debug, info, warn};
 
 use super::{
     gc_ages::{Ages, AgesFile},
-    gc_rank::{Demand, GcPolicy, ImageUse, Room, demand, human, removable, too_old},
-    gc_watch::{APART, RoomWatch},
+    gc_rank::{Demand, DiskSpace, GcPolicy, ImageUse, demand, human, removable, too_old},
+    gc_watch::{APART, DiskUsageWatcher},
     policy::aggregate,
     records::Records,
 };
@@ -45,15 +45,15 @@ const STATUS_CALLS: usize = 8;
 const ALL: u64 = i64::MAX.unsigned_abs();
 
 /// Returns capacity and available bytes of the filesystem at a path. Blocks.
-pub type RoomOf = Arc<dyn Fn(&Path) -> io::Result<Room> + Send + Sync>;
+pub type DiskSpaceOf = Arc<dyn Fn(&Path) -> io::Result<DiskSpace> + Send + Sync>;
 
 /// Capacity and available bytes of the filesystem at `path`, by `statvfs`. Blocks.
 ///
 /// # Errors
 /// The error of the system call.
-pub fn statvfs_room(path: &Path) -> io::Result<Room> {
+pub fn statvfs_disk_space(path: &Path) -> io::Result<DiskSpace> {
     let stat = rustix::fs::statvfs(path)?;
-    Ok(Room {
+    Ok(DiskSpace {
         capacity: stat.f_blocks.saturating_mul(stat.f_frsize),
         available: stat.f_bavail.saturating_mul(stat.f_frsize),
     })
@@ -67,7 +67,7 @@ pub(super) struct CollectorDeps {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) metrics: Arc<Images>,
     pub(super) records: Option<Records>,
-    pub(super) room: RoomOf,
+    pub(super) room: DiskSpaceOf,
 }
 
 /// Why a garbage collection failed.
@@ -118,13 +118,13 @@ pub(super) struct Collector {
     asked: mpsc::Receiver<oneshot::Sender<Freed>>,
     used: Arc<Mutex<HashMap<String, Timestamp>>>,
     list: watch::Sender<Arc<[cri::Image]>>,
-    watch: RoomWatch,
+    watch: DiskUsageWatcher,
     /// Last event per reason, and when it was recorded.
     told: BTreeMap<&'static str, (String, Instant)>,
 }
 
 /// Result of one detection.
-struct Detected {
+struct DetectionResult {
     images: Vec<ImageUse>,
     listed: Vec<cri::Image>,
 }
@@ -137,7 +137,7 @@ impl Collector {
         let handle = CollectorHandle { ask, used: used.clone(), listed };
         let collector = Self {
             started: deps.clock.now(),
-            watch: RoomWatch::new(deps.room.clone(), policy),
+            watch: DiskUsageWatcher::new(deps.room.clone(), policy),
             deps,
             policy,
             state_file: AgesFile::new(state_file),
@@ -170,14 +170,14 @@ impl Collector {
                 }
                 _ = listing.tick() => self.publish_list().await,
                 _ = collecting.tick(), if !self.policy.is_off() => {
-                    let rests = self.watch.rests();
+                    let rests = self.watch.remaining_interval();
                     if !rests.is_zero() {
                         collecting.reset_after(rests);
                     } else if !self.round().await && !self.watch.has_place() {
                         collecting.reset_after(APART); // nothing else would retry
                     }
                 }
-                () = self.watch.crossed() => if self.round().await {
+                () = self.watch.wait_until_crossed() => if self.round().await {
                     collecting.reset();
                 },
             }
@@ -208,7 +208,7 @@ impl Collector {
                 self.failures = self.failures.saturating_add(1);
                 if self.failures > 1 {
                     warn!(err = %error, failures = self.failures, "Image garbage collection failed multiple times in a row");
-                    self.tell("ImageGCFailed", error.to_string());
+                    self.record_event("ImageGCFailed", error.to_string());
                 } else {
                     warn!(err = %error, "Image garbage collection failed once; stats may not be available yet");
                 }
@@ -219,7 +219,7 @@ impl Collector {
 
     /// Records an event on the node; an identical one at most once per period, however often it is
     /// retried.
-    fn tell(&mut self, reason: &'static str, text: String) {
+    fn record_event(&mut self, reason: &'static str, text: String) {
         let is_old = |(told, at): &(String, Instant)| *told == text && at.elapsed() < PERIOD;
         if !self.told.get(reason).is_some_and(is_old) {
             self.told.insert(reason, (text.clone(), Instant::now()));
@@ -302,7 +302,7 @@ impl Collector {
             human(room.capacity),
             done.freed
         );
-        self.tell("FreeDiskSpaceFailed", text.clone());
+        self.record_event("FreeDiskSpaceFailed", text.clone());
         Err(GcError(text))
     }
 
@@ -341,7 +341,7 @@ impl Collector {
             if done.freed >= wanted {
                 break;
             }
-            if self.handed_out(self.deps.clock.now()).contains_key(&image.id) {
+            if self.recently_provided(self.deps.clock.now()).contains_key(&image.id) {
                 debug!(imageID = %image.id, "Image is wanted again");
                 continue;
             }
@@ -362,13 +362,13 @@ impl Collector {
     }
 
     /// Images recently provided to pods, and when. Their containers may not exist yet.
-    fn handed_out(&self, now: Timestamp) -> HashMap<String, Timestamp> {
+    fn recently_provided(&self, now: Timestamp) -> HashMap<String, Timestamp> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         keep_held(&mut used, now);
         used.clone()
     }
 
-    async fn room(&mut self) -> Result<Room, GcError> {
+    async fn room(&mut self) -> Result<DiskSpace, GcError> {
         let info = self.deps.images.image_fs_info().await.map_err(|e| GcError(e.to_string()))?;
         let Some(filesystem) = info.image_filesystems.into_iter().next() else {
             return Err(GcError("missing image stats: the runtime reports no image filesystem".to_owned()));
@@ -385,10 +385,10 @@ impl Collector {
     }
 
     /// Lists all images and containers, and updates the image state.
-    async fn detect(&mut self) -> Result<Detected, GcError> {
+    async fn detect(&mut self) -> Result<DetectionResult, GcError> {
         let now = self.deps.clock.now();
         let failed = |e: berth_cri::CriError| GcError(e.to_string());
-        let handed_out = self.handed_out(now);
+        let handed_out = self.recently_provided(now);
         let listed = self.deps.images.list_images().await.map_err(failed)?;
         let containers = self.deps.runtime.list_containers(None).await.map_err(failed)?;
         let in_use = self.references(&containers).await.map_err(failed)?;
@@ -397,7 +397,7 @@ impl Collector {
         // An image without an ID cannot be removed.
         if let Some(nameless) = listed.iter().find(|image| image.id.is_empty()) {
             let name = nameless.repo_tags.iter().chain(&nameless.repo_digests).next().map_or("", String::as_str);
-            self.tell("InvalidImageID", format!("ImageID is not valid, skipping, image: {name}"));
+            self.record_event("InvalidImageID", format!("ImageID is not valid, skipping, image: {name}"));
         }
         let images: Vec<ImageUse> = listed
             .iter()
@@ -425,7 +425,7 @@ impl Collector {
         let present: HashSet<&str> = listed.iter().map(|image| image.id.as_str()).collect();
         self.ages.retain(|id, _| present.contains(id.as_str()));
         self.state_file.save(&self.ages).await;
-        Ok(Detected { images, listed })
+        Ok(DetectionResult { images, listed })
     }
 
     /// All names by which containers, running or not, refer to images.

@@ -56,7 +56,7 @@ impl GcPolicy {
 
 /// Disk space of the image filesystem, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
+pub struct DiskSpace {
     /// Total bytes.
     pub capacity: u64,
     /// Available bytes.
@@ -80,7 +80,7 @@ pub enum Demand {
 }
 
 /// Compares disk usage with the thresholds.
-pub fn demand(policy: &GcPolicy, room: Room) -> Demand {
+pub fn demand(policy: &GcPolicy, room: DiskSpace) -> Demand {
     if room.capacity == 0 {
         return Demand::InvalidCapacity;
     }
@@ -95,7 +95,7 @@ pub fn demand(policy: &GcPolicy, room: Room) -> Demand {
 }
 
 /// Minimum time to reach the high threshold at the write speed of fast disks, clamped to 0.5 to 10 s.
-pub fn unreachable_for(policy: &GcPolicy, room: Room) -> Duration {
+pub fn unreachable_for(policy: &GcPolicy, room: DiskSpace) -> Duration {
     const FASTEST: u64 = 2 << 30; // bytes per second
     const BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
     let mark = u128::from(room.capacity) * u128::from(100u32.saturating_sub(policy.high_percent)) / 100;
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn looks_come_sooner_near_the_mark() {
-        let room = |available| Room { capacity: 1000 << 30, available };
+        let room = |available| DiskSpace { capacity: 1000 << 30, available };
         for (available, expected) in
             [(1000 << 30, 10_000), (158 << 30, 4000), (150 << 30, 500), (0, 500), (u64::MAX, 10_000)]
         {
@@ -189,17 +189,17 @@ mod tests {
     #[test]
     fn how_much_must_go() {
         let policy = GcPolicy::default();
-        let room = |available| Room { capacity: 1000, available };
+        let room = |available| DiskSpace { capacity: 1000, available };
         // AC-03b-20: 90 % in use, down to 80 %
         assert_eq!(demand(&policy, room(100)), Demand::Free { bytes: 100, percent: 90 });
         assert_eq!(demand(&policy, room(150)), Demand::Free { bytes: 50, percent: 85 });
         assert_eq!(demand(&policy, room(151)), Demand::Free { bytes: 49, percent: 85 });
         assert_eq!(demand(&policy, room(160)), Demand::Enough);
         assert_eq!(demand(&policy, room(5000)), Demand::Enough, "clamped");
-        assert_eq!(demand(&policy, Room { capacity: 0, available: 0 }), Demand::InvalidCapacity);
+        assert_eq!(demand(&policy, DiskSpace { capacity: 0, available: 0 }), Demand::InvalidCapacity);
         assert_eq!(demand(&GcPolicy { high_percent: 100, ..policy }, room(0)), Demand::Enough, "100 is off");
         assert_eq!(
-            demand(&policy, Room { capacity: u64::MAX, available: 0 }).to_owned(),
+            demand(&policy, DiskSpace { capacity: u64::MAX, available: 0 }).to_owned(),
             Demand::Free { bytes: u64::MAX / 5, percent: 100 }
         );
     }

@@ -11,16 +11,16 @@ use tokio::{
 };
 
 use super::{
-    gc::RoomOf,
-    gc_rank::{Demand, GcPolicy, Room, demand, unreachable_for},
+    gc::DiskSpaceOf,
+    gc_rank::{Demand, DiskSpace, GcPolicy, demand, unreachable_for},
 };
 
 /// Minimum interval between two rounds.
 pub(super) const APART: Duration = Duration::from_secs(30);
 
 /// Watches the disk usage of the image filesystem; see the module documentation.
-pub(super) struct RoomWatch {
-    room: RoomOf,
+pub(super) struct DiskUsageWatcher {
+    room: DiskSpaceOf,
     policy: GcPolicy,
     /// Mount point of the image filesystem; `None` until the runtime has reported it.
     place: Option<PathBuf>,
@@ -28,12 +28,12 @@ pub(super) struct RoomWatch {
     tried: Option<Instant>,
     next: Instant,
     /// A running `statvfs` call, which may hang forever: no other is started until it returns.
-    look: Option<JoinHandle<io::Result<Room>>>,
+    look: Option<JoinHandle<io::Result<DiskSpace>>>,
 }
 
-impl RoomWatch {
+impl DiskUsageWatcher {
     /// Creates the watcher without reading anything.
-    pub(super) fn new(room: RoomOf, policy: GcPolicy) -> Self {
+    pub(super) fn new(room: DiskSpaceOf, policy: GcPolicy) -> Self {
         Self { room, policy, place: None, tried: None, next: Instant::now(), look: None }
     }
 
@@ -51,7 +51,7 @@ impl RoomWatch {
     }
 
     /// Disk space at the given mount point. Waits while a call hangs, and starts no other. Cancel-safe.
-    pub(super) async fn room(&mut self, place: &Path) -> io::Result<Room> {
+    pub(super) async fn room(&mut self, place: &Path) -> io::Result<DiskSpace> {
         self.at(place);
         // Discard the outdated result of an earlier call.
         self.looked().await;
@@ -66,7 +66,7 @@ impl RoomWatch {
     }
 
     /// Waits for the result of the running call.
-    async fn looked(&mut self) -> Option<io::Result<Room>> {
+    async fn looked(&mut self) -> Option<io::Result<DiskSpace>> {
         let seen = self.look.as_mut()?.await;
         self.look = None;
         Some(seen.unwrap_or_else(|error| Err(io::Error::other(error))))
@@ -78,21 +78,22 @@ impl RoomWatch {
     }
 
     /// Remaining time until the next round may run.
-    pub(super) fn rests(&self) -> Duration {
+    pub(super) fn remaining_interval(&self) -> Duration {
         self.tried.map_or(Duration::ZERO, |tried| (tried + APART).saturating_duration_since(Instant::now()))
     }
 
     /// Waits until the high threshold is crossed, or still is [`APART`] after the last round.
     /// Cancel-safe.
-    pub(super) async fn crossed(&mut self) {
+    pub(super) async fn wait_until_crossed(&mut self) {
         if self.policy.high_percent >= 100 {
             std::future::pending::<()>().await;
         }
         loop {
             let Some(place) = self.place.clone() else { return std::future::pending().await };
-            sleep_until(self.next.max(Instant::now() + self.rests())).await;
+            sleep_until(self.next.max(Instant::now() + self.remaining_interval())).await;
             self.look(place);
-            let seen = self.looked().await.and_then(Result::ok).unwrap_or(Room { capacity: 0, available: u64::MAX });
+            let seen =
+                self.looked().await.and_then(Result::ok).unwrap_or(DiskSpace { capacity: 0, available: u64::MAX });
             self.next = Instant::now() + unreachable_for(&self.policy, seen);
             if matches!(demand(&self.policy, seen), Demand::Free { .. }) {
                 return;
@@ -118,18 +119,18 @@ mod tests {
         let (release, hang) = mpsc::channel::<()>();
         let (looks, hang) = (Arc::new(AtomicUsize::new(0)), Mutex::new(hang));
         let count = looks.clone();
-        let seen = Room { capacity: 1000, available: 900 };
-        let room: RoomOf = Arc::new(move |_| {
+        let seen = DiskSpace { capacity: 1000, available: 900 };
+        let room: DiskSpaceOf = Arc::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv(); // no sender
             Ok(seen)
         });
-        let mut watch = RoomWatch::new(room, GcPolicy::default());
+        let mut watch = DiskUsageWatcher::new(room, GcPolicy::default());
         let place = Path::new("/images");
         let moment = Duration::from_millis(10);
         for _ in 0..3 {
             assert!(timeout(moment, watch.room(place)).await.is_err());
-            assert!(timeout(moment, watch.crossed()).await.is_err());
+            assert!(timeout(moment, watch.wait_until_crossed()).await.is_err());
         }
         assert!(looks.load(Ordering::Relaxed) <= 1, "one at a time");
         drop(release);
@@ -141,14 +142,14 @@ mod tests {
     async fn a_look_that_hangs_where_images_were_holds_up_none_where_they_are() {
         let (release, hang) = mpsc::channel::<()>();
         let hang = Mutex::new(hang);
-        let seen = Room { capacity: 1000, available: 900 };
-        let room: RoomOf = Arc::new(move |place: &Path| {
+        let seen = DiskSpace { capacity: 1000, available: 900 };
+        let room: DiskSpaceOf = Arc::new(move |place: &Path| {
             if place == Path::new("/old") {
                 let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv(); // no sender
             }
             Ok(seen)
         });
-        let mut watch = RoomWatch::new(room, GcPolicy::default());
+        let mut watch = DiskUsageWatcher::new(room, GcPolicy::default());
         assert!(timeout(Duration::from_millis(10), watch.room(Path::new("/old"))).await.is_err());
         let found = timeout(Duration::from_secs(60), watch.room(Path::new("/new"))).await;
         drop(release);
@@ -157,15 +158,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn where_images_have_moved_to_is_looked_at_at_once() {
-        let room: RoomOf = Arc::new(|place: &Path| {
+        let room: DiskSpaceOf = Arc::new(|place: &Path| {
             let available: u64 = if place == Path::new("/old") { 90 } else { 10 };
-            Ok(Room { capacity: 100 << 30, available: available << 30 })
+            Ok(DiskSpace { capacity: 100 << 30, available: available << 30 })
         });
-        let mut watch = RoomWatch::new(room, GcPolicy::default());
+        let mut watch = DiskUsageWatcher::new(room, GcPolicy::default());
         let moment = Duration::from_millis(100);
         assert!(watch.room(Path::new("/old")).await.is_ok());
-        assert!(timeout(moment, watch.crossed()).await.is_err(), "there is room, and will be for a while");
+        assert!(timeout(moment, watch.wait_until_crossed()).await.is_err(), "there is room, and will be for a while");
         assert!(watch.room(Path::new("/new")).await.is_ok());
-        assert!(timeout(moment, watch.crossed()).await.is_ok(), "there is none");
+        assert!(timeout(moment, watch.wait_until_crossed()).await.is_ok(), "there is none");
     }
 }

@@ -21,12 +21,12 @@ use super::{
     backoff::{Failure, Key, PullBackoff},
     credentials::{Credential, Credentials, docker::DockerConfigError},
     gc::{Collector, CollectorDeps, CollectorHandle, GcError},
-    policy::{self, Presence, Step, Verification},
+    policy::{self, Presence, PullDecision, Verification},
     puller::{Parallelism, PullFailure, PullRequest, Puller},
     records::Records,
     reference::{Reference, with_default_tag},
     settings::{ImagesConfig, ImagesDeps, ImagesError, OnPull, PullMoment},
-    verify::{self, CheckResult, First, Known},
+    verify::{self, CheckResult, InitialDecision, PresentImage},
 };
 use berth_config::{GoDuration, text::quote};
 use berth_cri::{CriError, ImageService};
@@ -60,7 +60,7 @@ pub struct Manager {
 }
 
 /// A request with derived data.
-struct Asked<'a> {
+struct ParsedRequest<'a> {
     request: &'a EnsureImage,
     spec: cri::ImageSpec,
     reference: Reference,
@@ -71,7 +71,7 @@ struct Asked<'a> {
 }
 
 /// Labels of the metric of image requests.
-struct Told {
+struct RequestLabels {
     presence: Presence,
     pull: &'static str,
 }
@@ -163,7 +163,7 @@ impl Manager {
         self.tell(request, Event::warning(request.pod.id(), reason, message));
     }
 
-    async fn resolve(&self, request: &EnsureImage, told: &mut Told) -> Result<ResolvedImage, ImageError> {
+    async fn resolve(&self, request: &EnsureImage, told: &mut RequestLabels) -> Result<ResolvedImage, ImageError> {
         let asked = self.parse(request)?;
         let resolved = self.ask(&asked, told).await;
         let name = format!("image {}", request.image);
@@ -175,7 +175,7 @@ impl Manager {
         resolved
     }
 
-    async fn ask(&self, asked: &Asked<'_>, told: &mut Told) -> Result<ResolvedImage, ImageError> {
+    async fn ask(&self, asked: &ParsedRequest<'_>, told: &mut RequestLabels) -> Result<ResolvedImage, ImageError> {
         let request = asked.request;
         let image = if policy::looks(request.policy) { self.look(asked).await? } else { None };
         told.presence = match (&image, policy::looks(request.policy)) {
@@ -190,11 +190,11 @@ impl Manager {
         let step = policy::decide(request.policy, told.presence, verification);
         told.pull = step.label();
         match (step, image) {
-            (Step::Use { words }, Some(image)) => {
+            (PullDecision::Use { event_text: words }, Some(image)) => {
                 self.normal(request, "Pulled", format!("Container image {} {words}", quote(&request.image)));
                 Ok(self.usable(image.id.clone(), &image))
             }
-            (Step::Refuse, _) => {
+            (PullDecision::Refuse, _) => {
                 let message =
                     format!("Container image {} is not present with pull policy of Never", quote(&request.image));
                 self.warning(request, "ErrImageNeverPull", message.clone());
@@ -204,7 +204,7 @@ impl Manager {
         }
     }
 
-    fn parse<'a>(&self, request: &'a EnsureImage) -> Result<Asked<'a>, ImageError> {
+    fn parse<'a>(&self, request: &'a EnsureImage) -> Result<ParsedRequest<'a>, ImageError> {
         let (image, name) = (&request.image, quote(&request.image));
         let (tagged, reference) = with_default_tag(image).map_err(|error| {
             let message =
@@ -220,10 +220,10 @@ impl Manager {
         };
         let first = if policy::looks(request.policy) { "ImageStatus" } else { "credentials for" };
         let step = request.progress.start_concurrent(format!("{first} {image}"));
-        Ok(Asked { request, spec, reference, credentials: OnceCell::new(), step })
+        Ok(ParsedRequest { request, spec, reference, credentials: OnceCell::new(), step })
     }
 
-    async fn look(&self, asked: &Asked<'_>) -> Result<Option<cri::Image>, ImageError> {
+    async fn look(&self, asked: &ParsedRequest<'_>) -> Result<Option<cri::Image>, ImageError> {
         self.images.image_status(asked.spec.clone()).await.map_err(|error| {
             let message = format!("Failed to inspect image {}: {error}", quote(&asked.request.image));
             self.warning(asked.request, "InspectFailed", message.clone());
@@ -242,7 +242,7 @@ impl Manager {
     }
 
     /// Looked up at most once per request, shared by verification and pull.
-    async fn find_credentials(&self, asked: &Asked<'_>) -> Result<Arc<[Credential]>, ImageError> {
+    async fn find_credentials(&self, asked: &ParsedRequest<'_>) -> Result<Arc<[Credential]>, ImageError> {
         let find = || {
             asked.step.enter(format!("credentials for {}", asked.request.image));
             self.credentials.find(&asked.request.pod, &asked.reference.repository, &asked.request.secrets)
@@ -251,13 +251,13 @@ impl Manager {
         found.map_err(|error| ImageError { reason: "ErrImagePull", message: error.to_string(), retry_at: None })
     }
 
-    async fn verify(&self, asked: &Asked<'_>, image: &cri::Image) -> Result<Verification, ImageError> {
+    async fn verify(&self, asked: &ParsedRequest<'_>, image: &cri::Image) -> Result<Verification, ImageError> {
         let (Some(records), Some(policy)) = (&self.records, &self.config.verification) else {
             return Ok(Verification::Off);
         };
         let repository = asked.reference.repository.as_str();
         let stored = records.known(&asked.request.image, &image.id).await;
-        let known = Known {
+        let known = PresentImage {
             image_ref: &image.id,
             record: match &stored.record {
                 Ok(record) => Ok(record.as_ref()),
@@ -267,13 +267,13 @@ impl Manager {
             repository: Some(repository),
         };
         let grants = match verify::begin(policy, known) {
-            First::Done { pull, result } => {
+            InitialDecision::Done { pull, result } => {
                 if let Some(result) = result {
                     self.metrics.checked(result.label());
                 }
                 return Ok(if pull { Verification::Needed } else { Verification::NotNeeded });
             }
-            First::Compare(grants) => grants,
+            InitialDecision::Compare(grants) => grants,
         };
         let credentials = match self.find_credentials(asked).await {
             Ok(credentials) => credentials,
@@ -296,7 +296,7 @@ impl Manager {
         Ok(verification)
     }
 
-    async fn pull(&self, asked: &Asked<'_>) -> Result<ResolvedImage, ImageError> {
+    async fn pull(&self, asked: &ParsedRequest<'_>) -> Result<ResolvedImage, ImageError> {
         let request = asked.request;
         let key: Key = (request.pod.uid().clone(), request.image.clone());
         let secrets = fingerprint(&request.secrets);
@@ -305,7 +305,7 @@ impl Manager {
         self.backoff.lock().unwrap_or_else(PoisonError::into_inner).began(&key);
         self.normal(request, "Pulling", format!("Pulling image {}", quote(&request.image)));
         (self.on_pull)(request.pod.uid(), PullMoment::Began);
-        let _ended = Ended(self, request.pod.uid());
+        let _ended = PullEndGuard(self, request.pod.uid());
         asked.step.enter(format!("image {}", request.image));
         let began = Instant::now();
         let pull = PullRequest {
@@ -388,9 +388,9 @@ impl Manager {
 }
 
 /// Reports the end of a pull when dropped, whatever its result.
-struct Ended<'a>(&'a Manager, &'a PodUid);
+struct PullEndGuard<'a>(&'a Manager, &'a PodUid);
 
-impl Drop for Ended<'_> {
+impl Drop for PullEndGuard<'_> {
     fn drop(&mut self) {
         (self.0.on_pull)(self.1, PullMoment::Ended);
     }
@@ -438,7 +438,7 @@ fn fingerprint(secrets: &[PullSecret]) -> [u8; 32] {
 #[async_trait]
 impl ImageProvider for Manager {
     async fn ensure(&self, request: EnsureImage) -> Result<ResolvedImage, ImageError> {
-        let mut told = Told { presence: Presence::Unknown, pull: "unknown" };
+        let mut told = RequestLabels { presence: Presence::Unknown, pull: "unknown" };
         let answer = self.resolve(&request, &mut told).await;
         let policy = match request.policy {
             PullPolicy::Always => "always",

@@ -37,11 +37,11 @@ pub enum Verification {
 
 /// Outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum PullDecision {
     /// Use the present image.
     Use {
         /// End of the event's message, for example, `already present on machine`.
-        words: &'static str,
+        event_text: &'static str,
     },
     /// Pull the image.
     Pull,
@@ -49,7 +49,7 @@ pub enum Step {
     Refuse,
 }
 
-impl Step {
+impl PullDecision {
     /// The `pull_required` label.
     pub fn label(self) -> &'static str {
         if self == Self::Pull { "true" } else { "false" }
@@ -68,16 +68,18 @@ pub fn verifies(policy: PullPolicy, presence: Presence) -> bool {
 
 /// Decides the step from presence and (if [`verifies`]) the pod's permission. Presence must not leak: a
 /// pod without permission is refused as if the image were absent.
-pub fn decide(policy: PullPolicy, presence: Presence, verification: Verification) -> Step {
+pub fn decide(policy: PullPolicy, presence: Presence, verification: Verification) -> PullDecision {
     match (policy, presence) {
-        (PullPolicy::Always, _) => Step::Pull,
-        (PullPolicy::Never, Presence::Absent | Presence::Unknown) => Step::Refuse,
-        (PullPolicy::IfNotPresent, Presence::Absent | Presence::Unknown) => Step::Pull,
+        (PullPolicy::Always, _) => PullDecision::Pull,
+        (PullPolicy::Never, Presence::Absent | Presence::Unknown) => PullDecision::Refuse,
+        (PullPolicy::IfNotPresent, Presence::Absent | Presence::Unknown) => PullDecision::Pull,
         (policy, Presence::Present) => match verification {
-            Verification::Off => Step::Use { words: "already present on machine" },
-            Verification::NotNeeded => Step::Use { words: "already present on machine and can be accessed by the pod" },
-            Verification::Needed if policy == PullPolicy::Never => Step::Refuse,
-            Verification::Needed => Step::Pull,
+            Verification::Off => PullDecision::Use { event_text: "already present on machine" },
+            Verification::NotNeeded => {
+                PullDecision::Use { event_text: "already present on machine and can be accessed by the pod" }
+            }
+            Verification::Needed if policy == PullPolicy::Never => PullDecision::Refuse,
+            Verification::Needed => PullDecision::Pull,
         },
     }
 }
@@ -119,18 +121,18 @@ mod tests {
     fn policies_meet_presence() {
         use PullPolicy::{Always, IfNotPresent, Never};
         use Verification::{Needed, NotNeeded, Off};
-        let here = Step::Use { words: "already present on machine" };
-        let allowed = Step::Use { words: "already present on machine and can be accessed by the pod" };
+        let here = PullDecision::Use { event_text: "already present on machine" };
+        let allowed = PullDecision::Use { event_text: "already present on machine and can be accessed by the pod" };
         let rows = [
-            ("always pulls", Always, Presence::Unknown, Needed, Step::Pull),
-            ("AC-03b-1", IfNotPresent, Presence::Absent, Needed, Step::Pull),
-            ("AC-03b-4", Never, Presence::Absent, Needed, Step::Refuse),
+            ("always pulls", Always, Presence::Unknown, Needed, PullDecision::Pull),
+            ("AC-03b-1", IfNotPresent, Presence::Absent, Needed, PullDecision::Pull),
+            ("AC-03b-4", Never, Presence::Absent, Needed, PullDecision::Refuse),
             ("gate off", IfNotPresent, Presence::Present, Off, here),
             ("gate off", Never, Presence::Present, Off, here),
             ("AC-03b-17, AC-03b-18", IfNotPresent, Presence::Present, NotNeeded, allowed),
             ("not needed", Never, Presence::Present, NotNeeded, allowed),
-            ("AC-03b-15", IfNotPresent, Presence::Present, Needed, Step::Pull),
-            ("AC-03b-16", Never, Presence::Present, Needed, Step::Refuse),
+            ("AC-03b-15", IfNotPresent, Presence::Present, Needed, PullDecision::Pull),
+            ("AC-03b-16", Never, Presence::Present, Needed, PullDecision::Refuse),
         ];
         for (name, policy, presence, verification, expected) in rows {
             assert_eq!(decide(policy, presence, verification), expected, "{name}");

@@ -16,7 +16,7 @@ use tracing::{debug, info};
 use super::{
     credentials::Credential,
     policy::aggregate,
-    record::Proof,
+    record_documents::Proof,
     records::{Intent, Pull, Records},
 };
 use berth_cri::ImageService;

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use tracing::{info, warn};
 
 use super::{
-    record::{
+    record_documents::{
         PreloadedImage, Proof, PulledRecord, decode_intent, decode_preloaded, decode_pulled, encode_intent,
         encode_preloaded, encode_pulled,
     },

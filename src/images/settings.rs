@@ -4,7 +4,7 @@ use std::{io, path::PathBuf, sync::Arc};
 
 use super::{
     credentials::{DockerFolders, PluginConfigError, PluginFlags},
-    gc::RoomOf,
+    gc::DiskSpaceOf,
     gc_rank::GcPolicy,
     puller::Parallelism,
     verify::VerificationPolicy,
@@ -65,7 +65,7 @@ pub struct ImagesDeps {
     /// Registry of metrics.
     pub registry: Registry,
     /// Disk space of a filesystem; [`super::statvfs_room`] in production.
-    pub room: RoomOf,
+    pub room: DiskSpaceOf,
     /// Callback for the start and end of pulls.
     pub on_pull: OnPull,
     /// Source of service accounts and tokens for credential plugins; `None` without an API server.

@@ -14,7 +14,7 @@ use lru::LruCache;
 use sha2::{Digest, Sha256};
 use tracing::warn;
 
-use super::record::{Decoded, RecordError};
+use super::record_documents::{Decoded, RecordError};
 use berth_metrics::RecordGauges;
 use berth_sys::atomic_file::{read, replace};
 
@@ -184,7 +184,7 @@ impl<V: Clone> Store<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::record::{decode_intent, encode_intent};
+    use crate::images::record_documents::{decode_intent, encode_intent};
     use berth_metrics::{Images, Registry};
 
     fn open(folder: &Path, capacity: usize) -> Store<String> {

@@ -2,7 +2,7 @@
 //!
 //! Pure. Implements spec 03b §3.2.
 
-use super::record::{Grants, Proof, PulledRecord, SECRETS_LIMIT, SecretRecord};
+use super::record_documents::{Grants, Proof, PulledRecord, SECRETS_LIMIT, SecretRecord};
 
 /// `imagePullCredentialsVerificationPolicy`.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -60,7 +60,7 @@ impl CheckResult {
 
 /// Decision before the pod's credentials are known.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum First {
+pub enum InitialDecision {
     /// The decision is final.
     Done {
         /// Whether the image must be pulled.
@@ -72,7 +72,7 @@ pub enum First {
     Compare(Grants),
 }
 
-impl First {
+impl InitialDecision {
     fn done(pull: bool, result: CheckResult) -> Self {
         Self::Done { pull, result: Some(result) }
     }
@@ -80,7 +80,7 @@ impl First {
 
 /// Data about an image that is present.
 #[derive(Clone, Copy, Debug)]
-pub struct Known<'a> {
+pub struct PresentImage<'a> {
     /// The runtime's image reference.
     pub image_ref: &'a str,
     /// The record; `Err` if it could not be read.
@@ -92,28 +92,30 @@ pub struct Known<'a> {
 }
 
 /// Decides by rows 1 to 7 of the table.
-pub fn begin(policy: &VerificationPolicy, known: Known<'_>) -> First {
+pub fn begin(policy: &VerificationPolicy, known: PresentImage<'_>) -> InitialDecision {
     use CheckResult::{Error, MustAuthenticate, PolicyAllowed, RecordFound};
     if known.image_ref.is_empty() {
-        return First::Done { pull: true, result: None };
+        return InitialDecision::Done { pull: true, result: None };
     }
-    let Ok(record) = known.record else { return First::done(true, Error) };
+    let Ok(record) = known.record else { return InitialDecision::done(true, Error) };
     if !policy.wants(known.repository.unwrap_or_default(), record.is_some() || known.intent) {
-        return First::done(false, PolicyAllowed);
+        return InitialDecision::done(false, PolicyAllowed);
     }
-    let Some(record) = record else { return First::done(true, MustAuthenticate) };
-    let Some(repository) = known.repository else { return First::done(true, Error) };
+    let Some(record) = record else { return InitialDecision::done(true, MustAuthenticate) };
+    let Some(repository) = known.repository else { return InitialDecision::done(true, Error) };
     match record.grants.get(repository) {
-        None => First::done(true, MustAuthenticate),
-        Some(grants) if grants.node => First::done(false, RecordFound),
-        Some(grants) if grants.secrets.is_empty() && grants.accounts.is_empty() => First::done(true, MustAuthenticate),
-        Some(grants) => First::Compare(grants.clone()),
+        None => InitialDecision::done(true, MustAuthenticate),
+        Some(grants) if grants.node => InitialDecision::done(false, RecordFound),
+        Some(grants) if grants.secrets.is_empty() && grants.accounts.is_empty() => {
+            InitialDecision::done(true, MustAuthenticate)
+        }
+        Some(grants) => InitialDecision::Compare(grants.clone()),
     }
 }
 
 /// Decision once the pod's credentials are known.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Compared {
+pub struct CredentialDecision {
     /// Whether the image must be pulled.
     pub pull: bool,
     /// Credential to add to the record.
@@ -121,11 +123,11 @@ pub struct Compared {
 }
 
 /// Decides by rows 9 to 12 of the table, for the pod's credentials.
-pub fn compare(grants: &Grants, proofs: &[Proof]) -> Compared {
+pub fn compare(grants: &Grants, proofs: &[Proof]) -> CredentialDecision {
     let room = grants.secrets.len() < SECRETS_LIMIT;
     let secrets = || proofs.iter().filter_map(|p| if let Proof::Secret(s) = p { Some(s) } else { None });
     let learn = |secret: &SecretRecord| Some(Proof::Secret(secret.clone())).filter(|_| room);
-    let allowed = |remember| Compared { pull: false, remember };
+    let allowed = |remember| CredentialDecision { pull: false, remember };
     let same_hash = |s: &&SecretRecord| !s.hash.is_empty() && grants.secrets.iter().any(|g| g.hash == s.hash);
     if let Some(secret) = secrets().find(same_hash) {
         let known = grants.secrets.iter().any(|g| g == secret);
@@ -136,13 +138,13 @@ pub fn compare(grants: &Grants, proofs: &[Proof]) -> Compared {
         return allowed(learn(secret));
     }
     let account = proofs.iter().any(|p| matches!(p, Proof::Account(a) if grants.accounts.contains(a)));
-    Compared { pull: !account, remember: None }
+    CredentialDecision { pull: !account, remember: None }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::record::AccountRecord;
+    use crate::images::record_documents::AccountRecord;
 
     const REPO: &str = "docker.io/library/busybox";
 
@@ -186,25 +188,28 @@ mod tests {
         let (node, empty) = (record(&[Proof::Node]), record(&[]));
         let full = record(&[Proof::Secret(secret("a", "h"))]);
         let policy = VerificationPolicy::PulledImages;
-        let known = |record| Known { image_ref: "sha256:1", record, intent: false, repository: Some(REPO) };
-        let check =
-            |row: &str, policy: &VerificationPolicy, known: Known<'_>, pull: bool, result: Option<CheckResult>| {
-                assert_eq!(begin(policy, known), First::Done { pull, result }, "{row}");
-            };
-        check("1", &policy, Known { image_ref: "", ..known(Ok(None)) }, true, None);
+        let known = |record| PresentImage { image_ref: "sha256:1", record, intent: false, repository: Some(REPO) };
+        let check = |row: &str,
+                     policy: &VerificationPolicy,
+                     known: PresentImage<'_>,
+                     pull: bool,
+                     result: Option<CheckResult>| {
+            assert_eq!(begin(policy, known), InitialDecision::Done { pull, result }, "{row}");
+        };
+        check("1", &policy, PresentImage { image_ref: "", ..known(Ok(None)) }, true, None);
         check("2", &policy, known(Err(())), true, Some(Error));
         check("3, AC-03b-18", &policy, known(Ok(None)), false, Some(PolicyAllowed));
         check("3", &VerificationPolicy::Never, known(Ok(Some(&full))), false, Some(PolicyAllowed));
         check("4", &VerificationPolicy::Always, known(Ok(None)), true, Some(MustAuthenticate));
-        let crashed = Known { intent: true, ..known(Ok(None)) };
+        let crashed = PresentImage { intent: true, ..known(Ok(None)) };
         check("4, begun and never recorded", &policy, crashed, true, Some(MustAuthenticate));
-        let nameless = Known { repository: None, ..known(Ok(Some(&full))) };
+        let nameless = PresentImage { repository: None, ..known(Ok(Some(&full))) };
         check("5", &policy, nameless, true, Some(Error));
-        let other = Known { repository: Some("r.io/x"), ..known(Ok(Some(&full))) };
+        let other = PresentImage { repository: Some("r.io/x"), ..known(Ok(Some(&full))) };
         check("5", &policy, other, true, Some(MustAuthenticate));
         check("6", &policy, known(Ok(Some(&node))), false, Some(RecordFound));
         check("7, AC-03b-19", &policy, known(Ok(Some(&empty))), true, Some(MustAuthenticate));
-        assert!(matches!(begin(&policy, known(Ok(Some(&full)))), First::Compare(_)));
+        assert!(matches!(begin(&policy, known(Ok(Some(&full)))), InitialDecision::Compare(_)));
     }
 
     #[test]
@@ -212,7 +217,7 @@ mod tests {
         let grants = |proofs: &[Proof]| record(proofs).grants.remove(REPO).unwrap_or_default();
         let one = grants(&[Proof::Secret(secret("a", "h"))]);
         let check = |row: &str, grants: &Grants, proofs: &[Proof], pull: bool, remember: Option<Proof>| {
-            assert_eq!(compare(grants, proofs), Compared { pull, remember }, "{row}");
+            assert_eq!(compare(grants, proofs), CredentialDecision { pull, remember }, "{row}");
         };
         check("9", &one, &[Proof::Secret(secret("a", "h"))], false, None);
         let other = Proof::Secret(secret("b", "h"));

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Subscriber, error, info};
 use tracing_subscriber::{Registry, layer::SubscriberExt};
 
-pub use notices::tell;
+pub use notices::log_notice;
 pub use streams::Streams;
 
 use berth_config::{
@@ -120,7 +120,7 @@ pub fn open(loaded: &Loaded) {
     for (name, value) in &loaded.flag_values {
         info!(v = 1, "FLAG: --{name}={}", quote(&configz::masked_flag(name, value)));
     }
-    loaded.notices.iter().for_each(tell);
+    loaded.notices.iter().for_each(log_notice);
     info!(v = 5, configuration = %configz::masked(&loaded.config), "KubeletConfiguration");
     let uid = nix::unistd::geteuid();
     if !uid.is_root() {

@@ -2,10 +2,10 @@
 
 use tracing::{info, warn};
 
-use berth_config::{NotYet, Notice};
+use berth_config::{Notice, UnimplementedSetting};
 
 /// Logs a notice.
-pub fn tell(notice: &Notice) {
+pub fn log_notice(notice: &Notice) {
     match notice {
         Notice::LenientDecoding { error, hints } => {
             warn!(err = %error, hints = ?hints, "Using lenient decoding as strict decoding failed");
@@ -22,7 +22,7 @@ pub fn tell(notice: &Notice) {
         Notice::Insecure { field, value } => {
             warn!(field, value = %value, "Insecure setting: callers are not told apart or not held back");
         }
-        Notice::NotYetEffective(NotYet { setting, feature }) => {
+        Notice::NotYetEffective(UnimplementedSetting { setting, feature }) => {
             warn!(setting, feature, "Setting has no effect yet: its feature is not part of this release");
         }
         Notice::EvictionSignalsUnset { signals } => {
@@ -42,11 +42,11 @@ pub fn tell(notice: &Notice) {
         Notice::CgroupOutsideReservation => {
             warn!("The kubelet's cgroup is outside of the one that holds its reservation");
         }
-        dropin => tell_dropin(dropin),
+        dropin => log_dropin_notice(dropin),
     }
 }
 
-fn tell_dropin(notice: &Notice) {
+fn log_dropin_notice(notice: &Notice) {
     match notice {
         Notice::SkippedDropin { path } => {
             info!(v = 4, file = %path, "Skipped file in drop-in directory (does not have .conf extension)");

@@ -16,15 +16,15 @@ use berth_config::{
 
 /// Writer that keeps its output in memory.
 #[derive(Clone, Default)]
-struct Paper(Arc<Mutex<Vec<u8>>>);
+struct MemoryWriter(Arc<Mutex<Vec<u8>>>);
 
-impl Paper {
+impl MemoryWriter {
     fn text(&self) -> String {
         String::from_utf8(self.0.lock().expect("no writer panicked").clone()).expect("text")
     }
 }
 
-impl Write for Paper {
+impl Write for MemoryWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().expect("no writer panicked").extend_from_slice(bytes);
         Ok(bytes.len())
@@ -42,7 +42,7 @@ fn config(change: impl FnOnce(&mut LoggingConfiguration)) -> LoggingConfiguratio
 }
 
 fn written(config: &LoggingConfiguration, say: impl FnOnce(&LogHandle)) -> String {
-    let paper = Paper::default();
+    let paper = MemoryWriter::default();
     let (subscriber, handle) = subscriber(config, Streams::single(Box::new(paper.clone())));
     tracing::subscriber::with_default(subscriber, || say(&handle));
     paper.text()
@@ -151,7 +151,7 @@ fn verbosity_decides_and_can_be_changed() {
 
 #[test]
 fn split_streams_part_errors_from_the_rest() {
-    let (out, err) = (Paper::default(), Paper::default());
+    let (out, err) = (MemoryWriter::default(), MemoryWriter::default());
     let streams = Streams::pair(Box::new(out.clone()), Box::new(err.clone()));
     let (subscriber, handle) = subscriber(&config(|_| {}), streams);
     tracing::subscriber::with_default(subscriber, || {

@@ -58,7 +58,7 @@ enum Format {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum LinePosition {
     /// In the head, or (JSON) anywhere in a line.
     Head,
     /// In the content of a wanted line; `partial` drops its newline.
@@ -78,7 +78,7 @@ pub struct Filter {
     bytes_left: Option<u64>,
     lines_left: Option<u64>,
     format: Format,
-    place: Place,
+    place: LinePosition,
     second: Second,
     /// Start of a line whose head is incomplete.
     pending: Vec<u8>,
@@ -97,7 +97,7 @@ impl Filter {
             bytes_left: options.limit_bytes,
             lines_left: if options.follow { None } else { options.tail },
             format: Format::Unknown,
-            place: Place::Head,
+            place: LinePosition::Head,
             second: Second::default(),
             pending: Vec::new(),
             at_start: true,
@@ -122,9 +122,9 @@ impl Filter {
     pub fn push(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), LogFormatError> {
         while !bytes.is_empty() && !self.is_done() {
             bytes = match self.place {
-                Place::Head => self.take_head(bytes, out)?,
-                Place::Content { partial } => self.take_content(bytes, partial, out),
-                Place::Unwanted | Place::Malformed => self.skip(bytes),
+                LinePosition::Head => self.take_head(bytes, out)?,
+                LinePosition::Content { partial } => self.take_content(bytes, partial, out),
+                LinePosition::Unwanted | LinePosition::Malformed => self.skip(bytes),
             };
         }
         Ok(())
@@ -139,7 +139,7 @@ impl Filter {
             let line = std::mem::take(&mut self.pending);
             self.whole_line(&line, out)?;
         }
-        self.place = Place::Head;
+        self.place = LinePosition::Head;
         self.pending.clear();
         Ok(())
     }
@@ -176,7 +176,11 @@ impl Filter {
                     self.stamp(header.time, out);
                 }
                 self.passed(header.stream, header.is_partial);
-                self.place = if is_wanted { Place::Content { partial: header.is_partial } } else { Place::Unwanted };
+                self.place = if is_wanted {
+                    LinePosition::Content { partial: header.is_partial }
+                } else {
+                    LinePosition::Unwanted
+                };
                 // The pending part ended within the head, so the content is in `bytes`.
                 Ok(bytes.get(header.content.saturating_sub(had)..).unwrap_or_default())
             }
@@ -190,7 +194,7 @@ impl Filter {
             }
             Head::Malformed(_) => {
                 self.malformed += 1;
-                self.place = Place::Malformed;
+                self.place = LinePosition::Malformed;
                 Ok(bytes)
             }
         }
@@ -205,7 +209,7 @@ impl Filter {
                 Format::Docker => {
                     self.pending.clear();
                     self.malformed += 1;
-                    self.place = Place::Malformed;
+                    self.place = LinePosition::Malformed;
                     Ok(bytes)
                 }
                 _ => Err(self.unsupported(line)),
@@ -254,17 +258,17 @@ impl Filter {
         let (line, rest) = bytes.split_at(end + 1);
         let content = if partial { line.get(..end).unwrap_or_default() } else { line };
         self.write(content, out);
-        self.place = Place::Head;
+        self.place = LinePosition::Head;
         self.counted();
         rest
     }
 
     fn skip<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let Some(end) = memchr::memchr(b'\n', bytes) else { return &[] };
-        if self.place == Place::Unwanted {
+        if self.place == LinePosition::Unwanted {
             self.counted();
         }
-        self.place = Place::Head;
+        self.place = LinePosition::Head;
         bytes.get(end + 1..).unwrap_or_default()
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use rustix::io::ReadWriteFlags;
 
-use super::{dirs, own::Place, rotated, tail::tail_start};
+use super::{confined_path::LogLocation, dirs, retention, tail::tail_start};
 
 /// An open log file with its identity on disk.
 pub struct OpenLog {
@@ -23,7 +23,7 @@ impl OpenLog {
     ///
     /// # Errors
     /// It cannot be opened, or is not a regular file.
-    pub async fn open(place: &Place, path: &Path) -> io::Result<Self> {
+    pub async fn open(place: &LogLocation, path: &Path) -> io::Result<Self> {
         let (place, path) = (place.clone(), path.to_owned());
         let opened = tokio::task::spawn_blocking(move || regular(&place, &path)).await.map_err(io::Error::other)?;
         let (file, identity) = opened?;
@@ -80,7 +80,7 @@ pub struct Successor {
     identity: (u64, u64),
 }
 
-fn regular(place: &Place, path: &Path) -> io::Result<(std::fs::File, (u64, u64))> {
+fn regular(place: &LogLocation, path: &Path) -> io::Result<(std::fs::File, (u64, u64))> {
     let file = place.open(path)?;
     let meta = file.metadata()?;
     Ok((file, (meta.dev(), meta.ino())))
@@ -96,7 +96,7 @@ fn next_file(log: &Path, mine: (u64, u64)) -> Option<PathBuf> {
     if identity(log)? == mine {
         return None;
     }
-    let names = rotated::oldest_first(dirs::beside(log, ".").unwrap_or_default());
+    let names = retention::oldest_first(dirs::beside(log, ".").unwrap_or_default());
     let files: Vec<PathBuf> = names.into_iter().map(|name| log.with_file_name(name)).collect();
     let at = files.iter().position(|path| identity(path) == Some(mine));
     let later = at.and_then(|at| files.get(at + 1..)).unwrap_or_default();

@@ -19,14 +19,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use super::{
-    busy::Busy,
     dirs, links,
+    log_locks::LogLocks,
     read::LogReader,
+    retention,
     rotate::{Rotator, RunningLog, RunningLogs, packing},
-    rotated, termination,
+    termination,
 };
 use berth_cri::RuntimeService;
-use berth_ports::{Clock, ContainerExit, ContainerLogFile, ContainerLogs, MayGo, TerminationMessages};
+use berth_ports::{Clock, ContainerExit, ContainerLogFile, ContainerLogs, RemovalPredicate, TerminationMessages};
 use berth_sys::remove_tree::remove_tree;
 use berth_types::{ContainerId, PodRef};
 
@@ -73,7 +74,7 @@ pub struct LogsDeps {
 pub struct Manager {
     deps: Arc<LogsDeps>,
     config: Arc<LogsConfig>,
-    busy: Busy,
+    busy: LogLocks,
     /// Notifies the rotation task of a started container.
     started: mpsc::Sender<RunningLog>,
     /// Receiver of started containers, until the rotation task takes it.
@@ -88,7 +89,7 @@ impl Manager {
     pub fn new(deps: LogsDeps, config: LogsConfig) -> Arc<Self> {
         let (started, heard) = mpsc::channel(STARTED);
         let (deps, config, heard) = (Arc::new(deps), Arc::new(config), Mutex::new(Some(heard)));
-        Arc::new(Self { deps, config, busy: Busy::default(), started, heard })
+        Arc::new(Self { deps, config, busy: LogLocks::default(), started, heard })
     }
 
     /// Creates `podLogsDir` (0750) and the directory of links (0755).
@@ -122,7 +123,7 @@ impl Manager {
     pub async fn files(&self, log: &Path) -> Vec<PathBuf> {
         let log = log.to_owned();
         let found = spawn_blocking(move || {
-            let names = rotated::oldest_first(dirs::beside(&log, ".").unwrap_or_default());
+            let names = retention::oldest_first(dirs::beside(&log, ".").unwrap_or_default());
             let mut files: Vec<PathBuf> = names.into_iter().map(|name| log.with_file_name(name)).collect();
             files.extend(log.exists().then_some(log));
             files
@@ -173,7 +174,7 @@ impl ContainerLogs for Manager {
         removed.await.unwrap_or_else(|e| Err(e.to_string()))
     }
 
-    async fn remove_directories(&self, may_go: MayGo) {
+    async fn remove_directories(&self, may_go: RemovalPredicate) {
         let root = self.config.pod_logs_dir.clone();
         let done = spawn_blocking(move || {
             for (_, path) in dirs::pod_directories(&root)?.into_iter().filter(|(uid, _)| may_go(uid)) {

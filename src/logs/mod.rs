@@ -13,29 +13,29 @@
 //! [`ContainerLogs`]: berth_ports::ContainerLogs
 //! [`TerminationMessages`]: berth_ports::TerminationMessages
 
-mod busy;
+mod check_schedule;
+mod compression;
+mod confined_path;
 mod dirs;
 mod filter;
+mod first_write_watch;
 mod follow;
-mod instance;
 mod line;
 mod links;
+mod log_instance;
+mod log_locks;
 mod manager;
-mod own;
-mod pace;
-mod pack;
 mod read;
+mod retention;
 mod rotate;
-mod rotated;
 mod tail;
 mod termination;
-mod wakes;
 mod watch;
 
+pub use confined_path::PlaceError;
 pub use filter::{Filter, LogFormatError, LogOptions, LogStreams, since};
-pub use instance::{NoInstance, instance};
 pub use line::{DockerLine, Head, Header, LineError, Stamp, Stream, docker, head};
+pub use log_instance::{NoInstance, instance};
 pub use manager::{LogsConfig, LogsDeps, Manager};
-pub use own::PlaceError;
-pub use read::{LogReader, ReadError, Told};
+pub use read::{LogReader, ObservedRunning, ReadError};
 pub use rotate::{RunningLog, RunningLogs};

@@ -18,9 +18,9 @@ use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::{
+    confined_path::{LogLocation, PlaceError},
     filter::{Filter, LogFormatError, LogOptions},
     follow::OpenLog,
-    own::{Place, PlaceError},
     watch::{Watch, Watches},
 };
 use berth_cri::{CriError, RuntimeService};
@@ -76,13 +76,13 @@ pub enum ReadError {
 pub type Pieces<'a> = dyn Sink<Vec<u8>, Error = io::Error> + Unpin + Send + 'a;
 
 /// Callback for the observed state of a container: whether it runs, `None` if unknown.
-pub type Told = Arc<dyn Fn(&ContainerId) -> Option<bool> + Send + Sync>;
+pub type ObservedRunning = Arc<dyn Fn(&ContainerId) -> Option<bool> + Send + Sync>;
 
 /// Reads logs.
 #[derive(Clone)]
 pub struct LogReader {
     cri: Arc<dyn RuntimeService>,
-    told: Option<Told>,
+    told: Option<ObservedRunning>,
     watches: Watches,
     /// `podLogsDir`.
     root: Arc<Path>,
@@ -97,7 +97,7 @@ impl LogReader {
 
     /// Sets the callback for the observed state of containers.
     #[must_use]
-    pub fn told_by(mut self, told: Told) -> Self {
+    pub fn with_observed_state(mut self, told: ObservedRunning) -> Self {
         self.told = Some(told);
         self
     }
@@ -123,7 +123,7 @@ impl LogReader {
         out: &mut Pieces<'_>,
     ) -> Result<(), ReadError> {
         let (root, log) = (self.root.clone(), path.to_owned());
-        let found = tokio::task::spawn_blocking(move || Place::find(&root, &log)).await;
+        let found = tokio::task::spawn_blocking(move || LogLocation::find(&root, &log)).await;
         let place = found.map_err(|e| ReadError::Open { path: path.to_owned(), source: io::Error::other(e) })??;
         let path = place.path.clone();
         // The watch is added before the first read, so no change is missed.
@@ -190,7 +190,7 @@ impl LogReader {
 /// One reading in progress.
 struct Reading<'a> {
     log: OpenLog,
-    place: Place,
+    place: LogLocation,
     path: PathBuf,
     filter: Filter,
     /// File offset of the next bytes.
@@ -203,7 +203,7 @@ struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    fn new(log: OpenLog, (place, path): (Place, PathBuf), filter: Filter, out: &'a mut Pieces<'a>) -> Self {
+    fn new(log: OpenLog, (place, path): (LogLocation, PathBuf), filter: Filter, out: &'a mut Pieces<'a>) -> Self {
         Self { log, place, path, filter, offset: 0, bytes: Vec::new(), held: 0, chunk: Vec::new(), out }
     }
 

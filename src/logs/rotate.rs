@@ -28,13 +28,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use super::{
-    busy::{Busy, Held},
+    check_schedule::{BEGUN, CheckResult, GrowthRate},
+    compression::{pack, tidy, with_suffix},
     dirs,
+    first_write_watch::{FirstWriteWatcher, WatchAdder},
+    log_locks::{LogLock, LogLocks},
     manager::{LogsConfig, LogsDeps},
-    pace::{BEGUN, Next, Pace},
-    pack::{pack, tidy, with_suffix},
-    rotated,
-    wakes::{Armer, Wakes},
+    retention,
 };
 use berth_cri::CriError;
 use berth_types::ContainerId;
@@ -78,7 +78,7 @@ pub type RunningLogs = Box<dyn Fn() -> Vec<RunningLog> + Send + Sync>;
 pub(super) struct Rotator {
     pub deps: Arc<LogsDeps>,
     pub config: Arc<LogsConfig>,
-    pub busy: Busy,
+    pub busy: LogLocks,
     pub running: RunningLogs,
     /// Logs of containers that were just started.
     pub started: mpsc::Receiver<RunningLog>,
@@ -87,9 +87,9 @@ pub(super) struct Rotator {
 }
 
 /// State of a log.
-struct Known {
+struct LogState {
     container: ContainerId,
-    pace: Pace,
+    pace: GrowthRate,
     /// Time of the next check, if the log is being written.
     due: Option<Duration>,
     /// Whether an inotify watch reports the next write.
@@ -99,25 +99,25 @@ struct Known {
 }
 
 /// Result of a size check.
-struct Looked {
+struct SizeCheck {
     log: RunningLog,
     size: io::Result<u64>,
     watch: Option<WatchDescriptor>,
 }
 
 /// State of the rotation task.
-struct Turns {
+struct RotationTask {
     rotator: Arc<Rotator>,
     began: Instant,
-    known: HashMap<PathBuf, Known>,
-    wakes: Wakes,
+    known: HashMap<PathBuf, LogState>,
+    wakes: FirstWriteWatcher,
     rotating: JoinSet<(RunningLog, bool)>,
     rotators: Arc<Semaphore>,
     hanging: Arc<Semaphore>,
     packing: JoinSet<()>,
     packers: Arc<Semaphore>,
     /// Logs queued for compression.
-    waiting: Busy,
+    waiting: LogLocks,
 }
 
 impl Rotator {
@@ -130,20 +130,20 @@ impl Rotator {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let workers = || Arc::new(Semaphore::new(self.config.max_workers.max(1)));
         let (rotators, packers) = (workers(), workers());
-        let mut turns = Turns {
+        let mut turns = RotationTask {
             rotator: Arc::new(self),
             began: Instant::now(),
             known: HashMap::new(),
-            wakes: Wakes::new(),
+            wakes: FirstWriteWatcher::new(),
             rotating: JoinSet::new(),
             rotators,
             hanging: Arc::new(Semaphore::new(HANGING)),
             packing: JoinSet::new(),
             packers,
-            waiting: Busy::default(),
+            waiting: LogLocks::default(),
         };
         // The first round determines the logs to watch.
-        turns.meet().await;
+        turns.update_running().await;
         loop {
             let idle = turns.known.values().filter(|known| !known.is_rotating);
             let due = idle.filter_map(|known| known.due).min().map(|due| turns.began + due);
@@ -157,7 +157,7 @@ impl Rotator {
                 biased;
                 () = cancel.cancelled() => return turns.end().await,
                 _ = ticks.tick() => {
-                    turns.meet().await;
+                    turns.update_running().await;
                     let all = turns.logs(|_| true);
                     turns.round(all).await;
                 }
@@ -184,18 +184,18 @@ impl Rotator {
     }
 }
 
-impl Turns {
+impl RotationTask {
     fn now(&self) -> Duration {
         self.began.elapsed()
     }
 
-    fn logs(&self, which: impl Fn(&Known) -> bool) -> Vec<RunningLog> {
+    fn logs(&self, which: impl Fn(&LogState) -> bool) -> Vec<RunningLog> {
         let wanted = self.known.iter().filter(|(_, known)| which(known));
         wanted.map(|(path, known)| RunningLog { container: known.container.clone(), path: path.clone() }).collect()
     }
 
     /// Updates the set of running containers, and watches new logs.
-    async fn meet(&mut self) {
+    async fn update_running(&mut self) {
         let running = (self.rotator.running)();
         let paths: HashSet<&PathBuf> = running.iter().map(|log| &log.path).collect();
         self.known.retain(|path, _| paths.contains(path));
@@ -217,9 +217,9 @@ impl Turns {
             let size = looked.size.unwrap_or_default();
             // It may have reached the limit under an earlier agent.
             let due = (size >= self.rotator.max).then_some(now);
-            let known = Known {
+            let known = LogState {
                 container: looked.log.container,
-                pace: Pace::new(size, now),
+                pace: GrowthRate::new(size, now),
                 due,
                 is_armed,
                 is_rotating: false,
@@ -246,7 +246,7 @@ impl Turns {
                 let Ok(place) = rotators.acquire_owned().await else { return (log, false) };
                 // The final output of a container that has exited in the meantime is not rotated.
                 let runs = (rotator.running)().iter().any(|running| running.container == log.container);
-                let is_rotated = runs && at_work(place, &hanging, rotator.look_after(&log, size)).await;
+                let is_rotated = runs && run_with_permit(place, &hanging, rotator.rotate_if_due(&log, size)).await;
                 (log, is_rotated)
             });
         }
@@ -276,7 +276,7 @@ impl Turns {
     }
 
     /// Processes the result of a check; returns the log if it needs a rotation or its check failed.
-    fn take(&mut self, looked: Looked) -> Option<(RunningLog, io::Result<u64>)> {
+    fn take(&mut self, looked: SizeCheck) -> Option<(RunningLog, io::Result<u64>)> {
         let now = self.now();
         let known = self.known.get_mut(&looked.log.path)?;
         if let Some(watch) = looked.watch {
@@ -288,10 +288,10 @@ impl Turns {
             Ok(size) => size,
             Err(error) => return Some((looked.log, Err(error))),
         };
-        match known.pace.look(size, self.rotator.max, now) {
-            Next::Rotate => return Some((looked.log, Ok(size))),
-            Next::Again(due) => (known.due, known.is_armed) = (Some(due), false),
-            Next::Idle => {}
+        match known.pace.record_check(size, self.rotator.max, now) {
+            CheckResult::Rotate => return Some((looked.log, Ok(size))),
+            CheckResult::Again(due) => (known.due, known.is_armed) = (Some(due), false),
+            CheckResult::Idle => {}
         }
         None
     }
@@ -307,7 +307,7 @@ impl Turns {
             drop(waits);
             let Some(held) = busy.try_hold(&packing(&log)) else { return };
             let job = spawn_blocking(move || {
-                let _held: Held = held;
+                let _held: LogLock = held;
                 if let Err(error) = pack(&log, max_files) {
                     error!(err = %error, path = %log.display(), "Failed to compress rotated logs");
                 }
@@ -318,7 +318,7 @@ impl Turns {
 }
 
 /// Runs the work with a permit; hanging work releases it, unless too many others hang.
-async fn at_work<T>(place: OwnedSemaphorePermit, hanging: &Semaphore, work: impl Future<Output = T>) -> T {
+async fn run_with_permit<T>(place: OwnedSemaphorePermit, hanging: &Semaphore, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     if let Ok(done) = timeout(SLOW, &mut work).await {
         return done;
@@ -339,7 +339,7 @@ pub(super) fn packing(log: &Path) -> PathBuf {
 
 /// Checks the sizes of logs. A log that still has its last size, or had none, gets an inotify watch for
 /// the next write: added before its size is read again, so that no write is missed.
-async fn look(mut armer: Armer, logs: Vec<(RunningLog, Option<u64>)>) -> Vec<Looked> {
+async fn look(mut armer: WatchAdder, logs: Vec<(RunningLog, Option<u64>)>) -> Vec<SizeCheck> {
     let looked = spawn_blocking(move || {
         let size = |path: &Path| fs::metadata(path).map(|meta| meta.len());
         let look = |(log, last): (RunningLog, Option<u64>)| {
@@ -349,7 +349,7 @@ async fn look(mut armer: Armer, logs: Vec<(RunningLog, Option<u64>)>) -> Vec<Loo
             if watch.is_some() {
                 found = size(&log.path);
             }
-            Looked { log, size: found, watch }
+            SizeCheck { log, size: found, watch }
         };
         logs.into_iter().map(look).collect()
     });
@@ -358,7 +358,7 @@ async fn look(mut armer: Armer, logs: Vec<(RunningLog, Option<u64>)>) -> Vec<Loo
 
 impl Rotator {
     /// Rotates one log if it reached the limit; returns whether it was rotated.
-    async fn look_after(&self, log: &RunningLog, size: io::Result<u64>) -> bool {
+    async fn rotate_if_due(&self, log: &RunningLog, size: io::Result<u64>) -> bool {
         let (id, path) = (&log.container, &log.path);
         // A log that is being removed needs no rotation.
         let Some(_held) = self.busy.try_hold(path) else { return false };
@@ -421,9 +421,9 @@ impl Rotator {
 fn target(log: &Path, now: DateTime) -> PathBuf {
     let names = dirs::beside(log, ".").unwrap_or_default();
     let name = log.file_name().unwrap_or_default().to_string_lossy();
-    let mut at = rotated::moment(&name, &names, now);
+    let mut at = retention::moment(&name, &names, now);
     loop {
-        let target = with_suffix(log, &format!(".{}", at.strftime(rotated::MOMENT)));
+        let target = with_suffix(log, &format!(".{}", at.strftime(retention::MOMENT)));
         if !target.exists() && !with_suffix(&target, ".gz").exists() {
             return target;
         }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
+    confined_path::LogLocation,
     filter::{Filter, LogOptions},
-    own::Place,
     tail::tail_start,
 };
 use berth_ports::{ContainerExit, LogPolicy};
@@ -70,7 +70,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn end_of_log(path: &Path, root: &Path) -> Result<String, Box<dyn std::error::Error>> {
-    let place = Place::find(root, path)?;
+    let place = LogLocation::find(root, path)?;
     let mut file = place.open(&place.path)?;
     let start = tail_start(&file, LOG_LINES)?;
     io::Seek::seek(&mut file, io::SeekFrom::Start(start))?;

@@ -28,10 +28,10 @@ const BURST: usize = 64;
 
 /// Handle to the shared instance.
 #[derive(Clone, Default)]
-pub struct Watches(Arc<Mutex<State>>);
+pub struct Watches(Arc<Mutex<WatchState>>);
 
 #[derive(Default)]
-struct State {
+struct WatchState {
     kernel: Option<Kernel>,
     folders: HashMap<WatchDescriptor, Folder>,
 }
@@ -64,7 +64,7 @@ impl Watches {
         Watch { watches: self.clone(), folder: added.ok() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WatchState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,7 +102,7 @@ impl Watches {
     }
 }
 
-impl State {
+impl WatchState {
     fn close_unused(&mut self) {
         if self.folders.is_empty() {
             self.kernel = None;
@@ -121,7 +121,7 @@ impl State {
     }
 }
 
-fn open(state: Weak<Mutex<State>>) -> io::Result<Kernel> {
+fn open(state: Weak<Mutex<WatchState>>) -> io::Result<Kernel> {
     let inotify = Inotify::init()?;
     let watches = inotify.watches();
     let events = inotify.into_event_stream(vec![0; EVENTS])?;
@@ -129,7 +129,7 @@ fn open(state: Weak<Mutex<State>>) -> io::Result<Kernel> {
     Ok(Kernel { watches, task })
 }
 
-async fn pass_on(events: EventStream<Vec<u8>>, state: Weak<Mutex<State>>) {
+async fn pass_on(events: EventStream<Vec<u8>>, state: Weak<Mutex<WatchState>>) {
     let mut bursts = events.ready_chunks(BURST);
     while let Some(burst) = bursts.next().await {
         let Some(state) = state.upgrade() else { return };

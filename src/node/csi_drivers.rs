@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    csi_entries::{Edit, node_with, node_without, with, without},
-    csi_object::{Due, created, due},
+    csi_entries::{Edit, add_driver, node_with, node_without, remove_driver},
+    csi_object::{CsiNodeAction, created, due},
 };
 use berth_api::{
     Store,
@@ -42,11 +42,11 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// Why a write failed.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum WriteError {
     #[error("{0}")]
     Api(#[from] ApiError),
     #[error("{0}")]
-    Contradiction(#[from] super::csi_entries::Contradiction),
+    Contradiction(#[from] super::csi_entries::DriverConflict),
     #[error("the object changes all the time")]
     Restless,
 }
@@ -55,10 +55,10 @@ enum Refusal {
 pub struct CsiDrivers {
     api: Arc<dyn ApiClient>,
     node: String,
-    turn: Semaphore,
+    write_lock: Semaphore,
     known: Mutex<BTreeMap<String, NodeDriver>>,
     /// UID of the node object last read for a write.
-    told: Mutex<Option<String>>,
+    written_node_uid: Mutex<Option<String>>,
 }
 
 impl CsiDrivers {
@@ -67,9 +67,9 @@ impl CsiDrivers {
         Arc::new(Self {
             api,
             node: node.to_owned(),
-            turn: Semaphore::new(1),
+            write_lock: Semaphore::new(1),
             known: Mutex::default(),
-            told: Mutex::default(),
+            written_node_uid: Mutex::default(),
         })
     }
 
@@ -79,7 +79,7 @@ impl CsiDrivers {
             let mut told = None;
             loop {
                 let uid = nodes.get("", &self.node).and_then(|node| node.metadata.uid.clone());
-                if uid.is_some() && uid != told && self.tell_again().await {
+                if uid.is_some() && uid != told && self.republish().await {
                     told.clone_from(&uid);
                 }
                 if uid == told {
@@ -93,7 +93,7 @@ impl CsiDrivers {
     }
 
     /// Publishes all known drivers again; returns whether all writes succeeded.
-    async fn tell_again(&self) -> bool {
+    async fn republish(&self) -> bool {
         let all: Vec<NodeDriver> = self.known().values().cloned().collect();
         let mut is_told = true;
         for driver in all {
@@ -111,15 +111,18 @@ impl CsiDrivers {
     }
 
     fn told(&self) -> Option<String> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.written_node_uid.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Retries a write with back-off; a contradiction is not retried.
-    async fn write<F: Future<Output = Result<(), Refusal>>>(&self, attempt: impl Fn() -> F) -> Result<(), Refusal> {
+    async fn write<F: Future<Output = Result<(), WriteError>>>(
+        &self,
+        attempt: impl Fn() -> F,
+    ) -> Result<(), WriteError> {
         let mut backoff = BACKOFF;
         for _ in 1..ATTEMPTS {
             match attempt().await {
-                Err(Refusal::Api(_) | Refusal::Restless) => {}
+                Err(WriteError::Api(_) | WriteError::Restless) => {}
                 done => return done,
             }
             sleep(backoff.next_delay()).await;
@@ -129,11 +132,11 @@ impl CsiDrivers {
 
     async fn patch_node(
         &self,
-        patch: impl Fn(&Value) -> Result<Option<Value>, super::csi_entries::Contradiction>,
-    ) -> Result<(), Refusal> {
+        patch: impl Fn(&Value) -> Result<Option<Value>, super::csi_entries::DriverConflict>,
+    ) -> Result<(), WriteError> {
         let node: Value = self.api.ask(Call::get(Resource::NODES, "", &self.node).within(DEADLINE)).await?;
         let uid = node.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned);
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = uid;
+        *self.written_node_uid.lock().unwrap_or_else(PoisonError::into_inner) = uid;
         let Some(patch) = patch(&node)? else { return Ok(()) };
         let call = Call::patch(Resource::NODES, "", &self.node, patch.to_string()).sub("status");
         self.api.call(call.within(DEADLINE)).await?;
@@ -141,14 +144,14 @@ impl CsiDrivers {
     }
 
     /// Edits the CSINode; creates it if it is missing.
-    async fn edit(&self, edit: impl Fn(Value) -> Edit) -> Result<(), Refusal> {
+    async fn edit(&self, edit: impl Fn(Value) -> Edit) -> Result<(), WriteError> {
         let call = Call::get(Resource::CSI_NODES, "", &self.node).within(DEADLINE);
         let mut found: Value = match self.api.ask(call).await {
             Ok(found) => found,
             Err(error) if error.is_not_found() => self.create().await?,
             Err(error) => return Err(error.into()),
         };
-        if self.told().is_some_and(|uid| due(found.clone(), &uid) == Due::Replace) {
+        if self.told().is_some_and(|uid| due(found.clone(), &uid) == CsiNodeAction::Replace) {
             // The CSINode belongs to a deleted node: its entries are not valid for this one.
             let call = Call::new(Verb::Delete, Resource::CSI_NODES, "", &self.node);
             self.api.call(call.within(DEADLINE)).await?;
@@ -167,7 +170,7 @@ impl CsiDrivers {
                 return Ok(());
             }
         }
-        Err(Refusal::Restless)
+        Err(WriteError::Restless)
     }
 
     async fn create(&self) -> Result<Value, ApiError> {
@@ -182,7 +185,7 @@ impl CsiDrivers {
     }
 
     async fn write_entry(&self, driver: &NodeDriver) -> Result<(), String> {
-        let written = self.write(|| self.edit(move |found| with(found, driver)));
+        let written = self.write(|| self.edit(move |found| add_driver(found, driver)));
         let failed = |error| format!("error updating CSINode object with CSI driver node info: {error}");
         written.await.map_err(failed)
     }
@@ -194,9 +197,9 @@ impl NodeDrivers for CsiDrivers {
         if driver.max_volumes < 0 {
             warn!(driver = %driver.name, count = driver.max_volumes, "Invalid attach limit value cannot be added to CSINode object");
         }
-        let _turn = self.turn.acquire().await;
-        let failed = |error: Refusal| match error {
-            Refusal::Contradiction(super::csi_entries::Contradiction::NoNodeId) => error.to_string(),
+        let _turn = self.write_lock.acquire().await;
+        let failed = |error: WriteError| match error {
+            WriteError::Contradiction(super::csi_entries::DriverConflict::NoNodeId) => error.to_string(),
             error => format!("error updating Node object with CSI driver node info: {error}"),
         };
         self.write(|| self.patch_node(move |node| node_with(node, driver))).await.map_err(failed)?;
@@ -206,7 +209,7 @@ impl NodeDrivers for CsiDrivers {
     }
 
     async fn update(&self, driver: &NodeDriver) -> Result<(), String> {
-        let _turn = self.turn.acquire().await;
+        let _turn = self.write_lock.acquire().await;
         // The driver may be unregistered by now. Its node id and topology were fixed at registration; only the limit
         // changes.
         let Some(known) = self.known().get(&driver.name).cloned() else { return Ok(()) };
@@ -217,9 +220,9 @@ impl NodeDrivers for CsiDrivers {
     }
 
     async fn uninstall(&self, name: &str) -> Result<(), String> {
-        let _turn = self.turn.acquire().await;
+        let _turn = self.write_lock.acquire().await;
         self.known().remove(name);
-        let entry = self.write(|| self.edit(move |found| without(found, name))).await;
+        let entry = self.write(|| self.edit(move |found| remove_driver(found, name))).await;
         entry.map_err(|error| format!("error uninstalling CSI driver from CSINode object {error}"))?;
         let annotation = self.write(|| self.patch_node(move |node| Ok(node_without(node, name)))).await;
         annotation.map_err(|error| format!("error removing CSI driver node info from Node object {error}"))

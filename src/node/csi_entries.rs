@@ -13,7 +13,7 @@ const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 
 /// Why a driver entry is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Contradiction {
+pub enum DriverConflict {
     /// The driver reported no node id.
     #[error("error adding CSI driver node info: driverNodeID must not be empty")]
     NoNodeId,
@@ -53,9 +53,9 @@ fn patch(node: &Value, annotations: Value, labels: Map<String, Value>) -> Value 
 ///
 /// # Errors
 /// The driver has no node id or contradicts a label.
-pub fn node_with(node: &Value, driver: &NodeDriver) -> Result<Option<Value>, Contradiction> {
+pub fn node_with(node: &Value, driver: &NodeDriver) -> Result<Option<Value>, DriverConflict> {
     if driver.node_id.is_empty() {
-        return Err(Contradiction::NoNodeId);
+        return Err(DriverConflict::NoNodeId);
     }
     let mut labels = Map::new();
     for (key, value) in &driver.topology {
@@ -63,7 +63,7 @@ pub fn node_with(node: &Value, driver: &NodeDriver) -> Result<Option<Value>, Con
             Some(existing) if existing == value => {}
             Some(existing) => {
                 let (key, reported, existing) = (key.clone(), value.clone(), existing.to_owned());
-                return Err(Contradiction::Label { key, reported, existing });
+                return Err(DriverConflict::Label { key, reported, existing });
             }
             None => drop(labels.insert(key.clone(), json!(value))),
         }
@@ -128,7 +128,7 @@ fn keys(entry: &Value) -> Vec<&str> {
 }
 
 /// Adds or updates a driver.
-pub fn with(mut csi_node: Value, driver: &NodeDriver) -> Edit {
+pub fn add_driver(mut csi_node: Value, driver: &NodeDriver) -> Edit {
     let wanted = entry(driver);
     let Some(all) = drivers(&mut csi_node) else { return Edit::Nothing };
     let Some(at) = all.iter().position(|known| known["name"] == wanted["name"]) else {
@@ -151,7 +151,7 @@ pub fn with(mut csi_node: Value, driver: &NodeDriver) -> Edit {
 }
 
 /// Removes a driver.
-pub fn without(mut csi_node: Value, driver: &str) -> Edit {
+pub fn remove_driver(mut csi_node: Value, driver: &str) -> Edit {
     let Some(all) = drivers(&mut csi_node) else { return Edit::Nothing };
     let before = all.len();
     all.retain(|known| known["name"] != driver);
@@ -219,25 +219,29 @@ mod tests {
     fn a_csi_node_keeps_what_is_not_ours() {
         // AC-10-39
         let empty = json!({"metadata": {"name": "n", "managedFields": []}, "spec": {"drivers": null}});
-        let Edit::Write(one) = with(empty, &driver(5, &[("z", "1"), ("a", "2")])) else { panic!("it is new") };
+        let Edit::Write(one) = add_driver(empty, &driver(5, &[("z", "1"), ("a", "2")])) else { panic!("it is new") };
         let expected = json!({"name": "d", "nodeID": "id", "topologyKeys": ["a", "z"], "allocatable": {"count": 5}});
         assert_eq!(one, json!({"metadata": {"name": "n"}, "spec": {"drivers": [expected]}}));
-        assert_eq!(with(one.clone(), &driver(5, &[("z", "1"), ("a", "2")])), Edit::Nothing);
+        assert_eq!(add_driver(one.clone(), &driver(5, &[("z", "1"), ("a", "2")])), Edit::Nothing);
 
         let mut newer = one.clone();
         newer["spec"]["drivers"][0]["later"] = json!(1);
-        let Edit::Write(less) = with(newer.clone(), &driver(3, &[("z", "1"), ("a", "2")])) else { panic!("a limit") };
+        let Edit::Write(less) = add_driver(newer.clone(), &driver(3, &[("z", "1"), ("a", "2")])) else {
+            panic!("a limit")
+        };
         assert_eq!(less["spec"]["drivers"][0]["later"], 1);
         assert_eq!(less["spec"]["drivers"][0]["allocatable"]["count"], 3);
-        let Edit::Write(none) = with(newer.clone(), &driver(0, &[("z", "1"), ("a", "2")])) else { panic!("no limit") };
+        let Edit::Write(none) = add_driver(newer.clone(), &driver(0, &[("z", "1"), ("a", "2")])) else {
+            panic!("no limit")
+        };
         assert_eq!(none["spec"]["drivers"][0].get("allocatable"), None);
 
         // What a driver calls the node cannot be changed in one step.
-        let Edit::Step(without_it) = with(newer.clone(), &driver(5, &[])) else { panic!("other keys") };
+        let Edit::Step(without_it) = add_driver(newer.clone(), &driver(5, &[])) else { panic!("other keys") };
         assert_eq!(without_it["spec"]["drivers"], json!([]));
-        let Edit::Write(gone) = without(newer, "d") else { panic!("it is there") };
+        let Edit::Write(gone) = remove_driver(newer, "d") else { panic!("it is there") };
         assert_eq!(gone["spec"]["drivers"], json!([]));
-        assert_eq!(without(gone, "d"), Edit::Nothing);
-        assert_eq!(with(json!([]), &driver(0, &[])), Edit::Nothing);
+        assert_eq!(remove_driver(gone, "d"), Edit::Nothing);
+        assert_eq!(add_driver(json!([]), &driver(0, &[])), Edit::Nothing);
     }
 }

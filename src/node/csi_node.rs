@@ -11,8 +11,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
 use super::{
-    csi_object::{Due, created, due},
-    presence::expected,
+    csi_object::{CsiNodeAction, created, due},
+    node_wait::wait_for_node,
 };
 use berth_api::{
     Store,
@@ -31,7 +31,7 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(30), Duration::from_
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Task that initializes the CSINode.
-pub(super) struct CsiNode {
+pub(super) struct CsiNodeInitializer {
     pub(super) api: Arc<dyn ApiClient>,
     pub(super) nodes: Store<api::Node>,
     pub(super) name: String,
@@ -41,7 +41,7 @@ pub(super) struct CsiNode {
     pub(super) storage: watch::Sender<Option<String>>,
 }
 
-impl CsiNode {
+impl CsiNodeInitializer {
     /// Initializes the CSINode, and again for every new node of that name, until stopped.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
@@ -52,9 +52,9 @@ impl CsiNode {
 
     async fn live(&mut self) {
         let mut found = self.first_answer().await;
-        expected(&self.nodes, &self.name, &self.registered).await;
+        wait_for_node(&self.nodes, &self.name, &self.registered).await;
         loop {
-            let owner = self.settle(found.take()).await;
+            let owner = self.initialize(found.take()).await;
             self.storage.send_if_modified(|trouble| trouble.take().is_some());
             info!(node = %self.name, "CSINode is initialized");
             while self.known_uid().is_none_or(|uid| uid == owner) {
@@ -79,7 +79,7 @@ impl CsiNode {
     }
 
     /// Retries until the object is correct; returns the UID of the node that owns it.
-    async fn settle(&mut self, mut found: Option<Value>) -> String {
+    async fn initialize(&mut self, mut found: Option<Value>) -> String {
         // A 404 was a response, too: the object can be created without another read.
         let mut look = false;
         let mut backoff = BACKOFF;
@@ -90,7 +90,7 @@ impl CsiNode {
                     Err(err) => error!(node = %self.name, %err, "Failed to read CSINode"),
                 }
             }
-            match self.make_right(found.take()).await {
+            match self.reconcile(found.take()).await {
                 Ok(uid) => return uid,
                 // The node is about to be registered, and then the watch reports it.
                 Err(err) if err.is_not_found() => debug!(node = %self.name, %err, "No node to own a CSINode"),
@@ -116,7 +116,7 @@ impl CsiNode {
         }
     }
 
-    async fn make_right(&self, found: Option<Value>) -> Result<String, ApiError> {
+    async fn reconcile(&self, found: Option<Value>) -> Result<String, ApiError> {
         let uid = self.uid().await?;
         let due = match found {
             None => {
@@ -126,12 +126,12 @@ impl CsiNode {
             Some(found) => due(found, &uid),
         };
         match due {
-            Due::Nothing => {}
-            Due::Write(object) => {
+            CsiNodeAction::Nothing => {}
+            CsiNodeAction::Write(object) => {
                 let call = Call::update(Resource::CSI_NODES, "", &self.name, object.to_string());
                 self.api.call(call.within(DEADLINE)).await?;
             }
-            Due::Replace => {
+            CsiNodeAction::Replace => {
                 let call = Call::new(berth_api::api::Verb::Delete, Resource::CSI_NODES, "", &self.name);
                 self.api.call(call.within(DEADLINE)).await?;
                 self.create(&uid).await?;

@@ -12,7 +12,7 @@ const PLUGINS: &str = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes
 
 /// Action for an existing CSINode.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Due {
+pub enum CsiNodeAction {
     /// It is ours and up to date.
     Nothing,
     /// It is ours; write this object.
@@ -36,22 +36,24 @@ pub fn created(node: &str, node_uid: &str) -> Value {
 }
 
 /// Decides what to do with `found` on the node of that UID.
-pub fn due(mut found: Value, node_uid: &str) -> Due {
+pub fn due(mut found: Value, node_uid: &str) -> CsiNodeAction {
     let owner = found.pointer("/metadata/ownerReferences/0/uid").and_then(Value::as_str);
     if owner.is_some_and(|owner| owner != node_uid) {
-        return Due::Replace;
+        return CsiNodeAction::Replace;
     }
     let annotation = found.pointer("/metadata/annotations").and_then(|all| all.get(MIGRATED)).and_then(Value::as_str);
     if annotation == Some(PLUGINS) {
-        return Due::Nothing;
+        return CsiNodeAction::Nothing;
     }
-    let Some(metadata) = found.get_mut("metadata").and_then(Value::as_object_mut) else { return Due::Replace };
+    let Some(metadata) = found.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return CsiNodeAction::Replace;
+    };
     metadata.remove("managedFields");
     let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
     if let Some(annotations) = annotations.as_object_mut() {
         annotations.insert(MIGRATED.to_owned(), json!(PLUGINS));
     }
-    Due::Write(found)
+    CsiNodeAction::Write(found)
 }
 
 #[cfg(test)]
@@ -61,18 +63,18 @@ mod tests {
     #[test]
     fn what_is_there_is_kept_written_or_replaced() {
         let ours = created("n", "u");
-        assert_eq!(due(ours.clone(), "u"), Due::Nothing);
-        assert_eq!(due(ours, "other"), Due::Replace);
+        assert_eq!(due(ours.clone(), "u"), CsiNodeAction::Nothing);
+        assert_eq!(due(ours, "other"), CsiNodeAction::Replace);
         // AC-10-39
         let found = json!({"metadata": {"name": "n", "resourceVersion": "3", "new": 1, "annotations": {"a": "b"}},
             "spec": {"drivers": [{"name": "d", "unknown": true}], "later": "x"}});
-        let Due::Write(written) = due(found, "u") else { panic!("the annotation is missing") };
+        let CsiNodeAction::Write(written) = due(found, "u") else { panic!("the annotation is missing") };
         assert_eq!(
             written,
             json!({"metadata": {"name": "n", "resourceVersion": "3", "new": 1,
                 "annotations": {"a": "b", MIGRATED: PLUGINS}},
                 "spec": {"drivers": [{"name": "d", "unknown": true}], "later": "x"}})
         );
-        assert_eq!(due(json!([]), "u"), Due::Replace);
+        assert_eq!(due(json!([]), "u"), CsiNodeAction::Replace);
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::{
     Machine,
     identity::{IdentityError, hostname},
-    reserved::{Reserved, ReservedConfig, ReservedError},
+    reservations::{ReservationConfig, ReservationError, Reservations},
 };
 use berth_ports::NodeFacts;
 use berth_types::{
@@ -26,7 +26,7 @@ pub struct NodeConfig {
     /// `podsPerCore`; 0 for no limit.
     pub pods_per_core: i32,
     /// Configured reservations.
-    pub reserved: ReservedConfig,
+    pub reserved: ReservationConfig,
     /// `localStorageCapacityIsolation`; if off, no ephemeral storage is reported.
     pub local_storage_isolation: bool,
     /// `--node-labels`, validated; they override default labels.
@@ -47,7 +47,7 @@ pub enum NodeError {
     Identity(#[from] IdentityError),
     /// Invalid reservations or thresholds.
     #[error(transparent)]
-    Reserved(#[from] ReservedError),
+    Reserved(#[from] ReservationError),
 }
 
 /// Initial facts, used without an API server or before the node object was read. No addresses, no pressure, not
@@ -58,7 +58,7 @@ pub enum NodeError {
 pub fn facts(config: &NodeConfig, machine: &Machine) -> Result<NodeFacts, NodeError> {
     let name = hostname(&config.hostname_override, &machine.hostname)?;
     let capacity = capacity(config, machine);
-    let reserved = Reserved::new(&config.reserved, &machine.cpus, &capacity)?;
+    let reserved = Reservations::new(&config.reserved, &machine.cpus, &capacity)?;
     Ok(NodeFacts {
         labels: labels(&name, &config.labels),
         taints: taints(config),
@@ -97,7 +97,7 @@ pub fn capacity(config: &NodeConfig, machine: &Machine) -> Amounts {
 }
 
 /// Node allocatable: capacity minus reservations, at least 0; huge pages are subtracted from memory too.
-pub fn allocatable(capacity: &Amounts, reserved: &Reserved) -> Amounts {
+pub fn allocatable(capacity: &Amounts, reserved: &Reservations) -> Amounts {
     let kept = reserved.total();
     let less = |amount: Amount, by: Amount| {
         let left = amount.minus(by);
@@ -191,10 +191,10 @@ mod tests {
     #[test]
     fn capacity_and_allocatable_follow_machine_and_reservations() {
         let list = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let reserved = ReservedConfig {
+        let reserved = ReservationConfig {
             kube: list(&[("cpu", "100m"), ("memory", "512Mi")]),
             eviction_hard: list(&[("memory.available", "100Mi"), ("nodefs.available", "10%")]),
-            ..ReservedConfig::default()
+            ..ReservationConfig::default()
         };
         let config = NodeConfig { reserved, pods_per_core: 10, ..config() };
         let facts = facts(&config, &machine()).expect("suits");

@@ -37,7 +37,7 @@ pub trait HostNetwork: Send + Sync + 'static {
     ///
     /// # Errors
     /// The error of the kernel, or a timeout.
-    async fn look(&self) -> io::Result<Network>;
+    async fn observe(&self) -> io::Result<Network>;
 
     /// Resolves a name to addresses.
     ///
@@ -57,7 +57,7 @@ pub struct KernelNetwork {
 
 #[async_trait]
 impl HostNetwork for KernelNetwork {
-    async fn look(&self) -> io::Result<Network> {
+    async fn observe(&self) -> io::Result<Network> {
         let read = timeout(LOOK_LIMIT, tokio::task::spawn_blocking(read)).await;
         read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map_err(io::Error::other)?
     }
@@ -69,7 +69,7 @@ impl HostNetwork for KernelNetwork {
     async fn changed(&self) {
         let mut news = self.news.lock().await;
         if news.is_none() {
-            *news = Socket::watching(Protocol::Route, ADDRESS_NEWS).and_then(Socket::polled).ok();
+            *news = Socket::subscribe(Protocol::Route, ADDRESS_NEWS).and_then(Socket::into_async).ok();
         }
         let Some(socket) = news.as_ref() else { return std::future::pending().await };
         let told = socket.readable().await;
@@ -77,7 +77,7 @@ impl HostNetwork for KernelNetwork {
             Ok(mut ready) => {
                 // The content is not needed: addresses are read again. Lost notifications (an error) count as a change,
                 // too.
-                while let Ok(Some(_)) = ready.get_inner().news() {}
+                while let Ok(Some(_)) = ready.get_inner().receive_notifications() {}
                 ready.clear_ready();
             }
             Err(err) => {
@@ -107,21 +107,21 @@ fn read() -> io::Result<Network> {
 }
 
 /// Network observer that keeps the last good observation.
-pub(super) struct Watched {
+pub(super) struct NetworkObserver {
     pub(super) network: Arc<dyn HostNetwork>,
     last: Network,
     /// When the name was last resolved.
     asked: Option<Instant>,
 }
 
-impl Watched {
+impl NetworkObserver {
     pub(super) fn new(network: Arc<dyn HostNetwork>) -> Self {
         Self { network, last: Network::default(), asked: None }
     }
 
     /// Observes the network; resolves `name` if given.
-    pub(super) async fn look(&mut self, name: Option<&str>) -> Network {
-        match self.network.look().await {
+    pub(super) async fn observe(&mut self, name: Option<&str>) -> Network {
+        match self.network.observe().await {
             Ok(seen) => self.last = Network { resolved: std::mem::take(&mut self.last.resolved), ..seen },
             Err(err) => warn!(%err, "The machine's addresses cannot be read"),
         }
@@ -148,24 +148,24 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::testing::FakeNetwork;
+    use crate::node::fixture::FakeNetwork;
 
     #[tokio::test(start_paused = true)]
     async fn a_good_answer_stays_while_the_resolver_fails() {
         let fake = Arc::new(FakeNetwork::default());
-        let mut watched = Watched::new(fake.clone());
+        let mut watched = NetworkObserver::new(fake.clone());
         let ip: IpAddr = "10.0.0.2".parse().expect("an address");
         fake.set(Network { resolved: vec![ip], ..Network::default() });
-        assert_eq!(watched.look(None).await.resolved, Vec::<IpAddr>::new());
-        assert_eq!(watched.look(Some("n")).await.resolved, [ip]);
+        assert_eq!(watched.observe(None).await.resolved, Vec::<IpAddr>::new());
+        assert_eq!(watched.observe(Some("n")).await.resolved, [ip]);
         fake.set(Network::default());
         tokio::time::advance(NAME_AGE * 2).await;
-        assert_eq!(watched.look(Some("n")).await.resolved, [ip]);
+        assert_eq!(watched.observe(Some("n")).await.resolved, [ip]);
     }
 
     #[tokio::test]
     async fn a_real_machine_has_an_address_that_is_its_own() {
-        let network = KernelNetwork::default().look().await.expect("readable");
+        let network = KernelNetwork::default().observe().await.expect("readable");
         let loopback: IpAddr = "127.0.0.1".parse().expect("an address");
         assert!(network.addresses.iter().any(|own| own.ip == loopback), "{network:?}");
     }

@@ -42,14 +42,14 @@ pub fn lacks_owner(lease: &Value) -> bool {
 }
 
 /// Sets this node as owner of the lease.
-pub fn own(lease: &mut Value, holder: &Holder, node_uid: &str) {
+pub fn set_owner(lease: &mut Value, holder: &Holder, node_uid: &str) {
     if let Some(metadata) = lease.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.insert("ownerReferences".to_owned(), json!([owner(holder, node_uid)]));
     }
 }
 
 /// Response to keep for the next renewal, without server-managed fields; `None` if it is not an object.
-pub fn kept(mut answer: Value) -> Option<Value> {
+pub fn without_managed_fields(mut answer: Value) -> Option<Value> {
     let metadata = answer.get_mut("metadata")?.as_object_mut()?;
     metadata.remove("managedFields");
     Some(answer)
@@ -103,7 +103,7 @@ mod tests {
     fn renewing_keeps_what_it_does_not_know() {
         let last = json!({"metadata": {"resourceVersion": "7", "uid": "l", "managedFields": [1], "new": true},
             "spec": {"holderIdentity": "n", "leaseDurationSeconds": 30, "strategy": "x"}});
-        let last = kept(last).expect("an object");
+        let last = without_managed_fields(last).expect("an object");
         let lease = renewed(&last, &holder(), "2026-01-01T00:00:00Z".parse().expect("a time"));
         assert_eq!(
             lease,
@@ -112,8 +112,8 @@ mod tests {
         );
         let mut lease = lease;
         assert!(lacks_owner(&lease));
-        own(&mut lease, &holder(), "u");
+        set_owner(&mut lease, &holder(), "u");
         assert!(!lacks_owner(&lease));
-        assert_eq!(kept(json!("nonsense")), None);
+        assert_eq!(without_managed_fields(json!("nonsense")), None);
     }
 }

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use berth_api::Store;
-use berth_ports::Attached;
+use berth_ports::AttachedVolumes;
 use berth_types::api;
 
 /// Annotation with the TTL of cached objects, in seconds.
@@ -21,7 +21,7 @@ pub fn addresses(node: Option<&api::Node>) -> Vec<NodeAddress> {
 }
 
 /// Attached volumes of the node's status, with their device paths; `None` before the node was read (spec 07 §4.1).
-pub fn attached(node: Option<&api::Node>) -> Attached {
+pub fn attached(node: Option<&api::Node>) -> AttachedVolumes {
     let volumes = node?.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
     let known = volumes.iter().map(|volume| (volume.name.clone(), volume.device_path.clone()));
     Some(std::sync::Arc::new(known.collect()))

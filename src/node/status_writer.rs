@@ -24,15 +24,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::{
-    beat::Beat,
-    cluster::{ClusterConfig, NodeDeps},
-    host_network::Watched,
-    lease::moved,
+    cluster_tasks::{ClusterConfig, NodeDeps},
+    heartbeat_call::HeartbeatDeadline,
+    host_network::NetworkObserver,
+    lease_controller::wait_for_change,
+    name_conflict,
     patch::node_patch,
-    report::{Change, Reports, change, pause},
-    rival,
-    startup::Start,
-    status::{Draft, Known, Memory, addresses, draft},
+    report_schedule::{ReportSchedule, StatusChange, change, jittered},
+    startup_metrics::StartupMetrics,
+    status::{Draft, NodeObservation, ReportedState, addresses, draft},
 };
 use berth_api::api::{ApiError, Call, Resource, Typed};
 use berth_ports::{Event, NodeFacts};
@@ -58,36 +58,36 @@ const HOUR: Duration = Duration::from_secs(3600);
 pub(super) struct StatusWriter {
     pub(super) config: Arc<ClusterConfig>,
     pub(super) deps: NodeDeps,
-    pub(super) beat: Beat,
+    pub(super) beat: HeartbeatDeadline,
     /// Set to `true` once the node is registered.
     pub(super) registered: watch::Sender<bool>,
     /// Why storage is not ready; `None` when it is ready.
     pub(super) storage: watch::Receiver<Option<String>>,
     facts: watch::Receiver<Arc<NodeFacts>>,
-    network: Watched,
+    network: NetworkObserver,
     /// Changes when the API server becomes reachable again.
     reached: watch::Receiver<u64>,
-    memory: Memory,
-    pub(super) start: Start,
+    memory: ReportedState,
+    pub(super) start: StartupMetrics,
     /// Node in the server's last response; `None` once the watch has caught up.
     latest: Option<api::Node>,
-    reports: Reports,
+    reports: ReportSchedule,
     last_report: Instant,
     /// Node that the server accepted, as we sent it; the server may have dropped fields it does not know.
-    told: Option<api::Node>,
+    last_accepted: Option<api::Node>,
     /// Node that the server rejected as invalid (422).
-    refused: Option<api::Node>,
+    last_rejected: Option<api::Node>,
     /// Whether the previous update found no node object, and this was logged.
     gone: bool,
     /// When the last event about another agent with this node's name was recorded.
-    rival: Option<Instant>,
+    conflict_reported_at: Option<Instant>,
     /// Errors of setters that were logged already.
-    said: Vec<String>,
+    logged_errors: Vec<String>,
 }
 
 /// Result of an update.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Told {
+enum UpdateResult {
     /// The server accepted or rejected the status, or no report was due.
     Fine,
     /// The node object does not exist.
@@ -100,7 +100,7 @@ impl StatusWriter {
     pub(super) fn new(
         config: Arc<ClusterConfig>,
         deps: NodeDeps,
-        beat: Beat,
+        beat: HeartbeatDeadline,
         (registered, storage): (watch::Sender<bool>, watch::Receiver<Option<String>>),
     ) -> Self {
         Self {
@@ -108,18 +108,18 @@ impl StatusWriter {
             registered,
             storage,
             facts: deps.facts.subscribe(),
-            network: Watched::new(deps.network.clone()),
+            network: NetworkObserver::new(deps.network.clone()),
             reached: deps.api.reached(),
-            memory: Memory::default(),
-            start: Start::new(deps.metrics.clone()),
+            memory: ReportedState::default(),
+            start: StartupMetrics::new(deps.metrics.clone()),
             latest: None,
-            reports: Reports::new(config.report_frequency),
+            reports: ReportSchedule::new(config.report_frequency),
             last_report: Instant::now(),
-            told: None,
-            refused: None,
+            last_accepted: None,
+            last_rejected: None,
             gone: false,
-            rival: None,
-            said: Vec::new(),
+            conflict_reported_at: None,
+            logged_errors: Vec::new(),
             config,
             deps,
         }
@@ -129,11 +129,11 @@ impl StatusWriter {
     pub(super) async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => {}
-            () = self.live() => {}
+            () = self.run_loop() => {}
         }
     }
 
-    async fn live(&mut self) {
+    async fn run_loop(&mut self) {
         let mut nodes = self.deps.nodes.clone();
         let _ = timeout(FIRST_CHECK, nodes.synced()).await;
         self.runtime_checked().await;
@@ -145,12 +145,12 @@ impl StatusWriter {
         loop {
             let began = Instant::now();
             let told = self.update().await;
-            if told == Told::NoNode {
-                self.deps.pulses.status.rests();
+            if told == UpdateResult::NoNode {
+                self.deps.liveness.status.mark_idle();
                 self.node_is_gone().await;
             }
-            self.gone = told == Told::NoNode;
-            self.rest(began, told).await;
+            self.gone = told == UpdateResult::NoNode;
+            self.wait_for_change(began, told).await;
         }
     }
 
@@ -168,53 +168,53 @@ impl StatusWriter {
     }
 
     /// Waits until the next update is due or an input changes.
-    async fn rest(&mut self, began: Instant, told: Told) {
-        let pause = pause(self.config.update_frequency, (self.deps.chance)());
-        self.deps.pulses.status.expects(pause);
+    async fn wait_for_change(&mut self, began: Instant, told: UpdateResult) {
+        let pause = jittered(self.config.update_frequency, (self.deps.random)());
+        self.deps.liveness.status.expect_within(pause);
         let next = Instant::now() + pause;
         let deps = &mut self.deps;
         let network = deps.network.clone();
         self.reached.mark_unchanged();
         tokio::select! {
             () = sleep_until(next) => return,
-            () = moved(&mut self.reached), if told == Told::Failed => {}
-            () = moved(&mut deps.runtime) => {}
-            () = moved(&mut self.facts) => {}
-            () = moved(&mut deps.runtime_version) => {}
-            () = moved(&mut deps.devices) => {}
-            () = moved(&mut deps.volumes_in_use) => {}
-            () = moved(&mut self.storage) => {}
+            () = wait_for_change(&mut self.reached), if told == UpdateResult::Failed => {}
+            () = wait_for_change(&mut deps.runtime) => {}
+            () = wait_for_change(&mut self.facts) => {}
+            () = wait_for_change(&mut deps.runtime_version) => {}
+            () = wait_for_change(&mut deps.devices) => {}
+            () = wait_for_change(&mut deps.volumes_in_use) => {}
+            () = wait_for_change(&mut self.storage) => {}
             () = deps.nodes.changed() => {}
             () = network.changed() => {}
         }
         sleep_until((began + SPACING).max(Instant::now() + SETTLE).min(next)).await;
     }
 
-    async fn update(&mut self) -> Told {
+    async fn update(&mut self) -> UpdateResult {
         for attempt in 0..TRIES {
-            self.deps.pulses.status.expects(self.beat.step());
+            self.deps.liveness.status.expect_within(self.beat.step_limit());
             let base = match self.base(attempt).await {
                 Ok(base) => base,
-                Err(err) if err.is_not_found() => return Told::NoNode,
+                Err(err) if err.is_not_found() => return UpdateResult::NoNode,
                 Err(err) => {
                     error!(node = %self.name(), %err, "Error updating node status, will retry");
                     continue;
                 }
             };
-            match self.tell(&base).await {
-                Ok(()) => return Told::Fine,
+            match self.report(&base).await {
+                Ok(()) => return UpdateResult::Fine,
                 Err(err) => error!(node = %self.name(), %err, "Error updating node status, will retry"),
             }
         }
         error!(node = %self.name(), err = "update node status exceeds retry count", "Unable to update node status");
-        Told::Failed
+        UpdateResult::Failed
     }
 
     /// The node to start from: the local copy on the first attempt, a GET from the server on retries.
     async fn base(&mut self, attempt: u32) -> Result<api::Node, ApiError> {
         match self.copy().filter(|_| attempt == 0) {
             Some(copy) => Ok(copy),
-            None => self.deps.api.ask(self.beat.on(Call::get(Resource::NODES, "", self.name()))).await,
+            None => self.deps.api.ask(self.beat.heartbeat(Call::get(Resource::NODES, "", self.name()))).await,
         }
     }
 
@@ -230,20 +230,20 @@ impl StatusWriter {
     }
 
     /// Computes the status and patches it if a report is due.
-    async fn tell(&mut self, base: &api::Node) -> Result<(), ApiError> {
-        if let Some(why) = self.told.as_ref().and_then(|told| rival::another(base, told)) {
+    async fn report(&mut self, base: &api::Node) -> Result<(), ApiError> {
+        if let Some(why) = self.last_accepted.as_ref().and_then(|told| name_conflict::conflicting_machine(base, told)) {
             self.name_is_taken(&format!("Another machine reports as this node, too: {why}"));
         }
         let Draft { node, .. } = self.draft(base).await;
         let change = change(base, &node);
         let is_due = self.reports.is_due(self.last_report.elapsed());
-        if !is_due && (change != Change::Something || self.is_said(&node)) {
+        if !is_due && (change != StatusChange::Urgent || self.is_already_reported(&node)) {
             self.volumes_reported(base);
             return Ok(());
         }
         let Some(patch) = node_patch(base, &node) else { return Ok(()) };
         match self.send(&patch).await {
-            Ok(answer) => self.told(answer, node, change),
+            Ok(answer) => self.record_accepted(answer, node, change),
             Err(err) if err.is_invalid() && !is_of_another_node(&err) => {
                 error!(node = %self.name(), %err, %patch, "The API server refuses the node status");
                 self.refused(node, &err);
@@ -255,37 +255,37 @@ impl StatusWriter {
 
     /// Whether the server rejected this very status, or accepted it within the last update period: a server that
     /// drops parts of it receives it once per period, as from kubelet.
-    fn is_said(&self, node: &api::Node) -> bool {
+    fn is_already_reported(&self, node: &api::Node) -> bool {
         let is_same =
-            |said: &Option<api::Node>| said.as_ref().is_some_and(|said| change(said, node) != Change::Something);
+            |said: &Option<api::Node>| said.as_ref().is_some_and(|said| change(said, node) != StatusChange::Urgent);
         let is_fresh = self.last_report.elapsed() < self.config.update_frequency;
-        is_same(&self.refused) || (is_fresh && is_same(&self.told))
+        is_same(&self.last_rejected) || (is_fresh && is_same(&self.last_accepted))
     }
 
     async fn send(&self, patch: &Value) -> Result<api::Node, ApiError> {
         let call = Call::patch(Resource::NODES, "", self.name(), patch.to_string()).sub("status");
-        self.deps.api.ask(self.beat.on(call)).await
+        self.deps.api.ask(self.beat.heartbeat(call)).await
     }
 
-    fn told(&mut self, answer: api::Node, node: api::Node, change: Change) {
-        self.reports.sent(change != Change::Nothing, (self.deps.chance)());
+    fn record_accepted(&mut self, answer: api::Node, node: api::Node, change: StatusChange) {
+        self.reports.sent(change != StatusChange::Nothing, (self.deps.random)());
         self.last_report = Instant::now();
-        self.refused = None;
-        self.start.told(&node, self.deps.clock.now());
+        self.last_rejected = None;
+        self.start.record_status(&node, self.deps.clock.now());
         self.volumes_reported(&node);
-        self.told = Some(node);
+        self.last_accepted = Some(node);
         self.latest = Some(answer);
     }
 
     /// Handles a rejection: the same status is not sent again until something changes; one event is recorded.
     fn refused(&mut self, node: api::Node, err: &ApiError) {
-        if self.refused.as_ref().is_none_or(|refused| change(refused, &node) == Change::Something) {
+        if self.last_rejected.as_ref().is_none_or(|refused| change(refused, &node) == StatusChange::Urgent) {
             let text = format!("patch nodes {}: {err}", self.name());
             self.deps.events.record(Event::node_warning("APIWriteRefused", text));
         }
-        self.refused = Some(node);
+        self.last_rejected = Some(node);
         self.last_report = Instant::now();
-        self.reports.sent(true, (self.deps.chance)());
+        self.reports.sent(true, (self.deps.random)());
     }
 
     fn volumes_reported(&self, node: &api::Node) {
@@ -295,25 +295,25 @@ impl StatusWriter {
 
     /// Computes the node that `base` should become now. Records each event, and logs each new setter error, once.
     pub(super) async fn draft(&mut self, base: &api::Node) -> Draft {
-        self.tell_pod_cidr(base);
-        let known = self.known().await;
+        self.publish_pod_cidr(base);
+        let known = self.observe().await;
         let draft = draft(&self.config.status, base, &known, &mut self.memory);
         for event in &draft.events {
             self.deps.events.record(event.clone());
         }
-        for err in draft.errors.iter().filter(|err| !self.said.contains(err)) {
+        for err in draft.errors.iter().filter(|err| !self.logged_errors.contains(err)) {
             error!(node = %self.config.status.name, err, "Failed to set some node status fields");
         }
-        self.said.clone_from(&draft.errors);
+        self.logged_errors.clone_from(&draft.errors);
         draft
     }
 
-    async fn known(&mut self) -> Known {
+    async fn observe(&mut self) -> NodeObservation {
         let settings = &self.config.status;
         let name = addresses::needs_name(settings).then_some(settings.name.as_str());
-        let network = self.network.look(name).await;
+        let network = self.network.observe(name).await;
         let deps = &mut self.deps;
-        Known {
+        NodeObservation {
             now: deps.clock.now(),
             network,
             facts: self.facts.borrow_and_update().clone(),
@@ -326,7 +326,7 @@ impl StatusWriter {
         }
     }
 
-    fn tell_pod_cidr(&self, base: &api::Node) {
+    fn publish_pod_cidr(&self, base: &api::Node) {
         let cidrs = base.spec.as_ref().and_then(|spec| spec.pod_cidrs.as_ref()).map(|all| all.join(","));
         if let Some(cidr) = cidrs.filter(|cidr| !cidr.is_empty()) {
             self.deps.pod_cidr.send_if_modified(|known| {
@@ -353,10 +353,10 @@ impl StatusWriter {
 
     /// Reports another agent with this node's name, at most once per hour.
     pub(super) fn name_is_taken(&mut self, text: &str) {
-        if self.rival.is_none_or(|told| told.elapsed() >= HOUR) {
-            self.rival = Some(Instant::now());
+        if self.conflict_reported_at.is_none_or(|told| told.elapsed() >= HOUR) {
+            self.conflict_reported_at = Some(Instant::now());
             warn!(node = self.name(), text, "The name of this node is taken");
-            self.deps.events.record(Event::node_warning(rival::REASON, text));
+            self.deps.events.record(Event::node_warning(name_conflict::REASON, text));
         }
     }
 

@@ -50,11 +50,11 @@ pub struct PlegConfig {
     /// Timeout of a list.
     pub list_deadline: Duration,
     /// Timeout of the query of one pod.
-    pub look_deadline: Duration,
+    pub query_timeout: Duration,
     /// Maximum number of concurrent pod queries.
-    pub parallel_looks: usize,
+    pub parallel_queries: usize,
     /// A query that takes longer releases its semaphore permit and continues without one.
-    pub look_patience: Duration,
+    pub query_permit_timeout: Duration,
     /// First retry delay after a failed query; doubles.
     pub retry_first: Duration,
     /// Maximum retry delay after a failed query.
@@ -75,9 +75,9 @@ impl Default for PlegConfig {
             audit_period: Duration::from_secs(60),
             unhealthy_after: Duration::from_secs(180),
             list_deadline: Duration::from_secs(120),
-            look_deadline: Duration::from_secs(120),
-            parallel_looks: 16,
-            look_patience: Duration::from_secs(1),
+            query_timeout: Duration::from_secs(120),
+            parallel_queries: 16,
+            query_permit_timeout: Duration::from_secs(1),
             retry_first: Duration::from_secs(1),
             retry_max: Duration::from_secs(10),
             reconnect_first: Duration::from_millis(100),

@@ -47,7 +47,7 @@ pub struct Totals {
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownObject {
     pod: PodUid,
     state: ObjectState,
     audit: u64,
@@ -56,7 +56,7 @@ struct Known {
 /// Objects by ID; see the module documentation.
 #[derive(Debug, Default)]
 pub struct Inventory {
-    objects: HashMap<Box<str>, Known>,
+    objects: HashMap<Box<str>, KnownObject>,
     totals: Totals,
     audit: u64,
 }
@@ -71,7 +71,7 @@ impl Inventory {
             self.count(old, -1);
         }
         for (id, state) in objects(new) {
-            let known = Known { pod: new.id.uid.clone(), state, audit: self.audit };
+            let known = KnownObject { pod: new.id.uid.clone(), state, audit: self.audit };
             self.objects.insert(id.into(), known);
         }
         self.count(new, 1);

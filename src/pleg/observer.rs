@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     PlegConfig, PlegDeps, health,
     hints::{Follower, StreamState},
-    look::Looker,
-    owner::{Inbox, LastGood, Owner, Tools, Waiter},
+    owner::{Inbox, LastGood, Owner, OwnerDeps, Waiter},
+    pod_query::PodQuerier,
     store::Store,
 };
 use berth_ports::{PodObserver, PodView, RuntimePods};
@@ -63,9 +63,9 @@ pub fn start(deps: PlegDeps, config: PlegConfig, cancel: CancellationToken) -> (
         state,
         recovered: recovered.clone(),
     };
-    let owner = Owner::new(Tools {
+    let owner = Owner::new(OwnerDeps {
         store,
-        looker: Arc::new(Looker { cri: deps.cri, messages: deps.messages }),
+        looker: Arc::new(PodQuerier { cri: deps.cri, messages: deps.messages }),
         config,
         clock: deps.clock,
         metrics: deps.metrics,
@@ -102,7 +102,7 @@ impl PodObserver for Pleg {
         self.store.view(pod)
     }
 
-    fn acted(&self, pod: &PodUid) -> Generation {
+    fn action_completed(&self, pod: &PodUid) -> Generation {
         self.store.acted(pod)
     }
 

@@ -21,12 +21,12 @@ use tracing::{debug, info, warn};
 
 use super::{
     ChangeKind, ContainerDied, Expect, Hint, PlegConfig, changes,
-    expect::Expectations,
+    expectations::Expectations,
     hints::StreamState,
     inventory::Inventory,
     list::{List, ListEnd, ListStart, list},
-    look::Looker,
-    look_task::{LookEnd, LookTask},
+    pod_query::PodQuerier,
+    query_task::{QueryResult, QueryTask},
     store::{Mark, Store},
 };
 use berth_cri::CriError;
@@ -62,9 +62,9 @@ pub(super) struct Inbox {
 pub(super) type LastGood = Arc<watch::Sender<Option<Instant>>>;
 
 /// Dependencies of the task.
-pub(super) struct Tools {
+pub(super) struct OwnerDeps {
     pub store: Arc<Store>,
-    pub looker: Arc<Looker>,
+    pub looker: Arc<PodQuerier>,
     pub config: PlegConfig,
     pub clock: Arc<dyn Clock>,
     pub metrics: PlegMetrics,
@@ -75,7 +75,7 @@ pub(super) struct Tools {
 
 /// State of one pod beyond its slot in the store.
 #[derive(Default)]
-struct Record {
+struct PodRecord {
     last: Option<Arc<ObservedPod>>,
     /// Sequence number of the query that `last` came from, or of the running one.
     seq: u64,
@@ -104,8 +104,8 @@ struct Lists {
 
 /// State of the owner task; see the module documentation.
 pub(super) struct Owner {
-    tools: Tools,
-    records: HashMap<PodUid, Record>,
+    tools: OwnerDeps,
+    records: HashMap<PodUid, PodRecord>,
     inventory: Inventory,
     lists: Lists,
     /// Times at which pods are marked again.
@@ -118,14 +118,14 @@ pub(super) struct Owner {
     leaving_due: Option<Instant>,
     seq: u64,
     places: Arc<Semaphore>,
-    looks: JoinSet<LookEnd>,
+    looks: JoinSet<QueryResult>,
     listing: JoinSet<ListEnd>,
     stream: StreamState,
 }
 
 impl Owner {
-    pub fn new(tools: Tools) -> Self {
-        let places = Arc::new(Semaphore::new(tools.config.parallel_looks.max(1)));
+    pub fn new(tools: OwnerDeps) -> Self {
+        let places = Arc::new(Semaphore::new(tools.config.parallel_queries.max(1)));
         Self {
             tools,
             records: HashMap::new(),
@@ -152,14 +152,14 @@ impl Owner {
             tokio::select! {
                 biased; // cancellation wins over work, results win over new marks
                 () = cancel.cancelled() => return,
-                Some(Ok(end)) = self.looks.join_next() => self.looked(end),
+                Some(Ok(end)) = self.looks.join_next() => self.on_query_end(end),
                 Some(Ok(end)) = self.listing.join_next() => self.listed(end),
                 Some(uid) = inbox.marked.recv() => self.marked(uid),
                 Some(hint) = inbox.hints.recv() => self.hinted(hint),
                 Some(waiter) = inbox.waiters.recv() => self.asked(waiter),
                 Ok(()) = inbox.stream.changed() => {
                     let state = *inbox.stream.borrow_and_update();
-                    self.stream_turned(state);
+                    self.on_stream_change(state);
                 }
                 () = sleep_until(wake) => self.tick(Instant::now()),
             }
@@ -195,7 +195,7 @@ impl Owner {
 
     /// Removes a pod that is gone from the runtime, unless it has a view or a running query.
     fn forget(&mut self, uid: &PodUid) -> bool {
-        let gone = |r: &Record| !r.is_looking && r.last.as_ref().is_none_or(|pod| pod.is_gone());
+        let gone = |r: &PodRecord| !r.is_looking && r.last.as_ref().is_none_or(|pod| pod.is_absent());
         let forgotten = self.records.get(uid).is_some_and(gone) && self.tools.store.forget_unused(uid);
         if forgotten {
             self.records.remove(uid);
@@ -216,31 +216,31 @@ impl Owner {
         let record = self.records.entry(uid.clone()).or_default();
         record.is_looking = true;
         record.seq = self.seq;
-        let task = LookTask {
+        let task = QueryTask {
             uid,
             last: record.last.clone(),
             store: self.tools.store.clone(),
             looker: self.tools.looker.clone(),
             clock: self.tools.clock.clone(),
             places: self.places.clone(),
-            patience: self.tools.config.look_patience,
-            deadline: self.tools.config.look_deadline,
+            patience: self.tools.config.query_permit_timeout,
+            deadline: self.tools.config.query_timeout,
         };
         self.looks.spawn(task.run());
     }
 
-    fn looked(&mut self, end: LookEnd) {
+    fn on_query_end(&mut self, end: QueryResult) {
         self.tools.metrics.pod_relist_duration.observe(end.took.as_secs_f64());
         let uid = end.uid;
         let record = self.records.entry(uid.clone()).or_default();
         record.is_looking = false;
         match end.result {
-            Ok(pod) => self.saw(&uid, Arc::new(pod)),
+            Ok(pod) => self.on_observation(&uid, Arc::new(pod)),
             Err(error) => self.failed(&uid, end.generation, error),
         }
         if self.tools.store.is_marked(&uid) {
             self.begin_look(uid);
-        } else if self.records.get(&uid).is_some_and(|r| r.last.as_ref().is_none_or(|pod| pod.is_gone()))
+        } else if self.records.get(&uid).is_some_and(|r| r.last.as_ref().is_none_or(|pod| pod.is_absent()))
             && !self.forget(&uid)
         {
             self.leaving.push(uid);
@@ -248,7 +248,7 @@ impl Owner {
         }
     }
 
-    fn saw(&mut self, uid: &PodUid, pod: Arc<ObservedPod>) {
+    fn on_observation(&mut self, uid: &PodUid, pod: Arc<ObservedPod>) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let last = record.last.replace(pod.clone());
         record.failures = 0;
@@ -416,7 +416,7 @@ impl Owner {
     }
 
     /// A stream opened or broke: events may have been lost in either case.
-    fn stream_turned(&mut self, state: StreamState) {
+    fn on_stream_change(&mut self, state: StreamState) {
         self.stream = state;
         self.lists.distrust = None;
         if self.lists.is_running {

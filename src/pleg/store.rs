@@ -40,7 +40,7 @@ pub(super) enum Mark {
 }
 
 /// Parameters at the start of a query.
-pub(super) struct Beginning {
+pub(super) struct QueryStart {
     pub pod: PodRef,
     pub mark: Mark,
     pub generation: Generation,
@@ -132,12 +132,12 @@ impl Store {
 
     /// Begins a query: clears the mark, then reads the generation, in this order: an action that ends
     /// later finds no mark and sets a new one.
-    pub fn begin(&self, pod: &PodUid) -> Option<Beginning> {
+    pub fn begin(&self, pod: &PodUid) -> Option<QueryStart> {
         let mut index = self.lock();
         let slot = index.slots.get_mut(pod)?;
         let mark = std::mem::replace(&mut slot.mark, Mark::Clean);
         slot.looking_since = Some(Instant::now());
-        Some(Beginning { pod: slot.pod.clone(), mark, generation: self.now() })
+        Some(QueryStart { pod: slot.pod.clone(), mark, generation: self.now() })
     }
 
     /// Publishes an observation, even an unchanged one: its generation is new.
@@ -262,16 +262,16 @@ impl Slot {
     /// The last known state, unless the pod is gone.
     fn held(&self) -> Option<Arc<ObservedPod>> {
         let latest = self.listed.clone().or_else(|| self.sender.borrow().as_ref().map(|seen| seen.pod.clone()));
-        latest.filter(|pod| !pod.is_gone())
+        latest.filter(|pod| !pod.is_absent())
     }
 
     fn is_unused(&self) -> bool {
-        let holds_nothing = self.sender.borrow().as_ref().is_none_or(|seen| seen.pod.is_gone());
+        let holds_nothing = self.sender.borrow().as_ref().is_none_or(|seen| seen.pod.is_absent());
         holds_nothing
             && self.sender.receiver_count() == 0
             && self.mark == Mark::Clean
             && self.looking_since.is_none()
-            && self.listed.as_ref().is_none_or(|pod| pod.is_gone())
+            && self.listed.as_ref().is_none_or(|pod| pod.is_absent())
     }
 }
 
@@ -312,8 +312,8 @@ mod tests {
         assert!(early.latest().is_none());
         assert!(store.known().is_none());
         store.listed(store.now(), Timestamp::UNIX_EPOCH, &HashSet::from(["u2"]), Vec::new());
-        assert!(early.latest().expect("told by the list").pod.is_gone());
-        assert!(store.view(&pod("u3")).latest().expect("at once").pod.is_gone());
+        assert!(early.latest().expect("told by the list").pod.is_absent());
+        assert!(store.view(&pod("u3")).latest().expect("at once").pod.is_absent());
         assert!(store.known().expect("listed").pods.is_empty());
         assert!(marked.try_recv().is_err(), "without a look");
     }

@@ -13,7 +13,7 @@
 //! Implements spec 06c §2, 07 §12.1.
 
 mod registrant;
-mod socket;
+mod registration_task;
 mod walk;
 mod watcher;
 

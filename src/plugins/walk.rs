@@ -33,7 +33,7 @@ impl Identity {
 
 /// Result of a walk.
 #[derive(Default)]
-pub struct Walked {
+pub struct WalkResult {
     /// Sockets by path.
     pub sockets: BTreeMap<PathBuf, Identity>,
     /// Watched directories.
@@ -43,8 +43,8 @@ pub struct Walked {
 }
 
 /// Walks everything below the directory, and watches all directories.
-pub fn walk(root: &Path, mut watches: Watches) -> Walked {
-    let mut found = Walked::default();
+pub fn walk(root: &Path, mut watches: Watches) -> WalkResult {
+    let mut found = WalkResult::default();
     let mut left = vec![(root.to_owned(), 0_usize)];
     let mask = WatchMask::CREATE
         | WatchMask::MOVED_TO
@@ -70,7 +70,7 @@ pub fn walk(root: &Path, mut watches: Watches) -> Walked {
     found
 }
 
-fn list(directory: &Path, depth: usize, left: &mut Vec<(PathBuf, usize)>, found: &mut Walked) -> io::Result<()> {
+fn list(directory: &Path, depth: usize, left: &mut Vec<(PathBuf, usize)>, found: &mut WalkResult) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         if entry.file_name().as_encoded_bytes().starts_with(b".") {

@@ -22,8 +22,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, warn};
 
 use super::{
-    socket::Socket,
-    walk::{Identity, MOST, Walked, walk},
+    registration_task::Socket,
+    walk::{Identity, MOST, WalkResult, walk},
 };
 use berth_metrics::PluginMetrics;
 use berth_ports::PluginHandler;
@@ -51,7 +51,7 @@ pub struct WatcherDeps {
 }
 
 /// Task of a socket, and the socket's identity at the last walk.
-struct Known {
+struct KnownSocket {
     identity: Identity,
     wanted: watch::Sender<Option<u64>>,
 }
@@ -61,7 +61,7 @@ pub struct Watcher {
     deps: WatcherDeps,
     events: Option<EventStream<Vec<u8>>>,
     directories: HashMap<WatchDescriptor, PathBuf>,
-    known: BTreeMap<PathBuf, Known>,
+    known: BTreeMap<PathBuf, KnownSocket>,
     /// Sockets created since the last walk.
     came: BTreeSet<PathBuf>,
     /// Number of the last socket.
@@ -91,7 +91,7 @@ impl Watcher {
     async fn live(&mut self) {
         loop {
             match self.look().await {
-                Ok(walked) => self.settle(walked),
+                Ok(walked) => self.apply_walk(walked),
                 Err(error) => {
                     warn!(path = %self.deps.directory.display(), err = %error, "Cannot follow the directory of plugins");
                 }
@@ -102,7 +102,7 @@ impl Watcher {
         }
     }
 
-    async fn look(&mut self) -> io::Result<Walked> {
+    async fn look(&mut self) -> io::Result<WalkResult> {
         if self.events.is_none() {
             self.events = Some(Inotify::init()?.into_event_stream(vec![0; 4096])?);
         }
@@ -115,7 +115,7 @@ impl Watcher {
         timeout(WALK_LIMIT, walking).await.map_err(|_| io::ErrorKind::TimedOut)?.map_err(io::Error::other)?
     }
 
-    fn settle(&mut self, walked: Walked) {
+    fn apply_walk(&mut self, walked: WalkResult) {
         if walked.is_cut && !self.is_cut {
             warn!(path = %self.deps.directory.display(), most = MOST, "Too many sockets of plugins, the others are ignored");
         }
@@ -155,8 +155,8 @@ impl Watcher {
         let (wanted, follow) = watch::channel(Some(self.last));
         let socket =
             Socket { path: path.clone(), handlers: self.deps.handlers.clone(), metrics: self.deps.metrics.clone() };
-        self.deps.tasks.spawn(socket.keep(follow));
-        self.known.insert(path, Known { identity, wanted });
+        self.deps.tasks.spawn(socket.run(follow));
+        self.known.insert(path, KnownSocket { identity, wanted });
     }
 
     /// Returns on a relevant event. Cancel-safe.

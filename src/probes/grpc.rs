@@ -12,7 +12,7 @@ use tonic::{
 };
 
 use super::{
-    dial::{PodDialler, Spawner},
+    connector::{PodConnector, Spawner},
     outcome::Outcome,
     target::{joined, user_agent},
 };
@@ -27,7 +27,7 @@ const MOST_ANSWER: usize = 64 << 10;
 
 /// Checks the health of a server, or of one of its services. Never returns an error: an unreachable server is a
 /// failure.
-pub async fn probe(dialler: PodDialler<'_>, host: &str, port: u16, service: &str, timeout: Duration) -> Outcome {
+pub async fn probe(dialler: PodConnector<'_>, host: &str, port: u16, service: &str, timeout: Duration) -> Outcome {
     let deadline = Instant::now() + timeout;
     let address = joined(host, port);
     let limit = go(timeout);
@@ -65,14 +65,14 @@ pub async fn probe(dialler: PodDialler<'_>, host: &str, port: u16, service: &str
 
 /// Connects; retries until the deadline.
 async fn connect(
-    dialler: PodDialler<'_>,
+    dialler: PodConnector<'_>,
     endpoint: &Endpoint,
     host: &str,
     port: u16,
     deadline: Instant,
 ) -> Option<Channel> {
     loop {
-        if let Ok(stream) = dialler.prompt(host, port, deadline).await {
+        if let Ok(stream) = dialler.tcp_nodelay(host, port, deadline).await {
             let mut stream = Some(TokioIo::new(stream));
             let once = tower::service_fn(move |_: http::Uri| {
                 let taken = stream.take().ok_or_else(|| std::io::Error::other("the connection has ended"));

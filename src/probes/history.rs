@@ -52,7 +52,7 @@ pub struct Runs(Arc<Mutex<VecDeque<Run>>>);
 type Probes = Vec<(Kind, Runs)>;
 
 #[derive(Default)]
-struct State {
+struct HistoryMaps {
     current: HashMap<ContainerId, Probes>,
     /// Instances that are no longer probed, the latest last.
     gone: VecDeque<(ContainerId, Probes)>,
@@ -60,7 +60,7 @@ struct State {
 
 /// Histories of all probed instances, and of some ended ones.
 #[derive(Default)]
-pub struct Histories(Mutex<State>);
+pub struct Histories(Mutex<HistoryMaps>);
 
 impl Histories {
     /// Returns the runs of one probe; empty at first.
@@ -116,7 +116,7 @@ impl Histories {
         current.iter().chain(gone).map(told).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HistoryMaps> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -26,9 +26,9 @@ use tokio::{
 };
 
 use super::{
-    dial::{DialError, PodDialler, Spawner, Why, words},
+    connector::{ConnectErrorKind, DialError, PodConnector, Spawner, go_error_text},
     outcome::{ErrorState, MOST_OUTPUT, Outcome, text_of},
-    target::{HttpAsk, MOST_REDIRECTS},
+    target::{HttpRequest, MOST_REDIRECTS},
 };
 
 /// Maximum size of a response head, in bytes.
@@ -46,15 +46,15 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 /// Result of one request.
-enum Answered {
+enum ProbeResponse {
     /// A redirect to follow.
-    Elsewhere(Box<HttpAsk>),
+    Redirect(Box<HttpRequest>),
     /// The final response: status code and body.
     Final(u16, Vec<u8>),
 }
 
 /// Why a request failed.
-enum Failed {
+enum RequestError {
     /// No response arrived: a failure.
     Transport(String),
     /// As before; the response head was longer than the limit.
@@ -62,34 +62,36 @@ enum Failed {
     /// The response is incomplete: an error.
     Body(String),
     /// A local limit prevented the request: an error.
-    Ours(String),
+    LocalLimit(String),
 }
 
 /// Sends the request, follows redirects to the same host, and evaluates the response.
-pub async fn probe(dialler: PodDialler<'_>, first: &HttpAsk, timeout: Duration) -> Outcome {
+pub async fn probe(dialler: PodConnector<'_>, first: &HttpRequest, timeout: Duration) -> Outcome {
     let deadline = Instant::now() + timeout;
     let host = first.url.host.as_str();
-    let (mut moved, mut redirects, mut is_long) = (None::<Box<HttpAsk>>, 0, false);
+    let (mut moved, mut redirects, mut is_long) = (None::<Box<HttpRequest>>, 0, false);
     loop {
         let ask = moved.as_deref().unwrap_or(first);
         match exchange(dialler, ask, host, is_long, deadline).await {
-            Ok(Answered::Final(status, body)) => return verdict(status, &body),
-            Ok(Answered::Elsewhere(next)) if redirects < MOST_REDIRECTS => {
+            Ok(ProbeResponse::Final(status, body)) => return verdict(status, &body),
+            Ok(ProbeResponse::Redirect(next)) if redirects < MOST_REDIRECTS => {
                 moved = Some(next);
                 redirects += 1;
             }
-            Ok(Answered::Elsewhere(next)) => {
+            Ok(ProbeResponse::Redirect(next)) => {
                 let url = next.url.to_string();
                 return Outcome::Failure(format!("Get {url:?}: stopped after {MOST_REDIRECTS} redirects"));
             }
             // Few heads are that long, and a larger header table costs every probe more than retrying for these
             // servers.
-            Err(Failed::LongHead(_)) if !is_long => is_long = true,
-            Err(Failed::Transport(text) | Failed::LongHead(text)) => {
+            Err(RequestError::LongHead(_)) if !is_long => is_long = true,
+            Err(RequestError::Transport(text) | RequestError::LongHead(text)) => {
                 return Outcome::Failure(format!("Get {:?}: {text}", ask.url.to_string()));
             }
-            Err(Failed::Body(text)) => return Outcome::Error { state: ErrorState::Failure, text },
-            Err(Failed::Ours(text)) => return Outcome::unknown(format!("Get {:?}: {text}", ask.url.to_string())),
+            Err(RequestError::Body(text)) => return Outcome::Error { state: ErrorState::Failure, text },
+            Err(RequestError::LocalLimit(text)) => {
+                return Outcome::unknown(format!("Get {:?}: {text}", ask.url.to_string()));
+            }
         }
     }
 }
@@ -106,16 +108,16 @@ const AWAITING_HEADERS: &str = "(Client.Timeout exceeded while awaiting headers)
 const READING_BODY: &str = "(Client.Timeout or context cancellation while reading body)";
 
 async fn exchange(
-    dialler: PodDialler<'_>,
-    ask: &HttpAsk,
+    dialler: PodConnector<'_>,
+    ask: &HttpRequest,
     host: &str,
     is_long: bool,
     deadline: Instant,
-) -> Result<Answered, Failed> {
+) -> Result<ProbeResponse, RequestError> {
     let dialled = |error: DialError| match error.why {
-        Why::Refused => Failed::Transport(error.text),
-        Why::Late => Failed::Transport(format!("{} {AWAITING_HEADERS}", error.text)),
-        Why::Ours => Failed::Ours(error.text),
+        ConnectErrorKind::Refused => RequestError::Transport(error.text),
+        ConnectErrorKind::TimedOut => RequestError::Transport(format!("{} {AWAITING_HEADERS}", error.text)),
+        ConnectErrorKind::LocalLimit => RequestError::LocalLimit(error.text),
     };
     let port = ask.url.dialled_port();
     if ask.url.scheme == "https" {
@@ -135,14 +137,14 @@ async fn exchange(
 
 async fn over_http1(
     stream: Box<dyn Stream>,
-    ask: &HttpAsk,
+    ask: &HttpRequest,
     host: &str,
     is_long: bool,
     deadline: Instant,
-) -> Result<Answered, Failed> {
+) -> Result<ProbeResponse, RequestError> {
     let handshake = client(is_long).handshake::<_, Empty<Bytes>>(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(|e| transport(&e))?;
-    let request = over_one(ask).map_err(Failed::Transport)?;
+    let request = over_one(ask).map_err(RequestError::Transport)?;
     let (answer, connection) = (pin!(sender.send_request(request)), pin!(connection));
     driven(connection, pin!(read(answer, ask, host, deadline))).await
 }
@@ -158,7 +160,12 @@ fn client(is_long: bool) -> http1::Builder {
     builder
 }
 
-async fn over_http2<S>(stream: S, ask: &HttpAsk, host: &str, deadline: Instant) -> Result<Answered, Failed>
+async fn over_http2<S>(
+    stream: S,
+    ask: &HttpRequest,
+    host: &str,
+    deadline: Instant,
+) -> Result<ProbeResponse, RequestError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -169,11 +176,11 @@ where
     let handshake = builder.handshake::<_, Empty<Bytes>>(TokioIo::new(stream));
     let (mut sender, connection) = match timeout_at(deadline, handshake).await {
         Ok(made) => made.map_err(|e| transport(&e))?,
-        Err(_) => return Err(Failed::Transport(format!("context deadline exceeded {AWAITING_HEADERS}"))),
+        Err(_) => return Err(RequestError::Transport(format!("context deadline exceeded {AWAITING_HEADERS}"))),
     };
     let authority = ask.host.as_ref().and_then(|h| h.to_str().ok()).map_or_else(|| ask.url.authority(), str::to_owned);
     let request = request(ask, format!("https://{authority}{}", ask.url.target()));
-    let mut request = request.map_err(Failed::Transport)?;
+    let mut request = request.map_err(RequestError::Transport)?;
     // Connection-specific headers are not allowed in HTTP/2.
     for name in [header::CONNECTION, header::UPGRADE, header::HeaderName::from_static("keep-alive")] {
         request.headers_mut().remove(name);
@@ -183,7 +190,7 @@ where
 }
 
 /// Builds the HTTP/1 request.
-fn over_one(ask: &HttpAsk) -> Result<Request<Empty<Bytes>>, String> {
+fn over_one(ask: &HttpRequest) -> Result<Request<Empty<Bytes>>, String> {
     let mut request = request(ask, ask.url.target())?;
     let authority = HeaderValue::try_from(ask.url.authority()).map_err(|e| e.to_string())?;
     request.headers_mut().insert(header::HOST, ask.host.clone().unwrap_or(authority));
@@ -191,7 +198,7 @@ fn over_one(ask: &HttpAsk) -> Result<Request<Empty<Bytes>>, String> {
     Ok(request)
 }
 
-fn request(ask: &HttpAsk, uri: String) -> Result<Request<Empty<Bytes>>, String> {
+fn request(ask: &HttpRequest, uri: String) -> Result<Request<Empty<Bytes>>, String> {
     let mut request = Request::new(Empty::new());
     *request.uri_mut() = uri.try_into().map_err(|e: http::uri::InvalidUri| e.to_string())?;
     *request.headers_mut() = ask.headers.clone();
@@ -201,32 +208,32 @@ fn request(ask: &HttpAsk, uri: String) -> Result<Request<Empty<Bytes>>, String> 
 /// Reads a response, up to the body's limit.
 async fn read(
     answer: impl Future<Output = hyper::Result<Response<Incoming>>>,
-    ask: &HttpAsk,
+    ask: &HttpRequest,
     host: &str,
     deadline: Instant,
-) -> Result<Answered, Failed> {
+) -> Result<ProbeResponse, RequestError> {
     let answer = match timeout_at(deadline, answer).await {
         Ok(answer) => answer.map_err(|e| transport(&e))?,
-        Err(_) => return Err(Failed::Transport(format!("context deadline exceeded {AWAITING_HEADERS}"))),
+        Err(_) => return Err(RequestError::Transport(format!("context deadline exceeded {AWAITING_HEADERS}"))),
     };
     let status = answer.status().as_u16();
     let location = answer.headers().get(header::LOCATION).map(|l| String::from_utf8_lossy(l.as_bytes()).into_owned());
-    if let Some(next) = ask.redirected(host, status, location.as_deref()).map_err(Failed::Transport)? {
-        return Ok(Answered::Elsewhere(Box::new(next)));
+    if let Some(next) = ask.redirected(host, status, location.as_deref()).map_err(RequestError::Transport)? {
+        return Ok(ProbeResponse::Redirect(Box::new(next)));
     }
     match timeout_at(deadline, read_body(answer.into_body())).await {
-        Ok(body) => Ok(Answered::Final(status, body?)),
+        Ok(body) => Ok(ProbeResponse::Final(status, body?)),
         // kubelet treats this as an error, and never counts a server whose responses are too slow.
-        Err(_) => Err(Failed::Transport(format!("context deadline exceeded {READING_BODY}"))),
+        Err(_) => Err(RequestError::Transport(format!("context deadline exceeded {READING_BODY}"))),
     }
 }
 
-async fn read_body(mut body: Incoming) -> Result<Vec<u8>, Failed> {
+async fn read_body(mut body: Incoming) -> Result<Vec<u8>, RequestError> {
     let mut read = Vec::new();
     while read.len() < MOST_OUTPUT
         && let Some(frame) = body.frame().await
     {
-        let frame = frame.map_err(|e| Failed::Body(told(&e)))?;
+        let frame = frame.map_err(|e| RequestError::Body(error_chain(&e)))?;
         if let Ok(data) = frame.into_data() {
             let room = MOST_OUTPUT - read.len();
             read.extend_from_slice(data.get(..room).unwrap_or(&data));
@@ -247,19 +254,23 @@ async fn driven<T>(mut connection: Pin<&mut impl Future>, mut work: Pin<&mut imp
     }
 }
 
-fn transport(error: &hyper::Error) -> Failed {
-    if error.is_parse_too_large() { Failed::LongHead(told(error)) } else { Failed::Transport(told(error)) }
+fn transport(error: &hyper::Error) -> RequestError {
+    if error.is_parse_too_large() {
+        RequestError::LongHead(error_chain(error))
+    } else {
+        RequestError::Transport(error_chain(error))
+    }
 }
 
 /// Error of a connection with its causes, worded like Go where Go has a text for it.
-fn told(error: &hyper::Error) -> String {
+fn error_chain(error: &hyper::Error) -> String {
     if error.is_incomplete_message() {
         return "EOF".to_owned();
     }
     let mut texts = vec![error.to_string()];
     let mut next = error.source();
     while let Some(cause) = next {
-        texts.push(cause.downcast_ref::<std::io::Error>().map_or_else(|| cause.to_string(), words));
+        texts.push(cause.downcast_ref::<std::io::Error>().map_or_else(|| cause.to_string(), go_error_text));
         next = cause.source();
     }
     texts.dedup();

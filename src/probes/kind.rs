@@ -83,7 +83,7 @@ const LONGEST_PERIOD: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Timing and thresholds of a probe; missing or out-of-range values have their defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Pace {
+pub struct ProbeTiming {
     /// Delay from the container's start to the first attempt, in whole seconds; default 0.
     pub initial_delay: u64,
     /// Interval between attempts; default 10 s, at most a year.
@@ -96,7 +96,7 @@ pub struct Pace {
     pub failure_threshold: u32,
 }
 
-impl Pace {
+impl ProbeTiming {
     /// Reads timing and thresholds from the spec.
     pub fn of(probe: &api::Probe) -> Self {
         let at_least_one = |value: Option<i32>, default: u32| {
@@ -115,11 +115,11 @@ impl Pace {
 
 /// One probe that a pod declares.
 #[derive(Clone, Copy, Debug)]
-pub struct Declared<'a> {
+pub struct DeclaredProbe<'a> {
     /// Container of the probe.
     pub container: &'a api::Container,
     /// Kind of that container.
-    pub place: ContainerKind,
+    pub container_kind: ContainerKind,
     /// Kind of the probe.
     pub kind: Kind,
     /// Spec of the probe.
@@ -127,13 +127,13 @@ pub struct Declared<'a> {
 }
 
 /// All probes of a pod, those of regular containers and of sidecars, in the order in which they are started.
-pub fn declared(pod: &Pod) -> impl Iterator<Item = Declared<'_>> {
+pub fn declared(pod: &Pod) -> impl Iterator<Item = DeclaredProbe<'_>> {
     let regular = pod.containers().iter().map(|c| (ContainerKind::Regular, c));
     let sidecars = pod.init_containers().iter().filter(|c| Pod::is_sidecar(c)).map(|c| (ContainerKind::Init, c));
     regular.chain(sidecars).flat_map(|(place, container)| {
-        Kind::ALL
-            .into_iter()
-            .filter_map(move |kind| Some(Declared { container, place, kind, probe: kind.of(container)? }))
+        Kind::ALL.into_iter().filter_map(move |kind| {
+            Some(DeclaredProbe { container, container_kind: place, kind, probe: kind.of(container)? })
+        })
     })
 }
 
@@ -145,8 +145,8 @@ mod tests {
 
     #[test]
     fn what_is_missing_has_its_default() {
-        let pace = |value| Pace::of(&serde_json::from_value(value).expect("a probe"));
-        let default = Pace {
+        let pace = |value| ProbeTiming::of(&serde_json::from_value(value).expect("a probe"));
+        let default = ProbeTiming {
             initial_delay: 0,
             period: Duration::from_secs(10),
             timeout: Duration::from_secs(1),

@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::dial::{DialError, Why};
+use super::connector::{ConnectErrorKind, DialError};
 use berth_sys::single_flight::{Flight, SingleFlight};
 use berth_types::PodUid;
 
@@ -29,7 +29,7 @@ type Found = Arc<[SocketAddr]>;
 type Resolve = dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync;
 
 /// Lookups in flight.
-pub struct Lookups {
+pub struct HostResolver {
     permits: Arc<Semaphore>,
     /// Remaining permits of the pods that have started lookups.
     shares: Mutex<HashMap<PodUid, Arc<Semaphore>>>,
@@ -37,7 +37,7 @@ pub struct Lookups {
     resolve: Arc<Resolve>,
 }
 
-impl Lookups {
+impl HostResolver {
     /// Creates lookups through the machine's resolver.
     pub fn new() -> Self {
         Self::by(|host| {
@@ -60,23 +60,26 @@ impl Lookups {
     ///
     /// # Errors
     /// The host has no address, or the lookup does not end before `deadline`. If other lookups occupy all threads, or
-    /// all permits of the pod, the error is [`Why::Ours`], not the host's.
-    pub async fn find(&self, host: &str, pod: &PodUid, deadline: Instant) -> Result<Arc<[SocketAddr]>, DialError> {
+    /// all permits of the pod, the error is [`ConnectErrorKind::LocalLimit`], not the host's.
+    pub async fn resolve(&self, host: &str, pod: &PodUid, deadline: Instant) -> Result<Arc<[SocketAddr]>, DialError> {
         let late = |why| DialError { text: format!("dial tcp: lookup {host}: i/o timeout"), why };
         let found = match self.under_way.join(&host.to_owned()) {
             Some(found) => found,
             None => {
                 let share = timeout_at(deadline, self.share_of(pod).acquire_owned()).await;
-                let Ok(Ok(share)) = share else { return Err(late(Why::Ours)) };
+                let Ok(Ok(share)) = share else { return Err(late(ConnectErrorKind::LocalLimit)) };
                 let permit = timeout_at(deadline, self.permits.clone().acquire_owned()).await;
-                let Ok(Ok(permit)) = permit else { return Err(late(Why::Ours)) };
+                let Ok(Ok(permit)) = permit else { return Err(late(ConnectErrorKind::LocalLimit)) };
                 self.begin(host, [share, permit])
             }
         };
-        let known = timeout_at(deadline, found).await.map_err(|_| late(Why::Late))?;
+        let known = timeout_at(deadline, found).await.map_err(|_| late(ConnectErrorKind::TimedOut))?;
         let addresses = known.unwrap_or_default();
         if addresses.is_empty() {
-            return Err(DialError { text: format!("dial tcp: lookup {host}: no such host"), why: Why::Refused });
+            return Err(DialError {
+                text: format!("dial tcp: lookup {host}: no such host"),
+                why: ConnectErrorKind::Refused,
+            });
         }
         Ok(addresses)
     }
@@ -117,11 +120,11 @@ mod tests {
 
     /// A resolver with an address for each name but `none`; names that begin with `hangs` block until released. Sends
     /// each requested name.
-    fn of_which_some_hang() -> (Lookups, mpsc::Sender<()>, tokio::sync::mpsc::UnboundedReceiver<String>) {
+    fn of_which_some_hang() -> (HostResolver, mpsc::Sender<()>, tokio::sync::mpsc::UnboundedReceiver<String>) {
         let (release, held) = mpsc::channel::<()>();
         let held = Mutex::new(held);
         let (begun, names) = tokio::sync::mpsc::unbounded_channel();
-        let lookups = Lookups::by(move |host| {
+        let lookups = HostResolver::by(move |host| {
             let _ = begun.send(host.to_owned());
             if host.starts_with("hangs") {
                 let _ = held.lock().expect("no panic").recv();
@@ -136,21 +139,27 @@ mod tests {
         let (lookups, release, mut names) = of_which_some_hang();
         let pod = PodUid::from("u");
         for _ in 0..2 * LOOKUPS {
-            let error = lookups.find("hangs", &pod, Instant::now()).await.expect_err("it hangs");
-            assert_eq!((error.why, error.text.as_str()), (Why::Late, "dial tcp: lookup hangs: i/o timeout"));
+            let error = lookups.resolve("hangs", &pod, Instant::now()).await.expect_err("it hangs");
+            assert_eq!(
+                (error.why, error.text.as_str()),
+                (ConnectErrorKind::TimedOut, "dial tcp: lookup hangs: i/o timeout")
+            );
         }
-        let found = lookups.find("fine", &pod, late()).await.expect("found");
+        let found = lookups.resolve("fine", &pod, late()).await.expect("found");
         assert_eq!(*found, [SocketAddr::from(([10, 0, 0, 1], 0))]);
-        let error = lookups.find("none", &pod, late()).await.expect_err("it has none");
-        assert_eq!((error.why, error.text.as_str()), (Why::Refused, "dial tcp: lookup none: no such host"));
+        let error = lookups.resolve("none", &pod, late()).await.expect_err("it has none");
+        assert_eq!(
+            (error.why, error.text.as_str()),
+            (ConnectErrorKind::Refused, "dial tcp: lookup none: no such host")
+        );
         for number in 1..LOOKUPS {
             let other = PodUid::from(format!("u{number}").as_str());
-            lookups.find(&format!("hangs{number}"), &other, soon()).await.expect_err("it hangs");
+            lookups.resolve(&format!("hangs{number}"), &other, soon()).await.expect_err("it hangs");
         }
-        let error = lookups.find("fine", &pod, soon()).await.expect_err("all are taken");
-        assert_eq!(error.why, Why::Ours, "which says nothing of that host");
+        let error = lookups.resolve("fine", &pod, soon()).await.expect_err("all are taken");
+        assert_eq!(error.why, ConnectErrorKind::LocalLimit, "which says nothing of that host");
         drop(release);
-        assert!(lookups.find("fine", &pod, late()).await.is_ok(), "they come back");
+        assert!(lookups.resolve("fine", &pod, late()).await.is_ok(), "they come back");
         let mut asked = Vec::new();
         while let Ok(name) = names.try_recv() {
             asked.push(name);
@@ -164,15 +173,18 @@ mod tests {
         let (lookups, release, mut names) = of_which_some_hang();
         let (pod, other) = (PodUid::from("u"), PodUid::from("v"));
         for number in 0..LOOKUPS {
-            let error = lookups.find(&format!("hangs{number}"), &pod, soon()).await.expect_err("it hangs");
-            let expected = if number < OF_ONE_POD { Why::Late } else { Why::Ours };
+            let error = lookups.resolve(&format!("hangs{number}"), &pod, soon()).await.expect_err("it hangs");
+            let expected = if number < OF_ONE_POD { ConnectErrorKind::TimedOut } else { ConnectErrorKind::LocalLimit };
             assert_eq!(error.why, expected, "{number}");
         }
-        assert_eq!(lookups.find("fine", &pod, soon()).await.expect_err("it has its share").why, Why::Ours);
-        assert!(lookups.find("fine", &other, late()).await.is_ok(), "others have theirs");
+        assert_eq!(
+            lookups.resolve("fine", &pod, soon()).await.expect_err("it has its share").why,
+            ConnectErrorKind::LocalLimit
+        );
+        assert!(lookups.resolve("fine", &other, late()).await.is_ok(), "others have theirs");
         drop(release);
-        assert!(lookups.find("fine", &pod, late()).await.is_ok(), "it comes back");
-        assert!(lookups.find("fine", &other, late()).await.is_ok());
+        assert!(lookups.resolve("fine", &pod, late()).await.is_ok(), "it comes back");
+        assert!(lookups.resolve("fine", &other, late()).await.is_ok());
         let asked = std::iter::from_fn(|| names.try_recv().ok()).filter(|name| name.starts_with("hangs")).count();
         assert_eq!(asked, OF_ONE_POD);
         lookups.permits.acquire_many(LOOKUPS.try_into().expect("few")).await.expect("open").forget();

@@ -16,11 +16,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use super::{
+    checkpoint::ResultsCheckpoint,
     history::History,
     kind::declared,
-    owner::{Deps, Order, Owner},
     results::Results,
-    saved::Saved,
+    scheduler::{ProbeCommand, ProbeDeps, ProbeScheduler},
 };
 use berth_ports::{ProbeManager, ProbeResults, StateFile};
 use berth_types::{ContainerId, Pod, PodUid};
@@ -34,7 +34,7 @@ const RETRY: Duration = Duration::from_secs(10);
 
 /// Registration state of a pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum RegistrationState {
     /// All probes have been started.
     Begun,
     /// Some probes ended because their container did; they have to be started again if it comes back.
@@ -45,28 +45,28 @@ enum Stage {
 
 /// Pods whose probes have been started: deduplicates orders to the owner task.
 #[derive(Default)]
-pub struct Known(Mutex<HashMap<PodUid, Stage>>);
+pub struct RegisteredPods(Mutex<HashMap<PodUid, RegistrationState>>);
 
-impl Known {
+impl RegisteredPods {
     /// Notes that a probe of that pod has ended by itself.
-    pub fn may_begin_again(&self, pod: &PodUid) {
+    pub fn mark_partly_started(&self, pod: &PodUid) {
         if let Some(stage) = self.lock().get_mut(pod)
-            && *stage == Stage::Begun
+            && *stage == RegistrationState::Begun
         {
-            *stage = Stage::Partly;
+            *stage = RegistrationState::Partly;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PodUid, Stage>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PodUid, RegistrationState>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Implementation of [`ProbeManager`].
 pub struct Manager {
-    known: Arc<Known>,
+    known: Arc<RegisteredPods>,
     /// Unbounded, but at most three orders per life of a pod, and one for each end of a container.
-    orders: mpsc::UnboundedSender<Order>,
+    orders: mpsc::UnboundedSender<ProbeCommand>,
     asked: mpsc::Sender<(PodUid, String)>,
     results: Arc<Results>,
 }
@@ -74,24 +74,24 @@ pub struct Manager {
 /// Reads the results of an earlier agent; returns the manager and the futures of its two tasks: probing, and saving
 /// results.
 pub async fn open(
-    deps: Deps,
+    deps: ProbeDeps,
     file: Arc<dyn StateFile>,
     stop: CancellationToken,
 ) -> (Arc<Manager>, impl Future<Output = ()> + Send + 'static, impl Future<Output = ()> + Send + 'static) {
     let saved = match file.read().await {
-        Ok(Some(content)) => Saved::decode(&content),
-        Ok(None) => Ok(Saved::default()),
+        Ok(Some(content)) => ResultsCheckpoint::decode(&content),
+        Ok(None) => Ok(ResultsCheckpoint::default()),
         Err(error) => Err(error.to_string()),
     };
     let saved = saved.unwrap_or_else(|error| {
         warn!(err = %error, path = %file.path().display(), "Results of probes are not known any more, asking anew");
-        Saved::default()
+        ResultsCheckpoint::default()
     });
     let results = Arc::new(Results::new(saved.clone()));
-    let known = Arc::<Known>::default();
+    let known = Arc::<RegisteredPods>::default();
     let (orders, ordered) = mpsc::unbounded_channel();
     let (asked, questions) = mpsc::channel(ASKED);
-    let owner = Owner::new(deps, results.clone(), known.clone());
+    let owner = ProbeScheduler::new(deps, results.clone(), known.clone());
     let probing = owner.run(ordered, questions, stop.clone());
     let saving = save(results.clone(), file, saved, stop);
     (Arc::new(Manager { known, orders, asked, results }), probing, saving)
@@ -104,10 +104,10 @@ impl ProbeManager for Manager {
         }
         let mut known = self.known.lock();
         match known.get(pod.uid()) {
-            Some(Stage::Begun | Stage::Draining) => {}
-            Some(Stage::Partly) | None => {
-                known.insert(pod.uid().clone(), Stage::Begun);
-                self.order(Order::Add(pod.clone()));
+            Some(RegistrationState::Begun | RegistrationState::Draining) => {}
+            Some(RegistrationState::Partly) | None => {
+                known.insert(pod.uid().clone(), RegistrationState::Begun);
+                self.order(ProbeCommand::Add(pod.clone()));
             }
         }
     }
@@ -115,17 +115,17 @@ impl ProbeManager for Manager {
     fn stop_liveness(&self, pod: &PodUid) {
         let mut known = self.known.lock();
         if let Some(stage) = known.get_mut(pod)
-            && *stage != Stage::Draining
+            && *stage != RegistrationState::Draining
         {
-            *stage = Stage::Draining;
-            self.order(Order::StopLiveness(pod.clone()));
+            *stage = RegistrationState::Draining;
+            self.order(ProbeCommand::StopLiveness(pod.clone()));
         }
     }
 
     fn remove(&self, pod: &PodUid) {
         let mut known = self.known.lock();
         if known.remove(pod).is_some() {
-            self.order(Order::Remove(pod.clone()));
+            self.order(ProbeCommand::Remove(pod.clone()));
         }
     }
 
@@ -145,13 +145,18 @@ impl Manager {
         self.results.histories.of(container)
     }
 
-    fn order(&self, order: Order) {
+    fn order(&self, order: ProbeCommand) {
         let _ = self.orders.send(order); // the task only ends at shutdown
     }
 }
 
 /// Writes results to disk, separately from the probing task, and once more at the end.
-async fn save(results: Arc<Results>, file: Arc<dyn StateFile>, mut written: Saved, stop: CancellationToken) {
+async fn save(
+    results: Arc<Results>,
+    file: Arc<dyn StateFile>,
+    mut written: ResultsCheckpoint,
+    stop: CancellationToken,
+) {
     let mut due: Option<Instant> = None;
     loop {
         let at = async {
@@ -171,7 +176,7 @@ async fn save(results: Arc<Results>, file: Arc<dyn StateFile>, mut written: Save
 }
 
 /// Writes the results if they differ from the written ones; returns whether the write has to be retried.
-async fn write(results: &Results, file: &dyn StateFile, written: &mut Saved) -> bool {
+async fn write(results: &Results, file: &dyn StateFile, written: &mut ResultsCheckpoint) -> bool {
     let now = results.to_save();
     if now == *written {
         return false;

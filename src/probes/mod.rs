@@ -10,16 +10,16 @@
 //! In: pods from their workers ([`ProbeManager`](berth_ports::ProbeManager)), pod statuses
 //! ([`ProbedPods`](berth_ports::ProbedPods)). Out: results by container instance.
 //!
-//! One task ([`owner`]) owns every probe: a single timer is set for the earliest attempt of all probes, and `turn`
+//! One task ([`scheduler`]) owns every probe: a single timer is set for the earliest attempt of all probes, and `state_machine`
 //! (pure) decides on results. An attempt (`attempt`) is a task with a deadline, started through a semaphore; one that
 //! hangs affects no other probe, and ends with its own. Results (`results`) are readable by all and survive the agent
 //! in a file.
 //!
 //! Implements spec 05 §1.
 
-mod ask;
 pub mod attempt;
-mod dial;
+mod checkpoint;
+mod connector;
 mod exec;
 mod grpc;
 mod history;
@@ -27,22 +27,22 @@ mod http;
 pub mod kind;
 mod lookup;
 mod manager;
+mod observed;
 pub mod outcome;
-pub mod owner;
 mod probe;
+mod request;
 mod results;
-mod saved;
-mod schedule;
-mod seen;
+pub mod scheduler;
+mod state_machine;
 mod stream;
 mod target;
 #[cfg(test)]
 mod testing;
-mod turn;
+mod time_grid;
 mod url;
 
 pub use attempt::Handlers;
 pub use history::{History, Run};
 pub use lookup::LOOKUPS;
 pub use manager::{Manager, open};
-pub use owner::Deps;
+pub use scheduler::ProbeDeps;

@@ -37,7 +37,7 @@ pub enum ErrorState {
 
 impl ErrorState {
     /// Name in messages.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Failure => "failure",
             Self::Unknown => "unknown",
@@ -68,7 +68,7 @@ impl Outcome {
             Self::Warning(output) => Some(("ProbeWarning", format!("{kind} probe warning: {output}"))),
             Self::Failure(output) => Some(("Unhealthy", format!("{kind} probe failed: {output}"))),
             Self::Error { state, text } => {
-                let state = state.word();
+                let state = state.as_str();
                 Some(("Unhealthy", format!("{kind} probe errored and resulted in {state} state: {text}")))
             }
         }

@@ -6,15 +6,15 @@ use tokio::{task::AbortHandle, time::Instant};
 use tracing::{debug, info};
 
 use super::{
-    ask::Ask,
     history::Runs,
-    kind::{Declared, Handler, Kind, Pace},
+    kind::{DeclaredProbe, Handler, Kind, ProbeTiming},
+    observed::PodObservation,
     outcome::Outcome,
-    owner::Deps,
-    seen::Seen,
-    turn::{Fixed, Turn},
+    request::ProbeRequest,
+    scheduler::ProbeDeps,
+    state_machine::{ProbeProperties, ProbeStateMachine},
 };
-use berth_metrics::{ProbeCounter, ProbePace, ProbedContainer};
+use berth_metrics::{ProbeCounter, ProbeTimeliness, ProbedContainer};
 use berth_ports::ProbeResult;
 use berth_types::{ContainerKind, Pod, api};
 
@@ -26,7 +26,7 @@ pub struct Probe {
     /// Counter of its results.
     pub counter: ProbeCounter,
     /// Metrics of the delay of its attempts.
-    pub pace: ProbePace,
+    pub pace: ProbeTimeliness,
     /// Pod of the probe.
     pub pod: Arc<Pod>,
     /// Name of the container.
@@ -34,15 +34,15 @@ pub struct Probe {
     /// Kind of that container.
     pub place: ContainerKind,
     /// State machine of the probe.
-    pub turn: Turn,
+    pub turn: ProbeStateMachine,
     /// Reference instant: attempts are due then and at whole periods after it.
     pub base: Instant,
     /// Time of the scheduled attempt.
-    pub moment: Option<Instant>,
+    pub next_attempt_at: Option<Instant>,
     /// Last observation of its container.
-    pub look: Option<Look>,
+    pub look: Option<CachedObservation>,
     /// Last published result of its instance.
-    pub told: Option<ProbeResult>,
+    pub last_published: Option<ProbeResult>,
     /// History of its instance, after the first attempt.
     pub runs: Option<Runs>,
     /// Attempt in flight.
@@ -50,30 +50,30 @@ pub struct Probe {
     /// Time of the retry after a failure that did not count.
     pub retry_at: Option<Instant>,
     /// An attempt has been triggered.
-    pub is_asked: bool,
+    pub is_triggered: bool,
     /// Time of the last triggered attempt.
-    pub asked_at: Option<Instant>,
+    pub triggered_at: Option<Instant>,
 }
 
 /// Observation of a probe's container. It stays valid while the change counter is the same: there are hundreds of
 /// attempts a minute for pods that did not change.
-pub struct Look {
+pub struct CachedObservation {
     /// Change counter of pods at the time of the observation.
     pub changes: u64,
     /// The observation, and the pod's address; `None` if the pod had no status.
-    pub found: Option<(Seen, Option<String>)>,
+    pub found: Option<(PodObservation, Option<String>)>,
     /// Request for that observation, once it was built.
-    pub ask: Option<Arc<Ask>>,
+    pub ask: Option<Arc<ProbeRequest>>,
 }
 
 impl Probe {
     /// Creates the probe that the pod declares, before its first attempt.
-    pub fn new(pod: &Arc<Pod>, one: &Declared<'_>, base: Instant, deps: &Deps) -> Self {
+    pub fn new(pod: &Arc<Pod>, one: &DeclaredProbe<'_>, base: Instant, deps: &ProbeDeps) -> Self {
         let (id, container) = (pod.id(), one.container.name.as_str());
         let labels = ProbedContainer { container, pod: &id.name, namespace: &id.namespace, uid: id.uid.as_str() };
-        let turn = Turn::new(Fixed {
+        let turn = ProbeStateMachine::new(ProbeProperties {
             kind: one.kind,
-            pace: Pace::of(one.probe),
+            pace: ProbeTiming::of(one.probe),
             is_sidecar: Pod::is_sidecar(one.container),
             agent_started: deps.started_at,
         });
@@ -82,17 +82,17 @@ impl Probe {
             pace: deps.paces.of(one.kind.label(), Handler::of(one.probe).label()),
             pod: pod.clone(),
             container: container.into(),
-            place: one.place,
+            place: one.container_kind,
             turn,
             base,
-            moment: None,
+            next_attempt_at: None,
             look: None,
-            told: None,
+            last_published: None,
             runs: None,
             attempt: None,
             retry_at: None,
-            is_asked: false,
-            asked_at: None,
+            is_triggered: false,
+            triggered_at: None,
         }
     }
 
@@ -102,13 +102,13 @@ impl Probe {
     }
 
     /// The probe as `pod` declares it.
-    pub fn declared<'a>(&self, pod: &'a Pod) -> Option<Declared<'a>> {
+    pub fn declared<'a>(&self, pod: &'a Pod) -> Option<DeclaredProbe<'a>> {
         let (place, container) = pod.container(&self.container)?;
-        Some(Declared { container, place, kind: self.kind(), probe: self.kind().of(container)? })
+        Some(DeclaredProbe { container, container_kind: place, kind: self.kind(), probe: self.kind().of(container)? })
     }
 
     /// Time of the next attempt: the next regular one, or sooner for a retry or a triggered one.
-    pub fn next_moment(&self, now: Instant) -> Instant {
+    pub fn next_attempt(&self, now: Instant) -> Instant {
         let period = self.turn.fixed().pace.period;
         let passed = now.saturating_duration_since(self.base);
         let regular = if now < self.base {
@@ -118,10 +118,10 @@ impl Probe {
             now + period.saturating_sub(into)
         };
         let regular = self.retry_at.map_or(regular, |at| at.max(now).min(regular));
-        if !self.is_asked {
+        if !self.is_triggered {
             return regular;
         }
-        let soonest = self.asked_at.map_or(now, |at| (at + BETWEEN_ASKED).max(now));
+        let soonest = self.triggered_at.map_or(now, |at| (at + BETWEEN_ASKED).max(now));
         soonest.min(regular)
     }
 
@@ -139,7 +139,7 @@ impl Probe {
             ),
             Outcome::Error { state, text } => info!(
                 v = 1, probeType = kind, pod = %pod.object_name(), podUID = %pod.uid(), containerName = container,
-                probeResult = state.word(), err = text, "Probe errored"
+                probeResult = state.as_str(), err = text, "Probe errored"
             ),
         }
     }

@@ -10,12 +10,12 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{history::Histories, kind::Kind, saved::Saved};
+use super::{checkpoint::ResultsCheckpoint, history::Histories, kind::Kind};
 use berth_ports::{ProbeResult, ProbeResults};
 use berth_types::ContainerId;
 
 #[derive(Default)]
-struct State {
+struct ResultMaps {
     current: HashMap<ContainerId, ProbeResults>,
     restored: HashMap<ContainerId, ProbeResults>,
 }
@@ -25,12 +25,12 @@ struct State {
 pub struct Results {
     /// Recent outcomes of attempts.
     pub histories: Histories,
-    state: Mutex<State>,
+    state: Mutex<ResultMaps>,
     changed: Notify,
 }
 
 /// The field of a probe kind.
-pub fn place(results: &mut ProbeResults, kind: Kind) -> &mut Option<ProbeResult> {
+pub fn result_mut(results: &mut ProbeResults, kind: Kind) -> &mut Option<ProbeResult> {
     match kind {
         Kind::Startup => &mut results.startup,
         Kind::Readiness => &mut results.readiness,
@@ -40,9 +40,9 @@ pub fn place(results: &mut ProbeResults, kind: Kind) -> &mut Option<ProbeResult>
 
 impl Results {
     /// Creates results with those that an earlier agent saved.
-    pub fn new(saved: Saved) -> Self {
+    pub fn new(saved: ResultsCheckpoint) -> Self {
         let restored = saved.into_results();
-        let state = State { current: HashMap::new(), restored };
+        let state = ResultMaps { current: HashMap::new(), restored };
         Self { histories: Histories::default(), state: Mutex::new(state), changed: Notify::new() }
     }
 
@@ -61,16 +61,16 @@ impl Results {
     /// Sets the initial result, unless there is one; a result of an earlier agent takes precedence over `seed`.
     pub fn seed(&self, container: &ContainerId, kind: Kind, seed: Option<ProbeResult>) {
         let mut state = self.lock();
-        let before = state.restored.get_mut(container).and_then(|results| place(results, kind).take());
+        let before = state.restored.get_mut(container).and_then(|results| result_mut(results, kind).take());
         if let Some(result) = before.or(seed) {
-            place(state.current.entry(container.clone()).or_default(), kind).get_or_insert(result);
+            result_mut(state.current.entry(container.clone()).or_default(), kind).get_or_insert(result);
         }
     }
 
     /// Sets a result; returns whether it changed.
     pub fn set(&self, container: &ContainerId, kind: Kind, result: ProbeResult) -> bool {
         let mut state = self.lock();
-        let place = place(state.current.entry(container.clone()).or_default(), kind);
+        let place = result_mut(state.current.entry(container.clone()).or_default(), kind);
         let is_news = place.replace(result) != Some(result);
         drop(state);
         if is_news {
@@ -84,7 +84,7 @@ impl Results {
         self.histories.forget(container, kind);
         let mut state = self.lock();
         if let Some(results) = state.current.get_mut(container) {
-            *place(results, kind) = None;
+            *result_mut(results, kind) = None;
             if *results == ProbeResults::default() {
                 state.current.remove(container);
             }
@@ -105,9 +105,9 @@ impl Results {
     }
 
     /// The results to save.
-    pub fn to_save(&self) -> Saved {
+    pub fn to_save(&self) -> ResultsCheckpoint {
         let state = self.lock();
-        Saved::of(state.restored.iter().chain(&state.current))
+        ResultsCheckpoint::of(state.restored.iter().chain(&state.current))
     }
 
     /// Waits for a change of the results.
@@ -115,7 +115,7 @@ impl Results {
         self.changed.notified().await;
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ResultMaps> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

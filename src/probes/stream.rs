@@ -21,13 +21,13 @@ const MOST_READ: usize = 1 << 20;
 /// Socket of which at most [`MOST_READ`] bytes are read.
 ///
 /// Nothing is written after a response, so shutdown is a no-op and closing suffices.
-pub struct Limited {
+pub struct LimitedStream {
     socket: TcpStream,
     left: usize,
     first: [u8; 5],
 }
 
-impl Limited {
+impl LimitedStream {
     /// Wraps a socket of which nothing has been read.
     pub fn new(socket: TcpStream) -> Self {
         Self { socket, left: MOST_READ, first: [0; 5] }
@@ -51,7 +51,7 @@ impl Limited {
     }
 }
 
-impl AsyncRead for Limited {
+impl AsyncRead for LimitedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -63,7 +63,7 @@ impl AsyncRead for Limited {
     }
 }
 
-impl AsyncWrite for Limited {
+impl AsyncWrite for LimitedStream {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.socket).poll_write(context, bytes)
     }
@@ -91,11 +91,11 @@ impl AsyncWrite for Limited {
 
 /// TLS stream that accepts an end without `close_notify`: many servers just close, and truncation is no threat to a
 /// probe. A response that is shorter than its declared length is detected by its reader.
-pub struct Secure(TlsStream<Limited>);
+pub struct LenientTlsStream(TlsStream<LimitedStream>);
 
-impl Secure {
+impl LenientTlsStream {
     /// Wraps a stream after the handshake.
-    pub fn new(stream: TlsStream<Limited>) -> Self {
+    pub fn new(stream: TlsStream<LimitedStream>) -> Self {
         Self(stream)
     }
 
@@ -105,7 +105,7 @@ impl Secure {
     }
 }
 
-impl AsyncRead for Secure {
+impl AsyncRead for LenientTlsStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -118,7 +118,7 @@ impl AsyncRead for Secure {
     }
 }
 
-impl AsyncWrite for Secure {
+impl AsyncWrite for LenientTlsStream {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(context, bytes)
     }

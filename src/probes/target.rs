@@ -77,7 +77,7 @@ pub fn command(action: &api::ExecAction, container: &api::Container) -> Result<V
 
 /// Request of an HTTP probe.
 #[derive(Clone, PartialEq, Debug)]
-pub struct HttpAsk {
+pub struct HttpRequest {
     /// URL of the request.
     pub url: Url,
     /// All headers except `Host`.
@@ -89,7 +89,7 @@ pub struct HttpAsk {
 /// Headers that describe a body; a probe has none.
 const OF_A_BODY: [HeaderName; 3] = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::TRAILER];
 
-impl HttpAsk {
+impl HttpRequest {
     /// Creates the first request. `ip` is the pod's address.
     ///
     /// # Errors
@@ -182,8 +182,8 @@ mod tests {
         )
     }
 
-    fn ask(value: Value) -> Result<HttpAsk, Outcome> {
-        HttpAsk::new(&serde_json::from_value(value).expect("an action"), &web(), Some("10.0.0.1"))
+    fn ask(value: Value) -> Result<HttpRequest, Outcome> {
+        HttpRequest::new(&serde_json::from_value(value).expect("an action"), &web(), Some("10.0.0.1"))
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    fn shown(ask: &HttpAsk) -> Vec<String> {
+    fn shown(ask: &HttpRequest) -> Vec<String> {
         let text = |v: &HeaderValue| String::from_utf8_lossy(v.as_bytes()).into_owned();
         let mut all: Vec<String> = ask.headers.iter().map(|(name, value)| format!("{name}: {}", text(value))).collect();
         all.extend(ask.host.as_ref().map(|host| format!("host: {}", text(host))));
@@ -254,7 +254,7 @@ mod tests {
         let url = |value: Value| ask(value).map(|ask| ask.url.to_string());
         assert_eq!(url(json!({"port": 80})), Ok("http://10.0.0.1:80/".to_owned()));
         assert_eq!(url(json!({"port": 80, "host": "h", "scheme": "HTTPS"})), Ok("https://h:80/".to_owned()));
-        let none = HttpAsk::new(&serde_json::from_value(json!({"port": 80})).expect("an action"), &web(), None);
+        let none = HttpRequest::new(&serde_json::from_value(json!({"port": 80})).expect("an action"), &web(), None);
         assert_eq!(none, Err(Outcome::unknown(NO_ADDRESS)));
     }
 

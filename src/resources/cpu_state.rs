@@ -35,7 +35,7 @@ struct State {
 
 /// Why the file is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
+pub enum CpuStateError {
     /// The checksum does not match the content.
     #[error("checkpoint is corrupted")]
     Corrupt,
@@ -51,7 +51,7 @@ pub enum Unusable {
 ///
 /// # Errors
 /// Upstream's text, if CPUs may have been assigned exclusively, or the file cannot be read or written.
-pub async fn take_over(file: &dyn StateFile) -> Result<(), String> {
+pub async fn check_or_create(file: &dyn StateFile) -> Result<(), String> {
     let path = file.path().display();
     let found = file.read().await.map_err(|err| format!("start cpu manager error: cannot read {path}: {err}"))?;
     if let Some(bytes) = &found {
@@ -71,14 +71,14 @@ pub async fn take_over(file: &dyn StateFile) -> Result<(), String> {
 ///
 /// # Errors
 /// Another policy, a wrong checksum, or malformed JSON.
-pub fn check(bytes: &[u8]) -> Result<(), Unusable> {
-    let state: State = serde_json::from_slice(bytes).map_err(|err| Unusable::Json(err.to_string()))?;
+pub fn check(bytes: &[u8]) -> Result<(), CpuStateError> {
+    let state: State = serde_json::from_slice(bytes).map_err(|err| CpuStateError::Json(err.to_string()))?;
     // Zero: files from before checksums were introduced.
     if state.checksum != 0 && state.checksum != u64::from(fnv1a_32(dump(&state).as_bytes())) {
-        return Err(Unusable::Corrupt);
+        return Err(CpuStateError::Corrupt);
     }
     if state.policy_name != POLICY_NONE {
-        return Err(Unusable::OtherPolicy(state.policy_name));
+        return Err(CpuStateError::OtherPolicy(state.policy_name));
     }
     Ok(())
 }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn files_of_the_reference_are_read() {
-        let other = |policy: &str| Err(Unusable::OtherPolicy(policy.to_owned()));
+        let other = |policy: &str| Err(CpuStateError::OtherPolicy(policy.to_owned()));
         for (text, expected) in [
             // AC-01-38
             (r#"{"policyName":"none","defaultCpuSet":"4-6","entries":{},"checksum":354655845}"#, Ok(())),
@@ -119,19 +119,19 @@ mod tests {
             (r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690}"#, Ok(())),
             (NONE, Ok(())),
             (r#"{"policyName":"none","defaultCpuSet":"0-3","checksum":0}"#, Ok(())),
-            (r#"{"policyName":"none","defaultCpuSet":"4-7","checksum":354655845}"#, Err(Unusable::Corrupt)),
-            (r#"{"policyName":"none","defaultCpuSet":"","checksum":4294967297}"#, Err(Unusable::Corrupt)),
+            (r#"{"policyName":"none","defaultCpuSet":"4-7","checksum":354655845}"#, Err(CpuStateError::Corrupt)),
+            (r#"{"policyName":"none","defaultCpuSet":"","checksum":4294967297}"#, Err(CpuStateError::Corrupt)),
             (
                 r#"{"policyName":"static","defaultCpuSet":"0-1","entries":{"u":{"c":"2-3"}},"checksum":0}"#,
                 other("static"),
             ),
-            (r#"{"policyName":"static","entries":{"u":{"c":"2-3"}},"checksum":7}"#, Err(Unusable::Corrupt)),
+            (r#"{"policyName":"static","entries":{"u":{"c":"2-3"}},"checksum":7}"#, Err(CpuStateError::Corrupt)),
             ("{}", other("")),
         ] {
             assert_eq!(check(text.as_bytes()), expected, "{text}");
         }
         for broken in ["", "[7]", "{\"policyName\":1}", "{\"checksum\":-1}"] {
-            assert!(matches!(check(broken.as_bytes()), Err(Unusable::Json(_))), "{broken}");
+            assert!(matches!(check(broken.as_bytes()), Err(CpuStateError::Json(_))), "{broken}");
         }
     }
 }

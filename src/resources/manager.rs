@@ -11,11 +11,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    budget::{self, Enforcement, Reservation},
     names::{Driver, PodTree},
+    node_allocatable::{self, Enforcement, Reservation},
     shares::BurstableShares,
     slices::Slices,
-    tree::{Ensured, Tree},
+    tree::{EnsureResult, Tree},
     userns::IdRanges,
     values::{self, Amounts, Limits, PodRules},
 };
@@ -27,7 +27,7 @@ use berth_sys::cgroup::{
     Hierarchy, Presence,
     systemd::{
         self, Units,
-        watch::{Writes, Written},
+        cgroup_watcher::{WriteEvents, WrittenCgroups},
     },
 };
 use berth_types::{ContainerId, ContainerKind, Pod, PodRef, PodUid, qos::Qos};
@@ -76,13 +76,13 @@ pub struct Manager {
     ids: Arc<IdRanges>,
     names: PodTree,
     /// `None` without pod cgroups (`cgroupsPerQOS: false`).
-    groups: Option<Arc<Groups>>,
+    groups: Option<Arc<CgroupState>>,
     /// Notifications of changes in slices, until [`Manager::run`] takes them.
-    writes: Mutex<Option<Writes>>,
+    writes: Mutex<Option<WriteEvents>>,
 }
 
 /// State shared with jobs on the blocking pool.
-struct Groups {
+struct CgroupState {
     tree: Tree,
     shares: BurstableShares,
     rules: PodRules,
@@ -102,14 +102,14 @@ impl Manager {
         deps: ManagerDeps,
     ) -> Result<Arc<Self>, ResourceError> {
         let names = PodTree::new(&config.cgroup_root, config.rules.driver)?;
-        if let Some(complaint) = budget::complaint(&config.capacity, &config.reservations) {
+        if let Some(complaint) = node_allocatable::validate(&config.capacity, &config.reservations) {
             return Err(ResourceError(complaint));
         }
         let mut writes = None;
         let groups = if config.cgroups_per_qos {
             let hierarchy = hierarchy.ok_or_else(|| ResourceError("no control groups are mounted".to_owned()))?;
             let mut kubepods = values::of_amounts(
-                &budget::for_pods(&config.capacity, &config.reservations, config.enforce_pods),
+                &node_allocatable::for_pods(&config.capacity, &config.reservations, config.enforce_pods),
                 &config.rules.hugepage_sizes,
             );
             kubepods.cpuset_cpus.clone_from(&config.online_cpus);
@@ -117,7 +117,7 @@ impl Manager {
                 Driver::Cgroupfs => None,
                 Driver::Systemd => {
                     let units = deps.units.ok_or_else(|| ResourceError(systemd::NOT_RUNNING.to_owned()))?;
-                    let heard = systemd::watch::watch();
+                    let heard = systemd::cgroup_watcher::watch();
                     let heard = heard.map_err(|error| warn!(err = %error, "Slices are not watched")).ok();
                     let (watch, heard) = heard.unzip();
                     writes = heard;
@@ -126,7 +126,7 @@ impl Manager {
             };
             let tree = Tree::new(hierarchy, names.clone(), deps.metrics, slices);
             let rules = config.rules.clone();
-            Some(Arc::new(Groups { tree, shares: BurstableShares::default(), rules, kubepods }))
+            Some(Arc::new(CgroupState { tree, shares: BurstableShares::default(), rules, kubepods }))
         } else {
             None
         };
@@ -158,7 +158,7 @@ impl Manager {
             limits = Limits { cpu_shares: limits.cpu_shares, ..Limits::default() };
         }
         let path = cgroup.clone();
-        let done = blocking("reserved cgroup", move || groups.hold_to(&path, &limits)).await;
+        let done = blocking("reserved cgroup", move || groups.enforce_limits(&path, &limits)).await;
         let what = if compressible { "Reserved Compressible" } else { "Reserved" };
         match &done {
             Ok(()) => {
@@ -201,7 +201,7 @@ impl Manager {
         }
     }
 
-    async fn repair(&self, written: Written) {
+    async fn repair(&self, written: WrittenCgroups) {
         let Some(groups) = self.groups.clone() else { return };
         let repaired = blocking("slices", move || {
             groups.tree.repair(&written);
@@ -212,7 +212,7 @@ impl Manager {
         }
     }
 
-    async fn enforce_on_pods(&self, groups: Arc<Groups>) -> bool {
+    async fn enforce_on_pods(&self, groups: Arc<CgroupState>) -> bool {
         let done = blocking("kubepods", move || groups.tree.update(&groups.tree.names.kubepods(), &groups.kubepods));
         let event = match done.await {
             Ok(()) => Event::node_normal("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods"),
@@ -227,7 +227,7 @@ impl Manager {
     }
 }
 
-impl Groups {
+impl CgroupState {
     fn start(&self) -> Result<(), ResourceError> {
         let names = &self.tree.names;
         match self.tree.presence(names.root())? {
@@ -255,7 +255,7 @@ impl Groups {
         self.write_classes()
     }
 
-    fn ensure_class(&self, class: Qos) -> Result<Ensured, ResourceError> {
+    fn ensure_class(&self, class: Qos) -> Result<EnsureResult, ResourceError> {
         let name = self.tree.names.qos(class);
         let limits = match class {
             Qos::Guaranteed => self.kubepods.clone(),
@@ -268,7 +268,7 @@ impl Groups {
         let names = &self.tree.names;
         self.tree
             .update(&names.qos(Qos::BestEffort), &values::of_class(Qos::BestEffort, 0, &self.rules.hugepage_sizes))?;
-        self.shares.doubt();
+        self.shares.invalidate();
         self.write_burstable()
     }
 
@@ -286,7 +286,7 @@ impl Groups {
         self.write_classes()
     }
 
-    fn ensure_pod(&self, pod: &Pod) -> Result<Ensured, ResourceError> {
+    fn ensure_pod(&self, pod: &Pod) -> Result<EnsureResult, ResourceError> {
         let name = self.tree.names.pod(Qos::of(pod), pod.uid())?;
         let mut ensured = self.tree.ensure(&name, &values::of_pod(pod, &self.rules))?;
         self.shares.set(pod);
@@ -324,7 +324,7 @@ impl Groups {
         Ok(())
     }
 
-    fn hold_to(&self, cgroup: &str, limits: &Limits) -> Result<(), ResourceError> {
+    fn enforce_limits(&self, cgroup: &str, limits: &Limits) -> Result<(), ResourceError> {
         let group = self.tree.foreign(cgroup)?;
         match self.tree.presence_of(&group)? {
             Presence::Complete => self.tree.update_group(&group, limits),
@@ -400,7 +400,7 @@ impl ResourceManager for Manager {
 
     fn released(&self, _pod: &PodUid, _container: &str) {}
 
-    fn wanted_pod_values(&self, pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
+    fn desired_pod_values(&self, pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
         let Some(groups) = &self.groups else { return Ok(PodCgroupValues::default()) };
         let limits = values::of_pod(pod, &groups.rules);
         Ok(PodCgroupValues {
@@ -446,7 +446,7 @@ impl ResourceManager for Manager {
 }
 
 /// The next notification of changes in slices; pending forever without a watch.
-async fn heard(writes: &mut Option<Writes>) -> Written {
+async fn heard(writes: &mut Option<WriteEvents>) -> WrittenCgroups {
     match writes {
         Some(writes) => writes.next().await,
         None => std::future::pending().await,

@@ -12,7 +12,6 @@
 //! blocking pool, each call with a timeout. [`IdRanges`] allocates host IDs. Implements spec 06 §5,
 //! 06a.
 
-mod budget;
 pub mod cpu_state;
 mod id_file;
 pub mod id_space;
@@ -20,14 +19,15 @@ mod id_table;
 pub mod kernel_flags;
 pub mod manager;
 pub mod names;
+mod node_allocatable;
 mod shares;
 mod slices;
 mod tree;
 pub mod userns;
 pub mod values;
 
-pub use budget::{Enforcement, Reservation, ReservedFor};
 pub use id_space::IdSpace;
 pub use manager::{Manager, ManagerConfig, ManagerDeps};
+pub use node_allocatable::{Enforcement, Reservation, ReservedFor};
 pub use userns::IdRanges;
 pub use values::{Amounts, Driver, PodRules};

@@ -14,10 +14,10 @@ use super::values;
 
 /// The requests by pod, and the shares last written.
 #[derive(Debug, Default)]
-pub(super) struct BurstableShares(Mutex<State>);
+pub(super) struct BurstableShares(Mutex<ShareState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct ShareState {
     requested: HashMap<PodUid, i64>,
     written: Option<u64>,
 }
@@ -58,11 +58,11 @@ impl BurstableShares {
     }
 
     /// Invalidates the last written value: the next [`Self::write_changed`] writes in any case.
-    pub(super) fn doubt(&self) {
+    pub(super) fn invalidate(&self) {
         self.state().written = None;
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ShareState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(written(&shares), None);
         shares.remove(&"b".into());
         assert_eq!(written(&shares), Some(100));
-        shares.doubt();
+        shares.invalidate();
         assert_eq!(written(&shares), Some(100));
     }
 

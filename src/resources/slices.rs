@@ -17,14 +17,14 @@ use berth_sys::cgroup::{
     CgroupError, CgroupResult, GroupPath, Hierarchy,
     systemd::{
         Driver,
-        watch::{Watch, Written},
+        cgroup_watcher::{CgroupWatcher, WrittenCgroups},
     },
 };
 
 /// Slices, with the values of those that belong to the agent.
 pub(super) struct Slices {
     driver: Driver,
-    watch: Option<Watch>,
+    watch: Option<CgroupWatcher>,
     /// Content of the files after they were written. Locked while they are written, so that a restore
     /// never writes values from before a change.
     kept: Mutex<HashMap<GroupPath, Vec<Write>>>,
@@ -38,7 +38,7 @@ impl fmt::Debug for Slices {
 
 impl Slices {
     /// Creates the set for this driver; without a watch nothing is restored.
-    pub(super) fn new(driver: Driver, watch: Option<Watch>) -> Self {
+    pub(super) fn new(driver: Driver, watch: Option<CgroupWatcher>) -> Self {
         Self { driver, watch, kept: Mutex::default() }
     }
 
@@ -92,12 +92,12 @@ impl Slices {
     pub(super) fn repair(
         &self,
         on: &Hierarchy,
-        written: &Written,
+        written: &WrittenCgroups,
         write: impl Fn(&GroupPath, &[Write]) -> Vec<CgroupError>,
     ) {
         let groups: Vec<GroupPath> = match written {
-            Written::Groups(groups) => groups.iter().cloned().collect(),
-            Written::Any => self.kept().keys().cloned().collect(),
+            WrittenCgroups::Groups(groups) => groups.iter().cloned().collect(),
+            WrittenCgroups::Any => self.kept().keys().cloned().collect(),
         };
         for group in groups {
             let mut kept = self.kept();

@@ -8,13 +8,13 @@ use tracing::debug;
 use super::{
     names::{CLASSES, CgroupName, Driver, NameError, PodTree},
     slices::Slices,
-    values::{self, Limits, Owner, Version, Write},
+    values::{self, FileController, Limits, Version, Write},
 };
 use berth_metrics::CgroupMetrics;
 use berth_ports::{PodCgroupValues, ResourceError};
 use berth_sys::cgroup::{
     CgroupError, CgroupResult, Controller, GroupPath, Hierarchy, Presence,
-    systemd::{names::path_of, watch::Written},
+    systemd::{cgroup_watcher::WrittenCgroups, names::path_of},
 };
 use berth_types::{ContainerId, PodUid, cpu, qos::Qos};
 
@@ -23,7 +23,7 @@ const EBUSY: i32 = 16;
 
 /// Result of ensuring a cgroup.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Ensured {
+pub(super) struct EnsureResult {
     /// Whether the cgroup did not exist before.
     pub created: bool,
     /// Whether parent cgroups had to be created.
@@ -61,14 +61,14 @@ impl Tree {
     }
 
     /// Creates the cgroup with its values if it is missing, and repairs one that lacks controllers.
-    pub(super) fn ensure(&self, name: &CgroupName, limits: &Limits) -> Result<Ensured, ResourceError> {
+    pub(super) fn ensure(&self, name: &CgroupName, limits: &Limits) -> Result<EnsureResult, ResourceError> {
         let group = self.group(name)?;
         let before = self.hierarchy.presence(&group).map_err(text_of)?;
         if before == Presence::Complete {
             if let Some(slices) = &self.slices {
                 slices.adopt(&self.hierarchy, &group, &self.writes(limits));
             }
-            return Ok(Ensured::default());
+            return Ok(EnsureResult::default());
         }
         timed(&self.metrics.create, || {
             let made = self.make(&group, limits).map_err(text_of)?;
@@ -76,7 +76,7 @@ impl Tree {
             if let Some(slices) = &self.slices {
                 slices.keep(&self.hierarchy, &group, &self.writes(limits));
             }
-            Ok(Ensured { created: before == Presence::Absent, made_above: !made.is_empty(), complaints })
+            Ok(EnsureResult { created: before == Presence::Absent, made_above: !made.is_empty(), complaints })
         })
     }
 
@@ -101,7 +101,7 @@ impl Tree {
     }
 
     /// Restores values that systemd or others have changed in slices of the agent.
-    pub(super) fn repair(&self, written: &Written) {
+    pub(super) fn repair(&self, written: &WrittenCgroups) {
         if let Some(slices) = &self.slices {
             slices.repair(&self.hierarchy, written, |group, writes| {
                 writes.iter().filter_map(|write| self.apply_one(group, write, writes).err()).collect()
@@ -297,13 +297,13 @@ impl From<NameError> for ResourceError {
 }
 
 /// Converts to the controller of the kernel interface.
-pub(super) fn controller(owner: Owner) -> Controller {
+pub(super) fn controller(owner: FileController) -> Controller {
     match owner {
-        Owner::Cpu => Controller::Cpu,
-        Owner::Cpuset => Controller::Cpuset,
-        Owner::Memory => Controller::Memory,
-        Owner::Pids => Controller::Pids,
-        Owner::Hugetlb => Controller::Hugetlb,
+        FileController::Cpu => Controller::Cpu,
+        FileController::Cpuset => Controller::Cpuset,
+        FileController::Memory => Controller::Memory,
+        FileController::Pids => Controller::Pids,
+        FileController::Hugetlb => Controller::Hugetlb,
     }
 }
 

@@ -178,7 +178,7 @@ pub enum Version {
 
 /// Controller that a file belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Owner {
+pub enum FileController {
     /// `cpu`
     Cpu,
     /// `cpuset`
@@ -195,7 +195,7 @@ pub enum Owner {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Write {
     /// Controller of the file.
-    pub owner: Owner,
+    pub owner: FileController,
     /// Name of the file.
     pub file: String,
     /// Content to write.
@@ -204,7 +204,7 @@ pub struct Write {
     pub optional: bool,
 }
 
-fn write(owner: Owner, file: impl Into<String>, value: impl ToString) -> Write {
+fn write(owner: FileController, file: impl Into<String>, value: impl ToString) -> Write {
     Write { owner, file: file.into(), value: value.to_string(), optional: false }
 }
 
@@ -218,9 +218,9 @@ pub fn writes(limits: &Limits, version: Version) -> Vec<Write> {
 
 fn writes_v2(limits: &Limits) -> Vec<Write> {
     let mut all = Vec::new();
-    all.extend(limits.pids.map(|n| write(Owner::Pids, "pids.max", pids(n))));
-    all.extend(limits.memory.filter(|n| *n != 0).map(|n| write(Owner::Memory, "memory.max", or_max(n))));
-    all.extend(limits.cpu_shares.map(|shares| write(Owner::Cpu, "cpu.weight", cpu::linear_weight(shares))));
+    all.extend(limits.pids.map(|n| write(FileController::Pids, "pids.max", pids(n))));
+    all.extend(limits.memory.filter(|n| *n != 0).map(|n| write(FileController::Memory, "memory.max", or_max(n))));
+    all.extend(limits.cpu_shares.map(|shares| write(FileController::Cpu, "cpu.weight", cpu::linear_weight(shares))));
     let quota = limits.cpu_quota.filter(|quota| *quota != 0);
     if quota.is_some() || limits.cpu_period.is_some_and(|period| period != 0) {
         let quota = quota.map_or_else(|| "max".to_owned(), or_max);
@@ -228,30 +228,30 @@ fn writes_v2(limits: &Limits) -> Vec<Write> {
             Some(period) => format!("{quota} {period}"),
             None => quota,
         };
-        all.push(write(Owner::Cpu, "cpu.max", value));
+        all.push(write(FileController::Cpu, "cpu.max", value));
     }
-    all.extend(limits.cpuset_cpus.as_ref().map(|cpus| write(Owner::Cpuset, "cpuset.cpus", cpus)));
+    all.extend(limits.cpuset_cpus.as_ref().map(|cpus| write(FileController::Cpuset, "cpuset.cpus", cpus)));
     for (size, limit) in &limits.hugepages {
         let name = resources::page_size_name(*size);
-        all.push(write(Owner::Hugetlb, format!("hugetlb.{name}.max"), limit));
-        all.push(Write { optional: true, ..write(Owner::Hugetlb, format!("hugetlb.{name}.rsvd.max"), limit) });
+        all.push(write(FileController::Hugetlb, format!("hugetlb.{name}.max"), limit));
+        all.push(Write { optional: true, ..write(FileController::Hugetlb, format!("hugetlb.{name}.rsvd.max"), limit) });
     }
     all
 }
 
 fn writes_v1(limits: &Limits) -> Vec<Write> {
     let mut all = Vec::new();
-    all.extend(limits.pids.map(|n| write(Owner::Pids, "pids.max", pids(n))));
-    all.extend(limits.memory.filter(|n| *n != 0).map(|n| write(Owner::Memory, "memory.limit_in_bytes", n)));
-    all.extend(limits.cpu_shares.map(|shares| write(Owner::Cpu, "cpu.shares", shares)));
+    all.extend(limits.pids.map(|n| write(FileController::Pids, "pids.max", pids(n))));
+    all.extend(limits.memory.filter(|n| *n != 0).map(|n| write(FileController::Memory, "memory.limit_in_bytes", n)));
+    all.extend(limits.cpu_shares.map(|shares| write(FileController::Cpu, "cpu.shares", shares)));
     let period = limits.cpu_period.filter(|period| *period != 0);
-    all.extend(period.map(|period| write(Owner::Cpu, "cpu.cfs_period_us", period)));
+    all.extend(period.map(|period| write(FileController::Cpu, "cpu.cfs_period_us", period)));
     let quota = limits.cpu_quota.filter(|quota| *quota != 0);
-    all.extend(quota.map(|quota| write(Owner::Cpu, "cpu.cfs_quota_us", quota)));
+    all.extend(quota.map(|quota| write(FileController::Cpu, "cpu.cfs_quota_us", quota)));
     for (size, limit) in &limits.hugepages {
         let name = resources::page_size_name(*size);
-        all.push(write(Owner::Hugetlb, format!("hugetlb.{name}.limit_in_bytes"), limit));
-        let reserved = write(Owner::Hugetlb, format!("hugetlb.{name}.rsvd.limit_in_bytes"), limit);
+        all.push(write(FileController::Hugetlb, format!("hugetlb.{name}.limit_in_bytes"), limit));
+        let reserved = write(FileController::Hugetlb, format!("hugetlb.{name}.rsvd.limit_in_bytes"), limit);
         all.push(Write { optional: true, ..reserved });
     }
     all

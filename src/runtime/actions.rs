@@ -18,7 +18,7 @@ use berth_types::{
 
 /// Latest result of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum ProbeVerdict {
     /// The probe succeeded.
     Success,
     /// The probe failed as often as its failure threshold requires.
@@ -27,11 +27,11 @@ pub enum Verdict {
 
 /// Probe results of one container instance; `None` where there is no result yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Probed {
+pub struct ContainerProbeResults {
     /// Result of the startup probe.
-    pub startup: Option<Verdict>,
+    pub startup: Option<ProbeVerdict>,
     /// Result of the liveness probe.
-    pub liveness: Option<Verdict>,
+    pub liveness: Option<ProbeVerdict>,
 }
 
 /// Feature gates that change decisions (spec 03a §1).
@@ -56,7 +56,7 @@ pub struct Inputs<'a> {
     /// Observation of the runtime after the last action.
     pub observed: &'a ObservedPod,
     /// Probe results of running instances.
-    pub probes: &'a HashMap<ContainerId, Probed>,
+    pub probes: &'a HashMap<ContainerId, ContainerProbeResults>,
     /// Resources last applied; `None` without a record.
     pub actuated: Option<&'a PodResources>,
     /// Whether all containers are to be removed (spec 03a §3.3).
@@ -236,7 +236,7 @@ fn fresh_ephemeral(inputs: &Inputs) -> Vec<usize> {
 }
 
 /// Action for one regular container.
-enum Next {
+enum ContainerAction {
     Leave,
     Start,
     Kill {
@@ -254,9 +254,9 @@ fn regular(inputs: &Inputs, actions: &mut PodActions) {
     for (index, container) in inputs.pod.containers().iter().enumerate() {
         let newest = inputs.observed.newest(&container.name);
         match (next(inputs, container, newest), newest) {
-            (Next::Leave, _) => {}
-            (Next::Start, _) => actions.start.push(index),
-            (Next::Kill { message, cause, restart }, Some(instance)) => {
+            (ContainerAction::Leave, _) => {}
+            (ContainerAction::Start, _) => actions.start.push(index),
+            (ContainerAction::Kill { message, cause, restart }, Some(instance)) => {
                 if restart {
                     actions.start.push(index);
                 }
@@ -264,11 +264,11 @@ fn regular(inputs: &Inputs, actions: &mut PodActions) {
                 kept |= restart::has_restart_rule(container);
                 actions.kill.push(Kill { id: instance.id.clone(), name: container.name.clone(), message, cause });
             }
-            (Next::Keep, Some(instance)) => {
+            (ContainerAction::Keep, Some(instance)) => {
                 let target = resize::Target { kind: ContainerKind::Regular, index, id: instance.id.clone() };
                 kept |= settle_resize(inputs, container, target, actions);
             }
-            (Next::Kill { .. } | Next::Keep, None) => {}
+            (ContainerAction::Kill { .. } | ContainerAction::Keep, None) => {}
         }
     }
     if !kept && actions.start.is_empty() {
@@ -277,13 +277,17 @@ fn regular(inputs: &Inputs, actions: &mut PodActions) {
     }
 }
 
-fn next(inputs: &Inputs, container: &api::Container, newest: Option<&ObservedContainer>) -> Next {
+fn next(inputs: &Inputs, container: &api::Container, newest: Option<&ObservedContainer>) -> ContainerAction {
     let pod = inputs.pod;
     let Some(instance) = newest else {
-        return if restart::should_start(pod, container, None) { Next::Start } else { Next::Leave };
+        return if restart::should_start(pod, container, None) {
+            ContainerAction::Start
+        } else {
+            ContainerAction::Leave
+        };
     };
     let may_again = restart::effective_policy(pod, container) != RestartPolicy::Never;
-    let killed = |text: String, cause, restart: bool| Next::Kill {
+    let killed = |text: String, cause, restart: bool| ContainerAction::Kill {
         message: if restart { format!("{text}, will be restarted") } else { text },
         cause,
         restart,
@@ -296,9 +300,11 @@ fn next(inputs: &Inputs, container: &api::Container, newest: Option<&ObservedCon
             may_again && !pod.is_deleting(),
         ),
         ContainerState::Running => running(inputs, container, instance, may_again, killed),
-        _ if !restart::should_start(pod, container, Some(instance)) => Next::Leave,
-        ContainerState::Unknown => Next::Kill { message: unknown.to_owned(), cause: Cause::Unspecified, restart: true },
-        ContainerState::Created | ContainerState::Exited => Next::Start,
+        _ if !restart::should_start(pod, container, Some(instance)) => ContainerAction::Leave,
+        ContainerState::Unknown => {
+            ContainerAction::Kill { message: unknown.to_owned(), cause: Cause::Unspecified, restart: true }
+        }
+        ContainerState::Created | ContainerState::Exited => ContainerAction::Start,
     }
 }
 
@@ -307,20 +313,20 @@ fn running(
     container: &api::Container,
     instance: &ObservedContainer,
     may_again: bool,
-    killed: impl Fn(String, Cause, bool) -> Next,
-) -> Next {
+    killed: impl Fn(String, Cause, bool) -> ContainerAction,
+) -> ContainerAction {
     let name = &container.name;
     if definition_changed(container, instance) {
         return killed(format!("Container {name} definition changed"), Cause::Unspecified, true);
     }
     let probed = inputs.probes.get(&instance.id).copied().unwrap_or_default();
-    if probed.liveness == Some(Verdict::Failure) {
+    if probed.liveness == Some(ProbeVerdict::Failure) {
         return killed(format!("Container {name} failed liveness probe"), Cause::LivenessProbe, may_again);
     }
-    if probed.startup == Some(Verdict::Failure) {
+    if probed.startup == Some(ProbeVerdict::Failure) {
         return killed(format!("Container {name} failed startup probe"), Cause::StartupProbe, may_again);
     }
-    Next::Keep
+    ContainerAction::Keep
 }
 
 /// Checks the resources of a running container; returns whether it keeps running (spec 03a §3.8).

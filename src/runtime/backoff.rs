@@ -58,7 +58,7 @@ pub struct Now {
 
 /// Whether a container may be started now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum StartDecision {
     /// It may be started; the next crash waits longer.
     Start,
     /// It must wait.
@@ -110,12 +110,12 @@ impl CrashBackoff {
 
     /// Requests the start of a container whose newest exited instance finished at `finished`; if it may
     /// be started, the next delay is set.
-    pub fn turn(&mut self, key: Key, finished: Timestamp, now: Now) -> Turn {
+    pub fn turn(&mut self, key: Key, finished: Timestamp, now: Now) -> StartDecision {
         let valid = self.entries.get_mut(&key).filter(|e| !older(e.updated, finished));
         let Some(entry) = valid else {
             let backoff = Backoff::new(self.limits.initial, self.limits.max);
             self.entries.insert(key, Entry { backoff, updated: now.wall, wait: None });
-            return Turn::Start;
+            return StartDecision::Start;
         };
         let delay = entry.backoff.peek();
         let until = match entry.wait {
@@ -124,11 +124,11 @@ impl CrashBackoff {
         };
         if now.steady < until {
             entry.wait = Some((finished, until));
-            return Turn::Wait { delay, until };
+            return StartDecision::Wait { delay, until };
         }
         entry.backoff.next_delay();
         *entry = Entry { updated: now.wall, wait: None, ..*entry };
-        Turn::Start
+        StartDecision::Start
     }
 
     /// Removes the back-offs of a pod.
@@ -195,10 +195,10 @@ mod tests {
         (0..times)
             .map(|_| {
                 let start = match backoff.turn(key("i"), at(finished), now(zero, finished)) {
-                    Turn::Start => finished,
-                    Turn::Wait { until, .. } => {
+                    StartDecision::Start => finished,
+                    StartDecision::Wait { until, .. } => {
                         let start = i64::try_from((until - zero).as_secs()).expect("small");
-                        assert_eq!(backoff.turn(key("i"), at(finished), now(zero, start)), Turn::Start);
+                        assert_eq!(backoff.turn(key("i"), at(finished), now(zero, start)), StartDecision::Start);
                         start
                     }
                 };
@@ -221,11 +221,11 @@ mod tests {
     fn a_third_crash_waits_twenty_seconds_from_its_finish() {
         // AC-03a-17
         let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
-        assert_eq!(backoff.turn(key("i"), at(0), now(zero, 0)), Turn::Start);
-        assert_eq!(backoff.turn(key("i"), at(5), now(zero, 15)), Turn::Start);
-        let wait = Turn::Wait { delay: Duration::from_secs(20), until: now(zero, 40).steady };
+        assert_eq!(backoff.turn(key("i"), at(0), now(zero, 0)), StartDecision::Start);
+        assert_eq!(backoff.turn(key("i"), at(5), now(zero, 15)), StartDecision::Start);
+        let wait = StartDecision::Wait { delay: Duration::from_secs(20), until: now(zero, 40).steady };
         assert_eq!(backoff.turn(key("i"), at(20), now(zero, 21)), wait);
-        assert_eq!(backoff.turn(key("i"), at(20), now(zero, 40)), Turn::Start);
+        assert_eq!(backoff.turn(key("i"), at(20), now(zero, 40)), StartDecision::Start);
     }
 
     #[test]
@@ -234,15 +234,15 @@ mod tests {
         for hours in [-1, 1] {
             let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
             backoff.turn(key("i"), at(0), now(zero, 0));
-            let wait = Turn::Wait { delay: second * 10, until: zero + second * 11 };
+            let wait = StartDecision::Wait { delay: second * 10, until: zero + second * 11 };
             assert_eq!(backoff.turn(key("i"), at(1), now(zero, 1)), wait);
             let set = |seconds: i64| Now { wall: at(seconds + hours * 3600), ..now(zero, seconds) };
             assert_eq!(backoff.turn(key("i"), at(1), set(2)), wait, "{hours}");
-            assert_eq!(backoff.turn(key("i"), at(1), set(11)), Turn::Start, "{hours}");
+            assert_eq!(backoff.turn(key("i"), at(1), set(11)), StartDecision::Start, "{hours}");
         }
         let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
         backoff.turn(key("i"), at(3600), Now { wall: at(3600), ..now(zero, 0) });
-        let wait = Turn::Wait { delay: second * 10, until: zero + second * 12 };
+        let wait = StartDecision::Wait { delay: second * 10, until: zero + second * 12 };
         assert_eq!(backoff.turn(key("i"), at(3601), now(zero, 2)), wait, "set back before it was asked about");
     }
 
@@ -256,8 +256,8 @@ mod tests {
     fn another_image_starts_at_once_and_a_gone_pod_is_forgotten() {
         let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
         backoff.turn(key("i"), at(0), now(zero, 0));
-        assert!(matches!(backoff.turn(key("i"), at(1), now(zero, 1)), Turn::Wait { .. }));
-        assert_eq!(backoff.turn(key("j"), at(1), now(zero, 1)), Turn::Start);
+        assert!(matches!(backoff.turn(key("i"), at(1), now(zero, 1)), StartDecision::Wait { .. }));
+        assert_eq!(backoff.turn(key("j"), at(1), now(zero, 1)), StartDecision::Start);
         backoff.purge(at(300));
         assert_eq!(backoff.len(), 2);
         backoff.purge(at(2000));

@@ -14,11 +14,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
 use super::{
-    execute::Logs,
     gc_rank::{self, ListedContainer, ListedSandbox},
     manager::RuntimeManager,
+    pod_sync::Logs,
 };
-use berth_ports::{ContainerLogFile, Event, MayGo, PodStateProvider};
+use berth_ports::{ContainerLogFile, Event, PodStateProvider, RemovalPredicate};
 use berth_proto::cri;
 use berth_types::{
     ContainerId, PodRef, PodUid, SandboxId,
@@ -209,7 +209,7 @@ impl RuntimeManager {
     async fn collect_logs(&self, fates: &Arc<dyn PodStateProvider>, ready: bool, containers: Vec<ListedContainer>) {
         if ready {
             let fates = fates.clone();
-            let may_go: MayGo = Arc::new(move |pod| fates.should_pod_content_be_removed(pod));
+            let may_go: RemovalPredicate = Arc::new(move |pod| fates.should_pod_content_be_removed(pod));
             self.deps.logs.remove_directories(may_go).await;
         }
         let alive = containers.into_iter().filter(|c| c.state != ContainerState::Exited).map(|c| c.id).collect();

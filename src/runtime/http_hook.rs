@@ -37,7 +37,7 @@ pub(super) struct HttpHook {
 }
 
 /// Why a request could not be made.
-struct Failed {
+struct RequestError {
     text: String,
     /// Whether an HTTPS request was answered in plain HTTP.
     plain_answer: bool,
@@ -157,7 +157,7 @@ fn headers(action: &api::HTTPGetAction) -> Result<HeaderMap, String> {
 
 /// Sends the request and follows redirects to the same host; a redirect to another host counts as the
 /// response.
-async fn follow(client: &HookClient, mut uri: Uri, headers: &HeaderMap) -> Result<(), Failed> {
+async fn follow(client: &HookClient, mut uri: Uri, headers: &HeaderMap) -> Result<(), RequestError> {
     for _ in 0..=MAX_REDIRECTS {
         let answer = get(client, &uri, headers).await?;
         let next = redirect(&uri, &answer);
@@ -168,17 +168,17 @@ async fn follow(client: &HookClient, mut uri: Uri, headers: &HeaderMap) -> Resul
         }
     }
     let text = format!("Get \"{uri}\": stopped after {MAX_REDIRECTS} redirects");
-    Err(Failed { text, plain_answer: false })
+    Err(RequestError { text, plain_answer: false })
 }
 
-async fn get(client: &HookClient, uri: &Uri, headers: &HeaderMap) -> Result<Response<Incoming>, Failed> {
+async fn get(client: &HookClient, uri: &Uri, headers: &HeaderMap) -> Result<Response<Incoming>, RequestError> {
     let mut request = Request::new(Empty::new());
     *request.uri_mut() = uri.clone();
     *request.headers_mut() = headers.clone();
     client.request(request).await.map_err(|e| {
         let chain: Vec<String> = causes(&e).map(ToString::to_string).collect();
         let plain_answer = uri.scheme_str() == Some("https") && causes(&e).any(is_plain_answer);
-        Failed { text: format!("Get \"{uri}\": {}", chain.join(": ")), plain_answer }
+        RequestError { text: format!("Get \"{uri}\": {}", chain.join(": ")), plain_answer }
     })
 }
 

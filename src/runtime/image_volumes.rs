@@ -21,14 +21,14 @@ pub(super) type ImageTask = AbortOnDropHandle<Result<ResolvedImage, ImageError>>
 /// Image specs for the runtime, by volume name.
 pub(crate) type VolumeImages = HashMap<String, cri::ImageSpec>;
 
-enum State {
-    Coming(ImageTask),
-    Here(Result<ResolvedImage, ImageError>),
+enum PullState {
+    Pulling(ImageTask),
+    Finished(Result<ResolvedImage, ImageError>),
 }
 
 /// The image volumes of one sync.
 #[derive(Default)]
-pub(super) struct ImageVolumes(HashMap<String, State>);
+pub(super) struct ImageVolumes(HashMap<String, PullState>);
 
 impl ImageVolumes {
     /// Starts pulls of the images that a container mounts, unless started before in this sync; `ask`
@@ -46,7 +46,7 @@ impl ImageVolumes {
             };
             let images = images.clone();
             let task = AbortOnDropHandle::new(tokio::spawn(async move { images.ensure(request).await }));
-            self.0.insert(name, State::Coming(task));
+            self.0.insert(name, PullState::Pulling(task));
         }
     }
 
@@ -55,16 +55,16 @@ impl ImageVolumes {
         let mut all = VolumeImages::new();
         for (name, source) in mounted(pod, container) {
             let Some(state) = self.0.get_mut(&name) else { continue };
-            if let State::Coming(task) = state {
+            if let PullState::Pulling(task) = state {
                 let gone = |e: tokio::task::JoinError| ImageError {
                     reason: "ErrImagePull",
                     message: e.to_string(),
                     retry_at: None,
                 };
                 let done = task.await.unwrap_or_else(|e| Err(gone(e)));
-                *state = State::Here(done);
+                *state = PullState::Finished(done);
             }
-            if let State::Here(done) = state {
+            if let PullState::Finished(done) = state {
                 let image = done.clone()?;
                 let spec = cri::ImageSpec {
                     image: image.reference,

@@ -4,7 +4,7 @@
 //! has a status shows the progress of initialization (spec 03a §3.5).
 
 use super::{
-    actions::{Cause, Inputs, Kill, PodActions, Verdict, definition_changed, settle_resize},
+    actions::{Cause, Inputs, Kill, PodActions, ProbeVerdict, definition_changed, settle_resize},
     resize,
 };
 use berth_types::{
@@ -16,7 +16,7 @@ use berth_types::{
 const UNKNOWN: &str = "Init container is in \"unknown\" state, try killing it before restart";
 
 /// State of the iteration.
-struct Walk<'i, 'a> {
+struct InitIteration<'i, 'a> {
     inputs: &'i Inputs<'a>,
     /// All init containers are done: regular containers may run.
     initialised: bool,
@@ -25,7 +25,7 @@ struct Walk<'i, 'a> {
 }
 
 /// The pod can no longer be initialized.
-struct Hopeless;
+struct InitFailed;
 
 /// Adds the actions for init containers; returns whether regular containers may run.
 pub(super) fn walk(inputs: &Inputs, actions: &mut PodActions) -> bool {
@@ -34,7 +34,7 @@ pub(super) fn walk(inputs: &Inputs, actions: &mut PodActions) -> bool {
         return true;
     }
     let started = any_regular_started(inputs);
-    let mut walk = Walk { inputs, initialised: started, later_ran: started };
+    let mut walk = InitIteration { inputs, initialised: started, later_ran: started };
     for (index, container) in all.iter().enumerate().rev() {
         let Some(instance) = inputs.observed.active().find(|c| *c.name == *container.name) else {
             if walk.later_ran && Pod::is_sidecar(container) {
@@ -67,14 +67,14 @@ fn any_regular_started(inputs: &Inputs) -> bool {
     })
 }
 
-impl Walk<'_, '_> {
+impl InitIteration<'_, '_> {
     fn step(
         &mut self,
         index: usize,
         container: &api::Container,
         instance: &ObservedContainer,
         actions: &mut PodActions,
-    ) -> Result<(), Hopeless> {
+    ) -> Result<(), InitFailed> {
         let sidecar = Pod::is_sidecar(container);
         match instance.state {
             ContainerState::Created => actions.start_init.push(index),
@@ -87,14 +87,14 @@ impl Walk<'_, '_> {
             ContainerState::Exited if sidecar => actions.start_init.push(index),
             ContainerState::Exited if has_failed(instance) => {
                 if !restart::should_start(self.inputs.pod, container, Some(instance)) {
-                    return Err(Hopeless);
+                    return Err(InitFailed);
                 }
                 actions.start_init.push(index);
             }
             ContainerState::Exited => self.done(index, actions),
             ContainerState::Unknown => {
                 if !sidecar && restart::effective_policy(self.inputs.pod, container) == RestartPolicy::Never {
-                    return Err(Hopeless);
+                    return Err(InitFailed);
                 }
                 self.replace(index, container, instance, (UNKNOWN.to_owned(), Cause::Unspecified), actions);
             }
@@ -114,11 +114,11 @@ impl Walk<'_, '_> {
         if container.startup_probe.is_some() {
             match probed.startup {
                 None => return,
-                Some(Verdict::Failure) => {
+                Some(ProbeVerdict::Failure) => {
                     let why = (format!("Init container {name} failed startup probe"), Cause::StartupProbe);
                     return self.replace(index, container, instance, why, actions);
                 }
-                Some(Verdict::Success) => {}
+                Some(ProbeVerdict::Success) => {}
             }
         }
         if index + 1 == self.inputs.pod.init_containers().len() {
@@ -133,11 +133,11 @@ impl Walk<'_, '_> {
         if container.liveness_probe.is_some() {
             match probed.liveness {
                 None => return,
-                Some(Verdict::Failure) => {
+                Some(ProbeVerdict::Failure) => {
                     let why = (format!("Init container {name} failed liveness probe"), Cause::LivenessProbe);
                     return self.replace(index, container, instance, why, actions);
                 }
-                Some(Verdict::Success) => {}
+                Some(ProbeVerdict::Success) => {}
             }
         }
         self.resize(index, container, instance, actions);

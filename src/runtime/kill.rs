@@ -31,7 +31,7 @@ use berth_types::{
 };
 
 /// Source of a grace period.
-pub(super) enum Override {
+pub(super) enum GraceSource {
     /// The container's definition.
     None,
     /// A fixed grace period.
@@ -41,7 +41,7 @@ pub(super) enum Override {
 }
 
 /// A request to kill one container.
-pub(super) struct KillOrder {
+pub(super) struct KillRequest {
     pod: PodRef,
     id: ContainerId,
     name: Arc<str>,
@@ -50,11 +50,11 @@ pub(super) struct KillOrder {
     /// Message of the event; `None` for `Stopping container N`.
     message: Option<String>,
     cause: Cause,
-    grace: Override,
-    turns: Option<Arc<Turns>>,
+    grace: GraceSource,
+    turns: Option<Arc<SidecarOrdering>>,
 }
 
-impl KillOrder {
+impl KillRequest {
     /// The kill that the sync actions require.
     pub(super) fn of(pod: &Pod, kill: &actions::Kill) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl KillOrder {
 
     /// A kill with the minimum grace period, for a container that is removed afterwards.
     pub(super) fn at_once(pod: &Pod, instance: &ObservedContainer) -> Self {
-        let grace = Override::Fixed(Grace(Duration::ZERO));
+        let grace = GraceSource::Fixed(Grace(Duration::ZERO));
         Self { grace, ..Self::plain(pod, &instance.id, instance.name.clone()) }
     }
 
@@ -78,7 +78,7 @@ impl KillOrder {
             name,
             message: None,
             cause: Cause::Unspecified,
-            grace: Override::None,
+            grace: GraceSource::None,
             turns: None,
         }
     }
@@ -87,12 +87,12 @@ impl KillOrder {
 /// Sidecar termination order: the containers that must be gone before a sidecar stops. Each container
 /// signals when it is gone, whatever the result of its stop; a container that does not run is gone from
 /// the start.
-pub(super) struct Turns {
+pub(super) struct SidecarOrdering {
     waits_for: HashMap<String, Vec<CancellationToken>>,
     gone: HashMap<String, CancellationToken>,
 }
 
-impl Turns {
+impl SidecarOrdering {
     fn new(pod: &Pod, observed: &ObservedPod) -> Self {
         let gone: HashMap<String, CancellationToken> =
             observed.running().map(|c| (c.name.to_string(), CancellationToken::new())).collect();
@@ -127,12 +127,12 @@ struct LiveGrace {
 
 impl LiveGrace {
     /// `first` receives whether the period is not zero, and starts the first step.
-    fn new(facts: &StopFacts, cause: Cause, given: Override, first: impl FnOnce(bool) -> ConcurrentStep) -> Self {
+    fn new(facts: &StopFacts, cause: Cause, given: GraceSource, first: impl FnOnce(bool) -> ConcurrentStep) -> Self {
         let own = || Grace::of(facts.period(cause)).0;
         let (period, given) = match given {
-            Override::None => (own(), None),
-            Override::Fixed(grace) => (grace.0, None),
-            Override::Live(mut given) => {
+            GraceSource::None => (own(), None),
+            GraceSource::Fixed(grace) => (grace.0, None),
+            GraceSource::Live(mut given) => {
                 let now = *given.borrow_and_update();
                 (now.map_or_else(own, |grace| grace.0), Some(given))
             }
@@ -203,16 +203,17 @@ impl RuntimeManager {
     /// their network may not have been cleaned up.
     pub(super) async fn kill_observed(&self, request: &KillPod) -> Vec<ActionOutcome> {
         let observed = &request.observed;
-        let turns = request.pod.as_ref().filter(|p| p.has_sidecars()).map(|p| Arc::new(Turns::new(p, observed)));
+        let turns =
+            request.pod.as_ref().filter(|p| p.has_sidecars()).map(|p| Arc::new(SidecarOrdering::new(p, observed)));
         let kills = observed.running().map(|instance| {
-            let order = KillOrder {
+            let order = KillRequest {
                 pod: observed.id.clone(),
                 id: instance.id.clone(),
                 name: instance.name.clone(),
                 facts: request.pod.as_ref().and_then(|pod| StopFacts::from_spec(pod, &instance.name)),
                 message: None,
                 cause: Cause::Unspecified,
-                grace: Override::Live(request.grace.clone()),
+                grace: GraceSource::Live(request.grace.clone()),
                 turns: turns.clone(),
             };
             async {
@@ -241,11 +242,11 @@ impl RuntimeManager {
     /// Stops one container: event, preStop hook, sidecar ordering, stop.
     pub(super) async fn kill_container(
         &self,
-        order: KillOrder,
+        order: KillRequest,
         ips: &[IpAddr],
         progress: &PodProgress,
     ) -> CriResult<()> {
-        let KillOrder { pod, id, name, facts, message, cause, grace, turns } = order;
+        let KillRequest { pod, id, name, facts, message, cause, grace, turns } = order;
         let facts = match facts {
             Some(facts) => facts,
             None => self.facts_from_annotations(&id).await,
@@ -273,7 +274,7 @@ impl RuntimeManager {
         }
         grace.enter(format!("StopContainer {name}"));
         // An overdue hook continues until the container is gone, so that its last actions are not lost.
-        let stopped = beside(late, self.stop_container(&id, &mut grace)).await;
+        let stopped = run_with_overdue_hook(late, self.stop_container(&id, &mut grace)).await;
         if stopped.is_err() {
             grace.step.fail();
         }
@@ -357,7 +358,10 @@ impl RuntimeManager {
 }
 
 /// Runs `work` to completion, and an overdue hook concurrently.
-async fn beside<T>(mut late: Option<BoxFuture<'_, Result<(), String>>>, work: impl Future<Output = T>) -> T {
+async fn run_with_overdue_hook<T>(
+    mut late: Option<BoxFuture<'_, Result<(), String>>>,
+    work: impl Future<Output = T>,
+) -> T {
     let mut work = std::pin::pin!(work);
     loop {
         let ended = async {
@@ -408,7 +412,7 @@ mod tests {
                 has_ended.store(true, Ordering::Relaxed);
                 Err("no".to_owned())
             };
-            beside(Some(late.boxed()), sleep(stop)).await;
+            run_with_overdue_hook(Some(late.boxed()), sleep(stop)).await;
             assert_eq!((has_ended.load(Ordering::Relaxed), began.elapsed().as_secs()), (ends, stop));
         }
     }
@@ -418,8 +422,8 @@ mod tests {
         // The longest duration in Go's nanoseconds, which runtimes use.
         let most = Duration::from_nanos(i64::MAX.unsigned_abs());
         let facts = StopFacts { termination: Some(i64::MAX), ..StopFacts::default() };
-        let live = Override::Live(watch::channel(Some(Grace::from_secs(i64::MAX))).1);
-        for given in [Override::None, live] {
+        let live = GraceSource::Live(watch::channel(Some(Grace::from_secs(i64::MAX))).1);
+        for given in [GraceSource::None, live] {
             let step = PodProgress::new().start_concurrent("StopContainer main");
             let told = LiveGrace::new(&facts, Cause::Unspecified, given, |_| step).for_runtime();
             assert!(told > most / 10 && told < most, "{told:?}");

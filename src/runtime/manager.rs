@@ -12,12 +12,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     actions::Gates,
-    actuated::ActuatedStore,
+    actuated_store::ActuatedStore,
     backoff::{CrashBackoff, Limits},
-    creates::Creates,
-    execute,
+    creation::CreationTracker,
     gc::PruneQueue,
     gc_rank::GcPolicy,
+    pod_sync,
     prepare::Prepare,
     resize,
 };
@@ -92,7 +92,7 @@ pub struct RuntimeManager {
     pub(super) deps: RuntimeDeps,
     pub(super) config: RuntimeConfig,
     backoff: Mutex<CrashBackoff>,
-    pub(super) creates: Creates,
+    pub(super) creates: CreationTracker,
     pub(super) prunes: PruneQueue,
 }
 
@@ -101,7 +101,7 @@ impl RuntimeManager {
     pub fn new(deps: RuntimeDeps, config: RuntimeConfig) -> Arc<Self> {
         Arc::new(Self {
             backoff: Mutex::new(CrashBackoff::new(config.backoff)),
-            creates: Creates::new(deps.cri.clone(), config.request_timeout),
+            creates: CreationTracker::new(deps.cri.clone(), config.request_timeout),
             prunes: PruneQueue::new(),
             deps,
             config,
@@ -122,7 +122,7 @@ impl RuntimeManager {
 #[async_trait]
 impl PodRuntime for RuntimeManager {
     async fn sync_pod(&self, request: SyncPod) -> SyncOutcome {
-        execute::pass(self, &request).await
+        pod_sync::pass(self, &request).await
     }
 
     async fn kill_pod(&self, request: KillPod) -> Result<(), String> {

@@ -16,11 +16,9 @@
 //! listing. Implements spec 03a, 03b §8, 02a §9.8.
 
 pub mod actions;
-mod actuate;
-mod actuated;
+mod actuated_store;
 pub mod backoff;
-mod creates;
-mod execute;
+mod creation;
 mod gc;
 pub mod gc_rank;
 pub mod grace;
@@ -30,15 +28,17 @@ mod image_volumes;
 mod init;
 mod kill;
 mod manager;
+mod pod_sync;
 pub mod prepare;
 pub mod preparer;
+mod readiness_check;
 mod removal;
 pub mod request;
 pub mod resize;
+mod resize_actuation;
 mod start;
-mod state;
 
-pub use actuated::ActuatedStore;
+pub use actuated_store::ActuatedStore;
 pub use gc::GcMode;
 pub use manager::{RuntimeConfig, RuntimeDeps, RuntimeManager};
-pub use state::{HealthCheck, RuntimeCheck};
+pub use readiness_check::{HealthCheck, RuntimeCheck};

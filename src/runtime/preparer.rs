@@ -9,9 +9,9 @@
 //! All inputs are read on demand. File work runs on the blocking pool, one job per container, except
 //! work inside volumes (`lone.rs`); every wait has a timeout. Implements spec 03a §5-6.
 
+mod dedicated_thread;
 mod environment;
 mod files;
-mod lone;
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -20,8 +20,8 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use self::{
+    dedicated_thread::VolumeThreads,
     files::{ContainerFiles, HostsFile},
-    lone::Lone,
 };
 use super::{
     prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
@@ -42,7 +42,8 @@ use berth_ports::{
 };
 use berth_proto::cri;
 use berth_types::{
-    ContainerKind, Pod, api, expand::Variables, fieldpath::Whereabouts, hostname::HostName, observed::ObservedContainer,
+    ContainerKind, Pod, api, expand::Variables, fieldpath::NodeAddresses, hostname::HostName,
+    observed::ObservedContainer,
 };
 
 /// Timeout for local files, objects, and ID assignment. Objects wait for their watch to catch up.
@@ -97,13 +98,13 @@ pub struct PreparerDeps {
 pub struct Preparer {
     config: PreparerConfig,
     deps: PreparerDeps,
-    lone: Lone,
+    lone: VolumeThreads,
 }
 
 impl Preparer {
     /// Creates the preparer without reading anything.
     pub fn new(config: PreparerConfig, deps: PreparerDeps) -> Self {
-        Self { config, deps, lone: Lone::default() }
+        Self { config, deps, lone: VolumeThreads::default() }
     }
 
     /// Checks the node's resolv.conf once: records events `CheckLimitsForResolvConf` on the node.
@@ -309,7 +310,7 @@ impl Prepare for Preparer {
         let security = self.security(&request, ids)?;
         let facts = self.deps.node.borrow().clone();
         let ips = pod_ips(pod, request.pod_ips, &facts.host_ips);
-        let at = Whereabouts { node_name: &self.config.node_name, host_ips: &facts.host_ips, pod_ips: &ips };
+        let at = NodeAddresses { node_name: &self.config.node_name, host_ips: &facts.host_ips, pod_ips: &ips };
         let env = self.environment(&request, &tuning.envs, at, &facts.allocatable).await?;
         let variables = Variables::new(env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         let id_mappings = userns::mappings(ids);

@@ -4,7 +4,7 @@
 
 use futures::future::join_all;
 
-use super::{execute::Logs, manager::RuntimeManager};
+use super::{manager::RuntimeManager, pod_sync::Logs};
 use berth_cri::CriError;
 use berth_ports::ContainerLogFile;
 use berth_types::observed::{ContainerState, ObservedContainer, ObservedPod};

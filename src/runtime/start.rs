@@ -11,13 +11,13 @@ use tracing::{error, info};
 
 use super::{
     actions::{self, Cause, Kill},
-    backoff::{Key, Now, Turn},
-    creates::{CreateError, CreateKey},
-    execute::{Halt, Pass},
+    backoff::{Key, Now, StartDecision},
+    creation::{CreateError, CreateKey},
     hooks::Hook,
     image_volumes::{self, ImageTask, VolumeImages},
-    kill::KillOrder,
+    kill::KillRequest,
     manager::bare,
+    pod_sync::{PodSync, SyncHalted},
     prepare::ContainerRequest,
 };
 use berth_ports::{ActionKind, ContainerLogFile, EnsureImage, Event, ImageError, PullPolicy, ResolvedImage};
@@ -55,7 +55,7 @@ impl Failure {
 
 /// The container to start.
 #[derive(Clone, Copy)]
-struct Subject<'a> {
+struct StartTarget<'a> {
     kind: ContainerKind,
     container: &'a api::Container,
     /// For ephemeral containers: the container whose namespaces it joins.
@@ -63,12 +63,12 @@ struct Subject<'a> {
 }
 
 /// A created container with its log path.
-struct Made {
+struct CreatedContainer {
     id: ContainerId,
     log_path: std::path::PathBuf,
 }
 
-impl Pass<'_> {
+impl PodSync<'_> {
     /// Starts one container, including its image.
     pub(super) async fn start(
         &mut self,
@@ -76,18 +76,18 @@ impl Pass<'_> {
         container: &api::Container,
         target: Option<&str>,
     ) -> Result<(), NotStarted> {
-        let subject = Subject { kind, container, target };
+        let subject = StartTarget { kind, container, target };
         self.admit(subject)?;
         let image = self.image(subject).await;
         self.start_admitted(subject, image).await
     }
 
     /// Starts the regular containers; a failed one does not block the next.
-    pub(super) async fn start_regular(&mut self) -> Result<(), Halt> {
+    pub(super) async fn start_regular(&mut self) -> Result<(), SyncHalted> {
         let pod = self.req.pod.clone();
         let mut admitted = Vec::new();
         for container in self.actions.start.clone().into_iter().filter_map(|i| pod.containers().get(i)) {
-            let subject = Subject { kind: ContainerKind::Regular, container, target: None };
+            let subject = StartTarget { kind: ContainerKind::Regular, container, target: None };
             if self.admit(subject).is_ok() {
                 let image = self.image(subject).await;
                 admitted.push((subject, image));
@@ -96,21 +96,21 @@ impl Pass<'_> {
         for (subject, image) in admitted {
             let started = self.start_admitted(subject, image).await;
             if self.stopping() || matches!(started, Err(NotStarted::Stopped)) {
-                return Err(Halt);
+                return Err(SyncHalted);
             }
         }
         Ok(())
     }
 
     /// Checks the crash loop back-off and counts the attempt.
-    fn admit(&mut self, subject: Subject) -> Result<(), NotStarted> {
+    fn admit(&mut self, subject: StartTarget) -> Result<(), NotStarted> {
         if self.stopping() {
             return Err(NotStarted::Stopped);
         }
         if let Some((message, until)) = self.backing_off(subject.container) {
             let pod = self.req.pod.id();
             let text = format!("Back-off restarting failed container {} in pod {pod}", subject.container.name);
-            self.tell(subject, Event::warning(pod, "BackOff", text));
+            self.record_event(subject, Event::warning(pod, "BackOff", text));
             let failure = Failure { code: "CrashLoopBackOff", message, retry_at: Some(until) };
             self.record(subject, failure);
             return Err(NotStarted::BackOff);
@@ -127,8 +127,8 @@ impl Pass<'_> {
         let now = Now { wall: self.rt.deps.clock.now(), steady: Instant::now().into_std() };
         let key = Key::of(&self.req.pod, container);
         match self.rt.backoff().turn(key, finished, now) {
-            Turn::Start => None,
-            Turn::Wait { delay, until } => {
+            StartDecision::Start => None,
+            StartDecision::Wait { delay, until } => {
                 let delay = GoDuration::from(delay);
                 let message = format!(
                     "back-off {delay} restarting failed container={} pod={}",
@@ -141,7 +141,7 @@ impl Pass<'_> {
     }
 
     /// Starts pulling the image; `None` if a created instance is waiting to be started.
-    async fn image(&mut self, subject: Subject<'_>) -> Attempt<Option<ImageTask>> {
+    async fn image(&mut self, subject: StartTarget<'_>) -> Attempt<Option<ImageTask>> {
         if self.created_instance(subject).is_some() {
             return Ok(None);
         }
@@ -165,13 +165,13 @@ impl Pass<'_> {
 
     async fn start_admitted(
         &mut self,
-        subject: Subject<'_>,
+        subject: StartTarget<'_>,
         image: Attempt<Option<ImageTask>>,
     ) -> Result<(), NotStarted> {
         let started = match image {
             Ok(image) => self.create_and_start(subject, image).await,
             Err(failure) => {
-                self.tell_failed(subject, &failure);
+                self.record_failure_event(subject, &failure);
                 Err(failure)
             }
         };
@@ -191,7 +191,7 @@ impl Pass<'_> {
         }
     }
 
-    async fn create_and_start(&mut self, subject: Subject<'_>, image: Option<ImageTask>) -> Attempt<()> {
+    async fn create_and_start(&mut self, subject: StartTarget<'_>, image: Option<ImageTask>) -> Attempt<()> {
         let made = match image {
             Some(image) => {
                 let image = self.resolved(subject, image).await?;
@@ -200,11 +200,11 @@ impl Pass<'_> {
             }
             None => self.adopt(subject).await,
         };
-        let made = made.inspect_err(|failure| self.tell_failed(subject, failure))?;
+        let made = made.inspect_err(|failure| self.record_failure_event(subject, failure))?;
         let pod = self.req.pod.clone();
-        self.tell(subject, Event::normal(pod.id(), "Created", "Container created"));
+        self.record_event(subject, Event::normal(pod.id(), "Created", "Container created"));
         self.start_created(subject, &made).await?;
-        self.tell(subject, Event::normal(pod.id(), "Started", "Container started"));
+        self.record_event(subject, Event::normal(pod.id(), "Started", "Container started"));
         let file = ContainerLogFile {
             pod: pod.id().clone(),
             container: subject.container.name.as_str().into(),
@@ -215,7 +215,7 @@ impl Pass<'_> {
         self.post_start(subject, &made.id).await
     }
 
-    async fn resolved(&mut self, subject: Subject<'_>, image: ImageTask) -> Attempt<ResolvedImage> {
+    async fn resolved(&mut self, subject: StartTarget<'_>, image: ImageTask) -> Attempt<ResolvedImage> {
         let answer = tokio::select! {
             biased;
             answer = image => answer,
@@ -230,7 +230,7 @@ impl Pass<'_> {
     }
 
     /// Waits for the images that are mounted as volumes.
-    async fn volume_images(&mut self, subject: Subject<'_>) -> Attempt<VolumeImages> {
+    async fn volume_images(&mut self, subject: StartTarget<'_>) -> Attempt<VolumeImages> {
         let pod = self.req.pod.clone();
         let answer = tokio::select! {
             biased;
@@ -240,15 +240,15 @@ impl Pass<'_> {
         answer.map_err(|failed| self.not_pulled(subject, failed))
     }
 
-    fn not_pulled(&self, subject: Subject<'_>, failed: ImageError) -> Option<Failure> {
+    fn not_pulled(&self, subject: StartTarget<'_>, failed: ImageError) -> Option<Failure> {
         let text = format!("Error: {}", failed.reason);
-        self.tell(subject, Event::warning(self.req.pod.id(), "Failed", text));
+        self.record_event(subject, Event::warning(self.req.pod.id(), "Failed", text));
         Some(Failure { code: failed.reason, message: failed.message, retry_at: failed.retry_at })
     }
 
     /// A created instance in the newest sandbox that still matches the specification: an earlier start
     /// was interrupted between create and start.
-    fn created_instance(&self, subject: Subject<'_>) -> Option<&ObservedContainer> {
+    fn created_instance(&self, subject: StartTarget<'_>) -> Option<&ObservedContainer> {
         let newest = self.req.observed.newest(&subject.container.name)?;
         let fits = newest.state == ContainerState::Created
             && Some(&newest.sandbox) == self.sandbox.as_ref()
@@ -256,11 +256,11 @@ impl Pass<'_> {
         fits.then_some(newest)
     }
 
-    async fn adopt(&mut self, subject: Subject<'_>) -> Attempt<Made> {
+    async fn adopt(&mut self, subject: StartTarget<'_>) -> Attempt<CreatedContainer> {
         let Some(created) = self.created_instance(subject) else {
             return Err(Failure::new("CreateContainerError", "the created container is gone"));
         };
-        let made = Made { id: created.id.clone(), log_path: created.log_path.clone().into() };
+        let made = CreatedContainer { id: created.id.clone(), log_path: created.log_path.clone().into() };
         info!(pod = %self.req.pod.object_name(), podUID = %self.req.pod.uid(),
             containerName = subject.container.name, containerID = %made.id, "Starting a container created earlier");
         Ok(made)
@@ -268,11 +268,11 @@ impl Pass<'_> {
 
     async fn create(
         &mut self,
-        subject: Subject<'_>,
+        subject: StartTarget<'_>,
         image: &ResolvedImage,
         volume_images: &VolumeImages,
-    ) -> Attempt<Made> {
-        let Subject { kind, container, .. } = subject;
+    ) -> Attempt<CreatedContainer> {
+        let StartTarget { kind, container, .. } = subject;
         let rt = self.rt;
         let pod = self.req.pod.clone();
         let config_error = |text: String| Failure::new("CreateContainerConfigError", text);
@@ -299,7 +299,7 @@ impl Pass<'_> {
             .before_start(&pod, &container.name, &id)
             .await
             .map_err(|e| Failure::new("PreStartHookError", e.to_string()))?;
-        Ok(Made { id, log_path })
+        Ok(CreatedContainer { id, log_path })
     }
 
     async fn restart_count(&self, container: &api::Container) -> u32 {
@@ -309,7 +309,7 @@ impl Pass<'_> {
 
     async fn configure(
         &mut self,
-        subject: Subject<'_>,
+        subject: StartTarget<'_>,
         (image, volume_images): (&ResolvedImage, &VolumeImages),
         restart_count: u32,
     ) -> Result<cri::ContainerConfig, String> {
@@ -397,14 +397,14 @@ impl Pass<'_> {
         }
     }
 
-    async fn start_created(&mut self, subject: Subject<'_>, made: &Made) -> Attempt<()> {
+    async fn start_created(&mut self, subject: StartTarget<'_>, made: &CreatedContainer) -> Attempt<()> {
         let name = &subject.container.name;
         let step = self.req.progress.start_concurrent(format!("StartContainer {name}"));
         self.outcome.acted = true;
         let Err(err) = self.rt.deps.cri.start_container(made.id.as_str()).await else { return Ok(()) };
         step.fail();
         let failure = Failure::new("RunContainerError", bare(&err).replace(made.id.as_str(), name));
-        self.tell_failed(subject, &failure);
+        self.record_failure_event(subject, &failure);
         // Second failed start of a created instance: the next sync creates a new one.
         if self.created_instance(subject).is_some() && !err.is_timeout() {
             self.discard(&made.id).await;
@@ -412,7 +412,7 @@ impl Pass<'_> {
         Err(failure)
     }
 
-    async fn post_start(&mut self, subject: Subject<'_>, id: &ContainerId) -> Attempt<()> {
+    async fn post_start(&mut self, subject: StartTarget<'_>, id: &ContainerId) -> Attempt<()> {
         let container = subject.container;
         let Some(handler) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else { return Ok(()) };
         let pod = self.req.pod.clone();
@@ -436,7 +436,7 @@ impl Pass<'_> {
         let Err(message) = ran else { return Ok(()) };
         error!(pod = %pod.object_name(), podUID = %pod.uid(), containerName = container.name, containerID = %id,
             err = message, "Failed to execute PostStartHook");
-        self.tell(subject, Event::warning(pod.id(), "FailedPostStartHook", "PostStartHook failed"));
+        self.record_event(subject, Event::warning(pod.id(), "FailedPostStartHook", "PostStartHook failed"));
         let kill = Kill {
             id: id.clone(),
             name: container.name.clone(),
@@ -445,7 +445,7 @@ impl Pass<'_> {
         };
         let killed = tokio::select! {
             biased;
-            killed = self.rt.kill_container(KillOrder::of(&pod, &kill), &self.ips, &self.req.progress) => killed,
+            killed = self.rt.kill_container(KillRequest::of(&pod, &kill), &self.ips, &self.req.progress) => killed,
             () = self.req.stopping.cancelled() => return Err(None),
         };
         if let Err(err) = killed {
@@ -454,12 +454,12 @@ impl Pass<'_> {
         Err(Failure::new("PostStartHookError", message))
     }
 
-    fn tell(&self, subject: Subject, event: Event) {
+    fn record_event(&self, subject: StartTarget, event: Event) {
         self.event(event.at(subject.kind.field_path(&subject.container.name)));
     }
 
     /// Records the event of a failed step.
-    fn tell_failed(&self, subject: Subject, failure: &Option<Failure>) {
+    fn record_failure_event(&self, subject: StartTarget, failure: &Option<Failure>) {
         let Some(failure) = failure else { return };
         let before = match failure.code {
             "PreCreateHookError" => "Internal PreCreateContainer hook failed",
@@ -467,10 +467,10 @@ impl Pass<'_> {
             _ => "Error",
         };
         let text = format!("{before}: {}", failure.message);
-        self.tell(subject, Event::warning(self.req.pod.id(), "Failed", text));
+        self.record_event(subject, Event::warning(self.req.pod.id(), "Failed", text));
     }
 
-    fn record(&mut self, subject: Subject, failure: Failure) {
+    fn record(&mut self, subject: StartTarget, failure: Failure) {
         if let Some(at) = failure.retry_at {
             self.outcome.retry_at = Some(self.outcome.retry_at.map_or(at, |known| known.min(at)));
         }

@@ -70,7 +70,7 @@ impl RuntimeCheckpoints {
 
     /// Creates the directory, removes surplus archives, and returns an unused path; names have a resolution of one
     /// second.
-    async fn place(&self, pod: &Pod, container: &str) -> io::Result<PathBuf> {
+    async fn prepare_path(&self, pod: &Pod, container: &str) -> io::Result<PathBuf> {
         let (folder, now) = (self.deps.root.join("checkpoints"), self.deps.clock.now());
         let time = now.to_zoned(TimeZone::system()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string();
         let time = time.strip_suffix("+00:00").map_or(time.clone(), |utc| format!("{utc}Z"));
@@ -100,10 +100,10 @@ impl Checkpoints for RuntimeCheckpoints {
         let Ok(wished) = u64::try_from(timeout.unwrap_or(0)) else {
             return Err(failed("CheckpointContainer requires the timeout value to be > 0".to_owned()));
         };
-        let turn = Turn::take(&self.busy, pod.uid(), container).ok_or(CheckpointError::Busy)?;
+        let turn = CheckpointPermit::take(&self.busy, pod.uid(), container).ok_or(CheckpointError::Busy)?;
         let id =
             self.running(pod.uid(), container).ok_or_else(|| failed(format!("container {container} not found")))?;
-        let path = self.place(pod, container).await.map_err(|error| failed(error.to_string()))?;
+        let path = self.prepare_path(pod, container).await.map_err(|error| failed(error.to_string()))?;
         let timeout = Duration::from_secs(wished).max(self.deps.request_timeout).max(LEAST_TIMEOUT);
         let shown = path.display().to_string();
         let (cri, stop, location) = (self.deps.cri.clone(), self.deps.stop.clone(), shown.clone());
@@ -122,12 +122,12 @@ impl Checkpoints for RuntimeCheckpoints {
 }
 
 /// Permit to checkpoint a container, released on drop.
-struct Turn {
+struct CheckpointPermit {
     busy: Arc<Mutex<BTreeSet<(PodUid, String)>>>,
     who: (PodUid, String),
 }
 
-impl Turn {
+impl CheckpointPermit {
     fn take(busy: &Arc<Mutex<BTreeSet<(PodUid, String)>>>, pod: &PodUid, container: &str) -> Option<Self> {
         let who = (pod.clone(), container.to_owned());
         let mut list = busy.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,7 +136,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for CheckpointPermit {
     fn drop(&mut self) {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.who);
     }
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_container_has_one_turn_and_a_node_two() {
         let busy = Arc::default();
-        let take = |container: &str| Turn::take(&busy, &PodUid::from("u"), container);
+        let take = |container: &str| CheckpointPermit::take(&busy, &PodUid::from("u"), container);
         let first = take("a").expect("free");
         assert!(take("a").is_none(), "once at a time");
         let second = take("b").expect("free");

@@ -7,49 +7,53 @@ use tokio::net::TcpStream;
 
 use berth_runtime::{
     runtime::Runtime,
-    streams::{self, Ask, Prepared},
+    streams::{self, PreparedStream, StreamRequest},
 };
 use berth_server::ports::{
+    stream_targets::{CommandKind, PodPorts, Process, ProcessStreams, Size, StreamTarget, StreamTargets, Terminal},
     streams::StreamSet,
-    targets::{PodPorts, Process, Running, Size, Target, Targets, Terminal, Verb},
 };
 
 /// Prepared streams of the embedded runtime.
 pub struct RuntimeTargets(pub Arc<Runtime>);
 
-impl Targets for RuntimeTargets {
-    fn take(&self, path: &str) -> Option<Target> {
-        let prepared = Prepared::take(&self.0, path)?;
-        let set = |wanted: &streams::Wanted| {
-            let streams::Wanted { stdin, stdout, stderr, tty } = *wanted;
+impl StreamTargets for RuntimeTargets {
+    fn take(&self, path: &str) -> Option<StreamTarget> {
+        let prepared = PreparedStream::take(&self.0, path)?;
+        let set = |wanted: &streams::StdioStreams| {
+            let streams::StdioStreams { stdin, stdout, stderr, tty } = *wanted;
             StreamSet { stdin, stdout, stderr, tty }
         };
         Some(match &prepared.ask {
-            Ask::Exec { wanted, .. } => {
-                Target::Command { verb: Verb::Exec, set: set(wanted), process: Box::new(Waiting(prepared)) }
-            }
-            Ask::Attach { wanted, .. } => {
-                Target::Command { verb: Verb::Attach, set: set(wanted), process: Box::new(Waiting(prepared)) }
-            }
-            Ask::Forward { sandbox, ports } => {
+            StreamRequest::Exec { wanted, .. } => StreamTarget::Command {
+                verb: CommandKind::Exec,
+                set: set(wanted),
+                process: Box::new(PreparedProcess(prepared)),
+            },
+            StreamRequest::Attach { wanted, .. } => StreamTarget::Command {
+                verb: CommandKind::Attach,
+                set: set(wanted),
+                process: Box::new(PreparedProcess(prepared)),
+            },
+            StreamRequest::Forward { sandbox, ports } => {
                 let (sandbox, ports) = (sandbox.clone(), ports.clone());
-                Target::Forward { ports, pod: Box::new(Ports { sandbox, prepared }) }
+                StreamTarget::Forward { ports, pod: Box::new(Ports { sandbox, prepared }) }
             }
         })
     }
 }
 
-struct Waiting(Prepared);
+struct PreparedProcess(PreparedStream);
 
 #[async_trait]
-impl Process for Waiting {
-    async fn start(self: Box<Self>, size: Option<Size>) -> Result<Running, String> {
+impl Process for PreparedProcess {
+    async fn start(self: Box<Self>, size: Option<Size>) -> Result<ProcessStreams, String> {
         let size = size.map(|Size { columns, rows }| (columns, rows));
         let command = self.0.start(size).await.map_err(|error| error.text)?;
         let streams::Command { stdin, stdout, stderr, terminal, end } = command;
         let terminal = terminal.map(|terminal| Box::new(Sized(terminal)) as Box<dyn Terminal>);
         let end = Box::pin(async move { end.await.map_err(|error| error.text) });
-        Ok(Running { stdin, stdout, stderr, terminal, end })
+        Ok(ProcessStreams { stdin, stdout, stderr, terminal, end })
     }
 }
 
@@ -66,7 +70,7 @@ impl Terminal for Sized {
 
 struct Ports {
     sandbox: String,
-    prepared: Prepared,
+    prepared: PreparedStream,
 }
 
 #[async_trait]

@@ -12,7 +12,7 @@ use crate::{
     logs::{self, LogOptions, LogReader, LogStreams},
 };
 use berth_ports::{Clock, PodObserver};
-use berth_server::ports::{ContainerLogs, LogPieces, LogQuery, LogRefusal, LogSource, LogStream, RunningPods};
+use berth_server::ports::{ContainerLogs, LogError, LogQuery, LogSink, LogSource, LogStream, RunningPods};
 use berth_status::StatusManager;
 use berth_types::{
     ContainerId,
@@ -37,15 +37,15 @@ pub struct PodLogs {
 
 #[async_trait]
 impl ContainerLogs for PodLogs {
-    async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<LogSource, LogRefusal> {
+    async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<LogSource, LogError> {
         let pods = self.pods.desired();
         let Some(found) = pods.iter().find(|p| p.name() == pod && p.namespace() == namespace) else {
-            return Err(LogRefusal::NotFound(format!("pod {pod:?} does not exist")));
+            return Err(LogError::NotFound(format!("pod {pod:?} does not exist")));
         };
         let regular = found.containers().iter().chain(found.init_containers()).map(|c| c.name.as_str());
         let mut all = regular.chain(found.ephemeral_containers().iter().map(|c| c.name.as_str()));
         if !all.any(|name| name == container) {
-            return Err(LogRefusal::NotFound(format!("container {container:?} not found in pod {pod:?}")));
+            return Err(LogError::NotFound(format!("container {container:?} not found in pod {pod:?}")));
         }
         Ok(LogSource { pod: found.clone(), status: self.status.status(found.uid()), instance: None })
     }
@@ -57,7 +57,7 @@ impl ContainerLogs for PodLogs {
         Ok(LogSource { instance: Some(chosen), ..source.clone() })
     }
 
-    async fn read(&self, source: &LogSource, query: &LogQuery, out: &mut LogPieces<'_>) -> Result<(), String> {
+    async fn read(&self, source: &LogSource, query: &LogQuery, out: &mut LogSink<'_>) -> Result<(), String> {
         let Some(id) = &source.instance else { return Err("no container was chosen".to_owned()) };
         let options = LogOptions {
             tail: query.tail,
@@ -77,7 +77,7 @@ impl ContainerLogs for PodLogs {
         })?;
         let (observer, pod) = (self.observer.clone(), source.pod.uid().clone());
         let told = move |id: &ContainerId| is_running(&*observer.known_pod(&pod)?, id);
-        let reader = self.reader.clone().told_by(Arc::new(told));
+        let reader = self.reader.clone().with_observed_state(Arc::new(told));
         reader.read(&path, id, &options, out).await.map_err(|err| err.to_string())
     }
 }

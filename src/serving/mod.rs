@@ -4,17 +4,17 @@
 //! manager, PLEG, and the stats provider publish, or by a call to the runtime. Nothing here waits for a pod worker.
 
 pub mod checkpoint;
+pub mod debug_endpoints;
 pub mod embedded_streams;
 pub mod logs;
 pub mod node_logs;
 pub mod pages;
 pub mod pods;
+pub mod pprof;
 mod pprof_encoder;
-pub mod profiles;
-pub mod pulses;
 pub mod startup_hint;
 pub mod stats;
 mod streams;
-pub mod tools;
+pub mod task_liveness;
 
 pub use streams::{RuntimeStreams, runtime_tls};

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use berth_server::ports::{NodeDirectory, NodeEntry, NodeFile, NodeLogError, NodeLogs};
-use berth_sys::beneath::{self, Found};
+use berth_sys::beneath::{self, OpenedEntry};
 
 /// Number of leading bytes from which the file type is detected.
 const HEAD: usize = 512;
@@ -87,8 +87,8 @@ fn entry(root: &Path, path: &Path) -> Result<NodeEntry, NodeLogError> {
         }
     };
     match beneath::open(root, path).map_err(told)? {
-        Found::File(file) => read_head(file).map(NodeEntry::File).map_err(told),
-        Found::Directory(directory) => {
+        OpenedEntry::File(file) => read_head(file).map(NodeEntry::File).map_err(told),
+        OpenedEntry::Directory(directory) => {
             let entries = beneath::list(&directory, MOST_NAMES).map_err(told)?;
             let modified = File::from(directory).metadata().and_then(|metadata| metadata.modified()).ok();
             Ok(NodeEntry::Directory(NodeDirectory { entries, modified }))

@@ -19,13 +19,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::pulses::Pulses;
+use super::task_liveness::TaskLivenessRegistry;
 use crate::{
-    engine::{Heartbeat, PodReader},
+    engine::{PodReader, SyncLoopLiveness},
     logging::LogHandle,
 };
 use berth_metrics::{Registry, SliMetrics, exposition::Format};
-use berth_server::ports::{Health, Pages};
+use berth_server::ports::{Health, SnapshotPages};
 use berth_status::StatusManager;
 use berth_types::{Pod, PodSpec, PodUid, api};
 
@@ -41,12 +41,12 @@ pub struct AgentPages {
     changes: watch::Receiver<u64>,
     registry: Registry,
     started: u64,
-    written: Mutex<AllWritten>,
-    kept: Mutex<Vec<Kept>>,
+    written: Mutex<PodPageCache>,
+    kept: Mutex<Vec<CachedMetricsPage>>,
 }
 
 /// Cached metrics page.
-struct Kept {
+struct CachedMetricsPage {
     format: Format,
     is_zipped: bool,
     made: Instant,
@@ -55,8 +55,8 @@ struct Kept {
 
 /// Cached JSON: per pod, and of the whole page.
 #[derive(Default)]
-struct AllWritten {
-    each: HashMap<PodUid, Written>,
+struct PodPageCache {
+    each: HashMap<PodUid, CachedPodJson>,
     page: Option<Page>,
 }
 
@@ -67,7 +67,7 @@ struct Page {
     bytes: Bytes,
 }
 
-struct Written {
+struct CachedPodJson {
     pod: Arc<Pod>,
     status: Option<Arc<api::PodStatus>>,
     json: Bytes,
@@ -89,7 +89,7 @@ impl AgentPages {
     }
 
     /// Removes cache entries of deleted pods, debounced, until stopped.
-    pub async fn forget_gone(self: Arc<Self>, stop: CancellationToken) {
+    pub async fn evict_deleted_pods(self: Arc<Self>, stop: CancellationToken) {
         let mut changes = pin!(self.pods.changes());
         let forget = async {
             while changes.next().await.is_some() {
@@ -110,7 +110,7 @@ impl AgentPages {
         }
     }
 
-    fn item(&self, pod: &Arc<Pod>, written: &mut HashMap<PodUid, Written>) -> Bytes {
+    fn item(&self, pod: &Arc<Pod>, written: &mut HashMap<PodUid, CachedPodJson>) -> Bytes {
         // API pods show the status last received from the API server; only static pods show the status manager's.
         let status = if pod.is_static() { self.status.status(pod.uid()) } else { None };
         if let Some(known) = written.get(pod.uid())
@@ -123,7 +123,7 @@ impl AgentPages {
         let shown = status.as_deref().or(pod.status.as_deref()).unwrap_or(&unset);
         let item = Item { metadata: &pod.metadata, spec: pod.spec(), status: shown };
         let json = Bytes::from(serde_json::to_vec(&item).unwrap_or_else(|_| b"null".to_vec()));
-        written.insert(pod.uid().clone(), Written { pod: pod.clone(), status, json: json.clone() });
+        written.insert(pod.uid().clone(), CachedPodJson { pod: pod.clone(), status, json: json.clone() });
         json
     }
 }
@@ -136,7 +136,7 @@ fn same(a: Option<&Arc<api::PodStatus>>, b: Option<&Arc<api::PodStatus>>) -> boo
     }
 }
 
-impl Pages for AgentPages {
+impl SnapshotPages for AgentPages {
     fn pods(&self) -> Bytes {
         // Read before the pods and statuses: a status that changes meanwhile invalidates the page.
         let changes = *self.changes.borrow();
@@ -168,7 +168,7 @@ impl Pages for AgentPages {
         // Concurrent requests wait for this lock and share the page (single-flight).
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|page| page.made.elapsed() < FRESH);
-        let found = |kept: &[Kept], zipped| {
+        let found = |kept: &[CachedMetricsPage], zipped| {
             kept.iter().find(|page| page.format == format && page.is_zipped == zipped).map(|page| page.bytes.clone())
         };
         if let Some(bytes) = found(&kept, is_zipped) {
@@ -178,7 +178,7 @@ impl Pages for AgentPages {
             let mut page = Vec::with_capacity(64 << 10);
             format.encode(self.registry.gather(), &mut page);
             let bytes = Bytes::from(page);
-            kept.push(Kept { format, is_zipped: false, made: Instant::now(), bytes: bytes.clone() });
+            kept.push(CachedMetricsPage { format, is_zipped: false, made: Instant::now(), bytes: bytes.clone() });
             bytes
         });
         if !is_zipped {
@@ -187,7 +187,7 @@ impl Pages for AgentPages {
         let mut zip = GzEncoder::new(Vec::with_capacity(plain.len() / 8), Compression::fast());
         let bytes = zip.write_all(&plain).and_then(|()| zip.finish()).map_err(|e| e.to_string())?;
         let bytes = Bytes::from(bytes);
-        kept.push(Kept { format, is_zipped, made: Instant::now(), bytes: bytes.clone() });
+        kept.push(CachedMetricsPage { format, is_zipped, made: Instant::now(), bytes: bytes.clone() });
         Ok(bytes)
     }
 
@@ -205,13 +205,13 @@ const COUNTING: Duration = Duration::from_secs(10);
 /// Inputs of the health checks.
 pub struct HealthDeps {
     /// Heartbeat of the sync loop.
-    pub heartbeat: Heartbeat,
+    pub heartbeat: SyncLoopLiveness,
     /// `syncFrequency`.
     pub sync_frequency: Duration,
     /// Log, checked for its last successful flush.
     pub log: LogHandle,
     /// Liveness of all other long-running tasks.
-    pub pulses: Pulses,
+    pub pulses: TaskLivenessRegistry,
     /// SLI metrics that count the check results.
     pub slis: SliMetrics,
 }
@@ -266,7 +266,7 @@ impl Health for AgentHealth {
             "syncloop" => self.deps.heartbeat.check(self.deps.sync_frequency).map(str::to_owned),
             "log" => (self.deps.log.since_flush() >= LOG_LIMIT).then(|| "logging blocked".to_owned()),
             other => {
-                let silent = self.deps.pulses.silent_for(other)?;
+                let silent = self.deps.pulses.overdue_for(other)?;
                 Some(format!("no sign of life for {} s", silent.as_secs()))
             }
         }
@@ -319,7 +319,7 @@ mod tests {
         let (published, snapshots) = watch::channel(of(vec![pod("a"), pod("b")]));
         let pages = Arc::new(AgentPages::new(PodReader::new(snapshots), status, registry, 0));
         let stop = CancellationToken::new();
-        let task = tokio::spawn(pages.clone().forget_gone(stop.clone()));
+        let task = tokio::spawn(pages.clone().evict_deleted_pods(stop.clone()));
         let page = pages.pods();
         let again = pages.pods();
         assert_eq!((again.as_ptr(), pages.written.lock().expect("whole").each.len()), (page.as_ptr(), 2));

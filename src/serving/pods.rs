@@ -10,7 +10,7 @@ use futures::{
 
 use crate::engine::PodReader;
 use berth_ports::PodStateProvider;
-use berth_server::ports::{Allocatable, Claim, ExclusiveResources, Held, PodDirectory, PodFeed};
+use berth_server::ports::{Allocatable, Claim, ExclusiveAllocations, ExclusiveResources, PodDirectory, PodFeed};
 use berth_status::StatusManager;
 use berth_types::{Pod, PodUid, api};
 
@@ -58,8 +58,8 @@ pub struct NothingExclusive;
 impl ExclusiveResources for NothingExclusive {
     async fn reconcile(&self) {}
 
-    fn held(&self, _pod: &Pod, _container: &str) -> Held {
-        Held::default()
+    fn allocations(&self, _pod: &Pod, _container: &str) -> ExclusiveAllocations {
+        ExclusiveAllocations::default()
     }
 
     fn claims(&self, _pod: &Pod, _container: &str) -> Result<Vec<Claim>, String> {

@@ -103,7 +103,7 @@ pub fn heap(
         samples.push((locations, vec![allocated.0, allocated.1, live.0, live.1]));
     }
     let mut profile = encoder.finish(samples, ("space", "bytes"), sampling);
-    let default = TYPES[if view == MemoryView::Held { 3 } else { 1 }].0;
+    let default = TYPES[if view == MemoryView::InUse { 3 } else { 1 }].0;
     let mut text = |text: &str| {
         profile.string_table.push(text.to_owned());
         i64::try_from(profile.string_table.len() - 1).unwrap_or(0)
@@ -295,7 +295,7 @@ mod tests {
         };
         let noted = [StackMemory { frames: vec![0x10, 0x20, 0x30, 0x40, 0x50], allocated: (4, 40), live: (-1, -10) }];
         let sampling = Sampling { start: 1, duration: 2, period: 512 };
-        let profile = heap(&noted, (&[], sampling), (MemoryView::Held, "so it is"), names);
+        let profile = heap(&noted, (&[], sampling), (MemoryView::InUse, "so it is"), names);
         let text = |at: i64| profile.string_table[usize::try_from(at).expect("in the table")].as_str();
         let kinds: Vec<(&str, &str)> = profile.sample_type.iter().map(|k| (text(k.r#type), text(k.unit))).collect();
         let wanted = [

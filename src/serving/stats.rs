@@ -19,8 +19,8 @@ use berth_metrics::{Registry, StatsMetrics, StatsSource, exposition::Format};
 use berth_ports::{ClaimedVolumes, Clock, PodObserver};
 use berth_server::ports::{MetricsPage, Statistics, SummaryForm};
 use berth_stats::{
-    Compressed, Form, Host, PodDirectories, PodGroups, PodPlaces, StatsConfig, StatsDeps, StatsProvider, Storage,
-    Surveyors, VolumePlace, host,
+    Compressed, Form, Host, MeasurementTasks, PodCgroupPaths, PodDirectories, PodPaths, StatsConfig, StatsDeps,
+    StatsProvider, Storage, VolumePath, host,
 };
 use berth_types::{PodRef, PodSpec, PodUid, api};
 use berth_volumes::PodLayout;
@@ -29,7 +29,7 @@ use berth_volumes::PodLayout;
 const MAX_OPEN: u64 = 16_384;
 
 /// Dependencies of the stats pages.
-pub struct StatsParts {
+pub struct StatsPagesDeps {
     /// Observed state of the pods.
     pub observer: Arc<dyn PodObserver>,
     /// Runtime service of the CRI.
@@ -56,7 +56,7 @@ pub struct StatsParts {
 
 /// Creates the stats pages, and the surveyors that measure directories: run these until the agent stops. Blocking, but
 /// reads kernel files only.
-pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsParts) -> (Arc<StatsPages>, Surveyors) {
+pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsPagesDeps) -> (Arc<StatsPages>, MeasurementTasks) {
     let directories = Directories {
         root: loaded.root_directory(),
         logs: PathBuf::from(&loaded.config.pod_logs_dir),
@@ -106,7 +106,7 @@ fn config(loaded: &Loaded, machine: &Machine, node_name: String, runtime: &str) 
         runtime_group: loaded.flags.runtime_cgroups.clone(),
         system_group: loaded.config.system_cgroups.clone(),
         runtime_process: runtime.replace("cri-o", "crio"),
-        tells_filesystems: loaded.config.local_storage_capacity_isolation,
+        reports_filesystems: loaded.config.local_storage_capacity_isolation,
         max_open: max_open(),
         host,
         source: if loaded.gates.enabled("PodAndContainerStatsFromCRI") {
@@ -124,7 +124,7 @@ fn max_open() -> usize {
 }
 
 /// Cgroup names of pods as configured.
-pub fn groups(loaded: &Loaded, driver: Driver) -> Arc<dyn PodGroups> {
+pub fn groups(loaded: &Loaded, driver: Driver) -> Arc<dyn PodCgroupPaths> {
     let tree = PodTree::new(&loaded.config.cgroup_root, driver).ok();
     Arc::new(Groups(tree.filter(|_| loaded.config.cgroups_per_qos)))
 }
@@ -132,7 +132,7 @@ pub fn groups(loaded: &Loaded, driver: Driver) -> Arc<dyn PodGroups> {
 /// Cgroup names from [`crate::resources`]; empty if pods have no cgroups.
 struct Groups(Option<PodTree>);
 
-impl PodGroups for Groups {
+impl PodCgroupPaths for Groups {
     fn above(&self) -> Vec<String> {
         let paths = |tree: &PodTree| CLASSES.into_iter().map(|class| tree.path(&tree.qos(class))).collect();
         self.0.as_ref().map(paths).unwrap_or_default()
@@ -153,22 +153,22 @@ struct Directories {
 }
 
 impl PodDirectories for Directories {
-    fn of(&self, pod: &PodRef) -> PodPlaces {
+    fn of(&self, pod: &PodRef) -> PodPaths {
         let logs = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
         // Names also come from the runtime's labels: none may lead out of the directory.
         let layout = PodLayout::new(&self.root, &pod.uid).ok().filter(|_| !logs.contains('/'));
-        let Some(layout) = layout else { return PodPlaces::default() };
+        let Some(layout) = layout else { return PodPaths::default() };
         let known = self.pods.desired().iter().find(|known| *known.uid() == pod.uid).cloned();
         let spec = known.as_ref().map(|pod| pod.spec());
         let own = spec.into_iter().flat_map(PodSpec::volumes).filter_map(|volume| place(&layout, &volume));
         let claimed = self.claimed.iter().flat_map(|volumes| volumes.of(&pod.uid));
-        let claimed = claimed.map(|own| VolumePlace {
+        let claimed = claimed.map(|own| VolumePath {
             name: own.volume,
             path: own.path,
             storage: Storage::Other,
             claim: Some(own.claim),
         });
-        PodPlaces {
+        PodPaths {
             logs: self.logs.join(logs),
             etc_hosts: Some(layout.pod().join("etc-hosts")),
             messages: Some(layout.pod().join("containers")),
@@ -178,7 +178,7 @@ impl PodDirectories for Directories {
 }
 
 /// Directory of a volume; `None` for volumes that are not in a directory of the agent.
-fn place(layout: &PodLayout, volume: &api::Volume) -> Option<VolumePlace> {
+fn place(layout: &PodLayout, volume: &api::Volume) -> Option<VolumePath> {
     let on_disk = |medium: Option<&str>| match medium {
         None | Some("") => Storage::Ephemeral,
         Some(_) => Storage::Other,
@@ -200,7 +200,7 @@ fn place(layout: &PodLayout, volume: &api::Volume) -> Option<VolumePlace> {
         return None;
     }
     let path = layout.volume(plugin, &volume.name);
-    Some(VolumePlace { name: volume.name.clone(), path, storage, claim: None })
+    Some(VolumePath { name: volume.name.clone(), path, storage, claim: None })
 }
 
 /// Implements the server's stats and metrics pages.
@@ -291,7 +291,7 @@ mod tests {
     fn names_that_lead_elsewhere_have_no_directories() {
         let outside = PodRef { name: "../../etc".into(), ..id("u") };
         for pod in [outside, id("../x"), id("..")] {
-            assert_eq!(directories(Vec::new()).of(&pod), PodPlaces::default(), "{pod}");
+            assert_eq!(directories(Vec::new()).of(&pod), PodPaths::default(), "{pod}");
         }
     }
 

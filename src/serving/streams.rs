@@ -69,7 +69,7 @@ impl Streams for RuntimeStreams {
         let Some(seen) = self.seen(pod, |seen| !seen.sandboxes.is_empty()).await else { return Sandbox::NotRunning };
         match seen.sandboxes.first() {
             Some(newest) => Sandbox::Newest(newest.id.clone()),
-            None if seen.is_gone() => Sandbox::NotRunning,
+            None if seen.is_absent() => Sandbox::NotRunning,
             None => Sandbox::None,
         }
     }

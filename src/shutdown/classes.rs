@@ -10,7 +10,7 @@ const CRITICAL: i32 = 2_000_000_000;
 
 /// A shutdown class: pods of this priority and above, up to the next class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Class {
+pub struct ShutdownClass {
     /// Minimum priority of the class.
     pub priority: i32,
     /// Shutdown grace period of the class.
@@ -19,7 +19,7 @@ pub struct Class {
 
 /// Time limits of one pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Given {
+pub struct PodTimeLimits {
     /// Grace period of the pod in whole seconds.
     pub grace: i64,
     /// Part of the grace period reserved for publishing the final status, if the pod uses the whole
@@ -31,37 +31,37 @@ pub struct Given {
 const WORDS: Duration = Duration::from_millis(300);
 const WORD: Duration = Duration::from_millis(7);
 
-impl Class {
+impl ShutdownClass {
     /// Time limits of one pod of this class; `pods` is the number of pods terminated together.
-    pub fn given(&self, pod: &Pod, pods: usize) -> Given {
+    pub fn given(&self, pod: &Pod, pods: usize) -> PodTimeLimits {
         let period = i64::try_from(self.period.as_secs()).unwrap_or(i64::MAX);
         let own = pod.spec().termination_grace_period_seconds;
         let grace = own.map_or(period, |own| own.min(period)).max(0);
         let words = (WORDS + WORD.saturating_mul(u32::try_from(pods).unwrap_or(u32::MAX))).min(self.period / 4);
-        Given { grace, words: if grace == period { words } else { Duration::ZERO } }
+        PodTimeLimits { grace, words: if grace == period { words } else { Duration::ZERO } }
     }
 }
 
 /// All classes, lowest priority first.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Plan(Vec<Class>);
+pub struct ShutdownPlan(Vec<ShutdownClass>);
 
-impl Plan {
+impl ShutdownPlan {
     /// Builds the plan from the configuration; `None` if shutdown does not wait for pods.
     pub fn of(config: &KubeletConfiguration) -> Option<Self> {
-        let mut classes: Vec<Class> = config
+        let mut classes: Vec<ShutdownClass> = config
             .shutdown_grace_period_by_pod_priority
             .iter()
             .map(|band| {
                 let seconds = u64::try_from(band.shutdown_grace_period_seconds).unwrap_or(0);
-                Class { priority: band.priority, period: Duration::from_secs(seconds) }
+                ShutdownClass { priority: band.priority, period: Duration::from_secs(seconds) }
             })
             .collect();
         if classes.is_empty() {
             let total = config.shutdown_grace_period.std();
             let critical = config.shutdown_grace_period_critical_pods.std().min(total);
-            classes.push(Class { priority: 0, period: total - critical });
-            classes.push(Class { priority: CRITICAL, period: critical });
+            classes.push(ShutdownClass { priority: 0, period: total - critical });
+            classes.push(ShutdownClass { priority: CRITICAL, period: critical });
         }
         classes.sort_by_key(|class| class.priority);
         let plan = Self(classes);
@@ -79,12 +79,12 @@ impl Plan {
     }
 
     /// The pods of each nonempty class, in shutdown order.
-    pub fn groups(&self, pods: &[Arc<Pod>]) -> Vec<(Class, Vec<Arc<Pod>>)> {
+    pub fn groups(&self, pods: &[Arc<Pod>]) -> Vec<(ShutdownClass, Vec<Arc<Pod>>)> {
         let class_of = |pod: &Pod| {
             let priority = pod.spec().priority.unwrap_or(0);
             self.0.iter().rposition(|class| class.priority <= priority).unwrap_or(0)
         };
-        let of = |(at, class): (usize, &Class)| {
+        let of = |(at, class): (usize, &ShutdownClass)| {
             let members: Vec<_> = pods.iter().filter(|pod| class_of(pod) == at).cloned().collect();
             (!members.is_empty()).then_some((*class, members))
         };
@@ -112,10 +112,10 @@ mod tests {
 
     /// `period: name=grace` of each nonempty class; `!` if the pod uses the whole period of its class.
     fn groups(fields: &Value, pods: &[Arc<Pod>]) -> Vec<String> {
-        let plan = Plan::of(&config(fields)).expect("a plan");
-        let shown = |(class, pods): (Class, Vec<Arc<Pod>>)| {
+        let plan = ShutdownPlan::of(&config(fields)).expect("a plan");
+        let shown = |(class, pods): (ShutdownClass, Vec<Arc<Pod>>)| {
             let named = |pod: &Arc<Pod>| {
-                let Given { grace, words } = class.given(pod, 1);
+                let PodTimeLimits { grace, words } = class.given(pod, 1);
                 format!("{}={grace}{}", pod.name(), if words.is_zero() { "" } else { "!" })
             };
             let pods: Vec<_> = pods.iter().map(named).collect();
@@ -138,13 +138,13 @@ mod tests {
         let all_critical = json!({"shutdownGracePeriod": "10s", "shutdownGracePeriodCriticalPods": "10s"});
         assert_eq!(groups(&all_critical, &pods), ["0: none=0 below=0", "10: critical=10! node=10!"]);
         assert_eq!(groups(&fields, &pods[1..2]), ["10: critical=10!"], "an empty class is skipped");
-        assert_eq!(Plan::of(&config(&json!({}))), None);
+        assert_eq!(ShutdownPlan::of(&config(&json!({}))), None);
     }
 
     #[test]
     fn last_words_of_many_take_longer_and_never_most_of_the_time() {
         let words = |period, pods| {
-            Class { priority: 0, period: Duration::from_secs(period) }.given(&pod("p", None, None), pods).words
+            ShutdownClass { priority: 0, period: Duration::from_secs(period) }.given(&pod("p", None, None), pods).words
         };
         for (period, pods, expected) in [
             (20, 1, 307),
@@ -173,6 +173,6 @@ mod tests {
             pod("lowest", Some(-1), None),
         ];
         assert_eq!(groups(&fields, &pods), ["60: under=60! lowest=60!", "180: just=180!", "10: high=1"]);
-        assert_eq!(Plan::of(&config(&fields)).expect("a plan").total(), Duration::from_secs(250));
+        assert_eq!(ShutdownPlan::of(&config(&fields)).expect("a plan").total(), Duration::from_secs(250));
     }
 }

@@ -17,9 +17,9 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::{
-    classes::{Class, Plan},
+    classes::{ShutdownClass, ShutdownPlan},
     ports::Pods,
-    record::Record,
+    state_file::Record,
 };
 use berth_metrics::ShutdownMetrics;
 use berth_ports::{Clock, Event, EventSink, StateFile};
@@ -44,7 +44,7 @@ pub enum Cause {
     /// The agent was terminated with the configuration to terminate its pods.
     Terminated,
     /// An administrator requested it.
-    Asked,
+    Requested,
 }
 
 /// Dependencies of the shutdown.
@@ -63,7 +63,7 @@ pub struct DrainDeps {
 
 /// Graceful pod shutdown; see the module documentation.
 pub struct Drain {
-    plan: Plan,
+    plan: ShutdownPlan,
     deps: DrainDeps,
     opened: Instant,
     /// Active causes; each is cancelled separately. The mutex is never held across an await.
@@ -74,7 +74,7 @@ pub struct Drain {
 
 impl Drain {
     /// Reads the times of the last shutdown.
-    pub async fn open(plan: Plan, deps: DrainDeps) -> Self {
+    pub async fn open(plan: ShutdownPlan, deps: DrainDeps) -> Self {
         let record = match deps.file.read().await {
             Ok(Some(content)) => Record::decode(&content),
             Ok(None) => Ok(Record::default()),
@@ -118,7 +118,7 @@ impl Drain {
         let start = Some(self.deps.clock.now());
         self.write(Record { start, end: None }).await;
         let ends = Instant::now() + self.plan.total() + SPARE;
-        let waited = self.know().await;
+        let waited = self.wait_until_known().await;
         let mut groups = self.plan.groups(&self.deps.pods.active());
         let used: Duration = groups.iter().map(|(class, _)| class.period).sum();
         // The time of classes without pods is spare; what exceeds it is taken from the classes that are
@@ -133,7 +133,7 @@ impl Drain {
             let rest: Duration = groups.iter().skip(at).map(|(class, _)| class.period).sum();
             let spare = ends.saturating_duration_since(Instant::now() + rest);
             let others = u32::try_from(groups.len() - at).unwrap_or(u32::MAX);
-            self.let_go(*class, pods, spare / others).await;
+            self.terminate_class(*class, pods, spare / others).await;
         }
         self.write(Record { start, end: Some(self.deps.clock.now()) }).await;
         info!("Shutdown manager completed processing shutdown event, node will shutdown shortly");
@@ -164,7 +164,7 @@ impl Drain {
 
     /// Waits until all pods are known, but for at most a part of their time; returns the whole seconds
     /// spent.
-    async fn know(&self) -> Duration {
+    async fn wait_until_known(&self) -> Duration {
         let (begun, until) = (Instant::now(), self.opened + KNOWN);
         let limit = until.saturating_duration_since(begun).min(self.plan.shortest() / 2);
         if timeout(limit, self.deps.pods.known()).await.is_err() {
@@ -175,7 +175,7 @@ impl Drain {
 
     /// Terminates the pods of a class within its period, then waits until their final statuses are
     /// published, before the next class. `spare` is the maximum overrun of the period.
-    async fn let_go(&self, class: Class, pods: &[Arc<Pod>], spare: Duration) {
+    async fn terminate_class(&self, class: ShutdownClass, pods: &[Arc<Pod>], spare: Duration) {
         let (begun, period) = (Instant::now(), class.period);
         let uids: Vec<_> = pods.iter().map(|pod| pod.uid().clone()).collect();
         info!(pods = pods.len(), ?period, "Shutdown manager ends the pods of a class");
@@ -190,10 +190,10 @@ impl Drain {
         });
         if timeout(period + LATE.min(spare / 2), join_all(ending)).await.is_err() {
             info!(?period, "Shutdown manager pod killing time out");
-            pods.iter().zip(&done).filter(|(_, done)| !done.load(Relaxed)).for_each(|(pod, _)| ends.late(pod));
+            pods.iter().zip(&done).filter(|(_, done)| !done.load(Relaxed)).for_each(|(pod, _)| ends.report_late(pod));
         }
         let left = (period + spare).saturating_sub(begun.elapsed()).min(TOLD);
-        if timeout(left, self.deps.pods.told(&uids)).await.is_err() {
+        if timeout(left, self.deps.pods.wait_until_published(&uids)).await.is_err() {
             warn!(pods = uids.len(), "Final statuses of some pods are still not with the API server, going on");
         }
     }
@@ -212,7 +212,7 @@ impl Drain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shutdown::testing::{pod, world, world_told_after};
+    use crate::shutdown::fixture::{pod, world, world_told_after};
 
     #[tokio::test(start_paused = true)]
     async fn critical_pods_go_when_the_last_words_of_the_others_are_out() {
@@ -235,7 +235,7 @@ mod tests {
         drain.begin(Cause::Machine).await;
         assert_eq!(world.log(), [""; 0], "nobody goes twice");
         // AC-05-30
-        assert_eq!(drain.cancel(Cause::Asked).await, Err(Cause::Machine), "it is not theirs");
+        assert_eq!(drain.cancel(Cause::Requested).await, Err(Cause::Machine), "it is not theirs");
         assert_eq!(world.log(), [""; 0]);
         assert_eq!(drain.cancel(Cause::Machine).await, Ok(()));
         assert_eq!(world.log(), ["23400 Shutdown manager detected shutdown cancellation", "23400 down false"]);
@@ -298,15 +298,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pods_are_admitted_again_when_no_cause_is_left() {
-        use Cause::{Asked, Machine, Terminated};
+        use Cause::{Machine, Requested, Terminated};
         /// Cause to cancel, and the expected result.
         type Told = (Cause, Result<(), Cause>);
         let table: [(&[Cause], &[Told]); 5] = [
-            (&[Asked], &[(Machine, Err(Asked)), (Machine, Err(Asked)), (Asked, Ok(()))]),
-            (&[Asked, Machine], &[(Machine, Err(Asked)), (Asked, Ok(()))]),
-            (&[Asked, Machine], &[(Asked, Err(Machine)), (Asked, Err(Machine)), (Machine, Ok(()))]),
-            (&[Machine, Asked], &[(Machine, Err(Asked)), (Asked, Ok(()))]),
-            (&[Asked, Terminated], &[(Asked, Err(Terminated)), (Machine, Err(Terminated))]),
+            (&[Requested], &[(Machine, Err(Requested)), (Machine, Err(Requested)), (Requested, Ok(()))]),
+            (&[Requested, Machine], &[(Machine, Err(Requested)), (Requested, Ok(()))]),
+            (&[Requested, Machine], &[(Requested, Err(Machine)), (Requested, Err(Machine)), (Machine, Ok(()))]),
+            (&[Machine, Requested], &[(Machine, Err(Requested)), (Requested, Ok(()))]),
+            (&[Requested, Terminated], &[(Requested, Err(Terminated)), (Machine, Err(Terminated))]),
         ];
         for (begun, cancelled) in table {
             let (world, drain) = world(vec![pod("a", 0, 5)], 0).await;
@@ -327,15 +327,15 @@ mod tests {
         let (drain, begun) = (Arc::new(drain), Instant::now());
         let goes = tokio::spawn({
             let drain = drain.clone();
-            async move { drain.begin(Cause::Asked).await }
+            async move { drain.begin(Cause::Requested).await }
         });
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(drain.goes_on());
-        assert_eq!(drain.cancel(Cause::Machine).await, Err(Cause::Asked));
+        assert_eq!(drain.cancel(Cause::Machine).await, Err(Cause::Requested));
         assert_eq!(begun.elapsed(), Duration::from_secs(1), "a lock is to be had again at once");
         goes.await.expect("ended");
         assert!(!drain.goes_on());
-        assert_eq!(drain.cancel(Cause::Asked).await, Ok(()));
+        assert_eq!(drain.cancel(Cause::Requested).await, Ok(()));
         assert_eq!(world.log().last().map(String::as_str), Some("5000 down false"));
     }
 

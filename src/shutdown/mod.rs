@@ -7,21 +7,21 @@
 //! ```
 //!
 //! `classes` (pure) groups pods and their grace periods; `drain` terminates them and waits until their
-//! final statuses are at the API server; `keeper` owns the inhibitor lock that logind waits for; `door`
+//! final statuses are at the API server; `inhibitor_lock` owns the inhibitor lock that logind waits for; `drain_socket`
 //! is the socket by which administrators and programs on the machine request a drain. Implements
 //! spec 05 §7.
 
 mod classes;
-mod door;
 mod drain;
-mod keeper;
-mod ports;
-mod record;
+mod drain_socket;
 #[cfg(test)]
-mod testing;
+mod fixture;
+mod inhibitor_lock;
+mod ports;
+mod state_file;
 
-pub use classes::{Class, Given, Plan};
-pub use door::{Answer, Ask, Door};
+pub use classes::{PodTimeLimits, ShutdownClass, ShutdownPlan};
 pub use drain::{Cause, Drain, DrainDeps};
-pub use keeper::{Keeper, Override};
+pub use drain_socket::{DrainRequest, DrainResponse, DrainSocket};
+pub use inhibitor_lock::{InhibitorLock, LogindOverride};
 pub use ports::{LoginManager, LoginSession, LoginSignals, Pods};

@@ -4,8 +4,8 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-use super::classes::Given;
-use berth_sys::logind::{Heard, Logind, LogindError, Session, Signals};
+use super::classes::PodTimeLimits;
+use berth_sys::logind::{Logind, LogindError, Session, ShutdownSignal, Signals};
 use berth_types::{Pod, PodUid};
 
 /// Pods of the engine.
@@ -19,11 +19,11 @@ pub trait Pods: Send + Sync + 'static {
     ///
     /// # Errors
     /// The pod does not terminate.
-    async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String>;
+    async fn end(&self, pod: &Arc<Pod>, given: PodTimeLimits) -> Result<(), String>;
     /// Reports that a pod has not terminated in time.
-    fn late(&self, pod: &Pod);
+    fn report_late(&self, pod: &Pod);
     /// Waits until the final statuses of these pods are at the API server, if there is one.
-    async fn told(&self, pods: &[PodUid]);
+    async fn wait_until_published(&self, pods: &[PodUid]);
     /// Sets whether the node is shutting down, for admission and the node status.
     fn set_shutting_down(&self, is: bool);
 }
@@ -41,7 +41,7 @@ pub trait LoginManager: Send + Sync + 'static {
 /// Connection to the login manager. Each call has its own timeout.
 #[async_trait]
 pub trait LoginSession: Send + Sync {
-    /// As [`Session::longest_delay`].
+    /// As [`Session::max_inhibit_delay`].
     ///
     /// # Errors
     /// The call fails.
@@ -70,7 +70,7 @@ pub trait LoginSignals: Send {
     ///
     /// # Errors
     /// The connection is lost.
-    async fn next(&mut self) -> Result<Heard, LogindError>;
+    async fn next(&mut self) -> Result<ShutdownSignal, LogindError>;
 }
 
 #[async_trait]
@@ -84,7 +84,7 @@ impl LoginManager for Logind {
 #[async_trait]
 impl LoginSession for Session {
     async fn longest_delay(&self) -> Result<Duration, LogindError> {
-        self.longest_delay().await
+        self.max_inhibit_delay().await
     }
 
     async fn is_preparing(&self) -> Result<bool, LogindError> {
@@ -102,7 +102,7 @@ impl LoginSession for Session {
 
 #[async_trait]
 impl LoginSignals for Signals {
-    async fn next(&mut self) -> Result<Heard, LogindError> {
+    async fn next(&mut self) -> Result<ShutdownSignal, LogindError> {
         self.next().await
     }
 }

@@ -5,10 +5,10 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::{mux::Door, ports::PodSourceFeed};
+use super::{mux::SourceSender, ports::PodSourceFeed};
 
 /// Runs until cancelled or until the feed ends.
-pub async fn run(mut feed: Box<dyn PodSourceFeed>, door: Door, stop: CancellationToken) {
+pub async fn run(mut feed: Box<dyn PodSourceFeed>, door: SourceSender, stop: CancellationToken) {
     loop {
         let set = tokio::select! {
             biased;
@@ -19,7 +19,7 @@ pub async fn run(mut feed: Box<dyn PodSourceFeed>, door: Door, stop: Cancellatio
             Some(pods) => tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = door.hand_in(pods) => {}
+                () = door.send(pods) => {}
             },
             None => return,
         }

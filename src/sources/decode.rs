@@ -178,9 +178,9 @@ fn pod(mut value: Value) -> Result<api::Pod, DecodeError> {
 }
 
 /// Path of the current value; one string, because each level may have a long name and many members.
-struct Place(String);
+struct FieldPath(String);
 
-impl Place {
+impl FieldPath {
     fn within<R>(&mut self, step: fmt::Arguments<'_>, look: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.0.len();
         let _ = self.0.write_fmt(step); // writing to a string cannot fail
@@ -193,7 +193,7 @@ impl Place {
 /// Checks the quantities of a pod or of a list of pods.
 fn quantities_of_all(value: &mut Value) -> Result<(), DecodeError> {
     let of_pod = |pod: &mut Value| match pod.get_mut("spec") {
-        Some(spec) => quantities(spec, &mut Place("spec".to_owned())),
+        Some(spec) => quantities(spec, &mut FieldPath("spec".to_owned())),
         None => Ok(()),
     };
     match value.get_mut("items") {
@@ -204,7 +204,7 @@ fn quantities_of_all(value: &mut Value) -> Result<(), DecodeError> {
 
 /// Converts quantities written as numbers (`cpu: 1`), which the typed API rejects; and rejects texts
 /// that are not quantities, as upstream does when it decodes.
-fn quantities(value: &mut Value, at: &mut Place) -> Result<(), DecodeError> {
+fn quantities(value: &mut Value, at: &mut FieldPath) -> Result<(), DecodeError> {
     match value {
         Value::Object(members) => members.iter_mut().try_for_each(|(key, member)| {
             at.within(format_args!(".{key}"), |at| match (key.as_str(), member) {
@@ -221,11 +221,11 @@ fn quantities(value: &mut Value, at: &mut Place) -> Result<(), DecodeError> {
     }
 }
 
-fn quantity_list(list: &mut Map<String, Value>, at: &mut Place) -> Result<(), DecodeError> {
+fn quantity_list(list: &mut Map<String, Value>, at: &mut FieldPath) -> Result<(), DecodeError> {
     list.iter_mut().try_for_each(|(name, value)| at.within(format_args!("[{name}]"), |at| quantity(value, at)))
 }
 
-fn quantity(value: &mut Value, at: &Place) -> Result<(), DecodeError> {
+fn quantity(value: &mut Value, at: &FieldPath) -> Result<(), DecodeError> {
     let text = match value {
         Value::Number(number) => number.to_string(),
         Value::String(text) => text.clone(),

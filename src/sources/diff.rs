@@ -22,7 +22,7 @@ const LOCAL_ANNOTATIONS: [&str; 3] = [ANNOTATION_SOURCE, ANNOTATION_MIRROR, ANNO
 
 /// A pod of a source as the engine knows it.
 #[derive(Debug)]
-struct Held {
+struct KnownPod {
     /// The object from the source; only for a pointer comparison.
     sent: Weak<Pod>,
     /// The pod as sent to the engine.
@@ -40,7 +40,7 @@ pub struct Duplicate {
 
 /// Result of one merge.
 #[derive(Debug, Default)]
-pub struct Merged {
+pub struct MergeResult {
     /// The operations, in order.
     pub changes: Vec<PodChange>,
     /// Newly ignored pods; each is reported once.
@@ -52,7 +52,7 @@ pub struct Merged {
 pub struct SourceStore {
     source: PodSource,
     seen: bool,
-    pods: BTreeMap<PodUid, Held>,
+    pods: BTreeMap<PodUid, KnownPod>,
     told: HashSet<PodRef>,
 }
 
@@ -63,13 +63,13 @@ impl SourceStore {
     }
 
     /// Merges a new full set; `seen` is the value of `kubernetes.io/config.seen` for new pods.
-    pub fn merge(&mut self, set: Vec<Arc<Pod>>, seen: &str) -> Merged {
-        let mut merged = Merged::default();
+    pub fn merge(&mut self, set: Vec<Arc<Pod>>, seen: &str) -> MergeResult {
+        let mut merged = MergeResult::default();
         let first = !std::mem::replace(&mut self.seen, true);
         let incoming = self.without_duplicates(set, &mut merged);
 
         let mut old = std::mem::take(&mut self.pods);
-        let mut lists: BTreeMap<Emission, Vec<Arc<Pod>>> = BTreeMap::new();
+        let mut lists: BTreeMap<OperationOrder, Vec<Arc<Pod>>> = BTreeMap::new();
         for sent in incoming {
             let known = old.remove(sent.uid());
             let (known, renamed) = match known {
@@ -77,13 +77,13 @@ impl SourceStore {
                 known => (known, None),
             };
             if let Some(gone) = renamed {
-                lists.entry(Emission::Remove).or_default().push(gone.pod);
+                lists.entry(OperationOrder::Remove).or_default().push(gone.pod);
             }
             let (held, emission) = match known {
                 Some(held) => compared(held, &sent),
                 None => {
                     let pod = Arc::new(new_pod(&sent, self.source, seen));
-                    (Held { sent: Arc::downgrade(&sent), pod }, Some(Emission::Add))
+                    (KnownPod { sent: Arc::downgrade(&sent), pod }, Some(OperationOrder::Add))
                 }
             };
             if let Some(emission) = emission {
@@ -92,14 +92,15 @@ impl SourceStore {
             self.pods.insert(sent.uid().clone(), held);
         }
         let gone = old.into_values().map(|held| held.pod);
-        lists.entry(Emission::Remove).or_default().extend(gone);
-        let told = [Emission::Add, Emission::Update, Emission::Delete].iter().any(|e| lists.contains_key(e));
+        lists.entry(OperationOrder::Remove).or_default().extend(gone);
+        let told =
+            [OperationOrder::Add, OperationOrder::Update, OperationOrder::Delete].iter().any(|e| lists.contains_key(e));
         if first && !told {
-            lists.insert(Emission::FirstAnswer, Vec::new());
+            lists.insert(OperationOrder::FirstAnswer, Vec::new());
         }
         merged.changes = lists
             .into_iter()
-            .filter(|(emission, pods)| *emission == Emission::FirstAnswer || !pods.is_empty())
+            .filter(|(emission, pods)| *emission == OperationOrder::FirstAnswer || !pods.is_empty())
             .map(|(emission, pods)| PodChange { operation: emission.operation(), source: self.source, pods })
             .collect();
         merged
@@ -107,7 +108,7 @@ impl SourceStore {
 
     /// Drops pods whose full name or UID is taken: by the pod that the engine already has, else by the
     /// first one of the set.
-    fn without_duplicates(&mut self, incoming: Vec<Arc<Pod>>, merged: &mut Merged) -> Vec<Arc<Pod>> {
+    fn without_duplicates(&mut self, incoming: Vec<Arc<Pod>>, merged: &mut MergeResult) -> Vec<Arc<Pod>> {
         let mut owners: BTreeMap<PodFullName, usize> = BTreeMap::new();
         let mut uids: BTreeSet<PodUid> = BTreeSet::new();
         let driven = |id: &PodRef| self.pods.get(&id.uid).is_some_and(|held| held.pod.id() == id);
@@ -145,7 +146,7 @@ impl SourceStore {
 
 /// Order in which operations are sent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Emission {
+enum OperationOrder {
     Remove,
     Add,
     Update,
@@ -154,7 +155,7 @@ enum Emission {
     Reconcile,
 }
 
-impl Emission {
+impl OperationOrder {
     fn operation(self) -> Operation {
         match self {
             Self::Remove => Operation::Remove,
@@ -177,14 +178,14 @@ fn new_pod(sent: &Pod, source: PodSource, seen: &str) -> Pod {
 }
 
 /// Compares a pod with its last version sent to the engine.
-fn compared(held: Held, sent: &Arc<Pod>) -> (Held, Option<Emission>) {
+fn compared(held: KnownPod, sent: &Arc<Pod>) -> (KnownPod, Option<OperationOrder>) {
     if Weak::ptr_eq(&held.sent, &Arc::downgrade(sent)) {
         return (held, None);
     }
     let old = &held.pod;
     let differs = differs(old, sent);
     if !differs && old.status == sent.status {
-        return (Held { sent: Arc::downgrade(sent), pod: held.pod }, None);
+        return (KnownPod { sent: Arc::downgrade(sent), pod: held.pod }, None);
     }
     let mut head = PodHead { metadata: old.metadata.clone(), status: sent.status.clone() };
     let (told, emission) = if differs {
@@ -198,12 +199,13 @@ fn compared(held: Held, sent: &Arc<Pod>) -> (Held, Option<Emission>) {
         let mut annotations = from.annotations.clone().unwrap_or_default();
         annotations.extend(local);
         into.annotations = Some(annotations);
-        let emission = if sent.metadata.deletion_timestamp.is_some() { Emission::Delete } else { Emission::Update };
+        let emission =
+            if sent.metadata.deletion_timestamp.is_some() { OperationOrder::Delete } else { OperationOrder::Update };
         (sent.with_head(head), emission)
     } else {
-        (old.with_head(head), Emission::Reconcile)
+        (old.with_head(head), OperationOrder::Reconcile)
     };
-    (Held { sent: Arc::downgrade(sent), pod: Arc::new(told) }, Some(emission))
+    (KnownPod { sent: Arc::downgrade(sent), pod: Arc::new(told) }, Some(emission))
 }
 
 /// Whether anything that the engine uses differs, apart from the status.
@@ -245,7 +247,7 @@ mod tests {
         pod(name, name, json!({}))
     }
 
-    fn told(merged: &Merged) -> Vec<String> {
+    fn told(merged: &MergeResult) -> Vec<String> {
         merged
             .changes
             .iter()

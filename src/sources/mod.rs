@@ -6,7 +6,7 @@
 //! compares.
 //!
 //! Static pods (file, http) are decoded, defaulted, named, validated, and checked for references to API
-//! objects here ([`decode`], [`defaults`], [`normalise`], [`validate`], [`references`]: all pure). Pods
+//! objects here ([`decode`], [`defaults`], [`static_pod`], [`validate`], [`references`]: all pure). Pods
 //! of the API come through a trait ([`ports::PodSourceFeed`]). Implements spec 02a §1-2.
 
 mod api;
@@ -16,13 +16,13 @@ pub mod diff;
 mod file;
 mod http;
 mod mux;
-pub mod normalise;
 pub mod ports;
 pub mod references;
 mod start;
+pub mod static_pod;
 pub mod validate;
 
-pub use mux::{CHANGES_CAPACITY, Door, Mux, Now, SourceSet};
+pub use mux::{CHANGES_CAPACITY, Mux, SourceSender, SourceSet, WallClock};
 pub use start::{RunningSources, SourcesConfig, SourcesDeps, start};
 
 /// Manifests of this many bytes or more are rejected.

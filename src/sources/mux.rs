@@ -22,7 +22,7 @@ use berth_types::{Operation, Pod, PodChange, PodSource};
 pub const CHANGES_CAPACITY: usize = 50;
 
 /// Returns the current wall time.
-pub type Now = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+pub type WallClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// A full set of one source.
 #[derive(Debug)]
@@ -35,12 +35,12 @@ pub struct SourceSet {
 
 /// Sender of a source's sets to the mux.
 #[derive(Clone, Debug)]
-pub struct Door {
+pub struct SourceSender {
     source: PodSource,
     sets: mpsc::Sender<SourceSet>,
 }
 
-impl Door {
+impl SourceSender {
     /// Creates the sender of one source.
     pub fn new(source: PodSource, sets: mpsc::Sender<SourceSet>) -> Self {
         Self { source, sets }
@@ -48,7 +48,7 @@ impl Door {
 
     /// Sends a full set; waits while the mux is busy. If the mux has ended the set is dropped: the
     /// agent is stopping then.
-    pub async fn hand_in(&self, pods: Vec<Arc<Pod>>) {
+    pub async fn send(&self, pods: Vec<Arc<Pod>>) {
         let _ = self.sets.send(SourceSet { source: self.source, pods }).await;
     }
 }
@@ -64,7 +64,7 @@ pub struct Mux {
     /// Metrics of the sources.
     pub metrics: SourceMetrics,
     /// Returns the current wall time.
-    pub now: Now,
+    pub now: WallClock,
 }
 
 impl Mux {
@@ -179,7 +179,7 @@ mod tests {
             (PodSource::Http, Vec::new()),
             (PodSource::Api, vec![pod("a", "1"), pod("b", "2")]),
         ] {
-            Door::new(source, bench.sets.clone()).hand_in(pods).await;
+            SourceSender::new(source, bench.sets.clone()).send(pods).await;
         }
         for (source, count) in [(PodSource::File, 1), (PodSource::Http, 0), (PodSource::Api, 2)] {
             let change = bench.changes.recv().await.expect("a change");
@@ -193,7 +193,7 @@ mod tests {
     #[tokio::test]
     async fn duplicates_are_events_and_counted() {
         let mut bench = bench();
-        Door::new(PodSource::File, bench.sets.clone()).hand_in(vec![pod("a", "1"), pod("a", "2")]).await;
+        SourceSender::new(PodSource::File, bench.sets.clone()).send(vec![pod("a", "1"), pod("a", "2")]).await;
         bench.changes.recv().await.expect("a change");
         assert_eq!(
             *bench.told.0.lock().expect("not poisoned"),
@@ -211,7 +211,7 @@ mod tests {
         drop(changes);
         let Bench { sets, changes, task, .. } = bench();
         drop(changes);
-        Door::new(PodSource::File, sets).hand_in(Vec::new()).await;
+        SourceSender::new(PodSource::File, sets).send(Vec::new()).await;
         task.await.expect("no panic");
     }
 

@@ -9,7 +9,7 @@ use super::{
     api,
     file::{FileConfig, FileSource},
     http::{HttpConfig, HttpSource},
-    mux::{CHANGES_CAPACITY, Door, Mux, Now},
+    mux::{CHANGES_CAPACITY, Mux, SourceSender, WallClock},
     ports::{PodSourceFeed, SourceEvents},
     references::ReferenceRule,
 };
@@ -44,7 +44,7 @@ pub struct SourcesDeps {
     /// Metrics of the sources.
     pub metrics: SourceMetrics,
     /// Returns the current wall time.
-    pub now: Now,
+    pub now: WallClock,
 }
 
 /// The running sources.
@@ -69,7 +69,7 @@ pub fn start(config: SourcesConfig, deps: SourcesDeps, stop: &CancellationToken)
     let node_name: Arc<str> = config.node_name.into();
     let mut door = |source| {
         registered.push(source);
-        Door::new(source, sets.clone())
+        SourceSender::new(source, sets.clone())
     };
     if let Some(path) = config.static_pod_path.filter(|path| !path.as_os_str().is_empty()) {
         let period = config.file_check_frequency;

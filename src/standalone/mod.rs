@@ -1,7 +1,7 @@
 //! Port implementations for a node without an API server.
 
 mod event_log;
-mod objects;
+mod manifest_objects;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,14 +9,14 @@ use std::{
 };
 
 pub use event_log::EventLog;
-pub use objects::{ManifestObjects, open};
+pub use manifest_objects::{ManifestObjects, open};
 
 use async_trait::async_trait;
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use tokio::sync::watch;
 
 use berth_ports::{
-    Attached, MirrorFate, MirrorPods, ObjectError, ObjectSource, PullSecret, StorageError, StorageObjects,
+    AttachedVolumes, MirrorPodState, MirrorPods, ObjectError, ObjectSource, PullSecret, StorageError, StorageObjects,
 };
 use berth_types::{Pod, PodFullName, api};
 
@@ -80,11 +80,11 @@ impl StorageObjects for NoStorage {
         Err(StorageError::NoClient)
     }
 
-    fn attached(&self) -> watch::Receiver<Attached> {
+    fn attached(&self) -> watch::Receiver<AttachedVolumes> {
         watch::channel(Some(Arc::default())).1
     }
 
-    fn moved(&self) -> watch::Receiver<u64> {
+    fn retry_signal(&self) -> watch::Receiver<u64> {
         watch::channel(0).1
     }
 }
@@ -94,7 +94,7 @@ impl StorageObjects for NoStorage {
 pub struct NoMirrors;
 
 impl MirrorPods for NoMirrors {
-    fn want(&self, _pod: &Arc<Pod>) {}
+    fn ensure(&self, _pod: &Arc<Pod>) {}
 
-    fn keep(&self, _names: HashMap<PodFullName, MirrorFate>) {}
+    fn set_desired(&self, _names: HashMap<PodFullName, MirrorPodState>) {}
 }

@@ -19,10 +19,10 @@ use super::{
     engine::{self, EngineParts},
     events::{record_setup_failure, record_start_events},
     eviction,
-    life::Life,
+    images::open_images,
     observation::{self, Observation},
-    open_images::open_images,
     probes,
+    process_lifecycle::ProcessContext,
     resources::{self, cgroup_driver},
     root_directory,
     runtime::{self, RuntimeParts},
@@ -39,8 +39,8 @@ use crate::{
         oom::{OomDeps, OomWatcher},
     },
     serving::{
-        pulses::Pulses,
-        stats::{self, StatsPages, StatsParts},
+        stats::{self, StatsPages, StatsPagesDeps},
+        task_liveness::TaskLivenessRegistry,
     },
     shutdown::Drain,
     standalone,
@@ -53,8 +53,8 @@ use berth_ports::{
     ClaimedVolumes, Clock, DiskStateFile, EventSink, NodeFacts, ObjectSource, PodObserver, ProbeManager,
     ResourceManager, RuntimeState, SystemClock,
 };
-use berth_server::ports::{Health, targets::Targets};
-use berth_stats::PodGroups;
+use berth_server::ports::{Health, stream_targets::StreamTargets};
+use berth_stats::PodCgroupPaths;
 use berth_status::StatusManager;
 
 /// Timeout for a runtime that is not available yet (spec 01 §20).
@@ -81,7 +81,7 @@ pub(super) struct Base {
     pub(super) tasks: TaskSupervisor,
     pub(super) log: LogHandle,
     /// Liveness of the supervised tasks.
-    pub(super) pulses: Pulses,
+    pub(super) liveness: TaskLivenessRegistry,
     /// Drains pods on a termination signal, if configured; set once.
     pub(super) drain: Arc<OnceLock<Arc<Drain>>>,
 }
@@ -90,7 +90,7 @@ pub(super) struct Base {
 ///
 /// # Errors
 /// Why the agent cannot start, with kubelet's texts.
-pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, BuildError> {
+pub async fn build(loaded: &Loaded, life: &ProcessContext) -> Result<Arc<dyn Health>, BuildError> {
     let registry = Registry::new();
     registry.register_bookkeeping();
     let tasks = life.tasks.clone();
@@ -108,15 +108,15 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
         stop: life.stop.clone(),
         tasks,
         log: life.log.clone(),
-        pulses: Pulses::default(),
+        liveness: TaskLivenessRegistry::default(),
         drain: life.drain.clone(),
     };
     // Before waiting for the runtime: a mistyped path is reported without delay.
     let cluster = cluster::join(loaded, &mut base, facts.name.as_str()).await?;
-    let auth = who_may_call(loaded, &base, facts.name.as_str(), cluster.as_ref()).await?;
+    let auth = open_server_auth(loaded, &base, facts.name.as_str(), cluster.as_ref()).await?;
     let patience = RUNTIME_PATIENCE.min(loaded.config.runtime_request_timeout.std());
     let (connection, targets, info) = if loaded.is_runtime_embedded() {
-        let embedded::Opened { connection, targets, recovery } = embedded::open(loaded, &base).await?;
+        let embedded::EmbeddedRuntime { connection, targets, recovery } = embedded::open(loaded, &base).await?;
         let info = tokio::select! {
             info = berth_cri::probe(&connection, &base.registry, patience) => info.map_err(wrong)?,
             cause = recovery.failed() => return Err(wrong(cause)),
@@ -129,7 +129,7 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     };
     record_start_events(&*base.events, loaded.host.cgroup_v1);
     let has_cluster = cluster.is_some();
-    let known = Known { machine, facts, auth, targets, cluster };
+    let known = Prerequisites { machine, facts, auth, targets, cluster };
     let assembled = assemble(loaded, &base, known, &connection, &info).await;
     if let Err(error) = &assembled {
         record_setup_failure(&*base.events, &error.0, has_cluster).await;
@@ -140,18 +140,18 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
 }
 
 /// Everything that is known before the runtime is.
-struct Known {
+struct Prerequisites {
     machine: Machine,
     facts: NodeFacts,
     /// `None` if the main port is disabled.
     auth: Option<ServerAuth>,
     /// Streaming targets of the embedded runtime.
-    targets: Option<Arc<dyn Targets>>,
+    targets: Option<Arc<dyn StreamTargets>>,
     /// `None` in standalone mode.
     cluster: Option<Cluster>,
 }
 
-async fn who_may_call(
+async fn open_server_auth(
     loaded: &Loaded,
     base: &Base,
     node: &str,
@@ -168,11 +168,11 @@ async fn who_may_call(
 async fn assemble(
     loaded: &Loaded,
     base: &Base,
-    known: Known,
+    known: Prerequisites,
     connection: &Connection,
     info: &RuntimeInfo,
 ) -> Result<Arc<dyn Health>, BuildError> {
-    let Known { machine, facts, auth, targets, mut cluster } = known;
+    let Prerequisites { machine, facts, auth, targets, mut cluster } = known;
     let machine = &machine;
     let node_name = facts.name.clone();
     let node = watch::Sender::new(Arc::new(facts));
@@ -215,7 +215,8 @@ async fn assemble(
     probes.wake_through(base, engine.commands.clone());
     let observer: Arc<dyn PodObserver> = pleg;
     watch_oom_kills(loaded, base, &engine, &status, observer.clone(), groups);
-    let parts = shutdown::ShutdownParts { engine: &engine, status: status.clone(), node, is_told: cluster.is_some() };
+    let parts =
+        shutdown::ShutdownParts { engine: &engine, status: status.clone(), node, reports_statuses: cluster.is_some() };
     shutdown::open(loaded, base, parts).await?;
     base.tasks.spawn(runtime.clone().run_gc(Arc::new(engine.pods.clone()), base.stop.child_token()));
     if let Some(manifests) = manifests {
@@ -237,7 +238,7 @@ async fn assemble(
     };
     let statistics = open_statistics(loaded, base, parts);
     let acting = eviction::ActParts { engine: &engine, allocations, statistics: &statistics, runtime, images };
-    eviction::act(base, eviction, acting);
+    eviction::start_evictor(base, eviction, acting);
     let (cri, runtime) = (connection.runtime.clone(), info.name.clone());
     let parts = server::Parts { engine, status, observer, cri, statistics, runtime, targets, probes: probes.manager };
     server::start(loaded, base, parts, auth).await
@@ -264,7 +265,7 @@ fn watch_oom_kills(
     engine: &EngineHandle,
     status: &StatusManager,
     observer: Arc<dyn PodObserver>,
-    groups: Arc<dyn PodGroups>,
+    groups: Arc<dyn PodCgroupPaths>,
 ) {
     let watcher = OomWatcher::new(OomDeps {
         pods: engine.pods.clone(),
@@ -296,7 +297,7 @@ fn open_statistics(loaded: &Loaded, base: &Base, parts: StatisticsParts<'_>) -> 
     let (statistics, surveyors) = stats::open(
         loaded,
         machine,
-        StatsParts {
+        StatsPagesDeps {
             observer,
             runtime: connection.runtime.clone(),
             images: connection.images.clone(),
@@ -313,7 +314,7 @@ fn open_statistics(loaded: &Loaded, base: &Base, parts: StatisticsParts<'_>) -> 
     base.tasks.spawn(surveyors.run(base.stop.child_token()));
     if loaded.gates.enabled("CSIVolumeHealth") {
         let (provider, stop) = (statistics.provider(), base.stop.child_token());
-        base.tasks.spawn(async move { provider.ask_of_claims_now_and_then(stop).await });
+        base.tasks.spawn(async move { provider.poll_claimed_volumes(stop).await });
     }
     statistics
 }

@@ -18,11 +18,11 @@ use berth_config::{EMBEDDED_RUNTIME, Loaded, fields::LoggingConfiguration};
 use berth_cri::Connection;
 use berth_runtime::{
     cri as services,
-    parts::{self, Surroundings},
     runtime::Runtime,
     settings as runtime_settings,
+    wiring::{self, RuntimeEnvironment},
 };
-use berth_server::{ports::targets::Targets, streaming::serve::listener::Listening};
+use berth_server::{ports::stream_targets::StreamTargets, streaming::serve::listener::BoundListener};
 
 /// Default socket of `berth cri`.
 const SOCKET: &str = "unix:///run/berth/cri.sock";
@@ -30,32 +30,32 @@ const SOCKET: &str = "unix:///run/berth/cri.sock";
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// A started runtime.
-pub(super) struct Opened {
+pub(super) struct EmbeddedRuntime {
     /// Clients of its CRI services.
     pub(super) connection: Connection,
     /// Its streaming targets.
-    pub(super) targets: Arc<dyn Targets>,
+    pub(super) targets: Arc<dyn StreamTargets>,
     /// Recovery of the state of an earlier process.
-    pub(super) recovery: parts::Recovery,
+    pub(super) recovery: wiring::Recovery,
 }
 
 /// Starts the runtime; returns the clients of its services, and its streaming targets.
 ///
 /// # Errors
 /// Why the runtime cannot start.
-pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<Opened, BuildError> {
+pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<EmbeddedRuntime, BuildError> {
     check_image_endpoint(&loaded.config.image_service_endpoint)?;
     let config = runtime_settings::read().map_err(BuildError)?;
     let (socket, streams) = (config.serve_socket.clone(), config.stream_address.clone());
-    let around = Surroundings {
+    let around = RuntimeEnvironment {
         hostname: host_name()?,
         has_builtin_images: true,
-        unpacker: Some(parts::OWN_PROGRAM.into()),
+        unpacker: Some(wiring::OWN_PROGRAM.into()),
         tasks: base.tasks.tracker().clone(),
         stop: base.stop.child_token(),
     };
-    let (runtime, _) = parts::open_counted(config, around, &base.registry).await.map_err(wrong)?;
-    let recovery = parts::start(&runtime);
+    let (runtime, _) = wiring::open_counted(config, around, &base.registry).await.map_err(wrong)?;
+    let recovery = wiring::start(&runtime);
     if !socket.is_empty() {
         let (serving, path, stop) = (runtime.clone(), socket_path(&socket)?, base.stop.child_token());
         let listening = listen(&streams).await?;
@@ -72,7 +72,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<Opened, BuildEr
     });
     info!(root = %runtime.shell.layout.root.display(), "Pods run on the embedded runtime");
     let connection = berth_cri::connect_over(dial, &settings::cri(loaded), &base.registry);
-    Ok(Opened { connection, targets: Arc::new(RuntimeTargets(runtime)), recovery })
+    Ok(EmbeddedRuntime { connection, targets: Arc::new(RuntimeTargets(runtime)), recovery })
 }
 
 /// Rejects a separate image service: the embedded runtime would not find its images.
@@ -86,16 +86,16 @@ fn check_image_endpoint(endpoint: &str) -> Result<(), BuildError> {
     )))
 }
 
-async fn listen(address: &str) -> Result<Listening, BuildError> {
+async fn listen(address: &str) -> Result<BoundListener, BuildError> {
     let told = |cause: std::io::Error| BuildError(format!("embeddedRuntime.streamAddress: {cause}"));
-    Listening::bind(address).await.map_err(told)
+    BoundListener::bind(address).await.map_err(told)
 }
 
 /// Serves the CRI socket, and its streaming server for the same time.
 async fn over_socket(
     runtime: &Arc<Runtime>,
     path: PathBuf,
-    streams: Listening,
+    streams: BoundListener,
     stop: CancellationToken,
 ) -> Result<(), BuildError> {
     let (url, ours) = (streams.url(), stop.child_token());
@@ -123,7 +123,7 @@ pub fn serve(socket: Option<String>) -> ExitCode {
         .enable_all()
         .build()
         .map_err(wrong)
-        .and_then(|runtime| runtime.block_on(alone(socket)));
+        .and_then(|runtime| runtime.block_on(serve_standalone(socket)));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(cause) => {
@@ -138,18 +138,18 @@ fn host_name() -> Result<String, BuildError> {
     Ok(nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned())
 }
 
-async fn alone(socket: Option<String>) -> Result<(), BuildError> {
+async fn serve_standalone(socket: Option<String>) -> Result<(), BuildError> {
     let config = runtime_settings::read().map_err(BuildError)?;
     let configured = Some(config.serve_socket.clone()).filter(|socket| !socket.is_empty());
     let path = socket_path(&socket.or(configured).unwrap_or_else(|| SOCKET.to_owned()))?;
     let streams = listen(&config.stream_address).await?;
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let hostname = host_name()?;
-    let unpacker = Some(parts::OWN_PROGRAM.into());
+    let unpacker = Some(wiring::OWN_PROGRAM.into());
     let around =
-        Surroundings { hostname, has_builtin_images: true, unpacker, tasks: tasks.clone(), stop: stop.clone() };
-    let (runtime, _) = parts::open(config, around).await.map_err(wrong)?;
-    let recovery = parts::start(&runtime);
+        RuntimeEnvironment { hostname, has_builtin_images: true, unpacker, tasks: tasks.clone(), stop: stop.clone() };
+    let (runtime, _) = wiring::open(config, around).await.map_err(wrong)?;
+    let recovery = wiring::start(&runtime);
     let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;
     println!("serving {}", path.display());

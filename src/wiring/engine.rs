@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     engine::{
-        self, EngineConfig, EngineHandle, Inputs, SourcesReady, WorkerContext,
+        self, EngineConfig, EngineHandle, Inputs, SourceReadiness, WorkerContext,
         admission::{AdmissionRules, sysctls::Allowlist},
         allocation::{Allocations, Allocator, AllocatorDeps, resize::ResizeRules},
     },
@@ -81,7 +81,7 @@ pub(super) async fn open(
         tasks: base.tasks.tracker().clone(),
         shutdown: base.stop.clone(),
     });
-    let ready = SourcesReady::new(sources.registered);
+    let ready = SourceReadiness::new(sources.registered);
     let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
     Ok((engine, allocations))
 }

@@ -14,12 +14,12 @@ use super::{
 use crate::{
     engine::{EngineHandle, allocation::Allocations},
     eviction::{
-        EvictionConfig, Evictor, EvictorDeps, Picture, Watcher, WatcherDeps,
-        actions::{EnginePods, Removal},
-        kernel_notifier::{ThresholdNotifier, UNIFIED, hear_group, hear_stalls, hear_usage},
-        node_reader::{ImagePlaces, NodeReader},
+        EvictionConfig, Evictor, EvictorDeps, NodeSnapshot, Watcher, WatcherDeps,
+        actions::{EnginePods, NodeReclaimer},
+        kernel_notifier::{ThresholdNotifier, UNIFIED, watch_memcg_usage, watch_memory_events, watch_psi},
+        node_reader::{ImageFileSystems, NodeReader},
         page_cache::PageCache,
-        ports::Pressures,
+        ports::PressureCallback,
         pressure_state,
         signals::Condition,
     },
@@ -32,7 +32,7 @@ use berth_config::Loaded;
 use berth_cri::ImageService;
 use berth_metrics::EvictionMetrics;
 use berth_ports::{DiskStateFile, NodeFacts};
-use berth_stats::{NodeLook, PodGroups};
+use berth_stats::{NodeObserver, PodCgroupPaths};
 
 /// Dependencies of the watcher.
 pub(super) struct WatchParts<'a> {
@@ -41,18 +41,18 @@ pub(super) struct WatchParts<'a> {
     /// Image service of the runtime.
     pub(super) images: Arc<dyn ImageService>,
     /// Names of control groups.
-    pub(super) groups: Arc<dyn PodGroups>,
+    pub(super) groups: Arc<dyn PodCgroupPaths>,
     /// Receives pressures.
     pub(super) node: watch::Sender<Arc<NodeFacts>>,
 }
 
 /// The running watcher's snapshots, and what the evictor shares with it.
-pub(super) struct Watched {
+pub(super) struct RunningWatcher {
     config: Arc<EvictionConfig>,
     metrics: EvictionMetrics,
-    pictures: watch::Receiver<Option<Arc<Picture>>>,
+    pictures: watch::Receiver<Option<Arc<NodeSnapshot>>>,
     began: Instant,
-    groups: Arc<dyn PodGroups>,
+    groups: Arc<dyn PodCgroupPaths>,
 }
 
 /// Starts the watcher; returns after the first observation, or after a timeout, so that no pod is admitted to a node
@@ -60,20 +60,20 @@ pub(super) struct Watched {
 ///
 /// # Errors
 /// Invalid thresholds.
-pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -> Result<Watched, BuildError> {
+pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -> Result<RunningWatcher, BuildError> {
     let config = Arc::new(settings::eviction(loaded)?);
     let (metrics, began) = (EvictionMetrics::new(&base.registry), Instant::now());
-    let (places, notifier) = (Arc::new(ImagePlaces::default()), Arc::new(ThresholdNotifier::default()));
+    let (places, notifier) = (Arc::new(ImageFileSystems::default()), Arc::new(ThresholdNotifier::default()));
     base.tasks.spawn(places.clone().follow(parts.images, notifier.clone(), base.stop.child_token()));
     let (line, lines) = watch::channel(None);
     if loaded.config.kernel_memcg_notification {
-        base.tasks.spawn(hear_usage(lines, notifier.clone(), base.stop.child_token()));
+        base.tasks.spawn(watch_memcg_usage(lines, notifier.clone(), base.stop.child_token()));
     }
     if let Some(pods) = parts.groups.above().into_iter().next() {
-        base.tasks.spawn(hear_group(pods, notifier.clone(), base.stop.child_token()));
+        base.tasks.spawn(watch_memory_events(pods, notifier.clone(), base.stop.child_token()));
     }
-    base.tasks.spawn(hear_stalls(notifier.clone(), base.stop.child_token()));
-    let look = NodeLook::new(parts.groups.clone(), base.clock.clone(), "/".into(), max_pids);
+    base.tasks.spawn(watch_psi(notifier.clone(), base.stop.child_token()));
+    let look = NodeObserver::new(parts.groups.clone(), base.clock.clone(), "/".into(), max_pids);
     let gauges = NodeReader::new(look, loaded.root_directory(), places, config.thresholds.clone(), line);
     let file = Arc::new(DiskStateFile::new(loaded.root_directory().join("eviction_state")));
     let boot_id = &parts.machine.boot_id;
@@ -81,10 +81,10 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
     let deps = WatcherDeps {
         gauges: Arc::new(gauges),
         alarm: notifier,
-        pressures: tell(parts.node),
+        pressures: pressure_publisher(parts.node),
         metrics: metrics.clone(),
         restored,
-        pulse: base.pulses.of("eviction-watcher"),
+        pulse: base.liveness.of("eviction-watcher"),
     };
     let (watcher, mut pictures) = Watcher::new(config.clone(), deps, began);
     let state_file =
@@ -92,7 +92,7 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
     base.tasks.spawn(state_file.run(pictures.clone(), base.stop.child_token()));
     base.tasks.spawn(watcher.run(base.stop.child_token()));
     let _ = timeout(SETTLE, pictures.wait_for(Option::is_some)).await;
-    Ok(Watched { config, metrics, pictures, began, groups: parts.groups })
+    Ok(RunningWatcher { config, metrics, pictures, began, groups: parts.groups })
 }
 
 /// Dependencies of the evictor.
@@ -110,8 +110,8 @@ pub(super) struct ActParts<'a> {
 }
 
 /// Starts the evictor.
-pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
-    let Watched { config, metrics, pictures, began, groups } = watched;
+pub(super) fn start_evictor(base: &Base, watched: RunningWatcher, parts: ActParts<'_>) {
+    let RunningWatcher { config, metrics, pictures, began, groups } = watched;
     let engine = parts.engine;
     let pods = EnginePods {
         pods: engine.pods.clone(),
@@ -119,10 +119,10 @@ pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
         allocations: parts.allocations,
         statistics: parts.statistics.provider(),
     };
-    let reclaim = Removal {
+    let reclaim = NodeReclaimer {
         runtime: parts.runtime,
         images: parts.images,
-        fates: Arc::new(engine.pods.clone()),
+        pod_states: Arc::new(engine.pods.clone()),
         page_cache: PageCache::new("/".into(), UNIFIED.into(), groups),
     };
     let deps = EvictorDeps {
@@ -130,7 +130,7 @@ pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
         reclaim: Arc::new(reclaim),
         events: base.events.clone(),
         metrics,
-        pulse: base.pulses.of("eviction"),
+        pulse: base.liveness.of("eviction"),
     };
     base.tasks.spawn(Evictor::new(config, deps, pictures, began).run(base.stop.child_token()));
 }
@@ -138,7 +138,7 @@ pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
 /// Publishes pressures in the facts of the node, for admission and the node's status. Pressures that only an earlier
 /// agent observed are for the status alone: running pods are admitted again at the start, and none of them may fail for
 /// a past pressure.
-fn tell(node: watch::Sender<Arc<NodeFacts>>) -> Pressures {
+fn pressure_publisher(node: watch::Sender<Arc<NodeFacts>>) -> PressureCallback {
     Arc::new(move |conditions: &BTreeSet<Condition>, restored: &BTreeSet<Condition>| {
         let names = |conditions: Vec<&Condition>| conditions.iter().map(|c| c.as_str().to_owned()).collect();
         let met: Vec<String> = names(conditions.difference(restored).collect());
@@ -165,16 +165,16 @@ mod tests {
     use super::*;
     use crate::{
         engine::admission::{AdmissionRules, AdmitInput, Purpose, admit},
-        eviction::{EvictionConfig, ports::Gauges, signals::Readings},
+        eviction::{EvictionConfig, ports::NodeStats, signals::Readings},
     };
     use berth_metrics::Registry;
-    use berth_ports::Pulse;
+    use berth_ports::TaskLiveness;
     use berth_types::Pod;
 
     #[test]
     fn pressures_are_facts_of_the_node() {
         let (node, mut facts) = watch::channel(Arc::<NodeFacts>::default());
-        let tell = tell(node);
+        let tell = pressure_publisher(node);
         let none = BTreeSet::new();
         tell(&none, &none);
         assert!(!facts.has_changed().expect("open"), "no news");
@@ -196,8 +196,8 @@ mod tests {
     struct Well;
 
     #[async_trait]
-    impl Gauges for Well {
-        async fn look(&self) -> Readings {
+    impl NodeStats for Well {
+        async fn read(&self) -> Readings {
             Readings::default()
         }
     }
@@ -214,10 +214,10 @@ mod tests {
         let deps = WatcherDeps {
             gauges: Arc::new(Well),
             alarm: Arc::new(ThresholdNotifier::default()),
-            pressures: tell(node),
+            pressures: pressure_publisher(node),
             metrics: EvictionMetrics::new(&Registry::new()),
             restored: vec![(Condition::Disk, Duration::from_secs(60))],
-            pulse: Pulse::default(),
+            pulse: TaskLiveness::default(),
         };
         let (watcher, _pictures) = Watcher::new(Arc::new(config), deps, Instant::now());
         let stop = CancellationToken::new();

@@ -9,13 +9,13 @@ pub mod embedded;
 mod engine;
 mod events;
 mod eviction;
+mod images;
 mod kernel;
-mod life;
 mod node_addresses;
 mod observation;
-mod open_images;
 mod probes;
 mod process;
+mod process_lifecycle;
 mod resources;
 mod root_directory;
 mod runtime;
@@ -28,7 +28,7 @@ mod volumes;
 
 /// Drain of this node's pods through a root-only socket: request, response, and the socket.
 pub mod drain {
-    pub use crate::shutdown::{Answer, Ask, Door};
+    pub use crate::shutdown::{DrainRequest, DrainResponse, DrainSocket};
 }
 
-pub use life::run;
+pub use process_lifecycle::run;

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::build::{Base, BuildError};
-use crate::node::{KernelNetwork, OwnAddresses};
+use crate::node::{KernelNetwork, StandaloneAddresses};
 use berth_config::Loaded;
 use berth_metrics::NodeMetrics;
 use berth_ports::NodeFacts;
@@ -34,8 +34,12 @@ pub(super) async fn publish_own(
     facts: watch::Sender<Arc<NodeFacts>>,
 ) -> Result<(), BuildError> {
     let hostname = facts.borrow().hostname.clone();
-    let own =
-        OwnAddresses { configured: configured(loaded)?, hostname, network: Arc::new(KernelNetwork::default()), facts };
+    let own = StandaloneAddresses {
+        configured: configured(loaded)?,
+        hostname,
+        network: Arc::new(KernelNetwork::default()),
+        facts,
+    };
     own.publish_once().await;
     let _at_zero = NodeMetrics::new(&base.registry);
     base.tasks.spawn(own.follow(base.stop.child_token()));

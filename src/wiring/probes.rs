@@ -14,7 +14,7 @@ use crate::{
     probes::{self, Handlers},
 };
 use berth_cri::Connection;
-use berth_metrics::{ProbeMetrics, ProbePaces, Registry};
+use berth_metrics::{ProbeMetrics, ProbeTimelinessMetrics, Registry};
 use berth_ports::{Clock, DiskStateFile, ProbedPods, ProbedStatus};
 use berth_status::{StatusManager, restart_all_in_progress};
 use berth_types::{ContainerId, Pod, PodUid};
@@ -25,7 +25,7 @@ pub(super) struct Probes {
     pub(super) manager: Arc<probes::Manager>,
     /// Registry of the probe metrics.
     pub(super) registry: Registry,
-    woken: Arc<Woken>,
+    woken: Arc<WakeSet>,
 }
 
 /// Starts the tasks of probes; nothing is probed before a pod worker adds its pod.
@@ -39,16 +39,16 @@ pub(super) async fn open(
     file: Arc<DiskStateFile>,
 ) -> Result<Probes, BuildError> {
     let registry = Registry::new();
-    let woken = Arc::<Woken>::default();
-    let deps = probes::Deps {
+    let woken = Arc::<WakeSet>::default();
+    let deps = probes::ProbeDeps {
         asker: Arc::new(Handlers::new(connection.runtime.clone()).map_err(wrong)?),
-        pods: Arc::new(Board { statuses, clock: base.clock.clone(), woken: woken.clone() }),
+        pods: Arc::new(ProbedPodStatuses { statuses, clock: base.clock.clone(), woken: woken.clone() }),
         events: base.events.clone(),
         clock: base.clock.clone(),
         metrics: ProbeMetrics::new(&registry),
-        paces: ProbePaces::new(&base.registry),
+        paces: ProbeTimelinessMetrics::new(&base.registry),
         started_at: base.clock.now(),
-        pulse: base.pulses.of("probes"),
+        pulse: base.liveness.of("probes"),
     };
     let (manager, probing, saving) = probes::open(deps, file, base.stop.child_token()).await;
     base.tasks.spawn(probing);
@@ -65,13 +65,13 @@ impl Probes {
 
 /// Set of pods to wake: repeated wake-ups coalesce.
 #[derive(Default)]
-struct Woken {
+struct WakeSet {
     pods: Mutex<HashSet<PodUid>>,
     some: Notify,
 }
 
-impl Woken {
-    fn say(&self, pod: &PodUid) {
+impl WakeSet {
+    fn insert(&self, pod: &PodUid) {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner).insert(pod.clone());
         self.some.notify_one();
     }
@@ -81,10 +81,10 @@ impl Woken {
     }
 }
 
-async fn wake(woken: Arc<Woken>, commands: mpsc::Sender<Command>, stop: CancellationToken) {
+async fn wake(woken: Arc<WakeSet>, commands: mpsc::Sender<Command>, stop: CancellationToken) {
     while stop.run_until_cancelled(woken.some.notified()).await.is_some() {
         for pod in woken.take() {
-            if commands.send(Command::Poke(pod)).await.is_err() {
+            if commands.send(Command::Resync(pod)).await.is_err() {
                 return;
             }
         }
@@ -92,13 +92,13 @@ async fn wake(woken: Arc<Woken>, commands: mpsc::Sender<Command>, stop: Cancella
 }
 
 /// [`ProbedPods`] of the status manager.
-struct Board {
+struct ProbedPodStatuses {
     statuses: Arc<StatusManager>,
     clock: Arc<dyn Clock>,
-    woken: Arc<Woken>,
+    woken: Arc<WakeSet>,
 }
 
-impl ProbedPods for Board {
+impl ProbedPods for ProbedPodStatuses {
     fn status(&self, pod: &PodUid) -> Option<ProbedStatus> {
         let status = self.statuses.status(pod)?;
         let restart_all = restart_all_in_progress(&status);
@@ -118,7 +118,7 @@ impl ProbedPods for Board {
     }
 
     fn wake(&self, pod: &PodUid) {
-        self.woken.say(pod);
+        self.woken.insert(pod);
     }
 }
 
@@ -128,22 +128,22 @@ mod tests {
 
     #[tokio::test]
     async fn a_pod_that_is_woken_often_is_poked_once() {
-        let woken = Arc::<Woken>::default();
+        let woken = Arc::<WakeSet>::default();
         for pod in ["a", "b", "a"] {
-            woken.say(&pod.into());
+            woken.insert(&pod.into());
         }
         let (commands, mut poked) = mpsc::channel(8);
         let stop = CancellationToken::new();
         let waking = tokio::spawn(wake(woken.clone(), commands, stop.clone()));
         let mut seen = Vec::new();
         for _ in 0..2 {
-            let Some(Command::Poke(pod)) = poked.recv().await else { panic!("a pod to wake") };
+            let Some(Command::Resync(pod)) = poked.recv().await else { panic!("a pod to wake") };
             seen.push(pod.to_string());
         }
         seen.sort();
         assert_eq!(seen, ["a", "b"]);
-        woken.say(&"c".into());
-        assert!(matches!(poked.recv().await, Some(Command::Poke(pod)) if pod.as_str() == "c"));
+        woken.insert(&"c".into());
+        assert!(matches!(poked.recv().await, Some(Command::Resync(pod)) if pod.as_str() == "c"));
         stop.cancel();
         waking.await.expect("it ends");
         assert!(poked.recv().await.is_none());

@@ -60,7 +60,7 @@ pub async fn lock_file(loaded: &Loaded) -> Result<Option<Flock<File>>, String> {
         .map_err(|error| error.to_string())?
         .map_err(|error| format!("unable to acquire file lock on \"{path}\": {error}"))?;
     if loaded.flags.exit_on_lock_contention {
-        leave_on_contention(&path).map_err(|error| format!("unable to watch lockfile: {error}"))?;
+        exit_on_contention(&path).map_err(|error| format!("unable to watch lockfile: {error}"))?;
     }
     Ok(Some(lock))
 }
@@ -71,7 +71,7 @@ fn lock(path: &Path) -> Result<Flock<File>, std::io::Error> {
 }
 
 /// Exits with 0 when another process opens or deletes the lock file, which then takes over.
-fn leave_on_contention(path: &str) -> nix::Result<()> {
+fn exit_on_contention(path: &str) -> nix::Result<()> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
     inotify.add_watch(path, AddWatchFlags::IN_OPEN | AddWatchFlags::IN_DELETE_SELF)?;
     std::thread::Builder::new()

@@ -64,7 +64,7 @@ pub(super) async fn open(
     // effect yet.
     if loaded.config.cpu_manager_policy == cpu_state::POLICY_NONE {
         let file = state_file(loaded, "cpu_manager_state");
-        cpu_state::take_over(&*file).await.map_err(wrong)?;
+        cpu_state::check_or_create(&*file).await.map_err(wrong)?;
     }
     let on_difference = settings::kernel_flags(loaded, berth_sys::machine::in_user_namespace());
     kernel_flags::apply(Path::new("/proc/sys"), on_difference).await.map_err(wrong)?;

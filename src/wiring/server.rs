@@ -16,18 +16,18 @@ use super::{
     server_grpc,
 };
 use crate::{
-    diagnostics::{self, PodStories},
+    diagnostics::{self, DiagnosticsProvider},
     engine::EngineHandle,
     logs::LogReader,
     probes,
     serving::{
         RuntimeStreams,
         checkpoint::{CheckpointDeps, RuntimeCheckpoints},
+        debug_endpoints::{self, DebugEndpointDeps},
         logs::{PodLogs, RuntimePodList},
         pages::{AgentHealth, AgentPages, HealthDeps},
         pods::EnginePods,
         runtime_tls,
-        tools::{self, ToolParts},
     },
 };
 use berth_config::{Loaded, configz, fields::KubeletConfiguration};
@@ -36,9 +36,9 @@ use berth_metrics::{ServerMetrics, SliMetrics, StreamingMetrics};
 use berth_ports::{Clock, PodObserver};
 use berth_runtime::streams::IN_PROCESS;
 use berth_server::{
-    Caps, Door, Endpoints, FOLLOWS, Guard, Serves, Site, TlsSource,
-    ports::{Health, Statistics, targets::Targets},
-    routing::Switches,
+    AuthFilter, AuthLayer, CallerLimit, Endpoints, FOLLOWS, ListenerContext, ListenerService, TlsSource,
+    ports::{Health, Statistics, stream_targets::StreamTargets},
+    routing::EnabledEndpoints,
     streaming::{Streaming, StreamingConfig},
 };
 use berth_status::StatusManager;
@@ -53,7 +53,7 @@ pub(super) struct Parts {
     /// Name of the runtime.
     pub(super) runtime: Arc<str>,
     /// Streaming targets of the embedded runtime.
-    pub(super) targets: Option<Arc<dyn Targets>>,
+    pub(super) targets: Option<Arc<dyn StreamTargets>>,
     /// Probe manager, for histories.
     pub(super) probes: Arc<probes::Manager>,
 }
@@ -64,8 +64,13 @@ impl Parts {
         EnginePods { pods: engine.pods.clone(), status }
     }
 
-    fn stories(&self, clock: Arc<dyn Clock>) -> PodStories {
-        PodStories { pods: self.engine.pods.clone(), status: self.status.clone(), probes: self.probes.clone(), clock }
+    fn diagnostics(&self, clock: Arc<dyn Clock>) -> DiagnosticsProvider {
+        DiagnosticsProvider {
+            pods: self.engine.pods.clone(),
+            status: self.status.clone(),
+            probes: self.probes.clone(),
+            clock,
+        }
     }
 }
 
@@ -78,7 +83,7 @@ pub(super) async fn start(
     auth: Option<ServerAuth>,
 ) -> Result<Arc<dyn Health>, BuildError> {
     let config = &loaded.config;
-    let endpoints = Arc::new(endpoints(loaded, base, &parts, shown(config, auth.as_ref())));
+    let endpoints = Arc::new(endpoints(loaded, base, &parts, configz_body(config, auth.as_ref())));
     server_grpc::open(loaded, base, parts.pods());
     let health = endpoints.health.clone();
     let metrics = ServerMetrics::new(&base.registry);
@@ -89,12 +94,12 @@ pub(super) async fn start(
     let port = |number: i32| u16::try_from(number).ok().filter(|port| *port != 0);
     if let Some(port) = port(config.read_only_port) {
         let address = read_only_address(loaded)?;
-        let site = Site { switches: Switches::READ_ONLY, guard: None, endpoints, metrics };
+        let site = ListenerContext { switches: EnabledEndpoints::READ_ONLY, guard: None, endpoints, metrics };
         let listening = berth_server::bind(address, port)
             .await
             .map_err(|error| BuildError(format!("failed to listen on the read-only port {address}:{port}: {error}")))?;
         info!(address = %address, port, "Starting to listen read-only");
-        let (stop, site) = (base.stop.child_token(), Serves::Site(Arc::new(site)));
+        let (stop, site) = (base.stop.child_token(), ListenerService::Site(Arc::new(site)));
         base.tasks.spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -106,7 +111,7 @@ pub(super) async fn start(
     // Last: a client that reads healthy here may use the main port.
     if let Some(port) = port(config.healthz_port) {
         let address = listen_address("healthzBindAddress", &config.healthz_bind_address)?;
-        let router = Serves::Router(berth_server::healthz_router(health.clone()));
+        let router = ListenerService::Router(berth_server::healthz_router(health.clone()));
         let serving = berth_server::serve_persistently(address, port, router, base.stop.child_token()).await;
         base.tasks.spawn(serving);
     }
@@ -117,7 +122,7 @@ pub(super) async fn start(
 /// address is configured (spec 04 §10).
 fn read_only_address(loaded: &Loaded) -> Result<IpAddr, BuildError> {
     let configured = listen_address("address", &loaded.config.address)?;
-    if loaded.flags.address_is_given {
+    if loaded.flags.is_address_set {
         return Ok(configured);
     }
     let loopback = if configured.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
@@ -138,11 +143,11 @@ async fn start_main(
     (endpoints, metrics): (Arc<Endpoints>, ServerMetrics),
 ) -> Result<(), BuildError> {
     let config = &loaded.config;
-    let ServerAuth { authenticator, authorizer, tls, try_this } = auth;
-    let site = Site {
+    let ServerAuth { authenticator, authorizer, tls, startup_hint: try_this } = auth;
+    let site = ListenerContext {
         switches: switches(loaded),
-        guard: Some(Guard {
-            keeper: Arc::new(Door::new(authenticator, authorizer)),
+        guard: Some(AuthLayer {
+            authorizer: Arc::new(AuthFilter::new(authenticator, authorizer)),
             streaming_requires_create: loaded.flags.streaming_requires_create,
         }),
         endpoints,
@@ -164,14 +169,14 @@ async fn start_main(
             info!(command, "Try this");
         }
         let secured: TlsSource = Arc::new(move || tls.acceptor());
-        berth_server::serve(listening, Serves::Site(Arc::new(site)), Some(secured), stop).await;
+        berth_server::serve(listening, ListenerService::Site(Arc::new(site)), Some(secured), stop).await;
     });
     Ok(())
 }
 
-fn switches(loaded: &Loaded) -> Switches {
+fn switches(loaded: &Loaded) -> EnabledEndpoints {
     let (config, gates) = (&loaded.config, &loaded.gates);
-    Switches {
+    EnabledEndpoints {
         debugging: config.enable_debugging_handlers,
         system_log: config.enable_system_log_handler,
         profiling: config.enable_profiling_handler,
@@ -184,7 +189,7 @@ fn switches(loaded: &Loaded) -> Switches {
 
 /// Content of `/configz`, with the cipher suites that are really offered (spec 04 §9, CIS 4.2.12). Those of TLS 1.3 are
 /// not configurable and not part of the setting.
-fn shown(config: &KubeletConfiguration, auth: Option<&ServerAuth>) -> String {
+fn configz_body(config: &KubeletConfiguration, auth: Option<&ServerAuth>) -> String {
     let mut config = config.clone();
     if let Some(auth) = auth {
         let offered = auth.tls.cipher_suites();
@@ -199,14 +204,14 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
     let started = berth_metrics::start_time_seconds().unwrap_or_default() as u64;
     let (pods, status) = (parts.engine.pods.clone(), parts.status.clone());
     let pages = Arc::new(AgentPages::new(pods.clone(), status.clone(), base.registry.clone(), started));
-    base.tasks.spawn(pages.clone().forget_gone(base.stop.child_token()));
-    diagnostics::count_waits(&base.registry, &parts.engine, status.clone(), base.clock.clone());
+    base.tasks.spawn(pages.clone().evict_deleted_pods(base.stop.child_token()));
+    diagnostics::register_wait_metrics(&base.registry, &parts.engine, status.clone(), base.clock.clone());
     let slis = SliMetrics::new(berth_metrics::start_time_seconds().unwrap_or_default());
     let health = Arc::new(AgentHealth::new(HealthDeps {
         heartbeat: parts.engine.heartbeat.clone(),
         sync_frequency: config.sync_frequency.std(),
         log: base.log.clone(),
-        pulses: base.pulses.clone(),
+        pulses: base.liveness.clone(),
         slis: slis.clone(),
     }));
     base.tasks.spawn(health.clone().keep_counting(base.stop.child_token()));
@@ -222,19 +227,19 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
             clock: base.clock.clone(),
             runtime: parts.runtime.clone(),
         }),
-        follows: Caps::new(FOLLOWS),
+        follows: CallerLimit::new(FOLLOWS),
         statistics: parts.statistics.clone(),
         split_streams: loaded.gates.enabled("PodLogsQuerySplitStreams"),
         configz: Bytes::from(configz),
-        tools: tools::tools(
+        tools: debug_endpoints::tools(
             loaded,
-            ToolParts {
+            DebugEndpointDeps {
                 log: base.log.clone(),
                 slis,
                 started: i64::try_from(started).unwrap_or_default(),
                 pods: Arc::new(parts.pods()),
                 checkpoints: Arc::new(checkpoints(loaded, base, parts)),
-                why: Arc::new(parts.stories(base.clock.clone())),
+                why: Arc::new(parts.diagnostics(base.clock.clone())),
             },
         ),
         streams: streams(loaded, base, parts),

@@ -17,8 +17,8 @@ use tracing::info;
 
 use super::build::BuildError;
 use crate::{
-    certificates::{Admin, PairFiles, Serving, keep_admin},
-    serving::startup_hint::{Call, try_this},
+    certificates::{Admin, CertificatePairPaths, ServingCertificate, ensure_admin},
+    serving::startup_hint::{HintInput, startup_hint},
 };
 use berth_api::{Reviews, api::ApiClient, certificates::ServingCertificates};
 use berth_config::Loaded;
@@ -64,7 +64,7 @@ pub(super) struct ServerAuth {
     /// TLS configuration; reloads by itself.
     pub(super) tls: Tls,
     /// Example command for the local user, in standalone mode with its own authority; it works once the port is open.
-    pub(super) try_this: Option<String>,
+    pub(super) startup_hint: Option<String>,
 }
 
 /// Loads or creates certificates, and starts their reloads.
@@ -98,16 +98,16 @@ pub(super) async fn open(deps: AuthDeps<'_>) -> Result<ServerAuth, BuildError> {
     let authenticator = Authenticator::new(AuthenticatorDeps {
         client_roots: tls.client_roots(),
         tokens,
-        anonymous: if config.anonymous.enabled { Anonymous::GoesOn } else { Anonymous::Stops },
+        anonymous: if config.anonymous.enabled { Anonymous::Allow } else { Anonymous::Reject },
         metrics,
         now: Arc::new(move || clock.now()),
     });
     let authorizer = authorizer(&deps, reviews)?;
     let try_this = certificates.admin.as_ref().map(|admin| {
-        let call = Call { address: &loaded.config.address, port: loaded.config.port, now: deps.clock.now() };
-        try_this(&call, &certificates.serving, admin)
+        let call = HintInput { address: &loaded.config.address, port: loaded.config.port, now: deps.clock.now() };
+        startup_hint(&call, &certificates.serving, admin)
     });
-    Ok(ServerAuth { authenticator, authorizer, tls, try_this })
+    Ok(ServerAuth { authenticator, authorizer, tls, startup_hint: try_this })
 }
 
 fn wrong(error: impl std::fmt::Display) -> BuildError {
@@ -154,7 +154,7 @@ fn policy(path: &str) -> Result<Policy, BuildError> {
 
 /// Files of the serving certificate, the client CA, and the local administrator.
 struct Certificates {
-    serving: PairFiles,
+    serving: CertificatePairPaths,
     client_ca: Option<PathBuf>,
     admin: Option<Admin>,
 }
@@ -169,20 +169,20 @@ async fn certificates(deps: &AuthDeps<'_>) -> Result<Certificates, BuildError> {
         return Ok(Certificates { serving, client_ca, admin: None });
     }
     let (user, now) = (local_user(), deps.clock.now());
-    let admin = tokio::task::spawn_blocking(move || keep_admin(&directory, &user, now));
+    let admin = tokio::task::spawn_blocking(move || ensure_admin(&directory, &user, now));
     let admin = admin.await.map_err(wrong)?.map_err(wrong)?;
     Ok(Certificates { serving, client_ca: Some(admin.authority.certificate.clone()), admin: Some(admin) })
 }
 
 /// The configured key pair, else a self-made one that is renewed.
-async fn serving(deps: &AuthDeps<'_>, directory: &Path) -> Result<PairFiles, BuildError> {
+async fn serving(deps: &AuthDeps<'_>, directory: &Path) -> Result<CertificatePairPaths, BuildError> {
     let config = &deps.loaded.config;
     if is_signed_by_cluster(deps.loaded) {
         // File changes are watched through their directory: it must exist before the first key pair.
         let own = |error| BuildError(format!("cannot create directory {}: {error}", directory.display()));
         tokio::fs::create_dir_all(directory).await.map_err(own)?;
         let file = ServingCertificates::file(directory);
-        return Ok(PairFiles { certificate: file.clone(), key: file });
+        return Ok(CertificatePairPaths { certificate: file.clone(), key: file });
     }
     let (certificate, key) = (&config.tls_cert_file, &config.tls_private_key_file);
     let half = |missing: &str| {
@@ -190,18 +190,18 @@ async fn serving(deps: &AuthDeps<'_>, directory: &Path) -> Result<PairFiles, Bui
     };
     match (certificate.is_empty(), key.is_empty()) {
         (false, false) => {
-            return Ok(PairFiles { certificate: PathBuf::from(certificate), key: PathBuf::from(key) });
+            return Ok(CertificatePairPaths { certificate: PathBuf::from(certificate), key: PathBuf::from(key) });
         }
         (true, false) => return Err(half("tlsCertFile")),
         (false, true) => return Err(half("tlsPrivateKeyFile")),
         (true, true) => {}
     }
     let also = if deps.loaded.flags.is_its_own_authority() { local_names(&config.address) } else { Vec::new() };
-    let serving = Serving::new(directory, deps.node, also);
+    let serving = ServingCertificate::new(directory, deps.node, also);
     let (making, now) = (serving.clone(), deps.clock.now());
     tokio::task::spawn_blocking(move || making.ensure(now)).await.map_err(wrong)?.map_err(wrong)?;
     let (files, clock) = (serving.files().clone(), deps.clock.clone());
-    deps.tasks.spawn(serving.keep(move || clock.now(), deps.stop.child_token()));
+    deps.tasks.spawn(serving.renew_periodically(move || clock.now(), deps.stop.child_token()));
     Ok(files)
 }
 

@@ -13,7 +13,7 @@ use crate::{
     logs::LogsConfig,
     node::{
         self, NodeConfig,
-        reserved::{Reserved, ReservedConfig},
+        reservations::{ReservationConfig, Reservations},
     },
     resources::{self, Enforcement, ManagerConfig, PodRules, Reservation, ReservedFor, kernel_flags::OnDifference},
     runtime::{
@@ -62,7 +62,7 @@ pub fn node(loaded: &Loaded) -> NodeConfig {
         hostname_override: loaded.flags.hostname_override.clone(),
         max_pods: config.max_pods,
         pods_per_core: config.pods_per_core,
-        reserved: ReservedConfig {
+        reserved: ReservationConfig {
             kube: config.kube_reserved.clone(),
             system: config.system_reserved.clone(),
             cpus: config.reserved_system_cpus.clone(),
@@ -270,8 +270,8 @@ pub fn resources(
     let config = &loaded.config;
     let node = node(loaded);
     let capacity = node::capacity(&node, machine);
-    let wrong = |error: node::reserved::ReservedError| BuildError(error.to_string());
-    let reserved = Reserved::new(&node.reserved, &machine.cpus, &capacity).map_err(wrong)?;
+    let wrong = |error: node::reservations::ReservationError| BuildError(error.to_string());
+    let reserved = Reservations::new(&node.reserved, &machine.cpus, &capacity).map_err(wrong)?;
     let enforces = |what: &str| config.enforce_node_allocatable.iter().any(|value| value == what);
     let enforcement = |who: &str| match (enforces(who), enforces(&format!("{who}-compressible"))) {
         (true, _) => Enforcement::Full,
@@ -288,17 +288,17 @@ pub fn resources(
             hugepage_sizes: machine.hugepages.keys().copied().collect(),
             driver,
         },
-        capacity: kept(&capacity),
+        capacity: enforceable(&capacity),
         reservations: vec![
             Reservation {
                 for_whom: ReservedFor::System,
-                amounts: kept(&reserved.system),
+                amounts: enforceable(&reserved.system),
                 cgroup: config.system_reserved_cgroup.clone(),
                 enforcement: enforcement("system-reserved"),
             },
             Reservation {
                 for_whom: ReservedFor::Kube,
-                amounts: kept(&reserved.kube),
+                amounts: enforceable(&reserved.kube),
                 cgroup: config.kube_reserved_cgroup.clone(),
                 enforcement: enforcement("kube-reserved"),
             },
@@ -309,7 +309,7 @@ pub fn resources(
 }
 
 /// Amounts that can be enforced by cgroups.
-fn kept(amounts: &BTreeMap<String, Amount>) -> resources::Amounts {
+fn enforceable(amounts: &BTreeMap<String, Amount>) -> resources::Amounts {
     let hugepages = amounts.iter().filter_map(|(name, amount)| {
         let size = Amount::parse(name.strip_prefix("hugepages-")?).ok()?.value();
         Some((u64::try_from(size).ok()?, u64::try_from(amount.value()).ok()?))

@@ -15,7 +15,7 @@ use crate::{
         Command, EngineHandle, PodReader, kill_and_wait,
         lifecycle::{StatusOverride, StopCause},
     },
-    shutdown::{Door, Drain, DrainDeps, Given, Keeper, Override, Plan, Pods},
+    shutdown::{Drain, DrainDeps, DrainSocket, InhibitorLock, LogindOverride, PodTimeLimits, Pods, ShutdownPlan},
 };
 use berth_config::Loaded;
 use berth_metrics::ShutdownMetrics;
@@ -45,7 +45,7 @@ pub(super) struct ShutdownParts<'a> {
     pub(super) status: Arc<StatusManager>,
     pub(super) node: watch::Sender<Arc<NodeFacts>>,
     /// Whether statuses are reported to an API server.
-    pub(super) is_told: bool,
+    pub(super) reports_statuses: bool,
 }
 
 /// Starts the shutdown inhibitor and the drain socket if graceful shutdown is configured; with `onTermination`, a
@@ -59,14 +59,14 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
     let own: ShutdownSettings =
         serde_json::from_value(section).map_err(|error| BuildError(format!("shutdown: {error}")))?;
     let metrics = ShutdownMetrics::new(&base.registry);
-    let plan = Plan::of(&loaded.config).filter(|_| loaded.gates.enabled("GracefulNodeShutdown"));
+    let plan = ShutdownPlan::of(&loaded.config).filter(|_| loaded.gates.enabled("GracefulNodeShutdown"));
     let Some(plan) = plan else {
         if own.on_termination {
             return Err(BuildError(
                 "shutdown.onTermination needs shutdownGracePeriod or shutdownGracePeriodByPodPriority".to_owned(),
             ));
         }
-        base.tasks.spawn(Override::default().remove());
+        base.tasks.spawn(LogindOverride::default().remove());
         return Ok(());
     };
     let pods = EnginePods {
@@ -75,7 +75,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
         status: parts.status,
         events: base.events.clone(),
         node: parts.node,
-        is_told: parts.is_told,
+        reports_statuses: parts.reports_statuses,
     };
     let deps = DrainDeps {
         pods: Arc::new(pods),
@@ -85,9 +85,9 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
         metrics,
     };
     let drain = Arc::new(Drain::open(plan, deps).await);
-    let keeper = Keeper::new(Box::new(Logind::of_this_machine()), drain.clone(), Override::default());
+    let keeper = InhibitorLock::new(Box::new(Logind::of_this_machine()), drain.clone(), LogindOverride::default());
     base.tasks.spawn(keeper.run(base.stop.child_token()));
-    let door = Door::new(loaded.root_directory().join(Door::NAME), drain.clone());
+    let door = DrainSocket::new(loaded.root_directory().join(DrainSocket::NAME), drain.clone());
     base.tasks.spawn(door.run(base.stop.child_token()));
     if own.on_termination {
         let _ = base.drain.set(drain); // set only here
@@ -101,7 +101,7 @@ struct EnginePods {
     status: Arc<StatusManager>,
     events: Arc<dyn EventSink>,
     node: watch::Sender<Arc<NodeFacts>>,
-    is_told: bool,
+    reports_statuses: bool,
 }
 
 #[async_trait]
@@ -115,7 +115,7 @@ impl Pods for EnginePods {
         self.pods.desired().iter().filter(|pod| self.pods.is_active(pod.uid())).cloned().collect()
     }
 
-    async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String> {
+    async fn end(&self, pod: &Arc<Pod>, given: PodTimeLimits) -> Result<(), String> {
         let disruption = Some((CONDITION.to_owned(), MESSAGE.to_owned()));
         let status = StatusOverride {
             reason: REASON.to_owned(),
@@ -124,18 +124,18 @@ impl Pods for EnginePods {
             keeps_success: true,
             // It must not receive traffic while it terminates.
             is_unready: true,
-            words: given.words,
+            status_reserve: given.words,
         };
         let killed = kill_and_wait(&self.commands, pod, StopCause::NodeShutdown, Some(given.grace), Some(status)).await;
         if killed.is_err() && !self.commands.is_closed() {
-            self.late(pod);
+            self.report_late(pod);
         }
         killed?;
         self.pods.finished(pod.uid()).await;
         Ok(())
     }
 
-    fn late(&self, pod: &Pod) {
+    fn report_late(&self, pod: &Pod) {
         // A pod without running containers only waits for its volumes.
         if self.pods.is_active(pod.uid()) {
             let text = "Container runtime did not kill the pod within specified grace period.";
@@ -143,9 +143,9 @@ impl Pods for EnginePods {
         }
     }
 
-    async fn told(&self, pods: &[PodUid]) {
-        let is_unsent = |uid: &PodUid| self.status.kept_of(uid).is_some_and(|kept| kept.unsent_since.is_some());
-        while self.is_told && pods.iter().any(is_unsent) {
+    async fn wait_until_published(&self, pods: &[PodUid]) {
+        let is_unsent = |uid: &PodUid| self.status.cached(uid).is_some_and(|kept| kept.unsent_since.is_some());
+        while self.reports_statuses && pods.iter().any(is_unsent) {
             sleep(LOOK).await;
         }
     }

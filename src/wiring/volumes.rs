@@ -7,7 +7,7 @@ use tracing::warn;
 
 use super::{
     build::{Base, BuildError, CoreParts},
-    cluster::{Cluster, NodeParts, VolumesTold},
+    cluster::{Cluster, NodeParts, VolumesInUse},
     node_addresses,
 };
 use crate::standalone::NoStorage;
@@ -16,8 +16,8 @@ use berth_metrics::{SelinuxMetrics, VolumeMetrics};
 use berth_ports::{Event, EventSink, StorageObjects};
 use berth_sys::{machine, selinux};
 use berth_volumes::{
-    Credentials, DevicePlugin, FcPlugin, IscsiPlugin, Labels, LocalPlugin, Machine, Manager, NfsPlugin, Policy,
-    ThisMachine, VolumesConfig, VolumesDeps,
+    AttachableVolumePlugin, Credentials, FcPlugin, IscsiPlugin, LabelPolicy, LocalPlugin, Machine, Manager, NfsPlugin,
+    Policy, ThisMachine, VolumesConfig, VolumesDeps,
 };
 
 /// Event text for memory-backed volumes that can be swapped to disk (spec 05 §13.2).
@@ -31,14 +31,14 @@ const LABELLED: Duration = Duration::from_secs(10);
 
 /// Volumes in use, and those of them that the API server knows (spec 07 §5.3).
 #[derive(Default)]
-struct VolumeSeam {
+struct VolumesInUseChannel {
     in_use: watch::Sender<Option<Vec<String>>>,
     reported: watch::Sender<Arc<BTreeSet<String>>>,
 }
 
-impl VolumeSeam {
+impl VolumesInUseChannel {
     /// The ends for the reporter of the Node object.
-    fn told(&self) -> VolumesTold {
+    fn reporter(&self) -> VolumesInUse {
         let reported = self.reported.clone();
         let tell = move |volumes: &[String]| {
             let known: BTreeSet<String> = volumes.iter().cloned().collect();
@@ -48,7 +48,7 @@ impl VolumeSeam {
                 is_news
             });
         };
-        VolumesTold { in_use: self.in_use.subscribe(), reported: Arc::new(tell) }
+        VolumesInUse { in_use: self.in_use.subscribe(), reported: Arc::new(tell) }
     }
 }
 
@@ -63,10 +63,10 @@ pub(super) async fn open(
     core: &CoreParts<'_>,
     cluster: Option<&Cluster>,
 ) -> Result<Arc<Manager>, BuildError> {
-    let seam = VolumeSeam::default();
+    let seam = VolumesInUseChannel::default();
     let facts = core.node.subscribe();
     if let Some(cluster) = cluster {
-        let (facts, runtime, volumes) = (core.node.clone(), core.runtime_state.clone(), seam.told());
+        let (facts, runtime, volumes) = (core.node.clone(), core.runtime_state.clone(), seam.reporter());
         let node = NodeParts { facts, runtime, images: core.images.clone(), volumes };
         let ranges = cluster.keep_node(loaded, base, core.machine, core.info, node)?;
         cluster.follow_pod_cidr(base, ranges, core.cri.clone());
@@ -100,10 +100,15 @@ pub(super) async fn open(
 }
 
 /// Plugins of attachable volumes.
-fn plugins(loaded: &Loaded, base: &Base, root: &Path, cluster: Option<&Cluster>) -> Vec<Arc<dyn DevicePlugin>> {
+fn plugins(
+    loaded: &Loaded,
+    base: &Base,
+    root: &Path,
+    cluster: Option<&Cluster>,
+) -> Vec<Arc<dyn AttachableVolumePlugin>> {
     let machine: Arc<dyn Machine> = Arc::new(ThisMachine::default());
     let storage = cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage);
-    let mut plugins: Vec<Arc<dyn DevicePlugin>> = vec![
+    let mut plugins: Vec<Arc<dyn AttachableVolumePlugin>> = vec![
         Arc::new(LocalPlugin::new(root, base.events.clone())),
         Arc::new(NfsPlugin::new(machine.clone())),
         Arc::new(IscsiPlugin::new(root, machine.clone(), storage)),
@@ -117,7 +122,7 @@ fn plugins(loaded: &Loaded, base: &Base, root: &Path, cluster: Option<&Cluster>)
 
 /// SELinux label policy of volumes; `None` on a machine without SELinux. With it, also labels the directories that are
 /// shared with containerized drivers.
-async fn labels(loaded: &Loaded, base: &Base, root: &Path) -> Option<Labels> {
+async fn labels(loaded: &Loaded, base: &Base, root: &Path) -> Option<LabelPolicy> {
     if !machine::selinux_enabled() {
         return None;
     }
@@ -137,5 +142,5 @@ async fn labels(loaded: &Loaded, base: &Base, root: &Path) -> Option<Labels> {
     }
     let context = context.ok()?.ok().flatten()?;
     let policy = Policy::new(&context, loaded.gates.enabled("SELinuxMount"))?;
-    Some(Labels::new(policy, SelinuxMetrics::new(&base.registry)))
+    Some(LabelPolicy::new(policy, SelinuxMetrics::new(&base.registry)))
 }

@@ -9,8 +9,8 @@ use std::{
 use berth_runtime::{
     config::{EmbeddedConfig, NetworkConfig},
     cri as services,
-    images::store::verify::Mending,
-    parts::{self, Surroundings},
+    images::store::verify::RepairMode,
+    wiring::{self, RuntimeEnvironment},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -49,20 +49,20 @@ async fn serve(place: &Path) {
         ..EmbeddedConfig::default()
     };
     let stop = CancellationToken::new();
-    let around = Surroundings {
+    let around = RuntimeEnvironment {
         hostname: "node".to_owned(),
         has_builtin_images: false,
         unpacker: None,
         tasks: TaskTracker::new(),
         stop: stop.clone(),
     };
-    let (runtime, images) = parts::open(config, around).await.expect("opened");
+    let (runtime, images) = wiring::open(config, around).await.expect("opened");
     if std::env::var_os(VERIFIES).is_some() {
-        let verified = images.verify(Mending::No, Arc::default()).await.expect("looked through");
+        let verified = images.verify(RepairMode::No, Arc::default()).await.expect("looked through");
         assert_eq!(verified.findings, [], "of {} images", verified.images);
     }
     has_busybox(&images, place).await;
-    let recovery = parts::start(&runtime);
+    let recovery = wiring::start(&runtime);
     tokio::select! {
         served = services::over_socket(&runtime, socket(place), "", stop) => served.expect("served"),
         cause = recovery.failed() => panic!("{cause}"),

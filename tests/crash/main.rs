@@ -12,14 +12,14 @@
 #![allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves")]
 
 mod daemon;
-mod ground;
-mod inputs;
-mod power;
+mod fixture;
+mod hostile_containers;
+mod power_cuts;
 mod registry;
-mod rig;
 mod shim;
 mod shims;
 mod steps;
+mod test_machine;
 mod unified;
 mod upgrade;
 mod v2;
@@ -44,9 +44,9 @@ macro_rules! tests {
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// Runs a test with its own daemon.
-pub fn run<F: Future<Output = ()>>(test: impl FnOnce(rig::Rig) -> F) {
+pub fn run<F: Future<Output = ()>>(test: impl FnOnce(fixture::Fixture) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let rig = runtime.block_on(rig::Rig::start());
+    let rig = runtime.block_on(fixture::Fixture::start());
     runtime.block_on(async { tokio::time::timeout(LIMIT, test(rig)).await.expect("the test hangs") });
 }
 
@@ -55,8 +55,8 @@ fn main() -> ExitCode {
     let (first, rest) = arguments.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
     match first {
         "daemon" => daemon::run(Path::new(&rest[0])),
-        "machine" => ground::machine(rest),
-        "init" => ground::init(rest),
+        "machine" => test_machine::machine(rest),
+        "init" => test_machine::init(rest),
         "inside" => inside(rest),
         folder if folder.starts_with('/') => shim::serve(Path::new(folder)),
         _ => harness(),
@@ -68,8 +68,8 @@ const ON_A_MACHINE: [(&str, &[Test]); 5] = [
     ("steps", steps::ALL),
     ("shims", shims::ALL),
     ("upgrade", upgrade::ALL),
-    ("power", power::ALL),
-    ("inputs", inputs::ALL),
+    ("power", power_cuts::ALL),
+    ("inputs", hostile_containers::ALL),
 ];
 
 fn harness() -> ExitCode {
@@ -89,12 +89,12 @@ fn harness() -> ExitCode {
 
 /// Runs a test on a machine of its own.
 fn on_a_machine(name: &str) -> Result<(), Failed> {
-    if let Some(why) = ground::obstacle() {
+    if let Some(why) = test_machine::obstacle() {
         assert!(std::env::var_os("CI").is_none(), "{name} may not be skipped on CI: {why}");
         println!("skipped {name}: {why}");
         return Ok(());
     }
-    verdict(ground::run_machine(&[name.to_owned()]))
+    verdict(test_machine::run_machine(&[name.to_owned()]))
 }
 
 fn verdict(has_passed: bool) -> Result<(), Failed> {

@@ -119,7 +119,7 @@ fn lengths() -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// Expected bytes and links of a layer, as `wc` prints them.
-pub fn told() -> String {
+pub fn expected_counts() -> String {
     format!("{}\n{}\n", lengths().map(|(_, length)| length).sum::<usize>(), lengths().count())
 }
 

@@ -5,9 +5,8 @@ use std::{fs, time::Duration};
 use berth_proto::cri::{ContainerState, PodSandboxState};
 
 use crate::{
-    ground,
-    rig::{Pids, Rig, container, pod},
-    tests,
+    fixture::{Fixture, Pids, container, pod},
+    test_machine, tests,
 };
 
 tests! {
@@ -49,18 +48,18 @@ fn act(step: &str) -> &'static str {
 
 const SCRIPT: &str = "trap 'exit 3' TERM; (while :; do sleep 0.05; done) & while :; do sleep 0.05; done";
 
-async fn a_shim_killed_at_any_step_leaves_nothing_behind(rig: Rig) {
+async fn a_shim_killed_at_any_step_leaves_nothing_behind(rig: Fixture) {
     kill_shims_at_each(rig, Pids::Container).await;
 }
 
-async fn a_shim_killed_at_any_step_leaves_nothing_behind_in_a_shared_pid_namespace(rig: Rig) {
+async fn a_shim_killed_at_any_step_leaves_nothing_behind_in_a_shared_pid_namespace(rig: Fixture) {
     kill_shims_at_each(rig, Pids::Pod).await;
 }
 
-async fn kill_shims_at_each(mut rig: Rig, pids: Pids) {
+async fn kill_shims_at_each(mut rig: Fixture, pids: Pids) {
     let sandbox = rig.run(&pod(&rig, "s", Pids::Container)).await.expect("runs");
     rig.remove(&sandbox).await.expect("goes");
-    rig.look_around();
+    rig.take_inventory();
     let (pod, one) = (pod(&rig, "s", pids), container("c", SCRIPT, pids));
     for step in RUN {
         rig.arm(step, act(step));
@@ -100,7 +99,7 @@ async fn kill_shims_at_each(mut rig: Rig, pids: Pids) {
         assert!(expected.contains(&status.exit_code), "{step}: {} {}", status.exit_code, status.reason);
         let status = rig.exited(&other).await;
         assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"), "{step}");
-        for folder in ground::directories(&ground::parent()) {
+        for folder in test_machine::directories(&test_machine::parent()) {
             let left = processes_below(&folder);
             assert!(left.is_empty(), "{step}: {left:?}");
         }
@@ -146,10 +145,10 @@ fn processes_below(folder: &std::path::Path) -> Vec<String> {
     left
 }
 
-async fn a_daemon_killed_while_a_container_starts_leaves_it_made_or_running(mut rig: Rig) {
+async fn a_daemon_killed_while_a_container_starts_leaves_it_made_or_running(mut rig: Fixture) {
     let sandbox = rig.run(&pod(&rig, "h", Pids::Container)).await.expect("runs");
     rig.remove(&sandbox).await.expect("goes");
-    rig.look_around();
+    rig.take_inventory();
     for step in START.iter().filter(|step| **step != "shim.replied") {
         for goes_on in [true, false] {
             let (pod, one) = (pod(&rig, "h", Pids::Container), container("c", SCRIPT, Pids::Container));
@@ -164,11 +163,11 @@ async fn a_daemon_killed_while_a_container_starts_leaves_it_made_or_running(mut 
             let _ = asking.await;
             if step.starts_with("helper.") {
                 // The shim lives, and receives no report of its helper while the request is pending.
-                rig.again().await;
+                rig.restart().await;
                 resume(halted);
             } else {
                 resume(halted);
-                rig.again().await;
+                rig.restart().await;
             }
             if goes_on {
                 let status = rig.status(&id).await;

@@ -5,10 +5,10 @@
 use std::{collections::BTreeSet, path::Path};
 
 use berth_proto::cri::{ContainerConfig, ContainerState, PodSandboxConfig};
-use berth_testkit::disk::Small;
+use berth_testkit::small_tmpfs::SmallTmpfs;
 
 use crate::{
-    rig::{Manner, Pids, Rig, container, pod},
+    fixture::{DaemonOptions, Fixture, Pids, container, pod},
     shims::{halted, resume},
     tests,
 };
@@ -22,7 +22,7 @@ tests! {
 
 /// CRI requests in the life of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Act {
+enum CriRequest {
     Run,
     Create,
     Start,
@@ -36,9 +36,9 @@ enum Act {
 }
 
 /// All steps of the daemon, by the request that reaches them.
-const STEPS: &[(Act, &[&str])] = &[
+const STEPS: &[(CriRequest, &[&str])] = &[
     (
-        Act::Run,
+        CriRequest::Run,
         &[
             "run.begun",
             "run.directory",
@@ -58,7 +58,7 @@ const STEPS: &[(Act, &[&str])] = &[
         ],
     ),
     (
-        Act::Create,
+        CriRequest::Create,
         &[
             "create.root",
             "create.directory",
@@ -69,11 +69,11 @@ const STEPS: &[(Act, &[&str])] = &[
             "create.known",
         ],
     ),
-    (Act::Start, &["start.begun", "start.group", "start.devices", "start.launched", "start.written"]),
-    (Act::Stop, &["stop.decided", "stop.asked", "exit.heard", "exit.written", "exit.group"]),
-    (Act::Kill, &["kill.decided", "kill.sent"]),
+    (CriRequest::Start, &["start.begun", "start.group", "start.devices", "start.launched", "start.written"]),
+    (CriRequest::Stop, &["stop.decided", "stop.asked", "exit.heard", "exit.written", "exit.group"]),
+    (CriRequest::Kill, &["kill.decided", "kill.sent"]),
     (
-        Act::Remove,
+        CriRequest::Remove,
         &[
             "kill.sent",
             "remove.marked",
@@ -86,7 +86,7 @@ const STEPS: &[(Act, &[&str])] = &[
         ],
     ),
     (
-        Act::StopPod,
+        CriRequest::StopPod,
         &[
             "kill.decided",
             "stop-pod.killed",
@@ -101,7 +101,7 @@ const STEPS: &[(Act, &[&str])] = &[
         ],
     ),
     (
-        Act::RemovePod,
+        CriRequest::RemovePod,
         &[
             "stop-pod.group",
             "remove.directory",
@@ -115,82 +115,84 @@ const STEPS: &[(Act, &[&str])] = &[
 ];
 
 /// A pod and its progress.
-struct Life {
+struct PodLifecycle {
     pod: PodSandboxConfig,
     container: ContainerConfig,
     sandbox: String,
     id: String,
 }
 
-impl Life {
-    fn new(rig: &Rig, pids: Pids) -> Self {
+impl PodLifecycle {
+    fn new(rig: &Fixture, pids: Pids) -> Self {
         let script = "trap 'exit 3' TERM; echo begun; while :; do sleep 0.05; done";
         let (pod, container) = (pod(rig, "life", pids), container("c", script, pids));
         Self { pod, container, sandbox: String::new(), id: String::new() }
     }
 
-    async fn act(&mut self, rig: &Rig, act: Act) -> Result<(), tonic::Status> {
+    async fn act(&mut self, rig: &Fixture, act: CriRequest) -> Result<(), tonic::Status> {
         match act {
-            Act::Run => self.sandbox = rig.run(&self.pod).await?,
-            Act::Create => {
+            CriRequest::Run => self.sandbox = rig.run(&self.pod).await?,
+            CriRequest::Create => {
                 let _ = std::fs::remove_file(rig.place.join("logs/c.log")); // of the previous pod
                 self.id = rig.create(&self.sandbox, &self.container).await?;
             }
-            Act::Start => rig.start_container(&self.id).await?,
-            Act::Stop => {
+            CriRequest::Start => rig.start_container(&self.id).await?,
+            CriRequest::Stop => {
                 // Without its trap installed, the shell is killed by the signal.
-                rig.until_said(&self.id, "begun").await;
+                rig.until_logged(&self.id, "begun").await;
                 rig.stop_container(&self.id, 10).await?;
             }
-            Act::Kill => rig.stop_container(&self.id, 0).await?,
-            Act::Remove => rig.remove_container(&self.id).await?,
-            Act::StopPod => rig.stop(&self.sandbox).await?,
-            Act::RemovePod => rig.remove(&self.sandbox).await?,
+            CriRequest::Kill => rig.stop_container(&self.id, 0).await?,
+            CriRequest::Remove => rig.remove_container(&self.id).await?,
+            CriRequest::StopPod => rig.stop(&self.sandbox).await?,
+            CriRequest::RemovePod => rig.remove(&self.sandbox).await?,
         }
         Ok(())
     }
 
     /// Runs the requests before an act.
-    async fn lead_up(&mut self, rig: &Rig, act: Act) {
-        for earlier in [Act::Run, Act::Create, Act::Start].into_iter().filter(|earlier| *earlier < act) {
+    async fn lead_up(&mut self, rig: &Fixture, act: CriRequest) {
+        for earlier in
+            [CriRequest::Run, CriRequest::Create, CriRequest::Start].into_iter().filter(|earlier| *earlier < act)
+        {
             self.act(rig, earlier).await.expect("a life without events");
         }
     }
 
     /// As the kubelet does: repeats the request without a response, and continues the pod's life.
-    async fn go_on(&mut self, rig: &Rig, act: Act, what: &str) {
+    async fn go_on(&mut self, rig: &Fixture, act: CriRequest, what: &str) {
         let state = |id: String| async move { rig.status(&id).await.state() };
-        if act == Act::Start && state(self.id.clone()).await == ContainerState::ContainerRunning {
+        if act == CriRequest::Start && state(self.id.clone()).await == ContainerState::ContainerRunning {
             // The kubelet learns it from the container list.
         } else {
             self.act(rig, act).await.unwrap_or_else(|e| panic!("{what}, asked again: {e}"));
         }
-        for later in [Act::Create, Act::Start].into_iter().filter(|later| *later > act) {
+        for later in [CriRequest::Create, CriRequest::Start].into_iter().filter(|later| *later > act) {
             self.act(rig, later).await.unwrap_or_else(|e| panic!("{what}, then {later:?}: {e}"));
         }
         match act {
-            Act::Run | Act::Create | Act::Start => {
+            CriRequest::Run | CriRequest::Create | CriRequest::Start => {
                 assert_eq!(state(self.id.clone()).await, ContainerState::ContainerRunning, "{what}");
                 let (out, code) = rig.exec(&self.id, "ip addr show eth0; echo hi").await.expect(what);
                 assert!(out.contains("10.199.0.") && out.ends_with("hi\n") && code == 0, "{what}: {out:?} {code}");
-                self.act(rig, Act::Stop).await.unwrap_or_else(|e| panic!("{what}, then stop: {e}"));
+                self.act(rig, CriRequest::Stop).await.unwrap_or_else(|e| panic!("{what}, then stop: {e}"));
                 assert_eq!(rig.status(&self.id).await.exit_code, 3, "{what}");
             }
-            Act::Stop => assert_eq!(rig.exited(&self.id).await.exit_code, 3, "{what}"),
-            Act::Kill => assert_eq!(rig.exited(&self.id).await.exit_code, 137, "{what}"),
-            Act::Remove => assert_eq!(rig.containers().await, [], "{what}"),
-            Act::StopPod => assert!(rig.sandboxes().await.iter().all(|s| s.state != 0), "{what}"),
-            Act::RemovePod => assert_eq!(rig.sandboxes().await, [], "{what}"),
+            CriRequest::Stop => assert_eq!(rig.exited(&self.id).await.exit_code, 3, "{what}"),
+            CriRequest::Kill => assert_eq!(rig.exited(&self.id).await.exit_code, 137, "{what}"),
+            CriRequest::Remove => assert_eq!(rig.containers().await, [], "{what}"),
+            CriRequest::StopPod => assert!(rig.sandboxes().await.iter().all(|s| s.state != 0), "{what}"),
+            CriRequest::RemovePod => assert_eq!(rig.sandboxes().await, [], "{what}"),
         }
     }
 }
 
-async fn a_daemon_killed_at_any_step_leaves_nothing_behind_asked_again(mut rig: Rig) {
-    kill_at_each(&mut rig, &[], Aftermath::AskedAgain).await;
+async fn a_daemon_killed_at_any_step_leaves_nothing_behind_asked_again(mut rig: Fixture) {
+    kill_at_each(&mut rig, &[], Aftermath::Retried).await;
     rig.no_leaks();
 }
 
-async fn a_daemon_killed_at_any_step_leaves_nothing_behind_removed(mut rig: Rig) {
+async fn a_daemon_killed_at_any_step_leaves_nothing_behind_removed(mut rig: Fixture) {
     kill_at_each(&mut rig, &[], Aftermath::Removed).await;
     rig.no_leaks();
 }
@@ -199,16 +201,16 @@ async fn a_daemon_killed_at_any_step_leaves_nothing_behind_removed(mut rig: Rig)
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Aftermath {
     /// It repeats the failed request and continues.
-    AskedAgain,
+    Retried,
     /// It removes the pod.
     Removed,
 }
 
 /// Kills the daemon at these steps, or at all of them if the list is empty.
-pub async fn kill_at_each(rig: &mut Rig, wanted: &[&str], then: Aftermath) {
+pub async fn kill_at_each(rig: &mut Fixture, wanted: &[&str], then: Aftermath) {
     // Bridge and packet filter exist from now on.
     whole_life(rig).await;
-    rig.look_around();
+    rig.take_inventory();
     let all = STEPS.iter().flat_map(|(act, steps)| steps.iter().map(move |step| (*act, *step)));
     let chosen = all.filter(|(_, step)| wanted.is_empty() || wanted.contains(step));
     for (number, (act, step)) in chosen.enumerate() {
@@ -217,20 +219,18 @@ pub async fn kill_at_each(rig: &mut Rig, wanted: &[&str], then: Aftermath) {
     }
 }
 
-async fn kill_at(rig: &mut Rig, (act, step): (Act, &str), then: Aftermath, pids: Pids) {
-    let what = format!(
-        "killed at {step} of {act:?}, {}",
-        if then == Aftermath::AskedAgain { "asked again" } else { "removed" }
-    );
-    let mut life = Life::new(rig, pids);
+async fn kill_at(rig: &mut Fixture, (act, step): (CriRequest, &str), then: Aftermath, pids: Pids) {
+    let what =
+        format!("killed at {step} of {act:?}, {}", if then == Aftermath::Retried { "asked again" } else { "removed" });
+    let mut life = PodLifecycle::new(rig, pids);
     life.lead_up(rig, act).await;
     rig.arm(step, "kill");
     let answer = life.act(rig, act).await;
     // Steps after a container's exit happen asynchronously.
     assert!(step.starts_with("exit.") || rig.has_fired(), "{what}: nobody came there: {answer:?}");
     rig.until_dead(&what).await;
-    rig.again().await;
-    if then == Aftermath::AskedAgain {
+    rig.restart().await;
+    if then == Aftermath::Retried {
         life.go_on(rig, act, &what).await;
     }
     rig.remove_all(&what).await;
@@ -239,34 +239,34 @@ async fn kill_at(rig: &mut Rig, (act, step): (Act, &str), then: Aftermath, pids:
 
 /// Stopping and removing needs no disk space: the runtime's disk is full from each of these steps on, and every request
 /// still succeeds (spec 09 §7, AC-09-E10).
-async fn a_disk_that_fills_up_at_any_step_of_an_end_holds_nothing_up(rig: Rig) {
+async fn a_disk_that_fills_up_at_any_step_of_an_end_holds_nothing_up(rig: Fixture) {
     drop(rig);
     let mut disks = Vec::new();
     let mount = |place: &Path| {
         disks.extend(["root", "state"].map(|name| {
             std::fs::create_dir_all(place.join(name)).expect("a directory");
-            Small::at(&place.join(name), "32m")
+            SmallTmpfs::at(&place.join(name), "32m")
         }));
-        Manner::default()
+        DaemonOptions::default()
     };
-    let mut rig = Rig::with(mount).await;
+    let mut rig = Fixture::with(mount).await;
     whole_life(&rig).await;
-    rig.look_around();
-    let ends = STEPS.iter().filter(|(act, _)| *act >= Act::Stop);
+    rig.take_inventory();
+    let ends = STEPS.iter().filter(|(act, _)| *act >= CriRequest::Stop);
     for (act, step) in ends.flat_map(|(act, steps)| steps.iter().map(move |step| (*act, *step))) {
         let what = format!("the disk is full from {step} of {act:?} on");
-        let mut life = Life::new(&rig, Pids::Container);
+        let mut life = PodLifecycle::new(&rig, Pids::Container);
         life.lead_up(&rig, act).await;
         rig.arm(step, "halt");
         let fills = async {
             let halted = halted().await;
-            disks.iter().for_each(Small::fill);
+            disks.iter().for_each(SmallTmpfs::fill);
             resume(halted);
         };
         let (answer, ()) = tokio::join!(life.act(&rig, act), fills);
         answer.unwrap_or_else(|error| panic!("{what}: {error}"));
         rig.remove_all(&what).await;
-        disks.iter().for_each(Small::empty);
+        disks.iter().for_each(SmallTmpfs::empty);
     }
     // The next request writes the leases again.
     whole_life(&rig).await;
@@ -275,20 +275,28 @@ async fn a_disk_that_fills_up_at_any_step_of_an_end_holds_nothing_up(rig: Rig) {
 }
 
 /// A pod's life without faults.
-async fn whole_life(rig: &Rig) {
-    let mut life = Life::new(rig, Pids::Container);
-    for act in [Act::Run, Act::Create, Act::Start, Act::Stop, Act::Remove, Act::StopPod, Act::RemovePod] {
+async fn whole_life(rig: &Fixture) {
+    let mut life = PodLifecycle::new(rig, Pids::Container);
+    for act in [
+        CriRequest::Run,
+        CriRequest::Create,
+        CriRequest::Start,
+        CriRequest::Stop,
+        CriRequest::Remove,
+        CriRequest::StopPod,
+        CriRequest::RemovePod,
+    ] {
         life.act(rig, act).await.expect("a life without events");
     }
 }
 
-async fn every_step_is_killed_at(_rig: Rig) {
+async fn every_step_is_killed_at(_rig: Fixture) {
     let mut found = BTreeSet::new();
     for sources in ["src", "crates"] {
         steps_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join(sources), &mut found);
     }
     let daemon = STEPS.iter().flat_map(|(_, steps)| *steps).map(|step| (*step).to_owned());
-    let known: BTreeSet<String> = daemon.chain(crate::shims::steps()).chain(crate::power::steps()).collect();
+    let known: BTreeSet<String> = daemon.chain(crate::shims::steps()).chain(crate::power_cuts::steps()).collect();
     if found.is_empty() {
         println!("skipped every_step_is_killed_at: needs the sources");
         return;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::{ground, v2};
+use crate::{test_machine, v2};
 use berth_testkit::machine::{self, END, Root};
 
 /// Name of the test.
@@ -25,7 +25,7 @@ pub fn run() -> bool {
     let place = tempfile::tempdir().expect("a directory");
     let root = Root::new(place.path());
     root.program(&std::env::current_exe().expect("this program"), "t/test");
-    root.program(&ground::shim().expect("a shim"), "t/berth-shim");
+    root.program(&test_machine::shim().expect("a shim"), "t/berth-shim");
     let names: Vec<&str> = v2::ALL.iter().map(|(name, _)| *name).collect();
     let tests = names.join(" ");
     let image = root.pack(

@@ -13,9 +13,8 @@ use berth_proto::cri::ContainerState;
 use nix::mount::{MsFlags, mount};
 
 use crate::{
-    ground,
-    rig::{Manner, Pids, Rig, container, pod},
-    tests,
+    fixture::{DaemonOptions, Fixture, Pids, container, pod},
+    test_machine, tests,
 };
 
 tests! {
@@ -35,14 +34,14 @@ fn release(place: &Path, name: &str) -> PathBuf {
     // Bind-mounted instead of copied, because it is large.
     let own = std::env::current_exe().expect("this program");
     mount(Some(&own), &program, none, MsFlags::MS_BIND, none).expect("mounted");
-    ground::copy_stripped(&ground::shim().expect("a shim"), &shim);
+    test_machine::copy_stripped(&test_machine::shim().expect("a shim"), &shim);
     let mut file = fs::OpenOptions::new().append(true).open(&shim).expect("a shim");
     file.write_all(name.as_bytes()).expect("appended");
     program
 }
 
 /// Names of the unpacked shim programs' directories.
-fn unpacked(rig: &Rig) -> Vec<String> {
+fn unpacked(rig: &Fixture) -> Vec<String> {
     let entries = fs::read_dir(rig.place.join("state/exe")).expect("programs").flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
@@ -58,7 +57,7 @@ fn programs(sandbox: &str) -> Vec<PathBuf> {
     all.filter(is_shim).filter_map(|path| fs::read_link(path.join("exe")).ok()).collect()
 }
 
-async fn until_alone(rig: &Rig, wanted: &str) {
+async fn until_alone(rig: &Fixture, wanted: &str) {
     let begun = Instant::now();
     while unpacked(rig) != [wanted] {
         assert!(begun.elapsed() < LIMIT, "{:?} instead of {wanted}", unpacked(rig));
@@ -67,12 +66,12 @@ async fn until_alone(rig: &Rig, wanted: &str) {
 }
 
 // AC-09-E9
-async fn pods_keep_the_shim_they_have_when_the_agent_is_upgraded(rig: Rig) {
+async fn pods_keep_the_shim_they_have_when_the_agent_is_upgraded(rig: Fixture) {
     drop(rig);
     let mut newer = None;
-    let mut rig = Rig::with(|place| {
+    let mut rig = Fixture::with(|place| {
         newer = Some(release(place, "new"));
-        Manner { program: Some(release(place, "old")), ..Manner::default() }
+        DaemonOptions { program: Some(release(place, "old")), ..DaemonOptions::default() }
     })
     .await;
     let length = fs::metadata(rig.place.join("old/berth-shim")).expect("a shim").len();
@@ -81,7 +80,7 @@ async fn pods_keep_the_shim_they_have_when_the_agent_is_upgraded(rig: Rig) {
         println!("skipped pods_keep_the_shim_they_have_when_the_agent_is_upgraded: needs strip (binutils)");
         return;
     }
-    rig.look_around();
+    rig.take_inventory();
     let first = unpacked(&rig);
     let [first] = &first[..] else { panic!("one program: {first:?}") };
     let mut config = pod(&rig, "old", Pids::Pod);
@@ -90,8 +89,8 @@ async fn pods_keep_the_shim_they_have_when_the_agent_is_upgraded(rig: Rig) {
     let id = rig.running(&old, &container("c", COUNTS, Pids::Pod)).await;
     let before = rig.status(&id).await;
 
-    rig.manner.program = newer;
-    rig.again().await;
+    rig.options.program = newer;
+    rig.restart().await;
     let both = unpacked(&rig);
     let second = both.iter().find(|name| *name != first).expect("another program");
     assert_eq!(both.len(), 2, "the former one is in use");
@@ -120,8 +119,8 @@ async fn pods_keep_the_shim_they_have_when_the_agent_is_upgraded(rig: Rig) {
     until_alone(&rig, second).await;
     rig.remove_all("upgrade").await;
     // Without pods, an unused program is removed at once.
-    rig.manner.program = Some(rig.place.join("old/agent"));
-    rig.again().await;
+    rig.options.program = Some(rig.place.join("old/agent"));
+    rig.restart().await;
     assert_eq!(unpacked(&rig), [first.as_str()]);
     rig.nothing_left("upgrade").await;
     rig.no_leaks();

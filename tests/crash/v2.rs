@@ -7,9 +7,8 @@ use berth_proto::cri::{
 };
 
 use crate::{
-    ground,
-    rig::{Pids, Rig, container, pod},
-    steps, tests,
+    fixture::{Fixture, Pids, container, pod},
+    steps, test_machine, tests,
 };
 
 tests! {
@@ -33,7 +32,7 @@ fn unified(files: &[(&str, &str)]) -> HashMap<String, String> {
 }
 
 fn group(id: &str) -> PathBuf {
-    PathBuf::from("/sys/fs/cgroup").join(ground::parent().trim_start_matches('/')).join(id)
+    PathBuf::from("/sys/fs/cgroup").join(test_machine::parent().trim_start_matches('/')).join(id)
 }
 
 fn file(id: &str, name: &str) -> String {
@@ -44,7 +43,7 @@ fn files(id: &str, names: &[&str]) -> Vec<String> {
     names.iter().map(|name| format!("{name}={}", file(id, name))).collect()
 }
 
-async fn limits_devices_and_executed_processes(rig: Rig) {
+async fn limits_devices_and_executed_processes(rig: Fixture) {
     let sandbox = rig.run(&pod(&rig, "l", Pids::Container)).await.expect("runs");
     let resources = LinuxContainerResources {
         cpu_period: 100_000,
@@ -101,8 +100,8 @@ async fn limits_devices_and_executed_processes(rig: Rig) {
     assert!(!group(&id).exists() && !group(&sandbox).exists());
 }
 
-async fn a_group_is_killed_at_once(mut rig: Rig) {
-    rig.look_around();
+async fn a_group_is_killed_at_once(mut rig: Fixture) {
+    rig.take_inventory();
     let pids = NamespaceMode::Node;
     let sandbox = rig.run(&pod(&rig, "k", pids)).await.expect("runs");
     // AC-09a-X15: without a PID namespace of its own, leftover processes live on unless their cgroup is killed.
@@ -119,7 +118,7 @@ async fn a_group_is_killed_at_once(mut rig: Rig) {
     rig.no_leaks();
 }
 
-async fn a_kill_for_want_of_memory_takes_the_group(rig: Rig) {
+async fn a_kill_for_want_of_memory_takes_the_group(rig: Fixture) {
     let sandbox = rig.run(&pod(&rig, "m", Pids::Container)).await.expect("runs");
     let eats = "tail /dev/zero";
     for (name, script, takes_all, expected) in [
@@ -139,8 +138,8 @@ async fn a_kill_for_want_of_memory_takes_the_group(rig: Rig) {
     rig.remove_all("memory").await;
 }
 
-async fn what_is_killed_leaves_nothing_behind(mut rig: Rig) {
-    steps::kill_at_each(&mut rig, &["run.shim", "start.launched", "remove.group"], steps::Aftermath::AskedAgain).await;
+async fn what_is_killed_leaves_nothing_behind(mut rig: Fixture) {
+    steps::kill_at_each(&mut rig, &["run.shim", "start.launched", "remove.group"], steps::Aftermath::Retried).await;
     let sandbox = rig.run(&pod(&rig, "s", Pids::Container)).await.expect("runs");
     let id = rig.create(&sandbox, &container("c", WAITS, Pids::Container)).await.expect("made");
     rig.arm("shim.started", "kill");

@@ -5,7 +5,6 @@
 #![allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves")]
 
 mod api_server;
-mod bombs;
 mod citations;
 mod cluster_objects;
 mod config;
@@ -15,6 +14,7 @@ mod endpoints;
 mod engine;
 mod images;
 mod logs;
+mod parser_bombs;
 mod pleg;
 mod request;
 mod resources;

@@ -90,8 +90,8 @@ async fn live_through(machine: &Machine, agent: &Agent, round: usize) {
     tokio::time::sleep(Duration::from_secs(900)).await;
     agent.events.clear();
     machine.cri.forget_past();
-    agent.mirrors.forget_past();
-    agent.probes.forget_past();
+    agent.mirrors.clear();
+    agent.probes.clear();
     tokio::time::sleep(Duration::from_secs(130)).await; // lists and sweeps after that
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::node::{Node, UNTIL_STOPPED, shell};
 use berth_testkit::{
     api_server::ApiServer,
-    csi::{CsiDriver, Nature, Plugin, mounts_below},
+    csi::{CsiDriver, DriverProperties, Plugin, mounts_below},
     process::{NODE, PATIENCE, manifest_of},
 };
 
@@ -32,7 +32,7 @@ impl Cluster {
         let fields = json!({"configMapAndSecretChangeDetectionStrategy": "Watch"});
         let node = Node::with_flags(test, fields, &[kubeconfig]).await?;
         let (root, data) = (node.home.root(), tempfile::tempdir().expect("a folder"));
-        let driver = CsiDriver::start(Nature::of(DRIVER), &root, data.path()).await;
+        let driver = CsiDriver::start(DriverProperties::of(DRIVER), &root, data.path()).await;
         let plugin = Plugin::csi(&root.join("plugins_registry/disk-reg.sock"), DRIVER, &driver.endpoint, &["1.9.0"]);
         plugin.registered().await;
         api.create(json!({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER},
@@ -83,7 +83,8 @@ impl Cluster {
     }
 
     async fn until_undone(&self) {
-        let is_over = |driver: &CsiDriver| driver.acts().ends_with(&["NodeUnpublishVolume", "NodeUnstageVolume"]);
+        let is_over =
+            |driver: &CsiDriver| driver.mutating_calls().ends_with(&["NodeUnpublishVolume", "NodeUnstageVolume"]);
         self.driver.until("unpublished and unstaged", is_over).await;
         let root = self.node.home.root();
         let left = || -> Vec<_> {
@@ -108,7 +109,7 @@ async fn a_container_reads_and_writes_what_a_driver_mounts() {
     cluster.until_undone().await;
     assert_eq!(fs::read_to_string(folder.join("sub/after")).expect("kept"), "new\n");
     let acts = ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"];
-    assert_eq!(cluster.driver.acts(), acts);
+    assert_eq!(cluster.driver.mutating_calls(), acts);
 }
 
 /// A loop device on a file.

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use berth::certificates::PairFiles;
+use berth::certificates::CertificatePairPaths;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -16,20 +16,20 @@ use berth_testkit::{
 };
 
 /// Result of a command.
-struct Told {
+struct CommandOutput {
     code: Option<i32>,
     out: String,
     err: String,
 }
 
 /// A node whose main port is open.
-struct Open {
+struct NodeWithMainPort {
     node: Node,
     port: MainPort,
-    client: PairFiles,
+    client: CertificatePairPaths,
 }
 
-impl Open {
+impl NodeWithMainPort {
     async fn new(test: &str) -> Option<Self> {
         let port = MainPort::new();
         let node = Node::with(test, port.fields()).await?;
@@ -56,7 +56,7 @@ impl Open {
         command
     }
 
-    async fn call(&self, args: &[&str], input: Option<&str>) -> Told {
+    async fn call(&self, args: &[&str], input: Option<&str>) -> CommandOutput {
         let mut command = self.command(args);
         if input.is_some() {
             command.stdin(Stdio::piped());
@@ -67,7 +67,7 @@ impl Open {
         }
         let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await.expect("it ends").expect("output");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Told { code: ended.status.code(), out: text(&ended.stdout), err: text(&ended.stderr) }
+        CommandOutput { code: ended.status.code(), out: text(&ended.stdout), err: text(&ended.stderr) }
     }
 
     /// Output of a successful command.
@@ -85,7 +85,7 @@ impl Open {
 /// Lists, explains, reads logs of, enters, and measures a pod.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_from_the_command_line() {
-    let Some(open) = Open::new("a_pod_from_the_command_line").await else { return };
+    let Some(open) = NodeWithMainPort::new("a_pod_from_the_command_line").await else { return };
     let mut main = shell("main", &format!("echo hello; {UNTIL_STOPPED}"));
     main["readinessProbe"] = json!({"exec": {"command": ["test", "-e", "/ready"]}, "periodSeconds": 1});
     let crashing =
@@ -158,7 +158,7 @@ async fn a_pod_from_the_command_line() {
 /// Commands use our stdin and stdout, and we return their exit code.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_in_containers() {
-    let Some(open) = Open::new("commands_in_containers").await else { return };
+    let Some(open) = NodeWithMainPort::new("commands_in_containers").await else { return };
     let spec = json!({"terminationGracePeriodSeconds": 1, "containers": [shell("main", UNTIL_STOPPED)]});
     let pod = open.node.run(&manifest_of("entered", spec)).await;
     let script = "echo to you; echo to others >&2; exit 7";
@@ -180,7 +180,7 @@ async fn commands_in_containers() {
         let output = Command::new("bash").args(["-c", &script]).stdin(Stdio::null()).output();
         let output = tokio::time::timeout(PATIENCE, output).await.expect("it ends").expect("a shell");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Told { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+        CommandOutput { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
     };
     let endless = berth(&["exec", "entered", "--", "yes"]);
     let told = sh(format!("set -o pipefail; {endless} | head -n 1")).await;
@@ -206,7 +206,7 @@ async fn commands_in_containers() {
 /// A followed log arrives as it is written, until the container exits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_is_followed() {
-    let Some(open) = Open::new("a_log_that_is_followed").await else { return };
+    let Some(open) = NodeWithMainPort::new("a_log_that_is_followed").await else { return };
     let script = "echo first; until test -e /go; do sleep 0.1; done; echo second; exit 0";
     let spec = json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
                       "containers": [shell("main", script)]});

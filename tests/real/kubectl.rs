@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use berth::certificates::{Authority, PairFiles, Validity};
+use berth::certificates::{Authority, CertificatePairPaths, Validity};
 use jiff::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore,
@@ -45,7 +45,7 @@ pub async fn cluster(test: &str) -> Option<Cluster> {
     let authority = Authority::create("test", valid).expect("an authority");
     let serving = authority.serving("localhost", &["127.0.0.1".to_owned()], valid).expect("a certificate");
     let admin = authority.client("admin", &["system:masters"], valid).expect("a certificate");
-    let (server, client) = (PairFiles::of(&folder, "server"), PairFiles::of(&folder, "admin"));
+    let (server, client) = (CertificatePairPaths::of(&folder, "server"), CertificatePairPaths::of(&folder, "admin"));
     server.write(&serving).expect("written");
     client.write(&admin).expect("written");
     let ca = folder.join("ca.crt");

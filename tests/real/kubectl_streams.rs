@@ -26,14 +26,14 @@ const WEB_SOCKETS: [&str; 2] = ["KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PO
 
 /// A streaming protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum StreamProtocol {
     WebSocket,
     Spdy,
 }
 
-const WAYS: [Way; 2] = [Way::WebSocket, Way::Spdy];
+const WAYS: [StreamProtocol; 2] = [StreamProtocol::WebSocket, StreamProtocol::Spdy];
 
-impl Way {
+impl StreamProtocol {
     fn set(self, command: &mut Command) {
         for name in WEB_SOCKETS {
             command.env(name, if self == Self::WebSocket { "true" } else { "false" });
@@ -42,12 +42,12 @@ impl Way {
 }
 
 /// A cluster, and the protocol that kubectl uses.
-struct Road<'a> {
+struct KubectlSession<'a> {
     cluster: &'a Cluster,
-    way: Way,
+    way: StreamProtocol,
 }
 
-impl Road<'_> {
+impl KubectlSession<'_> {
     fn kubectl(&self, args: &[&str]) -> Command {
         let mut command = self.cluster.kubectl(args);
         self.way.set(&mut command);
@@ -81,13 +81,13 @@ async fn kubectl_runs_commands() {
     let spec = json!({"terminationGracePeriodSeconds": 1, "containers": containers});
     let pod = cluster.node.run(&manifest_of("commands", spec)).await;
     for way in WAYS {
-        let road = Road { cluster: &cluster, way };
+        let road = KubectlSession { cluster: &cluster, way };
         let before = road.translated("exec").await;
         commands(&road, name_of(&pod)).await;
         terminal(&road, name_of(&pod)).await;
         copies(&road, name_of(&pod)).await;
         let ended_here = road.translated("exec").await - before;
-        assert_eq!(ended_here > 0.0, way == Way::WebSocket, "{way:?}: {ended_here}");
+        assert_eq!(ended_here > 0.0, way == StreamProtocol::WebSocket, "{way:?}: {ended_here}");
     }
     // Arguments of commands must not be logged.
     let log = cluster.node.agent.log();
@@ -101,7 +101,7 @@ async fn kubectl_runs_commands() {
 const INFLIGHT: &str =
     r#"kubelet_http_inflight_requests{long_running="true",method="GET",path="exec",server_type="readwrite"}"#;
 
-async fn commands(road: &Road<'_>, pod: &str) {
+async fn commands(road: &KubectlSession<'_>, pod: &str) {
     let (code, out, err) = road.call(&["exec", pod, "-c", "main", "--", "echo", "s3cret", "a  b", "ü"], None).await;
     assert_eq!((code, out.as_str()), (Some(0), "s3cret a  b ü\n"), "{:?}: {err}", road.way);
     let script = "echo out; echo no >&2; exit 7";
@@ -126,7 +126,7 @@ async fn commands(road: &Road<'_>, pod: &str) {
 }
 
 /// Both ends are terminals, and the size is set before the command starts.
-async fn terminal(road: &Road<'_>, pod: &str) {
+async fn terminal(road: &KubectlSession<'_>, pod: &str) {
     let command = road.kubectl(&["exec", "-it", pod, "-c", "main", "--", "sh", "-c", TERMINAL]);
     let words: Vec<String> = command.as_std().get_args().map(|word| quoted(&word.to_string_lossy())).collect();
     let folder = tempfile::tempdir().expect("a folder");
@@ -180,7 +180,7 @@ async fn until(from: &mut (impl AsyncReadExt + Unpin), so_far: &mut String, text
 }
 
 /// Copies in both directions: a big file, and a directory with a program and a name with special characters.
-async fn copies(road: &Road<'_>, pod: &str) {
+async fn copies(road: &KubectlSession<'_>, pod: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let (there, back) = (folder.path().join("there"), folder.path().join("back"));
     fs::create_dir_all(there.join("deep/er")).expect("made");
@@ -209,7 +209,7 @@ fn path(path: &Path) -> String {
 async fn a_container_that_dies(cluster: &Cluster, pod: &Value) {
     let mut children = Vec::new();
     for way in WAYS {
-        let road = Road { cluster, way };
+        let road = KubectlSession { cluster, way };
         let mut command = road.kubectl(&["exec", name_of(pod), "-c", "main", "--", "sh", "-c", "echo up; sleep 1000"]);
         let mut child = command.spawn().expect("kubectl starts");
         until(child.stdout.as_mut().expect("its output"), &mut String::new(), "up\n").await;
@@ -226,7 +226,7 @@ async fn a_container_that_dies(cluster: &Cluster, pod: &Value) {
 async fn kubectl_attaches() {
     let Some(cluster) = cluster("kubectl_attaches").await else { return };
     for way in WAYS {
-        let road = Road { cluster: &cluster, way };
+        let road = KubectlSession { cluster: &cluster, way };
         let label = format!("{way:?}").to_lowercase();
         attach(&road, &format!("once-{label}")).await;
         watch(&road, &format!("watched-{label}")).await;
@@ -234,7 +234,7 @@ async fn kubectl_attaches() {
 }
 
 /// Input reaches the container's own process, and its end closes that process's stdin.
-async fn attach(road: &Road<'_>, name: &str) {
+async fn attach(road: &KubectlSession<'_>, name: &str) {
     let script = "while read line; do echo heard $line; done; echo over; exit 3";
     let mut container = shell("main", script);
     container["stdin"] = true.into();
@@ -248,7 +248,7 @@ async fn attach(road: &Road<'_>, name: &str) {
 }
 
 /// A watching client may detach and attach again; the process is unaffected.
-async fn watch(road: &Road<'_>, name: &str) {
+async fn watch(road: &KubectlSession<'_>, name: &str) {
     let script = "trap 'exit 0' TERM; n=0; while true; do n=$((n+1)); echo tick $n; sleep 0.1; done";
     let spec = json!({"terminationGracePeriodSeconds": 1, "containers": [shell("main", script)]});
     let pod = road.cluster.node.run(&manifest_of(name, spec)).await;
@@ -272,7 +272,7 @@ async fn kubectl_forwards_ports() {
     let spec = json!({"terminationGracePeriodSeconds": 1, "containers": [shell("main", &script)]});
     let pod = cluster.node.run(&manifest_of("ports", spec)).await;
     for way in WAYS {
-        let road = Road { cluster: &cluster, way };
+        let road = KubectlSession { cluster: &cluster, way };
         let before = road.translated("portforward").await;
         let [web, echo] = reservation::free_ports();
         let ports = [format!("{web}:8080"), format!("{echo}:7000")];
@@ -287,8 +287,8 @@ async fn kubectl_forwards_ports() {
         // The metrics page may be slightly outdated.
         let is_counted = async || road.translated("portforward").await > before;
         match way {
-            Way::WebSocket => cluster.node.agent.until("the tunnel is counted", is_counted).await,
-            Way::Spdy => assert!(!is_counted().await, "nothing ends here"),
+            StreamProtocol::WebSocket => cluster.node.agent.until("the tunnel is counted", is_counted).await,
+            StreamProtocol::Spdy => assert!(!is_counted().await, "nothing ends here"),
         }
         child.kill().await.expect("it ran");
     }

@@ -2,11 +2,10 @@
 //!
 //! From manifest to process, and back to nothing. Every test needs root; without, it reports its name and is skipped.
 
-mod adversity;
 mod claims;
 mod commands;
-mod endings;
 mod environment;
+mod environment_faults;
 mod failures;
 mod growth;
 mod kubectl;
@@ -21,6 +20,7 @@ mod resize;
 mod restarts;
 mod security;
 mod stats;
+mod termination;
 mod volumes;
 
 use berth_testkit::{containerd, real};

@@ -9,16 +9,16 @@ use serde_json::json;
 
 use crate::{
     node::{UNTIL_STOPPED, shell},
-    prometheus::Watched,
+    prometheus::ScrapedNode,
 };
 use berth_testkit::{
-    api_server::{Trouble, reviews::ACCESSES},
+    api_server::{SimpleFault, reviews::ACCESSES},
     process::manifest_of,
 };
 
 /// Expected result of a query.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Comes {
+enum ExpectedResult {
     /// Series.
     Data,
     /// Series if this kernel counts disk I/O per cgroup: with cgroup v1, new kernels do so only for groups with a
@@ -27,10 +27,10 @@ enum Comes {
     /// Nothing, with the reason.
     Nothing(&'static str),
 }
-use Comes::{Data, DataIfCounted, Nothing};
+use ExpectedResult::{Data, DataIfCounted, Nothing};
 
 /// `K` is replaced by the selector of `/metrics`, `C` by that of `/metrics/cadvisor`, `D` by disks, `R` by the window.
-const QUERIES: &[(&str, &str, Comes)] = &[
+const QUERIES: &[(&str, &str, ExpectedResult)] = &[
     // Dashboard "Kubelet" (spec 08 §9.2).
     ("running kubelets", "sum(kubelet_node_name{K}) == 1", Data),
     ("running pods", "sum(kubelet_running_pods{K}) > 0", Data),
@@ -228,8 +228,8 @@ fn counts_disks(group: &Path) -> bool {
 async fn what_public_dashboards_ask_returns_data() {
     // AC-08-22
     let test = "what_public_dashboards_ask_returns_data";
-    let troubles = [Trouble::Status(500, None), Trouble::Status(403, None)];
-    let Some(site) = Watched::start(test, |api| api.trouble(ACCESSES, troubles)).await else { return };
+    let troubles = [SimpleFault::Status(500, None), SimpleFault::Status(403, None)];
+    let Some(site) = ScrapedNode::start(test, |api| api.trouble(ACCESSES, troubles)).await else { return };
     let pod = site.node.run(&load()).await;
     // Not every runtime returns an error by itself.
     let broken = json!({"containers": [{"name": "main", "command": ["/no/such/program"]}]});

@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 
 use berth_testkit::{
     process::{Agent, Home, PATIENCE, container, manifest_of},
-    real::{self, Held, Real},
+    real::{self, Real, RuntimeObject},
 };
 
 /// The shared node.
@@ -180,7 +180,7 @@ impl Node {
         self.held(pod, kind).into_iter().filter(|held| held.is_up).map(|held| held.id).collect()
     }
 
-    fn held(&self, pod: &Value, kind: &str) -> Vec<Held> {
+    fn held(&self, pod: &Value, kind: &str) -> Vec<RuntimeObject> {
         let uid = uid_of(pod);
         if kind == "sandbox" { self.runtime.sandboxes(uid) } else { self.runtime.containers(uid) }
     }

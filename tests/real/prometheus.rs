@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use berth::certificates::{Authority, PairFiles, Validity};
+use berth::certificates::{Authority, CertificatePairPaths, Validity};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -19,14 +19,14 @@ pub const PAGES: [&str; 5] = ["/metrics", "/metrics/cadvisor", "/metrics/probes"
 const SCRAPER: &str = "system:serviceaccount:monitoring:prometheus";
 
 /// A node with webhook authentication on its main port, and a Prometheus that scrapes it.
-pub struct Watched {
+pub struct ScrapedNode {
     pub prometheus: Prometheus,
     pub node: Node,
     pub api: ApiServer,
     _files: tempfile::TempDir,
 }
 
-impl Watched {
+impl ScrapedNode {
     /// Starts both; `None`, with a report, if the test is skipped.
     pub async fn start(test: &str, prepare: impl FnOnce(&ApiServer)) -> Option<Self> {
         let (api, files) = (ApiServer::start().await, tempfile::tempdir().expect("a folder"));
@@ -48,7 +48,7 @@ fn guarded(folder: &Path, port: u16) -> Value {
     let valid = Validity::days(Timestamp::now(), 2);
     let authority = Authority::create("test", valid).expect("an authority");
     let serving = authority.serving("node", &["127.0.0.1".to_owned()], valid).expect("a certificate");
-    let server = PairFiles::of(folder, "server");
+    let server = CertificatePairPaths::of(folder, "server");
     server.write(&serving).expect("written");
     std::fs::write(folder.join("ca.crt"), &authority.own().certificate).expect("written");
     json!({
@@ -84,7 +84,7 @@ fn scrapes(folder: &Path, port: u16) -> Value {
 }
 
 /// Scrape error of a job, as soon as it is known.
-async fn refusal(site: &Watched, job: &str) -> String {
+async fn refusal(site: &ScrapedNode, job: &str) -> String {
     let error = async || {
         let targets = site.prometheus.targets().await;
         let target = targets.iter().find(|target| target["labels"]["job"] == job).cloned().expect("it is scraped");
@@ -97,7 +97,7 @@ async fn refusal(site: &Watched, job: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scraper_with_a_token_reads_every_page() {
     let test = "a_scraper_with_a_token_reads_every_page";
-    let Some(site) = Watched::start(test, |_| ()).await else { return };
+    let Some(site) = ScrapedNode::start(test, |_| ()).await else { return };
     let pod = site.node.run(&lasting("scraped")).await;
     let up = |page: &str| format!("up{{job=\"kubelet\",metrics_path=\"{page}\"}} == 1");
     let mut expected: BTreeMap<&str, String> = PAGES.iter().map(|page| (*page, up(page))).collect();

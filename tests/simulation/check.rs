@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use berth_proto::cri;
 use berth_types::{Pod, RestartPolicy, api, hash, restart};
 
-use crate::world::World;
+use crate::run_state::RunState;
 
 /// Sandboxes and containers of a pod in the runtime.
 #[derive(Default)]
-struct Held {
+struct RuntimePod {
     sandboxes: Vec<cri::PodSandbox>,
     containers: Vec<cri::Container>,
 }
 
-impl Held {
+impl RuntimePod {
     fn ready(&self) -> impl Iterator<Item = &cri::PodSandbox> {
         self.sandboxes.iter().filter(|s| s.state() == cri::PodSandboxState::SandboxReady)
     }
@@ -30,8 +30,8 @@ fn name_of(container: &cri::Container) -> &str {
 
 const UID: &str = "io.kubernetes.pod.uid";
 
-fn held(world: &World) -> BTreeMap<String, Held> {
-    let mut pods: BTreeMap<String, Held> = BTreeMap::new();
+fn held(world: &RunState) -> BTreeMap<String, RuntimePod> {
+    let mut pods: BTreeMap<String, RuntimePod> = BTreeMap::new();
     for sandbox in world.machine.cri.sandboxes() {
         pods.entry(sandbox.labels[UID].clone()).or_default().sandboxes.push(sandbox);
     }
@@ -42,7 +42,7 @@ fn held(world: &World) -> BTreeMap<String, Held> {
 }
 
 /// Checks runtime, statuses, disk, and engine; ignores a pod of the name `except`.
-pub async fn settled(world: &World, except: Option<&str>) -> Result<(), String> {
+pub async fn settled(world: &RunState, except: Option<&str>) -> Result<(), String> {
     let counts = |uid: &str| except.is_none_or(|name| uid.split('-').nth(1) != Some(name));
     let mut pods = held(world);
     for pod in world.wanted().filter(|pod| counts(pod.uid().as_str())) {
@@ -65,7 +65,7 @@ pub async fn settled(world: &World, except: Option<&str>) -> Result<(), String> 
     workers(world, counts, wanted).await
 }
 
-async fn workers(world: &World, counts: impl Fn(&str) -> bool, wanted: impl Fn(&str) -> bool) -> Result<(), String> {
+async fn workers(world: &RunState, counts: impl Fn(&str) -> bool, wanted: impl Fn(&str) -> bool) -> Result<(), String> {
     let Some(agent) = &world.agent else { return Err("the agent is down".to_owned()) };
     for view in agent.describe().await {
         let uid = view.id.uid.as_str();
@@ -83,7 +83,7 @@ async fn workers(world: &World, counts: impl Fn(&str) -> bool, wanted: impl Fn(&
     }
 }
 
-fn as_wanted(world: &World, pod: &Pod, held: &Held) -> Result<(), String> {
+fn as_wanted(world: &RunState, pod: &Pod, held: &RuntimePod) -> Result<(), String> {
     let agent = world.agent.as_ref().ok_or("the agent is down")?;
     let status = agent.status.status(pod.uid()).ok_or("no status")?;
     let policy = pod.restart_policy();
@@ -114,7 +114,7 @@ fn states(status: &api::PodStatus) -> String {
     all.map(state).collect::<Vec<_>>().join(", ")
 }
 
-fn ended(held: &Held, status: &api::PodStatus) -> Result<(), String> {
+fn ended(held: &RuntimePod, status: &api::PodStatus) -> Result<(), String> {
     if let Some(container) = held.running().next() {
         return Err(format!("{:?}, but {} runs", status.phase, name_of(container)));
     }
@@ -133,7 +133,7 @@ fn succeeded(init: &api::ContainerStatus) -> bool {
     init.state.as_ref().and_then(|s| s.terminated.as_ref()).is_some_and(|t| t.exit_code == 0)
 }
 
-fn runs(world: &World, pod: &Pod, held: &Held, status: &api::PodStatus) -> Result<(), String> {
+fn runs(world: &RunState, pod: &Pod, held: &RuntimePod, status: &api::PodStatus) -> Result<(), String> {
     let ready: Vec<_> = held.ready().collect();
     let [sandbox] = ready.as_slice() else { return Err(format!("{} ready sandboxes", ready.len())) };
     let mut alive = 0;
@@ -164,13 +164,13 @@ fn runs(world: &World, pod: &Pod, held: &Held, status: &api::PodStatus) -> Resul
 }
 
 /// Whether a container has exited and is not restarted.
-fn is_done(world: &World, pod: &Pod, held: &Held, container: &api::Container) -> bool {
+fn is_done(world: &RunState, pod: &Pod, held: &RuntimePod, container: &api::Container) -> bool {
     let exit = exit_of_newest(world, held, &container.name);
     exit.is_some_and(|code| !restart::restarts_after_exit(pod, container, code))
 }
 
 /// Exit code of a container's newest instance, if it has exited; ids are assigned in the order of creation.
-fn exit_of_newest(world: &World, held: &Held, name: &str) -> Option<i32> {
+fn exit_of_newest(world: &RunState, held: &RuntimePod, name: &str) -> Option<i32> {
     let newest = held.containers.iter().filter(|c| name_of(c) == name).max_by_key(|c| &c.id)?;
     let all = world.machine.cri.containers().into_iter();
     let exited = all.filter(|c| c.state() == cri::ContainerState::ContainerExited);
@@ -178,7 +178,7 @@ fn exit_of_newest(world: &World, held: &Held, name: &str) -> Option<i32> {
 }
 
 /// Checks whether a pod may have that final phase.
-fn may_end(world: &World, pod: &Pod, held: &Held, phase: &str) -> Result<(), String> {
+fn may_end(world: &RunState, pod: &Pod, held: &RuntimePod, phase: &str) -> Result<(), String> {
     // A pod that never restarts may fail at any time; one with policy OnFailure counts as succeeded once its sandbox is
     // gone and all containers are done.
     match (pod.restart_policy(), phase) {

@@ -8,7 +8,7 @@ use std::{
 
 use berth_types::{Pod, PodRef, PodUid, RestartPolicy, api};
 
-use crate::world::World;
+use crate::run_state::RunState;
 use berth_testkit::scripted::ScriptedCri;
 
 /// Mutating CRI operations.
@@ -27,7 +27,7 @@ const MOST_ACTS: usize = 10;
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Checks the runtime's whole history.
-pub fn check(cri: &ScriptedCri, world: &World) -> Result<(), String> {
+pub fn check(cri: &ScriptedCri, world: &RunState) -> Result<(), String> {
     if let Some(violation) = cri.violations().first() {
         return Err(violation.clone());
     }

@@ -8,18 +8,18 @@
 //! ```
 //!
 //! `BERTH_SIM_SEEDS=n` runs that many seeds, from `BERTH_SIM_FROM=n` on; `BERTH_SIM_SEED=n` replays one with a full
-//! trace. The same seed is the same run: time is virtual, and all randomness derives from it (see [`chance`]). The
+//! trace. The same seed is the same run: time is virtual, and all randomness derives from it (see [`seeded_random`]). The
 //! seeds are split into four tests, for two processors.
 
-mod accounts;
-#[allow(unsafe_code, reason = "chance can only be taken from a process by answering getrandom(2) for it")]
-mod chance;
 mod check;
 mod invariants;
 mod profile;
+mod run_state;
 mod script;
+#[allow(unsafe_code, reason = "chance can only be taken from a process by answering getrandom(2) for it")]
+mod seeded_random;
+mod time_limit;
 mod trace;
-mod world;
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,7 @@ use nix::sys::{
     resource::{UsageWho, getrusage},
     time::{TimeVal, TimeValLike},
 };
-use world::World;
+use run_state::RunState;
 
 /// Default number of seeds.
 const SEEDS: u64 = 1000;
@@ -54,7 +54,7 @@ const ENDLESS: Duration = Duration::from_secs(30);
 const STUCK: u32 = 600;
 
 /// Result of a run.
-struct Done {
+struct RunResult {
     /// Hash of everything that happened.
     fingerprint: u64,
     /// Time from healing to the desired state.
@@ -68,13 +68,13 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Runs one seed, on its own thread and runtime.
-fn run(seed: u64, replay: bool) -> Result<Done, String> {
+fn run(seed: u64, replay: bool) -> Result<RunResult, String> {
     let (ended, end) = mpsc::channel();
     let thread = std::thread::Builder::new().name(format!("seed {seed}")).spawn(move || {
-        chance::seed(seed);
+        seeded_random::seed(seed);
         let runtime = runtime();
         let _log = replay.then(trace::to_stdout);
-        let life = AssertUnwindSafe(|| runtime.block_on(World::live(seed)));
+        let life = AssertUnwindSafe(|| runtime.block_on(RunState::live(seed)));
         let done = panic::catch_unwind(life).unwrap_or_else(|_| Err("a panic, see above".to_owned()));
         drop(runtime);
         // The receiver may have given up.
@@ -108,7 +108,7 @@ fn catch_up(seed: u64) {
         // The result is not relevant here.
         let _ = run(earlier, false);
     }
-    chance::skip(seed.saturating_sub(MAKERS), || drop(runtime()));
+    seeded_random::skip(seed.saturating_sub(MAKERS), || drop(runtime()));
 }
 
 /// Draws equally many random numbers for every seed.

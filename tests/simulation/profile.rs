@@ -4,7 +4,7 @@ use rand::{Rng, rngs::SmallRng};
 
 /// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Trouble {
+pub enum FaultKind {
     /// Containers crash, fail to start, or are killed.
     Crashes,
     /// Containers have their own restart policies and rules, and exit with codes that the rules match: a restart of one
@@ -50,33 +50,33 @@ pub enum Trouble {
     ClockSet,
 }
 
-const ALL: [Trouble; 21] = [
-    Trouble::Crashes,
-    Trouble::Rules,
-    Trouble::Stubborn,
-    Trouble::SandboxesDie,
-    Trouble::Errors,
-    Trouble::LostAnswers,
-    Trouble::Hangs,
-    Trouble::Delays,
-    Trouble::Latency,
-    Trouble::Events,
-    Trouble::Streams,
-    Trouble::NotReady,
-    Trouble::AgentKilled,
-    Trouble::AgentStopped,
-    Trouble::RuntimeRestarts,
-    Trouble::Reboots,
-    Trouble::Victim,
-    Trouble::Pulls,
-    Trouble::SlowSources,
-    Trouble::Disk,
-    Trouble::ClockSet,
+const ALL: [FaultKind; 21] = [
+    FaultKind::Crashes,
+    FaultKind::Rules,
+    FaultKind::Stubborn,
+    FaultKind::SandboxesDie,
+    FaultKind::Errors,
+    FaultKind::LostAnswers,
+    FaultKind::Hangs,
+    FaultKind::Delays,
+    FaultKind::Latency,
+    FaultKind::Events,
+    FaultKind::Streams,
+    FaultKind::NotReady,
+    FaultKind::AgentKilled,
+    FaultKind::AgentStopped,
+    FaultKind::RuntimeRestarts,
+    FaultKind::Reboots,
+    FaultKind::Victim,
+    FaultKind::Pulls,
+    FaultKind::SlowSources,
+    FaultKind::Disk,
+    FaultKind::ClockSet,
 ];
 
 /// Kinds of faults in a run.
 #[derive(Clone, Debug)]
-pub struct Profile(Vec<Trouble>);
+pub struct Profile(Vec<FaultKind>);
 
 impl Profile {
     /// One seed in six has none; the others have each kind with a drawn probability.
@@ -86,7 +86,7 @@ impl Profile {
     }
 
     /// Whether the profile contains a kind.
-    pub fn has(&self, trouble: Trouble) -> bool {
+    pub fn has(&self, trouble: FaultKind) -> bool {
         self.0.contains(&trouble)
     }
 }

@@ -7,9 +7,9 @@ use rand::{Rng, seq::IndexedRandom, seq::IteratorRandom};
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::{profile::Trouble, world::World};
+use crate::{profile::FaultKind, run_state::RunState};
 use berth_testkit::{
-    leash::Fuse,
+    kill_switch::KillPoint,
     pods,
     scripted::{Behaviour, EventFaults, Fault},
 };
@@ -37,8 +37,8 @@ fn ms(n: u64) -> Duration {
 }
 
 /// Runs the script.
-pub async fn play(world: &mut World) -> Result<(), String> {
-    if world.profile.has(Trouble::Latency) {
+pub async fn play(world: &mut RunState) -> Result<(), String> {
+    if world.profile.has(FaultKind::Latency) {
         for operation in OPERATIONS {
             let latency = ms(world.chance.random_range(1..150));
             world.machine.cri.latency(operation, latency);
@@ -48,7 +48,7 @@ pub async fn play(world: &mut World) -> Result<(), String> {
     for _ in 0..world.chance.random_range(0..3) {
         add_static(world);
     }
-    if !world.profile.has(Trouble::SlowSources) {
+    if !world.profile.has(FaultKind::SlowSources) {
         world.up().await;
     }
     for _ in 0..world.chance.random_range(10..28) {
@@ -63,12 +63,12 @@ pub async fn play(world: &mut World) -> Result<(), String> {
     Ok(())
 }
 
-async fn step(world: &mut World) {
-    let slow = world.profile.has(Trouble::SlowSources);
+async fn step(world: &mut RunState) {
+    let slow = world.profile.has(FaultKind::SlowSources);
     if world.agent.is_none() && world.chance.random_bool(0.5) {
         world.agent = Some(world.machine.start().await);
         world.note("agent started".to_owned());
-        if world.profile.has(Trouble::AgentKilled) && world.chance.random_bool(0.3) {
+        if world.profile.has(FaultKind::AgentKilled) && world.chance.random_bool(0.3) {
             set_fuse(world);
         }
         if !slow {
@@ -76,17 +76,17 @@ async fn step(world: &mut World) {
         }
     } else if world.chance.random_bool(0.5) {
         for source in [PodSource::File, PodSource::Api] {
-            if !world.told.contains(&source) && world.agent.is_some() {
+            if !world.synced_sources.contains(&source) && world.agent.is_some() {
                 world.note(format!("{} answers", source.as_str()));
                 world.hand_in(source).await;
             }
         }
     }
-    if world.chance.random_bool(0.6) { want(world).await } else { trouble(world).await }
+    if world.chance.random_bool(0.6) { user_action(world).await } else { trouble(world).await }
 }
 
 /// One user action.
-async fn want(world: &mut World) {
+async fn user_action(world: &mut RunState) {
     match world.chance.random_range(0..12) {
         0..3 => {
             add_static(world);
@@ -106,11 +106,11 @@ async fn want(world: &mut World) {
     }
 }
 
-fn draw_name(world: &mut World, names: &[&str]) -> String {
+fn draw_name(world: &mut RunState, names: &[&str]) -> String {
     (*names.choose(&mut world.chance).expect("names")).to_owned()
 }
 
-fn add_static(world: &mut World) {
+fn add_static(world: &mut RunState) {
     let name = draw_name(world, &STATIC);
     if !world.files.contains_key(&name) {
         let pod = draw_pod(world, &name, "file");
@@ -119,7 +119,7 @@ fn add_static(world: &mut World) {
     }
 }
 
-fn add_api(world: &mut World) {
+fn add_api(world: &mut RunState) {
     let name = draw_name(world, &API);
     if world.api.values().any(|pod| pod.name() == name) {
         return; // names are unique in the API server
@@ -129,7 +129,7 @@ fn add_api(world: &mut World) {
     world.api.insert(pod.uid().clone(), pod);
 }
 
-async fn change_static(world: &mut World) {
+async fn change_static(world: &mut RunState) {
     let Some(name) = world.files.keys().choose(&mut world.chance).cloned() else { return };
     let pod = draw_pod(world, &name, "file");
     world.note(format!("~ static {} {}", pod.uid(), summary(&pod)));
@@ -138,7 +138,7 @@ async fn change_static(world: &mut World) {
 }
 
 /// Removes a manifest, and perhaps restores it unchanged.
-async fn remove_static(world: &mut World, back: bool) {
+async fn remove_static(world: &mut RunState, back: bool) {
     let Some(name) = world.files.keys().choose(&mut world.chance).cloned() else { return };
     let Some(pod) = world.files.remove(&name) else { return };
     world.note(format!("- static {}", pod.uid()));
@@ -156,23 +156,23 @@ async fn remove_static(world: &mut World, back: bool) {
     world.changed(PodSource::File).await;
 }
 
-fn draw_api(world: &mut World, passes: impl Fn(&Pod) -> bool) -> Option<Arc<Pod>> {
+fn draw_api(world: &mut RunState, passes: impl Fn(&Pod) -> bool) -> Option<Arc<Pod>> {
     world.api.values().filter(|pod| passes(pod)).choose(&mut world.chance).cloned()
 }
 
-async fn delete(world: &mut World) {
+async fn delete(world: &mut RunState) {
     let Some(pod) = draw_api(world, |pod| !pod.is_deleting()) else { return };
     let own = pod.spec().termination_grace_period_seconds.unwrap_or(30);
     let grace = if world.chance.random_bool(0.7) { own } else { world.chance.random_range(1..=own) };
     request_deletion(world, &pod, grace).await;
 }
 
-async fn shorten(world: &mut World) {
+async fn shorten(world: &mut RunState) {
     let Some(pod) = draw_api(world, Pod::is_deleting) else { return };
     request_deletion(world, &pod, 1).await;
 }
 
-async fn request_deletion(world: &mut World, pod: &Arc<Pod>, grace: i64) {
+async fn request_deletion(world: &mut RunState, pod: &Arc<Pod>, grace: i64) {
     world.note(format!("delete api {} within {grace} s", pod.uid()));
     let mut object = pod.to_object();
     object.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).ok();
@@ -181,14 +181,14 @@ async fn request_deletion(world: &mut World, pod: &Arc<Pod>, grace: i64) {
     world.changed(PodSource::Api).await;
 }
 
-async fn force(world: &mut World) {
+async fn force(world: &mut RunState) {
     let Some(pod) = draw_api(world, |_| true) else { return };
     world.note(format!("- api {} by force", pod.uid()));
     world.api.remove(pod.uid());
     world.changed(PodSource::Api).await;
 }
 
-async fn change_image(world: &mut World) {
+async fn change_image(world: &mut RunState) {
     let always = |pod: &Pod| !pod.is_deleting() && pod.spec().restart_policy.as_deref() == Some("Always");
     let Some(pod) = draw_api(world, always) else { return };
     let mut spec = pod.spec().clone();
@@ -217,7 +217,7 @@ fn summary(pod: &Pod) -> String {
     )
 }
 
-fn draw_pod(world: &mut World, name: &str, source: &str) -> Arc<Pod> {
+fn draw_pod(world: &mut RunState, name: &str, source: &str) -> Arc<Pod> {
     world.next += 1;
     let uid = format!("uid-{name}-{}", world.next);
     let policy = ["Always", "Always", "Always", "OnFailure", "Never"].choose(&mut world.chance).expect("policies");
@@ -265,8 +265,8 @@ fn draw_pod(world: &mut World, name: &str, source: &str) -> Arc<Pod> {
 const RULED: i32 = 42;
 
 /// Some containers have their own restart policy, with a rule.
-fn draw_own_policy(world: &mut World) -> Option<&'static str> {
-    let has = world.profile.has(Trouble::Rules) && world.chance.random_bool(0.5);
+fn draw_own_policy(world: &mut RunState) -> Option<&'static str> {
+    let has = world.profile.has(FaultKind::Rules) && world.chance.random_bool(0.5);
     has.then(|| *["Always", "OnFailure", "Never"].choose(&mut world.chance).expect("policies"))
 }
 
@@ -281,7 +281,7 @@ enum Kind {
     Once(bool),
 }
 
-fn container(world: &mut World, pod: &str, name: &str, kind: Kind) -> Value {
+fn container(world: &mut RunState, pod: &str, name: &str, kind: Kind) -> Value {
     let behaviours = draw_behaviours(world, kind);
     world.machine.cri.behave(&format!("{pod}/{name}"), behaviours);
     let image = if world.chance.random_bool(0.2) {
@@ -292,9 +292,9 @@ fn container(world: &mut World, pod: &str, name: &str, kind: Kind) -> Value {
     json!({"name": name, "image": image})
 }
 
-fn draw_behaviours(world: &mut World, kind: Kind) -> Vec<Behaviour> {
+fn draw_behaviours(world: &mut RunState, kind: Kind) -> Vec<Behaviour> {
     let mut list = Vec::new();
-    if world.profile.has(Trouble::Crashes) {
+    if world.profile.has(FaultKind::Crashes) {
         for _ in 0..world.chance.random_range(0..3) {
             let after = ms(world.chance.random_range(0..3000));
             list.push(match world.chance.random_range(0..4) {
@@ -304,7 +304,7 @@ fn draw_behaviours(world: &mut World, kind: Kind) -> Vec<Behaviour> {
             });
         }
     }
-    if world.profile.has(Trouble::Rules) {
+    if world.profile.has(FaultKind::Rules) {
         for _ in 0..world.chance.random_range(0..2) {
             let after = ms(world.chance.random_range(0..3000));
             list.insert(world.chance.random_range(0..=list.len()), Behaviour::exits(RULED, after));
@@ -318,7 +318,7 @@ fn draw_behaviours(world: &mut World, kind: Kind) -> Vec<Behaviour> {
         }
         Kind::Forever | Kind::Once(_) => Behaviour::default(),
     };
-    if world.profile.has(Trouble::Stubborn) {
+    if world.profile.has(FaultKind::Stubborn) {
         last.stops_after = match world.chance.random_range(0..3) {
             0 => None,
             1 => Some(ms(world.chance.random_range(100..3000))),
@@ -330,7 +330,7 @@ fn draw_behaviours(world: &mut World, kind: Kind) -> Vec<Behaviour> {
 }
 
 /// Gives every container its final behavior.
-pub fn last_behaviours(world: &mut World) {
+pub fn last_behaviours(world: &mut RunState) {
     let last = |list: &mut Vec<Behaviour>| {
         if let Some(last) = list.pop() {
             *list = vec![last];
@@ -340,79 +340,79 @@ pub fn last_behaviours(world: &mut World) {
 }
 
 /// One fault of a kind in the profile.
-async fn trouble(world: &mut World) {
-    let kinds: &[(Trouble, u32)] = &[
-        (Trouble::Crashes, 3),
-        (Trouble::SandboxesDie, 2),
-        (Trouble::Errors, 4),
-        (Trouble::LostAnswers, 3),
-        (Trouble::Hangs, 2),
-        (Trouble::Delays, 3),
-        (Trouble::Events, 1),
-        (Trouble::Streams, 2),
-        (Trouble::NotReady, 2),
-        (Trouble::AgentKilled, 3),
-        (Trouble::AgentStopped, 1),
-        (Trouble::RuntimeRestarts, 1),
-        (Trouble::Reboots, 1),
-        (Trouble::Victim, 2),
-        (Trouble::Pulls, 1),
-        (Trouble::Disk, 2),
-        (Trouble::ClockSet, 2),
+async fn trouble(world: &mut RunState) {
+    let kinds: &[(FaultKind, u32)] = &[
+        (FaultKind::Crashes, 3),
+        (FaultKind::SandboxesDie, 2),
+        (FaultKind::Errors, 4),
+        (FaultKind::LostAnswers, 3),
+        (FaultKind::Hangs, 2),
+        (FaultKind::Delays, 3),
+        (FaultKind::Events, 1),
+        (FaultKind::Streams, 2),
+        (FaultKind::NotReady, 2),
+        (FaultKind::AgentKilled, 3),
+        (FaultKind::AgentStopped, 1),
+        (FaultKind::RuntimeRestarts, 1),
+        (FaultKind::Reboots, 1),
+        (FaultKind::Victim, 2),
+        (FaultKind::Pulls, 1),
+        (FaultKind::Disk, 2),
+        (FaultKind::ClockSet, 2),
     ];
     let known: Vec<_> = kinds.iter().filter(|(kind, _)| world.profile.has(*kind)).collect();
     let Ok((kind, _)) = known.choose_weighted(&mut world.chance, |(_, weight)| *weight) else { return };
     match kind {
-        Trouble::Crashes => kill_container(world),
-        Trouble::SandboxesDie => kill_sandbox(world),
-        Trouble::AgentKilled if world.chance.random_bool(0.5) => set_fuse(world),
-        Trouble::AgentKilled => world.down(true).await,
-        Trouble::AgentStopped => world.down(false).await,
-        Trouble::Reboots => {
+        FaultKind::Crashes => kill_container(world),
+        FaultKind::SandboxesDie => kill_sandbox(world),
+        FaultKind::AgentKilled if world.chance.random_bool(0.5) => set_fuse(world),
+        FaultKind::AgentKilled => world.down(true).await,
+        FaultKind::AgentStopped => world.down(false).await,
+        FaultKind::Reboots => {
             world.down(true).await;
             world.note("reboot".to_owned());
             world.machine.cri.reboot();
             world.machine.disk.reboot();
         }
-        Trouble::RuntimeRestarts => {
+        FaultKind::RuntimeRestarts => {
             world.note("the runtime restarts".to_owned());
             world.machine.cri.restart();
         }
-        Trouble::Streams => {
+        FaultKind::Streams => {
             world.note("streams break".to_owned());
             world.machine.cri.break_streams();
         }
-        Trouble::NotReady => {
+        FaultKind::NotReady => {
             let (runtime, network) = (world.chance.random_bool(0.6), world.chance.random_bool(0.6));
             world.note(format!("runtime ready {runtime}, network ready {network}"));
             world.machine.cri.set_conditions(runtime, network);
         }
-        Trouble::Events => {
+        FaultKind::Events => {
             let mut odds = || world.chance.random_range(0.0..0.5);
             let faults = EventFaults { lose: odds(), duplicate: odds(), reorder: odds() };
             world.note(format!("{faults:?}"));
             world.machine.cri.event_faults(faults);
         }
-        Trouble::Victim => strike(world),
-        Trouble::Disk => break_disk(world),
-        Trouble::ClockSet => set_clock(world),
-        Trouble::Pulls => refuse_pulls(world),
+        FaultKind::Victim => strike(world),
+        FaultKind::Disk => break_disk(world),
+        FaultKind::ClockSet => set_clock(world),
+        FaultKind::Pulls => refuse_pulls(world),
         _ => refuse_calls(world, *kind),
     }
 }
 
 /// Arms the fuse: the agent is killed at one of its next calls and writes.
-fn set_fuse(world: &mut World) {
+fn set_fuse(world: &mut RunState) {
     let calls = world.chance.random_range(0..30);
-    let fuse = if world.chance.random_bool(0.5) { Fuse::Before(calls) } else { Fuse::After(calls) };
+    let fuse = if world.chance.random_bool(0.5) { KillPoint::Before(calls) } else { KillPoint::After(calls) };
     if let Some(agent) = &world.agent {
-        agent.set_fuse(Some(fuse));
+        agent.set_kill_point(Some(fuse));
         world.note(format!("agent is to be killed: {fuse:?}"));
     }
 }
 
 /// Makes volumes of one pod unmountable, volumes slow, or state files unwritable; or repairs everything.
-fn break_disk(world: &mut World) {
+fn break_disk(world: &mut RunState) {
     let names: Vec<String> = world.wanted().map(|pod| pod.name().to_owned()).collect();
     match (world.chance.random_range(0..5), names.choose(&mut world.chance)) {
         (0, Some(name)) => {
@@ -430,20 +430,20 @@ fn break_disk(world: &mut World) {
         }
         _ => {
             world.note("disk mended".to_owned());
-            world.machine.mend_disk();
+            world.machine.clear_disk_faults();
         }
     }
 }
 
 /// Changes the wall clock, by a little or by much.
-fn set_clock(world: &mut World) {
+fn set_clock(world: &mut RunState) {
     let most = *[2_000, 60_000, 7_200_000].choose(&mut world.chance).expect("sizes");
     let by = world.chance.random_range(-most..=most);
     world.note(format!("the clock is set by {by} ms"));
     world.machine.clock.set(by);
 }
 
-fn kill_container(world: &mut World) {
+fn kill_container(world: &mut RunState) {
     let containers = world.machine.cri.containers();
     let Some(container) = containers.choose(&mut world.chance) else { return };
     let code = *[0, 1, 137].choose(&mut world.chance).expect("codes");
@@ -452,7 +452,7 @@ fn kill_container(world: &mut World) {
     world.machine.cri.kill(&id, code, reason);
 }
 
-fn kill_sandbox(world: &mut World) {
+fn kill_sandbox(world: &mut RunState) {
     let sandboxes = world.machine.cri.sandboxes();
     let Some(sandbox) = sandboxes.choose(&mut world.chance) else { return };
     world.note(format!("sandbox {} dies", sandbox.id));
@@ -460,7 +460,7 @@ fn kill_sandbox(world: &mut World) {
 }
 
 /// Chooses one pod whose calls never return.
-fn strike(world: &mut World) {
+fn strike(world: &mut RunState) {
     if world.victim.is_some() {
         return;
     }
@@ -473,7 +473,7 @@ fn strike(world: &mut World) {
     world.victim = Some(name);
 }
 
-fn refuse_pulls(world: &mut World) {
+fn refuse_pulls(world: &mut RunState) {
     if world.accounts.pulls < 2 {
         world.accounts.pulls += 1;
         world.note("a pull fails".to_owned());
@@ -482,7 +482,7 @@ fn refuse_pulls(world: &mut World) {
     }
 }
 
-fn refuse_calls(world: &mut World, kind: Trouble) {
+fn refuse_calls(world: &mut RunState, kind: FaultKind) {
     let operation = *OPERATIONS.choose(&mut world.chance).expect("operations");
     let codes = [Code::Unknown, Code::Unavailable, Code::Internal, Code::DeadlineExceeded];
     let code = *codes.choose(&mut world.chance).expect("codes");
@@ -492,16 +492,16 @@ fn refuse_calls(world: &mut World, kind: Trouble) {
         _ => String::new(),
     };
     let fault = match kind {
-        Trouble::Errors => Fault::Error(code, "scripted".to_owned()),
-        Trouble::LostAnswers => Fault::ErrorAfter(code, "scripted".to_owned()),
-        Trouble::Hangs => Fault::Hang,
+        FaultKind::Errors => Fault::Error(code, "scripted".to_owned()),
+        FaultKind::LostAnswers => Fault::ErrorAfter(code, "scripted".to_owned()),
+        FaultKind::Hangs => Fault::Hang,
         _ if world.chance.random_bool(0.1) => Fault::Delay(Duration::from_secs(130)),
         _ => Fault::Delay(ms(world.chance.random_range(50..5000))),
     };
     let is_create = ["run_podsandbox", "create_container"].contains(&operation);
     let may_be_lost = match &fault {
         Fault::Error(code, _) | Fault::ErrorAfter(code, _) => *code == Code::DeadlineExceeded,
-        Fault::Hang | Fault::Held(_) => true,
+        Fault::Hang | Fault::Blocked(_) => true,
         Fault::Delay(time) => *time > Duration::from_secs(120),
     };
     world.accounts.doubt |= is_create && may_be_lost;

@@ -9,7 +9,6 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
 pub mod api;
-mod attempt;
 pub mod certificates;
 mod events;
 mod mirrors;
@@ -17,6 +16,7 @@ mod objects;
 mod offline;
 mod pod_certificates;
 pub mod reflector;
+mod review_retry;
 mod reviews;
 mod start_latency;
 mod status_writer;

@@ -14,9 +14,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     api::{ApiClient, ApiError, Call, Resource},
-    attempt::{Failure, failed, pause},
+    review_retry::{Failure, classify, pause},
 };
-use berth_metrics::{ReviewMetrics, Reviewed};
+use berth_metrics::{ReviewKind, ReviewMetrics};
 
 /// Deadline of one attempt.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ impl Reviews {
     pub async fn token(&self, token: &str) -> Result<TokenReviewStatus, ReviewFailure> {
         let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
         let review = TokenReview { spec, ..TokenReview::default() };
-        let answer: TokenReview = self.ask(Reviewed::Token, Resource::TOKEN_REVIEWS, &review).await?;
+        let answer: TokenReview = self.ask(ReviewKind::Token, Resource::TOKEN_REVIEWS, &review).await?;
         Ok(answer.status.unwrap_or_default())
     }
 
@@ -60,13 +60,13 @@ impl Reviews {
     /// No attempt succeeded, or the response is malformed.
     pub async fn access(&self, spec: SubjectAccessReviewSpec) -> Result<SubjectAccessReviewStatus, ReviewFailure> {
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-        let answer: SubjectAccessReview = self.ask(Reviewed::Access, Resource::ACCESS_REVIEWS, &review).await?;
+        let answer: SubjectAccessReview = self.ask(ReviewKind::Access, Resource::ACCESS_REVIEWS, &review).await?;
         Ok(answer.status.unwrap_or_default())
     }
 
     async fn ask<T: Serialize + DeserializeOwned>(
         &self,
-        what: Reviewed,
+        what: ReviewKind,
         resource: Resource,
         review: &T,
     ) -> Result<T, ReviewFailure> {
@@ -77,7 +77,7 @@ impl Reviews {
         timeout(REVIEW_LIMIT, self.persist(what, &call)).await.unwrap_or_else(late)
     }
 
-    async fn persist<T: DeserializeOwned>(&self, what: Reviewed, call: &Call) -> Result<T, ReviewFailure> {
+    async fn persist<T: DeserializeOwned>(&self, what: ReviewKind, call: &Call) -> Result<T, ReviewFailure> {
         let path = call.path();
         let mut attempt = 0;
         loop {
@@ -96,7 +96,7 @@ impl Reviews {
         }
     }
 
-    async fn attempt(&self, what: Reviewed, call: Call) -> Result<Bytes, Failure> {
+    async fn attempt(&self, what: ReviewKind, call: Call) -> Result<Bytes, Failure> {
         let begun = Instant::now();
         let answer = self.client.call(call).await;
         let status = match &answer {
@@ -105,7 +105,7 @@ impl Reviews {
             Err(_) => None,
         };
         self.metrics.attempted(what, status, begun.elapsed());
-        answer.map_err(|error| failed(&error))
+        answer.map_err(|error| classify(&error))
     }
 }
 

@@ -86,7 +86,7 @@ impl StartTimes {
         if self.lock().is_settled(pod.uid()) || pod.is_mirror() {
             return;
         }
-        let sample = self.lock().watched(pod, self.clock.now());
+        let sample = self.lock().handle_watch_event(pod, self.clock.now());
         if let Some(sample) = sample {
             self.observe(&sample);
         }

@@ -22,7 +22,7 @@ use super::{
     store::Store,
 };
 use berth_metrics::ReflectorMetrics;
-use berth_ports::{Attached, StorageError, StorageObjects};
+use berth_ports::{AttachedVolumes, StorageError, StorageObjects};
 use berth_types::api;
 
 /// Deadline of one read.
@@ -34,7 +34,7 @@ const DRIVERS_LIMIT: Duration = Duration::from_secs(10);
 pub struct ApiStorage {
     api: Arc<dyn ApiClient>,
     drivers: Store<CSIDriver>,
-    attached: watch::Receiver<Attached>,
+    attached: watch::Receiver<AttachedVolumes>,
     moved: watch::Receiver<u64>,
 }
 
@@ -42,7 +42,7 @@ impl ApiStorage {
     /// Returns the storage objects, and a future that must be polled while they are in use (it ends with `stop`).
     pub fn new(
         api: Arc<dyn ApiClient>,
-        attached: watch::Receiver<Attached>,
+        attached: watch::Receiver<AttachedVolumes>,
         metrics: ReflectorMetrics,
         stop: CancellationToken,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + use<>) {
@@ -134,11 +134,11 @@ impl StorageObjects for ApiStorage {
         self.api.call(call).await.map(drop).map_err(|error| told(&error))
     }
 
-    fn attached(&self) -> watch::Receiver<Attached> {
+    fn attached(&self) -> watch::Receiver<AttachedVolumes> {
         self.attached.clone()
     }
 
-    fn moved(&self) -> watch::Receiver<u64> {
+    fn retry_signal(&self) -> watch::Receiver<u64> {
         self.moved.clone()
     }
 }
@@ -172,7 +172,7 @@ mod tests {
         let missing = storage.claim("n", "none").await.expect_err("none");
         assert_eq!(missing, StorageError::NotFound("persistentvolumeclaims \"none\" not found".to_owned()));
 
-        let mut moved = storage.moved();
+        let mut moved = storage.retry_signal();
         let driver = json!({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver",
             "metadata": {"name": "d", "resourceVersion": "1"}, "spec": {}});
         drivers.send(event("ADDED", driver)).expect("followed");

@@ -10,9 +10,9 @@ use super::{
     document::{self, Document},
     fields::{API_VERSION, KIND, KubeletConfiguration},
     gates::FeatureGates,
+    json_decoder::{self, Names, PresentFields, UnknownField},
     notice::Notice,
     text::{clean_path, quote},
-    typed::{self, Names, Present, Unknown},
 };
 
 const SCHEME: &str = "k8s.io/kubernetes/pkg/kubelet/apis/config/scheme/scheme.go:33";
@@ -26,7 +26,7 @@ pub struct Decoded {
     /// The decoded configuration.
     pub config: KubeletConfiguration,
     /// Fields that the file sets.
-    pub present: Present,
+    pub present: PresentFields,
     /// Strict errors, if there are any.
     pub strict: Option<Strict>,
 }
@@ -47,7 +47,7 @@ pub struct Strict {
 pub fn decode(text: &str) -> Result<Decoded, String> {
     let document = document::parse(text).map_err(|e| format!("failed to decode: {}", no_version(&e.to_string())))?;
     check_type(&document.value, text).map_err(|e| format!("failed to decode: {e}"))?;
-    let typed = typed::decode::<KubeletConfiguration>(&document.value, Names::Exact)
+    let typed = json_decoder::decode::<KubeletConfiguration>(&document.value, Names::Exact)
         .map_err(|e| format!("failed to decode: {e}"))?;
     Ok(Decoded { config: typed.value, present: typed.present, strict: strict(&document, &typed.unknown) })
 }
@@ -103,7 +103,7 @@ fn check_type(document: &Value, text: &str) -> Result<(), String> {
     }
 }
 
-fn strict(document: &Document, unknown: &[Unknown]) -> Option<Strict> {
+fn strict(document: &Document, unknown: &[UnknownField]) -> Option<Strict> {
     let errors: Vec<String> = document
         .duplicates
         .iter()
@@ -111,7 +111,7 @@ fn strict(document: &Document, unknown: &[Unknown]) -> Option<Strict> {
         .chain(unknown.iter().map(|unknown| format!("unknown field {}", quote(&unknown.path))))
         .collect();
     let hint =
-        |unknown: &Unknown| unknown.nearest.as_ref().map(|near| format!("{}: did you mean {near}?", unknown.path));
+        |unknown: &UnknownField| unknown.nearest.as_ref().map(|near| format!("{}: did you mean {near}?", unknown.path));
     (!errors.is_empty()).then(|| Strict {
         error: format!("strict decoding error: {}", errors.join(", ")),
         hints: unknown.iter().filter_map(hint).collect(),

@@ -9,7 +9,7 @@ use super::{
     GoDuration,
     fields::{API_VERSION, FlushFrequency, KIND, KubeletConfiguration, LoggingConfiguration},
     gates::{FeatureGates, GateError},
-    typed::Present,
+    json_decoder::PresentFields,
 };
 
 /// The gates of the configuration cannot be set.
@@ -30,7 +30,7 @@ const EVICTION_HARD: [(&str, &str); 5] = [
 ///
 /// # Errors
 /// The configuration sets an unknown gate, or changes a locked one.
-pub fn fill(c: &mut KubeletConfiguration, present: &Present, gates: &FeatureGates) -> Result<(), DefaultsError> {
+pub fn fill(c: &mut KubeletConfiguration, present: &PresentFields, gates: &FeatureGates) -> Result<(), DefaultsError> {
     let mut gates = gates.clone();
     gates.set_from_map(&c.feature_gates)?;
     c.kind = KIND.to_owned();
@@ -53,7 +53,7 @@ pub fn fill(c: &mut KubeletConfiguration, present: &Present, gates: &FeatureGate
 /// Returns the configuration of an empty file: all defaults except hard eviction thresholds.
 pub fn defaults() -> KubeletConfiguration {
     let mut c = KubeletConfiguration::default();
-    fill(&mut c, &Present::default(), &FeatureGates::new()).expect("an empty gate map changes no locked gate");
+    fill(&mut c, &PresentFields::default(), &FeatureGates::new()).expect("an empty gate map changes no locked gate");
     c
 }
 
@@ -98,13 +98,13 @@ fn seconds(field: &mut GoDuration, default: i64) {
 }
 
 /// Fills a field that upstream keeps behind a pointer, if it is absent.
-fn absent<T>(present: &Present, path: &str, field: &mut T, default: T) {
+fn absent<T>(present: &PresentFields, path: &str, field: &mut T, default: T) {
     if !present.has(path) {
         *field = default;
     }
 }
 
-fn fill_node(c: &mut KubeletConfiguration, present: &Present) {
+fn fill_node(c: &mut KubeletConfiguration, present: &PresentFields) {
     seconds(&mut c.sync_frequency, 60);
     seconds(&mut c.file_check_frequency, 20);
     seconds(&mut c.http_check_frequency, 20);
@@ -128,7 +128,7 @@ fn fill_node(c: &mut KubeletConfiguration, present: &Present) {
     text(&mut c.config_map_and_secret_change_detection_strategy, "Watch");
 }
 
-fn fill_server(c: &mut KubeletConfiguration, present: &Present) {
+fn fill_server(c: &mut KubeletConfiguration, present: &PresentFields) {
     absent(present, "enableServer", &mut c.enable_server, true);
     text(&mut c.address, "0.0.0.0");
     number(&mut c.port, 10_250);
@@ -147,7 +147,7 @@ fn fill_server(c: &mut KubeletConfiguration, present: &Present) {
     absent(present, "enableDebugFlagsHandler", &mut c.enable_debug_flags_handler, true);
 }
 
-fn fill_pods(c: &mut KubeletConfiguration, present: &Present) {
+fn fill_pods(c: &mut KubeletConfiguration, present: &PresentFields) {
     number(&mut c.max_pods, 110);
     if !present.has("podPidsLimit") || c.pod_pids_limit < 0 {
         c.pod_pids_limit = -1;
@@ -170,7 +170,7 @@ fn fill_pods(c: &mut KubeletConfiguration, present: &Present) {
     absent(present, "iptablesDropBit", &mut c.iptables_drop_bit, 15);
 }
 
-fn fill_images(c: &mut KubeletConfiguration, present: &Present) {
+fn fill_images(c: &mut KubeletConfiguration, present: &PresentFields) {
     absent(present, "registryPullQPS", &mut c.registry_pull_qps, 5);
     number(&mut c.registry_burst, 10);
     seconds(&mut c.image_minimum_gc_age, 120);
@@ -180,7 +180,7 @@ fn fill_images(c: &mut KubeletConfiguration, present: &Present) {
     absent(present, "serializeImagePulls", &mut c.serialize_image_pulls, serial);
 }
 
-fn fill_resources(c: &mut KubeletConfiguration, present: &Present) {
+fn fill_resources(c: &mut KubeletConfiguration, present: &PresentFields) {
     absent(present, "cgroupsPerQOS", &mut c.cgroups_per_qos, true);
     text(&mut c.cgroup_driver, "cgroupfs");
     text(&mut c.cpu_manager_policy, "none");
@@ -211,7 +211,7 @@ fn fill_logging(logging: &mut LoggingConfiguration) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::typed::{Names, decode};
+    use crate::json_decoder::{Names, decode};
     use serde_json::{Value, json};
 
     fn filled(document: &Value) -> KubeletConfiguration {
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(config.image_pull_credentials_verification_policy, "");
         let mut locked = KubeletConfiguration::default();
         locked.feature_gates.insert("NodeSwap".to_owned(), false);
-        let error = fill(&mut locked, &Present::default(), &FeatureGates::new()).expect_err("AC-01-20");
+        let error = fill(&mut locked, &PresentFields::default(), &FeatureGates::new()).expect_err("AC-01-20");
         assert_eq!(
             error.to_string(),
             "failed to merge global and in-flight KubeletConfiguration while setting defaults, error: cannot set \

@@ -14,9 +14,9 @@ use super::{
     configz, decode, defaults, document,
     fields::{API_VERSION, KIND, KubeletConfiguration},
     gates::FeatureGates,
+    json_decoder::{self, Names},
     notice::Notice,
     text::quote,
-    typed::{self, Names},
 };
 
 /// Merges the drop-ins of `directory` over `base`, in order.
@@ -61,7 +61,7 @@ pub fn merge_texts(
                 failed(&format!(", unknown apiVersion/kind: {version}, Kind={kind}"))
             }
         })?;
-        notices.extend(remarks(&name, &patch, &merged));
+        notices.extend(notices_of(&name, &patch, &merged));
         merge(&mut merged, &patch);
     }
     let config = finish(&merged, gates)?;
@@ -135,16 +135,16 @@ fn merge(target: &mut Value, patch: &Map<String, Value>) {
 fn finish(merged: &Value, gates: &FeatureGates) -> Result<KubeletConfiguration, String> {
     let unmarshal =
         |e: &dyn std::fmt::Display| format!("failed to unmarshal merged JSON into kubelet configuration: {e}");
-    let typed = typed::decode::<KubeletConfiguration>(merged, Names::AnyCase).map_err(|e| unmarshal(&e))?;
+    let typed = json_decoder::decode::<KubeletConfiguration>(merged, Names::AnyCase).map_err(|e| unmarshal(&e))?;
     let mut config = typed.value;
     defaults::fill(&mut config, &typed.present, gates).map_err(|e| e.to_string())?;
     Ok(config)
 }
 
 /// Returns the notices about one file: the fields it sets, unknown fields, and fields that come too late.
-fn remarks(path: &str, patch: &Map<String, Value>, base: &Value) -> Vec<Notice> {
+fn notices_of(path: &str, patch: &Map<String, Value>, base: &Value) -> Vec<Notice> {
     let unknown = |names| {
-        let typed = typed::decode::<KubeletConfiguration>(&Value::Object(patch.clone()), names);
+        let typed = json_decoder::decode::<KubeletConfiguration>(&Value::Object(patch.clone()), names);
         typed.map(|typed| typed.unknown).unwrap_or_default().into_iter().map(|unknown| unknown.path)
     };
     let strangers: Vec<String> = unknown(Names::AnyCase).collect();

@@ -13,7 +13,6 @@ use std::{
 
 use super::{
     configz, decode, defaults, dropins,
-    effective::not_yet_effective,
     errors::StartupError,
     fields::{KubeletConfiguration, LoggingConfiguration},
     flags::{self, KubeletFlags, Parsed, Settings, VersionRequest},
@@ -21,6 +20,7 @@ use super::{
     host::HostFacts,
     notice::Notice,
     text::quote,
+    unimplemented_settings::unimplemented_settings,
     validate::{self, start},
     version,
     watchdog::watchdog_timeout,
@@ -75,7 +75,7 @@ impl Loaded {
     /// keep their meaning.
     pub fn is_runtime_embedded(&self) -> bool {
         let (endpoint, flags) = (&self.config.container_runtime_endpoint, &self.flags);
-        endpoint == EMBEDDED_RUNTIME || (flags.decides_alone && !flags.endpoint_is_given)
+        endpoint == EMBEDDED_RUNTIME || (flags.is_standalone_authorizer && !flags.is_endpoint_set)
     }
 
     /// Whether `RuntimeDefault` is the default seccomp profile, by flag or field.
@@ -113,23 +113,23 @@ pub fn load(personality: Personality, args: &[OsString], host: &HostFacts) -> Lo
         Ok(parsed) => parsed,
         Err(cause) => return failed(StartupError::ParseFlag(cause)),
     };
-    let mut told = Told::default();
-    let outcome = resolve(&Given { personality, args, parsed: &parsed, host }, settings, &mut told);
+    let mut told = LoadLog::default();
+    let outcome = resolve(&LoadContext { personality, args, parsed: &parsed, host }, settings, &mut told);
     Loading { deprecations: parsed.deprecations, notices: told.notices, logging: told.logging, outcome }
 }
 
 fn failed(error: StartupError) -> Loading {
-    let Told { notices, logging } = Told::default();
+    let LoadLog { notices, logging } = LoadLog::default();
     Loading { deprecations: Vec::new(), notices, logging, outcome: Err(error) }
 }
 
 /// Notices and logging settings collected so far.
-struct Told {
+struct LoadLog {
     notices: Vec<Notice>,
     logging: LoggingConfiguration,
 }
 
-impl Default for Told {
+impl Default for LoadLog {
     fn default() -> Self {
         Self { notices: Vec::new(), logging: defaults::defaults().logging }
     }
@@ -142,7 +142,7 @@ fn base(personality: Personality) -> Settings {
         defaults::legacy_overrides(&mut config);
     }
     let decides_alone = personality == Personality::Berth;
-    Settings { config, flags: KubeletFlags { decides_alone, ..KubeletFlags::default() } }
+    Settings { config, flags: KubeletFlags { is_standalone_authorizer: decides_alone, ..KubeletFlags::default() } }
 }
 
 /// Returns the help text of the flags.
@@ -150,14 +150,14 @@ pub fn help(personality: Personality) -> String {
     flags::help(&base(personality))
 }
 
-struct Given<'a> {
+struct LoadContext<'a> {
     personality: Personality,
     args: &'a [OsString],
     parsed: &'a Parsed,
     host: &'a HostFacts,
 }
 
-fn resolve(given: &Given<'_>, first: Settings, told: &mut Told) -> Result<Request, StartupError> {
+fn resolve(given: &LoadContext<'_>, first: Settings, told: &mut LoadLog) -> Result<Request, StartupError> {
     if let Some(word) = given.parsed.words.first() {
         return Err(StartupError::UnknownCommand(word.clone()));
     }
@@ -180,10 +180,10 @@ fn resolve(given: &Given<'_>, first: Settings, told: &mut Told) -> Result<Reques
             told.notices.push(notice);
         }
     }
-    judge(&settings, &gates, given.host, told)?;
+    validate_settings(&settings, &gates, given.host, told)?;
     let Settings { mut config, flags } = settings;
     told.notices.extend(start::overwrite_cpus(&mut config));
-    told.notices.extend(not_yet_effective(&config, &flags).into_iter().map(Notice::NotYetEffective));
+    told.notices.extend(unimplemented_settings(&config, &flags).into_iter().map(Notice::NotYetEffective));
     let watchdog = watchdog_timeout(&given.host.watchdog).map_err(StartupError::Run)?;
     let (notices, host) = (std::mem::take(&mut told.notices), given.host.clone());
     Ok(Request::Run(Box::new(Loaded { config, flags, gates, flag_values, version, host, watchdog, notices })))
@@ -191,14 +191,14 @@ fn resolve(given: &Given<'_>, first: Settings, told: &mut Told) -> Result<Reques
 
 /// Stages 4 to 6: loads the file, merges the drop-ins over it, and applies the flags over both.
 fn over_files(
-    given: &Given<'_>,
+    given: &LoadContext<'_>,
     first: Settings,
     gates: &FeatureGates,
     notices: &mut Vec<Notice>,
 ) -> Result<Settings, StartupError> {
     let Settings { mut config, mut flags } = first;
-    flags.address_is_given = given.parsed.given.contains(&"address");
-    flags.endpoint_is_given = given.parsed.given.contains(&"container-runtime-endpoint");
+    flags.is_address_set = given.parsed.given.contains(&"address");
+    flags.is_endpoint_set = given.parsed.given.contains(&"container-runtime-endpoint");
     if flags.config.is_empty() && flags.config_dir.is_empty() {
         return Ok(Settings { config, flags });
     }
@@ -206,8 +206,8 @@ fn over_files(
         let failed = |cause| StartupError::LoadFile { path: flags.config.clone(), cause };
         let text = read_text(&flags.config).map_err(failed)?;
         let (loaded, told) = main_file(&flags.config, &text, gates).map_err(failed)?;
-        flags.address_is_given |= decode::sets(&text.content, "address");
-        flags.endpoint_is_given |= decode::sets(&text.content, "containerRuntimeEndpoint");
+        flags.is_address_set |= decode::sets(&text.content, "address");
+        flags.is_endpoint_set |= decode::sets(&text.content, "containerRuntimeEndpoint");
         config = loaded;
         notices.extend(told);
     }
@@ -215,8 +215,8 @@ fn over_files(
         let (merged, told) =
             dropins::merge_directory(&config, &flags.config_dir, gates).map_err(StartupError::MergeDropins)?;
         config = merged;
-        flags.address_is_given |= told.iter().any(|notice| notice.sets("address"));
-        flags.endpoint_is_given |= told.iter().any(|notice| notice.sets("containerRuntimeEndpoint"));
+        flags.is_address_set |= told.iter().any(|notice| notice.sets("address"));
+        flags.is_endpoint_set |= told.iter().any(|notice| notice.sets("containerRuntimeEndpoint"));
         notices.extend(told);
     }
     if flags.strict_config
@@ -294,9 +294,10 @@ pub fn check(path: &str, drop_ins: Option<&str>) -> Result<Vec<Notice>, StartupE
     // Assumes a node of a cluster, which most files are for: some settings are invalid without an API server.
     let flags = KubeletFlags { kubeconfig: ANY_KUBECONFIG.to_owned(), ..KubeletFlags::default() };
     let settings = Settings { config, flags };
-    let mut told = Told { notices, ..Told::default() };
-    judge(&settings, &gates, &host, &mut told)?;
-    let without_effect = not_yet_effective(&settings.config, &settings.flags).into_iter().map(Notice::NotYetEffective);
+    let mut told = LoadLog { notices, ..LoadLog::default() };
+    validate_settings(&settings, &gates, &host, &mut told)?;
+    let without_effect =
+        unimplemented_settings(&settings.config, &settings.flags).into_iter().map(Notice::NotYetEffective);
     told.notices.extend(without_effect);
     Ok(told.notices)
 }
@@ -310,23 +311,28 @@ fn absolute(path: &str) -> Result<String, String> {
 }
 
 /// Stages 7 to 11, as far as they do not require the machine itself.
-fn judge(settings: &Settings, gates: &FeatureGates, host: &HostFacts, told: &mut Told) -> Result<(), StartupError> {
+fn validate_settings(
+    settings: &Settings,
+    gates: &FeatureGates,
+    host: &HostFacts,
+    told: &mut LoadLog,
+) -> Result<(), StartupError> {
     let Settings { config, flags } = settings;
-    judge_log(config, gates)?;
+    validate_logging(config, gates)?;
     told.logging.clone_from(&config.logging);
-    told.notices.extend(judge_file(config, gates, host)?);
+    told.notices.extend(validate_config(config, gates, host)?);
     told.notices.extend(start::run(config, flags, host).map_err(StartupError::Run)?);
     Ok(())
 }
 
 /// Stage 7: validates the logging settings.
-fn judge_log(config: &KubeletConfiguration, gates: &FeatureGates) -> Result<(), StartupError> {
+fn validate_logging(config: &KubeletConfiguration, gates: &FeatureGates) -> Result<(), StartupError> {
     let wrong = validate::log_settings(config, gates);
     if wrong.is_empty() { Ok(()) } else { Err(StartupError::Logging(wrong)) }
 }
 
 /// Stages 8 and 9: validates the configuration and its TLS options.
-fn judge_file(
+fn validate_config(
     config: &KubeletConfiguration,
     gates: &FeatureGates,
     host: &HostFacts,

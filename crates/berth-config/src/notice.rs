@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::effective::NotYet;
+use super::unimplemented_settings::UnimplementedSetting;
 
 /// A fact to log at startup.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -73,7 +73,7 @@ pub enum Notice {
         value: String,
     },
     /// A setting whose feature is not implemented.
-    NotYetEffective(NotYet),
+    NotYetEffective(UnimplementedSetting),
     /// `tlsCipherSuites` has no effect, because TLS 1.3 selects its cipher suites itself.
     CipherSuitesIgnored,
     /// An insecure cipher suite is configured.

@@ -16,7 +16,7 @@ use tonic::{Code, Status, Streaming, transport::Channel};
 use super::{
     CriError, CriResult, ExecOutput, RuntimeService,
     deadlines::{Caller, Limit},
-    gate::{Gate, Rank},
+    priority_semaphore::{Priority, PrioritySemaphore},
     validate,
 };
 use berth_metrics::RuntimeOperation as Op;
@@ -32,13 +32,13 @@ pub(super) const MAX_MESSAGE: usize = 16 << 20;
 pub struct RuntimeClient {
     channel: Channel,
     caller: Caller,
-    gate: Gate,
-    streaming: Streamed,
+    gate: PrioritySemaphore,
+    streaming: ListStreaming,
 }
 
 impl RuntimeClient {
     pub(super) fn new(channel: Channel, caller: Caller, list_streaming: bool) -> Self {
-        Self { channel, caller, gate: Gate::of_machine(), streaming: Streamed::new(list_streaming) }
+        Self { channel, caller, gate: PrioritySemaphore::of_machine(), streaming: ListStreaming::new(list_streaming) }
     }
 
     fn rpc(&self) -> RuntimeServiceClient<Channel> {
@@ -83,7 +83,7 @@ impl RuntimeService for RuntimeClient {
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.run_pod_sandbox(r).await };
         let call = || self.caller.call(Op::RunPodSandbox, Limit::Twice, request, send);
-        let reply = self.gate.pass(Rank::Sandbox, call).await?;
+        let reply = self.gate.pass(Priority::Sandbox, call).await?;
         validate::sandbox_id(reply.pod_sandbox_id, &name)
     }
 
@@ -145,7 +145,7 @@ impl RuntimeService for RuntimeClient {
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.create_container(r).await };
         let call = || self.caller.call(Op::CreateContainer, Limit::Once, request, send);
-        let reply = self.gate.pass(Rank::Create, call).await?;
+        let reply = self.gate.pass(Priority::Create, call).await?;
         validate::container_id(reply.container_id, &name)
     }
 
@@ -154,7 +154,7 @@ impl RuntimeService for RuntimeClient {
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.start_container(r).await };
         let call = || self.caller.call(Op::StartContainer, Limit::Once, request, send);
-        self.gate.pass(Rank::Start, call).await.map(drop)
+        self.gate.pass(Priority::Start, call).await.map(drop)
     }
 
     async fn stop_container(&self, id: &str, grace: Duration) -> CriResult<()> {
@@ -353,11 +353,11 @@ fn whole_seconds(duration: Duration) -> i64 {
 }
 
 /// Whether list calls use streaming; the first `Unimplemented` disables it permanently.
-pub(super) struct Streamed {
+pub(super) struct ListStreaming {
     wanted: AtomicBool,
 }
 
-impl Streamed {
+impl ListStreaming {
     pub(super) fn new(wanted: bool) -> Self {
         Self { wanted: AtomicBool::new(wanted) }
     }

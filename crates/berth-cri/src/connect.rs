@@ -39,31 +39,31 @@ pub type Dial = Arc<dyn Fn() -> BoxFuture<'static, io::Result<DuplexStream>> + S
 
 /// Address of a CRI service.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct ServiceAddress {
     /// Configured endpoint, for error texts.
     pub(super) endpoint: String,
-    way: Way,
+    way: Transport,
 }
 
 #[derive(Clone)]
-enum Way {
+enum Transport {
     Socket(PathBuf),
     Memory(Dial),
 }
 
-impl Place {
+impl ServiceAddress {
     /// Socket path; `None` for services in this process.
     pub(super) fn socket(&self) -> Option<&Path> {
         match &self.way {
-            Way::Socket(path) => Some(path),
-            Way::Memory(_) => None,
+            Transport::Socket(path) => Some(path),
+            Transport::Memory(_) => None,
         }
     }
 
     fn channel(&self) -> Channel {
         match &self.way {
-            Way::Socket(path) => socket_channel(path.clone()),
-            Way::Memory(dial) => memory_channel(dial.clone()),
+            Transport::Socket(path) => socket_channel(path.clone()),
+            Transport::Memory(dial) => memory_channel(dial.clone()),
         }
     }
 
@@ -79,8 +79,8 @@ pub struct Connection {
     pub runtime: Arc<RuntimeClient>,
     /// Client for images.
     pub images: Arc<ImageClient>,
-    pub(super) runtime_place: Place,
-    pub(super) image_place: Place,
+    pub(super) runtime_place: ServiceAddress,
+    pub(super) image_place: ServiceAddress,
 }
 
 /// Creates the clients, and registers the metrics of runtime operations.
@@ -88,8 +88,8 @@ pub struct Connection {
 /// # Errors
 /// If an endpoint is not a Unix socket.
 pub fn connect(config: &CriConfig, registry: &Registry) -> Result<Connection, EndpointError> {
-    let place = |endpoint: &str| -> Result<Place, EndpointError> {
-        Ok(Place { endpoint: endpoint.to_owned(), way: Way::Socket(socket_path(endpoint)?) })
+    let place = |endpoint: &str| -> Result<ServiceAddress, EndpointError> {
+        Ok(ServiceAddress { endpoint: endpoint.to_owned(), way: Transport::Socket(socket_path(endpoint)?) })
     };
     let runtime_place = place(&config.endpoint)?;
     let image_place = place(if config.image_endpoint.is_empty() { &config.endpoint } else { &config.image_endpoint })?;
@@ -98,11 +98,16 @@ pub fn connect(config: &CriConfig, registry: &Registry) -> Result<Connection, En
 
 /// Creates the clients for services in this process, and registers the metrics of runtime operations.
 pub fn connect_over(dial: Dial, config: &CriConfig, registry: &Registry) -> Connection {
-    let place = Place { endpoint: config.endpoint.clone(), way: Way::Memory(dial) };
+    let place = ServiceAddress { endpoint: config.endpoint.clone(), way: Transport::Memory(dial) };
     between(place.clone(), place, config, registry)
 }
 
-fn between(runtime_place: Place, image_place: Place, config: &CriConfig, registry: &Registry) -> Connection {
+fn between(
+    runtime_place: ServiceAddress,
+    image_place: ServiceAddress,
+    config: &CriConfig,
+    registry: &Registry,
+) -> Connection {
     let caller = Caller { timeout: config.request_timeout, metrics: Arc::new(RuntimeOperations::new(registry)) };
     Connection {
         runtime: runtime_place.runtime(caller.clone(), config.list_streaming),

@@ -5,7 +5,7 @@ use tonic::{Code, transport::Channel};
 
 use super::{
     CriError, CriResult, ImageService,
-    client::{MAX_MESSAGE, Streamed},
+    client::{ListStreaming, MAX_MESSAGE},
     deadlines::{Caller, Limit},
     validate,
 };
@@ -16,12 +16,12 @@ use berth_proto::cri::{self, image_service_client::ImageServiceClient};
 pub struct ImageClient {
     channel: Channel,
     caller: Caller,
-    streaming: Streamed,
+    streaming: ListStreaming,
 }
 
 impl ImageClient {
     pub(super) fn new(channel: Channel, caller: Caller, list_streaming: bool) -> Self {
-        Self { channel, caller, streaming: Streamed::new(list_streaming) }
+        Self { channel, caller, streaming: ListStreaming::new(list_streaming) }
     }
 
     fn rpc(&self) -> ImageServiceClient<Channel> {

@@ -110,10 +110,10 @@ pub async fn probe(
     }
     let (runtime, images) = (&*connection.runtime, &*connection.images);
     let endpoint = connection.runtime_place.endpoint.clone();
-    let version = once_initialized(until, || runtime.version(""));
+    let version = retry_until_initialized(until, || runtime.version(""));
     version.await.map_err(|source| ProbeError::Runtime { endpoint, source })?;
     let endpoint = connection.image_place.endpoint.clone();
-    let images = once_initialized(until, || images.image_fs_info());
+    let images = retry_until_initialized(until, || images.image_fs_info());
     images.await.map_err(|source| ProbeError::Images { endpoint, source })?;
     let cgroup_driver = cgroup_driver(runtime, registry).await?;
     let version = runtime.version(KUBE_RUNTIME_API_VERSION).await.map_err(ProbeError::Version)?;
@@ -132,7 +132,10 @@ pub async fn probe(
 
 /// Retries with back-off while the runtime reports that it is not initialized: containerd listens before its CRI
 /// service has recovered its state.
-async fn once_initialized<T, F: Future<Output = CriResult<T>>>(until: Instant, ask: impl Fn() -> F) -> CriResult<T> {
+async fn retry_until_initialized<T, F: Future<Output = CriResult<T>>>(
+    until: Instant,
+    ask: impl Fn() -> F,
+) -> CriResult<T> {
     let mut backoff = BACKOFF;
     loop {
         let answer = ask().await;

@@ -19,24 +19,24 @@ use super::{Registry, Stability::Alpha, buckets};
 
 /// Time of the last response from a peer; clones share it between the connection and the collector.
 #[derive(Clone, Debug)]
-pub struct Contact(Arc<Heard>);
+pub struct LastContact(Arc<LastContactState>);
 
 #[derive(Debug)]
-struct Heard {
+struct LastContactState {
     begun: Instant,
     /// Milliseconds after `begun`; negative for never.
     at: AtomicI64,
 }
 
-impl Default for Contact {
+impl Default for LastContact {
     fn default() -> Self {
-        Self(Arc::new(Heard { begun: Instant::now(), at: AtomicI64::new(-1) }))
+        Self(Arc::new(LastContactState { begun: Instant::now(), at: AtomicI64::new(-1) }))
     }
 }
 
-impl Contact {
+impl LastContact {
     /// Records a response now.
-    pub fn heard(&self) {
+    pub fn record(&self) {
         let at = i64::try_from(self.0.begun.elapsed().as_millis()).unwrap_or(i64::MAX);
         self.0.at.store(at, Ordering::Relaxed);
     }
@@ -81,7 +81,7 @@ impl ApiClientMetrics {
     }
 
     /// Sets the number of connections of a pool, and of requests in progress on them.
-    pub fn holds(&self, pool: &str, connections: usize, streams: usize) {
+    pub fn set_connections(&self, pool: &str, connections: usize, streams: usize) {
         let set = |family: &IntGaugeVec, number: usize| {
             family.with_label_values(&[pool]).set(i64::try_from(number).unwrap_or(i64::MAX));
         };
@@ -95,12 +95,12 @@ impl ApiClientMetrics {
     }
 
     /// Sets the pools whose time since the last response is computed at each scrape.
-    pub fn contacts(&self, pools: Vec<(&'static str, Contact)>) {
+    pub fn contacts(&self, pools: Vec<(&'static str, LastContact)>) {
         *self.contacts.lock().unwrap_or_else(PoisonError::into_inner) = pools;
     }
 }
 
-type Pools = Arc<Mutex<Vec<(&'static str, Contact)>>>;
+type Pools = Arc<Mutex<Vec<(&'static str, LastContact)>>>;
 
 struct Contacts {
     pools: Pools,
@@ -131,13 +131,13 @@ mod tests {
     async fn pools_are_told_apart() {
         let registry = Registry::new();
         let metrics = ApiClientMetrics::new(&registry);
-        let contact = Contact::default();
-        metrics.contacts(vec![("beat", contact.clone()), ("watch", Contact::default())]);
+        let contact = LastContact::default();
+        metrics.contacts(vec![("beat", contact.clone()), ("watch", LastContact::default())]);
         let names = || registry.gather().iter().map(|family| family.name().to_owned()).collect::<Vec<_>>();
         assert_eq!(names(), [""; 0], "nothing is said of what never was");
-        metrics.holds("beat", 1, 2);
+        metrics.set_connections("beat", 1, 2);
         metrics.waited("beat", Duration::from_millis(10));
-        contact.heard();
+        contact.record();
         tokio::time::advance(Duration::from_secs(5)).await;
         let families = registry.gather();
         assert_eq!(

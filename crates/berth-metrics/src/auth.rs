@@ -107,7 +107,7 @@ impl AuthMetrics {
 
 /// Kind of review.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reviewed {
+pub enum ReviewKind {
     /// A TokenReview.
     Token,
     /// A SubjectAccessReview.
@@ -143,10 +143,10 @@ impl ReviewMetrics {
     }
 
     /// Records one attempt; `status` is the HTTP status, `None` if there was no response.
-    pub fn attempted(&self, what: Reviewed, status: Option<u16>, took: Duration) {
+    pub fn attempted(&self, what: ReviewKind, status: Option<u16>, took: Duration) {
         let (total, seconds) = match what {
-            Reviewed::Token => &self.tokens,
-            Reviewed::Access => &self.accesses,
+            ReviewKind::Token => &self.tokens,
+            ReviewKind::Access => &self.accesses,
         };
         let code = status.map_or_else(|| "<error>".to_owned(), |status| status.to_string());
         total.with_label_values(&[&code]).inc();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prometheus::{HistogramVec, core::Collector};
 
-use super::{Operated, Registry, Stability::Alpha, buckets::STORAGE, volumes::truth};
+use super::{OperationTarget, Registry, Stability::Alpha, buckets::STORAGE, volumes::truth};
 
 /// Metric handle of CSI driver calls.
 #[derive(Clone, Debug)]
@@ -26,8 +26,8 @@ impl CsiMetrics {
     }
 
     /// Records a finished driver call with its gRPC status code: `OK`, `DeadlineExceeded`, ...
-    pub fn ended<'a>(&self, on: impl Into<Operated<'a>>, method: &str, code: &str, elapsed: Duration) {
-        let Operated { plugin, is_migrated } = on.into();
+    pub fn ended<'a>(&self, on: impl Into<OperationTarget<'a>>, method: &str, code: &str, elapsed: Duration) {
+        let OperationTarget { plugin, is_migrated } = on.into();
         let labels = [plugin, method, code, truth(is_migrated)];
         self.operations.with_label_values(&labels).observe(elapsed.as_secs_f64());
     }

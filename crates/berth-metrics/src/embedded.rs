@@ -229,7 +229,7 @@ pub fn register_embedded_objects(registry: &Registry, held: Arc<dyn Fn() -> Embe
         ),
     ];
     let removed = Opts::new("berth_runtime_gc_removed_total", "[ALPHA] What was deleted because nobody used it.");
-    registry.collector(Held {
+    registry.collector(ObjectCollector {
         held,
         logs,
         pulled: pulled.expect("constants that the tests check"),
@@ -243,7 +243,7 @@ pub fn register_embedded_objects(registry: &Registry, held: Arc<dyn Fn() -> Embe
     });
 }
 
-struct Held {
+struct ObjectCollector {
     held: Arc<dyn Fn() -> EmbeddedObjects + Send + Sync>,
     pods: IntGaugeVec,
     containers: IntGaugeVec,
@@ -261,7 +261,7 @@ fn raise(counter: &IntCounter, to: u64) {
     counter.inc_by(to.saturating_sub(counter.get()));
 }
 
-impl Held {
+impl ObjectCollector {
     fn all(&self) -> [&dyn Collector; 11] {
         let [bytes, dropped, errors] = &self.logs;
         [
@@ -280,7 +280,7 @@ impl Held {
     }
 }
 
-impl Collector for Held {
+impl Collector for ObjectCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.all().into_iter().flat_map(Collector::desc).collect()
     }

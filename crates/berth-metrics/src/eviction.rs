@@ -56,7 +56,7 @@ impl EvictionMetrics {
     }
 
     /// Sets the available amount of a signal and its threshold, bytes or count.
-    pub fn seen(&self, signal: &str, available: i64, threshold: i64) {
+    pub fn observed(&self, signal: &str, available: i64, threshold: i64) {
         self.available.with_label_values(&[signal]).set(available);
         self.threshold.with_label_values(&[signal]).set(threshold);
     }

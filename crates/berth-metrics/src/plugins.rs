@@ -18,12 +18,12 @@ impl PluginMetrics {
     }
 
     /// Adds a socket to the desired or the actual state of world.
-    pub fn there(&self, socket: &str, world: World) {
+    pub fn add(&self, socket: &str, world: World) {
         self.totals.with_label_values(&[socket, world.label()]).set(1);
     }
 
     /// Removes the series of a socket from the desired or the actual state of world.
-    pub fn gone(&self, socket: &str, world: World) {
+    pub fn remove(&self, socket: &str, world: World) {
         // A socket that was never added has no series.
         let _ = self.totals.remove_label_values(&[socket, world.label()]);
     }

@@ -70,7 +70,7 @@ impl PodResourcesMetrics {
     }
 
     /// Counts an accepted request.
-    pub fn asked(&self, version: EndpointVersion, call: PodResourcesCall) {
+    pub fn requested(&self, version: EndpointVersion, call: PodResourcesCall) {
         self.total.with_label_values(&[version.label()]).inc();
         if version == EndpointVersion::V1 {
             self.requests[call as usize].with_label_values(&[version.label()]).inc();
@@ -107,9 +107,9 @@ mod tests {
     fn the_old_version_counts_only_that_it_was_asked() {
         let registry = Registry::new();
         let metrics = PodResourcesMetrics::new(&registry);
-        metrics.asked(EndpointVersion::V1, PodResourcesCall::Get);
+        metrics.requested(EndpointVersion::V1, PodResourcesCall::Get);
         metrics.failed(PodResourcesCall::Get);
-        metrics.asked(EndpointVersion::V1Alpha1, PodResourcesCall::List);
+        metrics.requested(EndpointVersion::V1Alpha1, PodResourcesCall::List);
         let mut page = Vec::new();
         Format::negotiate(None).encode(registry.gather(), &mut page);
         let page = String::from_utf8(page).expect("text");

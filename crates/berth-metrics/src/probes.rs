@@ -44,10 +44,10 @@ pub struct ProbeMetrics(Arc<All>);
 
 /// All probes, sorted by creation; the number is the last ID assigned.
 #[derive(Default)]
-struct All(Mutex<(u64, BTreeMap<u64, Arc<Counted>>)>);
+struct All(Mutex<(u64, BTreeMap<u64, Arc<ProbeSeries>>)>);
 
 /// Labels and results of one probe.
-struct Counted {
+struct ProbeSeries {
     kind: &'static str,
     container: Box<str>,
     pod: Box<str>,
@@ -75,27 +75,27 @@ struct Durations {
 pub struct ProbeCounter {
     all: Arc<All>,
     id: u64,
-    counted: Arc<Counted>,
+    counted: Arc<ProbeSeries>,
 }
 
 /// Metrics of probe timeliness on `/metrics`: `berth_probe_schedule_lag_seconds`, from the scheduled time of a probe
 /// to its attempt, by probe type, and `berth_probe_inflight`, attempts in progress, by handler (spec 08 §10).
-pub struct ProbePaces {
+pub struct ProbeTimelinessMetrics {
     lag: HistogramVec,
     inflight: IntGaugeVec,
 }
 
 /// Timeliness handle of one probe.
 #[derive(Clone)]
-pub struct ProbePace {
+pub struct ProbeTimeliness {
     lag: prometheus::Histogram,
     inflight: IntGauge,
 }
 
 /// Counts an attempt as in progress until it is dropped.
-pub struct UnderWay(IntGauge);
+pub struct InflightAttempt(IntGauge);
 
-impl ProbePaces {
+impl ProbeTimelinessMetrics {
     /// Registers the families.
     pub fn new(registry: &Registry) -> Self {
         let lag = "Seconds from the moment of a probe to its attempt.";
@@ -107,21 +107,24 @@ impl ProbePaces {
     }
 
     /// Returns the handle of one probe.
-    pub fn of(&self, kind: &'static str, handler: &'static str) -> ProbePace {
-        ProbePace { lag: self.lag.with_label_values(&[kind]), inflight: self.inflight.with_label_values(&[handler]) }
+    pub fn of(&self, kind: &'static str, handler: &'static str) -> ProbeTimeliness {
+        ProbeTimeliness {
+            lag: self.lag.with_label_values(&[kind]),
+            inflight: self.inflight.with_label_values(&[handler]),
+        }
     }
 }
 
-impl ProbePace {
+impl ProbeTimeliness {
     /// Records the start of an attempt, `lag` after its scheduled time.
-    pub fn begun(&self, lag: Duration) -> UnderWay {
+    pub fn begun(&self, lag: Duration) -> InflightAttempt {
         self.lag.observe(lag.as_secs_f64());
         self.inflight.inc();
-        UnderWay(self.inflight.clone())
+        InflightAttempt(self.inflight.clone())
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for InflightAttempt {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -140,7 +143,7 @@ impl ProbeMetrics {
 
     /// Starts to count a probe.
     pub fn begin(&self, kind: &'static str, of: &ProbedContainer<'_>) -> ProbeCounter {
-        let counted = Arc::new(Counted {
+        let counted = Arc::new(ProbeSeries {
             kind,
             container: of.container.into(),
             pod: of.pod.into(),
@@ -240,7 +243,7 @@ impl Collector for Probes {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let all: Vec<Arc<Counted>> = lock(&self.all.0).1.values().cloned().collect();
+        let all: Vec<Arc<ProbeSeries>> = lock(&self.all.0).1.values().cloned().collect();
         let mut total = Vec::new();
         // Two pods of the same name, the older of which still terminates, share one series.
         let mut duration = BTreeMap::<[&str; 4], Durations>::new();

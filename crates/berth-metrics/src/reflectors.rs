@@ -19,7 +19,7 @@ use super::{Registry, Stability::Alpha};
 
 /// State of a watch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Following {
+pub enum WatchState {
     /// Lists the objects.
     Init,
     /// Watches for changes.
@@ -45,12 +45,12 @@ struct Tally {
 }
 
 impl Tally {
-    fn count(&mut self, state: Following) -> &mut usize {
+    fn count(&mut self, state: WatchState) -> &mut usize {
         let [init, watching, waiting] = &mut self.counts;
         match state {
-            Following::Init => init,
-            Following::Watching => watching,
-            Following::Waiting => waiting,
+            WatchState::Init => init,
+            WatchState::Watching => watching,
+            WatchState::Waiting => waiting,
         }
     }
 
@@ -85,8 +85,8 @@ impl ReflectorMetrics {
 
     /// Adds a watch of the resource and returns its handle.
     pub fn follow(&self, resource: &'static str) -> ReflectorMeter {
-        *locked(&self.tallies).entry(resource).or_default().count(Following::Init) += 1;
-        ReflectorMeter { metrics: self.clone(), resource, state: Following::Init }
+        *locked(&self.tallies).entry(resource).or_default().count(WatchState::Init) += 1;
+        ReflectorMeter { metrics: self.clone(), resource, state: WatchState::Init }
     }
 }
 
@@ -95,12 +95,12 @@ impl ReflectorMetrics {
 pub struct ReflectorMeter {
     metrics: ReflectorMetrics,
     resource: &'static str,
-    state: Following,
+    state: WatchState,
 }
 
 impl ReflectorMeter {
     /// Sets the state of the watch.
-    pub fn set(&mut self, state: Following) {
+    pub fn set(&mut self, state: WatchState) {
         if state != self.state {
             self.leave();
             *locked(&self.metrics.tallies).entry(self.resource).or_default().count(state) += 1;
@@ -109,7 +109,7 @@ impl ReflectorMeter {
     }
 
     /// Records an event from the server now.
-    pub fn heard(&self) {
+    pub fn event_received(&self) {
         locked(&self.metrics.tallies).entry(self.resource).or_default().heard = Some(Instant::now());
     }
 
@@ -195,13 +195,13 @@ mod tests {
         assert_eq!(state(), [0.0; 0]);
         let (mut one, mut other) = (metrics.follow("secrets"), metrics.follow("secrets"));
         assert_eq!(state(), [0.0]);
-        one.set(Following::Watching);
+        one.set(WatchState::Watching);
         assert_eq!(state(), [0.0], "the other still reads");
-        other.set(Following::Waiting);
+        other.set(WatchState::Waiting);
         assert_eq!(state(), [2.0]);
         drop(other);
         assert_eq!(state(), [1.0]);
-        one.heard();
+        one.event_received();
         one.relisted("failed");
         tokio::time::advance(Duration::from_secs(7)).await;
         assert_eq!(values(&registry, "berth_reflector_last_event_age_seconds"), [7.0]);

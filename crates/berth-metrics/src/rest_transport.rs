@@ -117,14 +117,14 @@ impl TransportMetrics {
     }
 
     /// Counts a created transport; it is in use until the returned value is dropped.
-    pub fn opened(&self, identity: FollowsIdentity) -> OpenTransport {
+    pub fn opened(&self, identity: CertRotation) -> OpenTransport {
         self.entries.inc();
         self.created.with_label_values(&["miss"]).inc();
         OpenTransport { metrics: self.clone(), identity }
     }
 
     /// Counts a reload of the CA bundle.
-    pub fn looked_at_authorities(&self, outcome: CaReload) {
+    pub fn ca_reloaded(&self, outcome: CaReload) {
         self.reloads.with_label_values(&outcome.labels()).inc();
     }
 
@@ -141,7 +141,7 @@ impl TransportMetrics {
 
     /// Records a new client certificate of an exec plugin: its expiry in seconds since the epoch, and the lifetime of
     /// the previous one in seconds, if there was one.
-    pub fn told_certificate(&self, until: Option<i64>, last: Option<i64>) {
+    pub fn exec_certificate(&self, until: Option<i64>, last: Option<i64>) {
         self.exec_expiry.set(until);
         if let Some(seconds) = last {
             self.exec_age.observe(seconds as f64);
@@ -151,7 +151,7 @@ impl TransportMetrics {
 
 /// Whether a transport follows the rotation of a client certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FollowsIdentity {
+pub enum CertRotation {
     /// The client certificate is rotated.
     Yes,
     /// The transport presents no client certificate, or always the same one.
@@ -162,14 +162,14 @@ pub enum FollowsIdentity {
 #[derive(Debug)]
 pub struct OpenTransport {
     metrics: TransportMetrics,
-    identity: FollowsIdentity,
+    identity: CertRotation,
 }
 
 impl Drop for OpenTransport {
     fn drop(&mut self) {
         self.metrics.entries.dec();
         self.metrics.gone.with_label_values(&["deleted"]).inc();
-        if self.identity == FollowsIdentity::Yes {
+        if self.identity == CertRotation::Yes {
             self.metrics.identities_gone.inc();
         }
     }
@@ -216,17 +216,17 @@ mod tests {
     fn what_happens_to_transports_is_counted() {
         let registry = Registry::new();
         let metrics = TransportMetrics::new(&registry);
-        let (first, second) = (metrics.opened(FollowsIdentity::Yes), metrics.opened(FollowsIdentity::No));
+        let (first, second) = (metrics.opened(CertRotation::Yes), metrics.opened(CertRotation::No));
         for outcome in
             [CaReload::Unchanged, CaReload::Updated, CaReload::ReadError, CaReload::Empty, CaReload::ParseError]
         {
-            metrics.looked_at_authorities(outcome);
+            metrics.ca_reloaded(outcome);
         }
         for outcome in [ExecCall::Good, ExecCall::Failed(3), ExecCall::NotFound, ExecCall::Broken] {
             metrics.ran_exec(outcome);
         }
-        metrics.told_certificate(Some(0), None);
-        metrics.told_certificate(Some(0), Some(700));
+        metrics.exec_certificate(Some(0), None);
+        metrics.exec_certificate(Some(0), Some(700));
         drop(second);
         let mut lines = told(&registry);
         lines.retain(|line| !line.starts_with("exec_plugin_ttl_seconds"));

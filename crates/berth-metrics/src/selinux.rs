@@ -8,7 +8,7 @@ use super::{Registry, Stability::Alpha};
 
 /// Kind of SELinux label conflict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LabelOdds {
+pub enum LabelConflict {
     /// A container requests an invalid label.
     Container,
     /// Containers of a pod request different labels.
@@ -68,17 +68,17 @@ impl SelinuxMetrics {
     }
 
     /// Counts a conflict: an error if the volume is withheld from the pod, otherwise a warning.
-    pub fn at_odds(&self, odds: LabelOdds, is_error: bool, plugin: &str, mode: &str) {
+    pub fn conflict(&self, odds: LabelConflict, is_error: bool, plugin: &str, mode: &str) {
         let pair = match odds {
-            LabelOdds::Container => &self.container,
-            LabelOdds::Pod => &self.pod,
-            LabelOdds::Volume => &self.volume,
+            LabelConflict::Container => &self.container,
+            LabelConflict::Pod => &self.pod,
+            LabelConflict::Volume => &self.volume,
         };
         let [errors, warnings] = pair;
         let family = if is_error { errors } else { warnings };
         match odds {
-            LabelOdds::Volume => family.with_label_values(&[plugin, mode]).inc(),
-            LabelOdds::Container | LabelOdds::Pod => family.with_label_values(&[mode]).inc(),
+            LabelConflict::Volume => family.with_label_values(&[plugin, mode]).inc(),
+            LabelConflict::Container | LabelConflict::Pod => family.with_label_values(&[mode]).inc(),
         }
     }
 
@@ -96,9 +96,9 @@ mod tests {
     fn each_oddity_has_its_family() {
         let registry = Registry::new();
         let metrics = SelinuxMetrics::new(&registry);
-        for odds in [LabelOdds::Container, LabelOdds::Pod, LabelOdds::Volume] {
+        for odds in [LabelConflict::Container, LabelConflict::Pod, LabelConflict::Volume] {
             for is_error in [true, false, false] {
-                metrics.at_odds(odds, is_error, "kubernetes.io/csi/d", "RWOP");
+                metrics.conflict(odds, is_error, "kubernetes.io/csi/d", "RWOP");
             }
         }
         metrics.admitted("kubernetes.io/csi/d", "RWO");

@@ -67,7 +67,7 @@ impl StatsMetrics {
     }
 
     /// Sets the source in `kubelet_metrics_provider`.
-    pub fn comes_from(&self, source: StatsSource) {
+    pub fn set_source(&self, source: StatsSource) {
         let (is, is_not) = match source {
             StatsSource::Groups => ("cadvisor", "cri"),
             StatsSource::Runtime => ("cri", "cadvisor"),
@@ -77,7 +77,7 @@ impl StatsMetrics {
     }
 
     /// Records a volume usage query that was answered; `source` names the answering driver.
-    pub fn told(&self, source: &str, elapsed: Duration) {
+    pub fn volume_queried(&self, source: &str, elapsed: Duration) {
         self.walks.with_label_values(&[source]).observe(elapsed.as_secs_f64());
     }
 
@@ -234,8 +234,8 @@ mod tests {
     fn one_provider_is_told_of() {
         let registry = Registry::new();
         let metrics = StatsMetrics::new(&registry);
-        metrics.comes_from(StatsSource::Groups);
-        metrics.comes_from(StatsSource::Runtime);
+        metrics.set_source(StatsSource::Groups);
+        metrics.set_source(StatsSource::Runtime);
         let families = registry.gather();
         let family = families.iter().find(|f| f.name() == "kubelet_metrics_provider").expect("there");
         let providers: Vec<&str> = family.get_metric().iter().map(|m| m.get_label()[0].value()).collect();

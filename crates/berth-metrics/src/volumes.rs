@@ -24,7 +24,7 @@ pub enum StorageOperation {
     /// Expands the volume on the node.
     Resize,
     /// Applies the ownership of the pod's `fsGroup`.
-    Give,
+    ApplyFsGroup,
     /// Verifies that the controller has attached the volume.
     Verify,
 }
@@ -39,7 +39,7 @@ impl StorageOperation {
             Self::UnmountDevice => "unmount_device",
             Self::UnmapDevice => "unmap_device",
             Self::Resize => "volume_fs_resize",
-            Self::Give => "volume_apply_access_control",
+            Self::ApplyFsGroup => "volume_apply_access_control",
             Self::Verify => "verify_controller_attached_volume",
         }
     }
@@ -47,14 +47,14 @@ impl StorageOperation {
 
 /// Volume plugin of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Operated<'a> {
+pub struct OperationTarget<'a> {
     /// Value of the label `volume_plugin`, or the driver name.
     pub plugin: &'a str,
     /// Whether the volume names an in-tree plugin that was migrated to CSI.
     pub is_migrated: bool,
 }
 
-impl<'a> From<&'a str> for Operated<'a> {
+impl<'a> From<&'a str> for OperationTarget<'a> {
     fn from(plugin: &'a str) -> Self {
         Self { plugin, is_migrated: false }
     }
@@ -86,14 +86,14 @@ pub(super) fn truth(is_so: bool) -> &'static str {
 
 /// Reconstruction of volumes that a previous agent left mounted.
 #[derive(Clone, Debug)]
-struct Rebuilt {
+struct ReconstructionCounters {
     all: IntCounter,
     failed: IntCounter,
     /// Always 0: a volume that cannot be reconstructed is left alone.
     _cleaned: [IntCounter; 2],
 }
 
-impl Rebuilt {
+impl ReconstructionCounters {
     fn new(registry: &Registry) -> Self {
         let counter = |name: &str, help: &str| registry.counter(Alpha, name, help);
         Self {
@@ -125,7 +125,7 @@ pub struct VolumeMetrics {
     operations: HistogramVec,
     overall: HistogramVec,
     totals: IntGaugeVec,
-    rebuilt: Rebuilt,
+    rebuilt: ReconstructionCounters,
     orphans: OrphanMetrics,
 }
 
@@ -153,7 +153,7 @@ impl VolumeMetrics {
                 "Number of volumes in Volume Manager",
                 &["plugin_name", "state"],
             ),
-            rebuilt: Rebuilt::new(registry),
+            rebuilt: ReconstructionCounters::new(registry),
             orphans: OrphanMetrics::new(registry),
         }
     }
@@ -173,12 +173,12 @@ impl VolumeMetrics {
     /// Records a finished operation on a volume of a plugin.
     pub fn ended<'a>(
         &self,
-        on: impl Into<Operated<'a>>,
+        on: impl Into<OperationTarget<'a>>,
         operation: StorageOperation,
         succeeded: bool,
         elapsed: Duration,
     ) {
-        let Operated { plugin, is_migrated } = on.into();
+        let OperationTarget { plugin, is_migrated } = on.into();
         let status = if succeeded { "success" } else { "fail-unknown" };
         let labels = [plugin, operation.label(), status, truth(is_migrated)];
         self.operations.with_label_values(&labels).observe(elapsed.as_secs_f64());

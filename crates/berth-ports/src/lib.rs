@@ -18,11 +18,11 @@ mod observer;
 mod plugins;
 mod pod_progress;
 mod probes;
-mod pulse;
 mod resources;
 mod runtime;
 mod state_file;
 mod storage;
+mod task_liveness;
 mod user_namespaces;
 mod volumes;
 
@@ -30,24 +30,24 @@ pub use clock::{Clock, SystemClock};
 pub use disk_state_file::{DiskStateFile, OneWrite};
 pub use events::{Event, EventKind, EventSink, EventTarget};
 pub use images::{EnsureImage, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret, ResolvedImage};
-pub use logs::{ContainerExit, ContainerLogFile, ContainerLogs, LogPolicy, MayGo, TerminationMessages};
-pub use mirrors::{MirrorFate, MirrorPods};
+pub use logs::{ContainerExit, ContainerLogFile, ContainerLogs, LogPolicy, RemovalPredicate, TerminationMessages};
+pub use mirrors::{MirrorPodState, MirrorPods};
 pub use node::{HandlerFeatures, NodeFacts, RuntimeState};
-pub use objects::{CertificateAsk, Credential, ObjectError, ObjectSource, ServiceAccount, TokenAsk};
+pub use objects::{CertificateRequest, Credential, ObjectError, ObjectSource, ServiceAccount, TokenRequest};
 pub use observer::{Observation, PodObserver, PodView, RuntimePods};
 pub use plugins::{NodeDriver, NodeDrivers, PluginHandler, PluginInfo};
 pub use pod_progress::{ConcurrentStep, PodProgress, StepTiming, StepView, SyncError};
 pub use probes::{ProbeManager, ProbeResult, ProbeResults, ProbedPods, ProbedStatus};
-pub use pulse::Pulse;
 pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, ResourceManager};
 pub use runtime::{
     ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodRuntime, PodStateProvider, StartFailure, SyncOutcome,
     SyncPod,
 };
 pub use state_file::StateFile;
-pub use storage::{Attached, StorageError, StorageObjects};
+pub use storage::{AttachedVolumes, StorageError, StorageObjects};
+pub use task_liveness::TaskLiveness;
 pub use user_namespaces::{IdRange, UserNamespaces};
 pub use volumes::{
-    BlockVolume, ClaimedVolume, ClaimedVolumes, Condition, Fullness, MountedVolume, MountedVolumes, VolumeError,
-    VolumeManager,
+    BlockVolume, ClaimedVolume, ClaimedVolumes, MountedVolume, MountedVolumes, VolumeCondition, VolumeError,
+    VolumeManager, VolumeStats,
 };

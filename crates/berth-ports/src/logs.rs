@@ -53,7 +53,7 @@ pub struct ContainerLogFile {
 }
 
 /// Predicate: whether everything of a pod may be removed from this node.
-pub type MayGo = Arc<dyn Fn(&PodUid) -> bool + Send + Sync>;
+pub type RemovalPredicate = Arc<dyn Fn(&PodUid) -> bool + Send + Sync>;
 
 /// Manages log files and the symbolic links to them (spec 03a §7 step 8, §11).
 #[async_trait]
@@ -72,7 +72,7 @@ pub trait ContainerLogs: Send + Sync + 'static {
     /// The error text; garbage collection retries later. A missing directory counts as deleted.
     async fn remove_directory(&self, pod: PodRef) -> Result<(), String>;
     /// Deletes the log directories of all pods for which the predicate holds.
-    async fn remove_directories(&self, may_go: MayGo);
+    async fn remove_directories(&self, may_go: RemovalPredicate);
     /// Deletes dangling links, except those of the given containers, which have not exited.
     async fn remove_dangling_links(&self, alive: HashSet<ContainerId>);
 }

@@ -6,18 +6,18 @@ use berth_types::{Pod, PodFullName, PodUid};
 
 /// Desired state of the mirror pods of one full name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum MirrorFate {
+pub enum MirrorPodState {
     /// A static pod of that UID is desired: its mirror pod stays, and is recreated if lost.
     Desired(PodUid),
     /// A pod of that name terminates: its mirror pod stays until then, and is not recreated.
-    Leaving,
+    Terminating,
 }
 
 /// Keeps one mirror pod per static pod. Never blocks; the implementation handles errors (spec 02a §5).
 pub trait MirrorPods: Send + Sync + 'static {
     /// Requests a mirror pod for a static pod. Called at each sync of the pod.
-    fn want(&self, pod: &Arc<Pod>);
+    fn ensure(&self, pod: &Arc<Pod>);
     /// Sets all names that may have a mirror pod; mirror pods of other names are deleted. Called repeatedly, once every
     /// source has delivered its pods.
-    fn keep(&self, names: HashMap<PodFullName, MirrorFate>);
+    fn set_desired(&self, names: HashMap<PodFullName, MirrorPodState>);
 }

@@ -37,7 +37,7 @@ pub enum ObjectError {
 
 /// Parameters of a service account token request.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct TokenAsk {
+pub struct TokenRequest {
     /// Audience; empty for the API server itself.
     pub audience: String,
     /// Requested lifetime in seconds; `None` for a token that is never renewed.
@@ -55,7 +55,7 @@ pub struct ServiceAccount {
 
 /// A certificate requested by a source of a projected volume.
 #[derive(Clone, PartialEq, Debug)]
-pub struct CertificateAsk {
+pub struct CertificateRequest {
     /// Volume name in the pod.
     pub volume: String,
     /// Index of the source in the volume.
@@ -111,9 +111,9 @@ pub trait ObjectSource: Send + Sync + 'static {
     fn unregister(&self, _pod: &PodUid) {}
     /// Offers the token that a volume of the pod contains from before the agent's start. It becomes the pod's current
     /// token if it is a valid one.
-    fn adopt_token(&self, _pod: &Pod, _ask: &TokenAsk, _held: &str) {}
+    fn adopt_token(&self, _pod: &Pod, _ask: &TokenRequest, _held: &str) {}
     /// A token of the pod's service account, bound to the pod: the current one until its refresh is due.
-    async fn token(&self, _pod: &Pod, _ask: &TokenAsk) -> Result<String, ObjectError> {
+    async fn token(&self, _pod: &Pod, _ask: &TokenRequest) -> Result<String, ObjectError> {
         Err(ObjectError::Other("cannot use TokenManager when kubelet is in standalone mode".to_owned()))
     }
     /// The service account, read from the API server.
@@ -126,7 +126,7 @@ pub trait ObjectSource: Send + Sync + 'static {
         Err(ObjectError::Other(text.to_owned()))
     }
     /// Newest key and certificate for a projection (spec 07 §9.4).
-    async fn pod_certificate(&self, _pod: &Pod, _ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
+    async fn pod_certificate(&self, _pod: &Pod, _ask: &CertificateRequest) -> Result<Arc<Credential>, ObjectError> {
         // As the kubelet without its feature gate, which is off by default.
         Err(ObjectError::Other("unimplemented".to_owned()))
     }

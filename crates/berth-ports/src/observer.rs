@@ -31,7 +31,7 @@ pub struct PodView {
 }
 
 impl PodView {
-    /// Wraps the store's channel; `acted` is the generation of the last completed action on the pod.
+    /// Wraps the store's channel; `action_completed` is the generation of the last completed action on the pod.
     pub fn new(receiver: watch::Receiver<Option<Observation>>, acted: Generation) -> Self {
         Self { receiver, acted }
     }
@@ -42,7 +42,7 @@ impl PodView {
     }
 
     /// Waits until the observation changes after [`PodView::latest`]. Pending forever once the store is gone.
-    pub async fn moved(&mut self) {
+    pub async fn changed(&mut self) {
         if self.receiver.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -58,7 +58,7 @@ impl PodView {
             {
                 return seen;
             }
-            self.moved().await;
+            self.changed().await;
         }
     }
 }
@@ -77,7 +77,7 @@ pub trait PodObserver: Send + Sync + 'static {
     fn view(&self, pod: &PodRef) -> PodView;
     /// Reports a completed action on the pod: increments the generation, requests an immediate read, and returns the
     /// minimum generation of an observation that includes the action.
-    fn acted(&self, pod: &PodUid) -> Generation;
+    fn action_completed(&self, pod: &PodUid) -> Generation;
     /// Snapshot of all pods without a runtime call; `None` before the first complete list.
     fn known(&self) -> Option<RuntimePods>;
     /// One pod of [`PodObserver::known`].

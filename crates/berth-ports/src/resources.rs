@@ -98,7 +98,7 @@ pub trait ResourceManager: Send + Sync + 'static {
     ///
     /// # Errors
     /// If in-place resize is not supported.
-    fn wanted_pod_values(&self, _pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
+    fn desired_pod_values(&self, _pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
         Err(no_resize())
     }
     /// Current values of the pod's cgroup.

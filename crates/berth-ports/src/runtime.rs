@@ -83,7 +83,7 @@ pub struct SyncOutcome {
     /// Whether this sync removed the containers of a restart-all: sync again immediately.
     pub reset: bool,
     /// Whether nothing of the pod runs and nothing of it will ever start again.
-    pub over: bool,
+    pub is_finished: bool,
     /// Error of the sync as a whole.
     pub error: Option<String>,
 }

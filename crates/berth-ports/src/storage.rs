@@ -28,7 +28,7 @@ pub enum StorageError {
 }
 
 /// Attached volumes and their device paths from the own Node's status; `None` before the first read.
-pub type Attached = Option<Arc<BTreeMap<String, String>>>;
+pub type AttachedVolumes = Option<Arc<BTreeMap<String, String>>>;
 
 /// Reads storage objects. Each read is live and has its own deadline (spec 10 §4.8).
 #[async_trait]
@@ -46,7 +46,7 @@ pub trait StorageObjects: Send + Sync + 'static {
     /// Patches the `status` of a claim; `patch` is a strategic merge patch of the whole object.
     async fn patch_claim(&self, namespace: &str, name: &str, patch: String) -> Result<(), StorageError>;
     /// Volumes attached to this node.
-    fn attached(&self) -> watch::Receiver<Attached>;
+    fn attached(&self) -> watch::Receiver<AttachedVolumes>;
     /// Changes when the API server is reachable again or a CSIDriver changes: a failed read may succeed now.
-    fn moved(&self) -> watch::Receiver<u64>;
+    fn retry_signal(&self) -> watch::Receiver<u64>;
 }

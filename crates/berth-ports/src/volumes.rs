@@ -75,7 +75,7 @@ pub enum VolumeError {
 
 /// Usage of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Fullness {
+pub struct VolumeStats {
     /// Source of the numbers: `statfs`, or the name of a CSI driver.
     pub source: String,
     /// Total bytes.
@@ -91,12 +91,12 @@ pub struct Fullness {
     /// Used inodes.
     pub inodes_used: u64,
     /// Volume condition, if the driver reports one.
-    pub condition: Option<Condition>,
+    pub condition: Option<VolumeCondition>,
 }
 
 /// Health of a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Condition {
+pub struct VolumeCondition {
     /// Whether the volume is abnormal.
     pub is_abnormal: bool,
     /// Description for people.
@@ -120,7 +120,7 @@ pub trait ClaimedVolumes: Send + Sync + 'static {
     /// Claimed volumes that the pod has now.
     fn of(&self, pod: &PodUid) -> Vec<ClaimedVolume>;
     /// Usage of the volume at that path. Returns within seconds.
-    async fn fullness(&self, path: &Path) -> Result<Fullness, String>;
+    async fn usage(&self, path: &Path) -> Result<VolumeStats, String>;
 }
 
 /// Mounts and unmounts volumes. Each call affects one pod only and has its own deadline.

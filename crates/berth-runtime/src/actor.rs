@@ -30,12 +30,12 @@ use super::{
     ports::{Connected, Groups, Shim},
     reconcile,
     runtime::now_ns,
+    runtime_context::RuntimeContext,
     sandbox::Sandbox,
-    shell::Shell,
     store,
 };
 use berth_shim::plan::{Event, Exit, Request, Target};
-use berth_sys::{backoff::Backoff, step};
+use berth_sys::{backoff::Backoff, failpoint};
 
 /// Capacity of the actor's mailbox, messages.
 const MAILBOX: usize = 64;
@@ -50,7 +50,7 @@ const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(
 
 type Turn = Box<dyn FnOnce(&mut Sandbox) + Send>;
 
-enum Mail {
+enum Message {
     Turn(Turn, oneshot::Sender<RuntimeResult<()>>),
     Shim(Connected),
 }
@@ -60,8 +60,8 @@ type Waiters = Arc<Mutex<HashMap<Target, oneshot::Sender<Exit>>>>;
 
 /// Handle of a sandbox actor. Clones address the same sandbox.
 #[derive(Clone)]
-pub struct Pod {
-    mailbox: mpsc::Sender<Mail>,
+pub struct SandboxHandle {
+    mailbox: mpsc::Sender<Message>,
     view: watch::Receiver<Arc<Sandbox>>,
     shim: Arc<Mutex<Option<Arc<dyn Shim>>>>,
     waiters: Waiters,
@@ -69,9 +69,9 @@ pub struct Pod {
     pub lane: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Pod {
+impl SandboxHandle {
     /// Spawns the task that owns the sandbox.
-    pub fn start(sandbox: Sandbox, shell: Arc<Shell>) -> Self {
+    pub fn start(sandbox: Sandbox, shell: Arc<RuntimeContext>) -> Self {
         let (mailbox, mail) = mpsc::channel(MAILBOX);
         let sandbox = Arc::new(sandbox);
         let (told, view) = watch::channel(sandbox.clone());
@@ -79,7 +79,7 @@ impl Pod {
         let pod = Self { mailbox, view, shim, waiters, lane: Arc::default() };
         let actor = Actor {
             sandbox,
-            told,
+            snapshots: told,
             shim: pod.shim.clone(),
             waiters: pod.waiters.clone(),
             shell: shell.clone(),
@@ -106,7 +106,7 @@ impl Pod {
         saved.map(|()| result)
     }
 
-    /// Like [`Pod::turn`], for stop and remove, which must work on a full disk: a record that does not fit is written
+    /// Like [`SandboxHandle::turn`], for stop and remove, which must work on a full disk: a record that does not fit is written
     /// when there is space again. After an earlier restart the older record is loaded, and the same call completes
     /// again.
     ///
@@ -134,7 +134,7 @@ impl Pod {
             let _ = told.send(turn(sandbox));
         });
         let gone = || RuntimeError::no_sandbox(self.now().id());
-        self.mailbox.send(Mail::Turn(turn, done)).await.map_err(|_| gone())?;
+        self.mailbox.send(Message::Turn(turn, done)).await.map_err(|_| gone())?;
         let saved = saved.await.map_err(|_| gone())?;
         let result = result.await.map_err(|_| gone())?;
         Ok((result, saved))
@@ -156,7 +156,7 @@ impl Pod {
     /// The sandbox is gone.
     pub async fn connect(&self, connected: Connected) -> RuntimeResult<()> {
         *self.shim.lock().unwrap_or_else(PoisonError::into_inner) = Some(connected.shim.clone());
-        let sent = self.mailbox.send(Mail::Shim(connected)).await;
+        let sent = self.mailbox.send(Message::Shim(connected)).await;
         sent.map_err(|_| RuntimeError::no_sandbox(self.now().id()))
     }
 
@@ -170,7 +170,7 @@ impl Pod {
     }
 
     /// Detaches the shim before its shutdown, so that the end of the connection does not count as a lost shim.
-    pub fn let_go(&self) -> Option<Arc<dyn Shim>> {
+    pub fn detach_shim(&self) -> Option<Arc<dyn Shim>> {
         self.shim.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -193,16 +193,16 @@ impl Pod {
 
 struct Actor {
     sandbox: Arc<Sandbox>,
-    told: watch::Sender<Arc<Sandbox>>,
+    snapshots: watch::Sender<Arc<Sandbox>>,
     shim: Arc<Mutex<Option<Arc<dyn Shim>>>>,
     waiters: Waiters,
-    shell: Arc<Shell>,
+    shell: Arc<RuntimeContext>,
     /// When records that could not be written are retried, and the current back-off.
     unsaved: Option<(Instant, Backoff)>,
 }
 
 impl Actor {
-    async fn run(mut self, mut mail: mpsc::Receiver<Mail>) {
+    async fn run(mut self, mut mail: mpsc::Receiver<Message>) {
         let mut events: Option<mpsc::Receiver<Event>> = None;
         let stop = self.shell.stop.clone();
         while !self.sandbox.is_removed {
@@ -211,16 +211,16 @@ impl Actor {
                 // Pods keep running when the agent stops.
                 () = stop.cancelled() => break,
                 event = next(&mut events) => match event {
-                    Some(event) => self.heard(event).await,
+                    Some(event) => self.handle_event(event).await,
                     None => events = self.lost_shim().await,
                 },
                 message = mail.recv() => match message {
-                    Some(Mail::Turn(turn, done)) => {
+                    Some(Message::Turn(turn, done)) => {
                         let saved = self.turn(turn).await;
                         // The caller may have dropped the future.
                         let _ = done.send(saved);
                     }
-                    Some(Mail::Shim(connected)) => events = Some(connected.events),
+                    Some(Message::Shim(connected)) => events = Some(connected.events),
                     None => break,
                 },
                 () = retry_at(self.unsaved) => {
@@ -239,8 +239,8 @@ impl Actor {
         let new = self.sandbox.clone();
         let saved = self.save(Some(old.clone()), new.clone()).await;
         self.note(&saved);
-        self.told.send_replace(new.clone());
-        self.shell.hub.tell(&old, &new, now_ns());
+        self.snapshots.send_replace(new.clone());
+        self.shell.hub.publish(&old, &new, now_ns());
         saved
     }
 
@@ -265,10 +265,10 @@ impl Actor {
         }
     }
 
-    async fn heard(&mut self, event: Event) {
+    async fn handle_event(&mut self, event: Event) {
         let Event { number, of, exit } = event;
         match &of {
-            Target::Container(id) => self.ended(id.clone(), exit).await,
+            Target::Container(id) => self.container_exited(id.clone(), exit).await,
             Target::Exec(..) => {
                 let waiter = self.waiters.lock().unwrap_or_else(PoisonError::into_inner).remove(&of);
                 // The receiver may be gone.
@@ -284,19 +284,19 @@ impl Actor {
         if let Some(shim) = shim {
             self.shell.spawn(async move {
                 // A shim that misses the acknowledgement sends the event again.
-                let _ = shim.ask(Request::Acknowledge(number), Vec::new(), SHIM_ANSWER).await;
+                let _ = shim.request(Request::Acknowledge(number), Vec::new(), SHIM_ANSWER).await;
             });
         }
     }
 
-    async fn ended(&mut self, id: String, exit: Exit) {
-        step::reached("exit.heard");
+    async fn container_exited(&mut self, id: String, exit: Exit) {
+        failpoint::reached("exit.heard");
         let (rule, ended) = (self.shell.config.oom_reason, id.clone());
         // `note` logs a failed write and schedules the retry.
         let _ = self
             .turn(move |sandbox| {
                 if let Ok(container) = sandbox.container_mut(&ended) {
-                    container.exited(&exit, rule);
+                    container.mark_exited(&exit, rule);
                 }
             })
             .await;
@@ -330,13 +330,13 @@ impl Actor {
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let (shell, rule) = (self.shell.clone(), self.shell.config.oom_reason);
         // `note` logs a failed write and schedules the retry.
-        let _ = self.turn(move |sandbox| lose(&shell, sandbox, rule, now_ns())).await;
+        let _ = self.turn(move |sandbox| mark_containers_lost(&shell, sandbox, rule, now_ns())).await;
         None
     }
 }
 
 /// Kills and removes the cgroups of a sandbox and of its containers that have not exited.
-pub async fn kill_all(shell: &Arc<Shell>, sandbox: &Sandbox) {
+pub async fn kill_all(shell: &Arc<RuntimeContext>, sandbox: &Sandbox) {
     let running = |c: &&Container| c.finished().is_none();
     let groups = sandbox.containers.values().filter(running).map(|c| c.meta.group.clone());
     // The pod's process 1 runs in the sandbox's own cgroup.
@@ -355,16 +355,16 @@ pub async fn kill_all(shell: &Arc<Shell>, sandbox: &Sandbox) {
 }
 
 /// Marks a sandbox without shim not ready and its containers exited, with the exit the shim recorded, or as lost.
-pub fn lose(shell: &Shell, sandbox: &mut Sandbox, rule: OomRule, at_ns: i64) {
+pub fn mark_containers_lost(shell: &RuntimeContext, sandbox: &mut Sandbox, rule: OomRule, at_ns: i64) {
     sandbox.phase = store::objects::SandboxPhase::NotReady;
     let folder = shell.layout.shim(sandbox.id());
     for container in sandbox.containers.values_mut().filter(|c| c.running().is_ok()) {
-        if let Some(exit) = shell.shims.noted(&folder, container.id()) {
-            container.exited(&exit, rule);
+        if let Some(exit) = shell.shims.exit_record(&folder, container.id()) {
+            container.mark_exited(&exit, rule);
         }
     }
     for container in sandbox.containers.values_mut() {
-        if container.lost(at_ns) {
+        if container.mark_lost(at_ns) {
             info!(containerID = container.id(), "A container was lost with its shim");
         }
     }
@@ -372,11 +372,11 @@ pub fn lose(shell: &Shell, sandbox: &mut Sandbox, rule: OomRule, at_ns: i64) {
 
 /// After a container exit: removes its cgroup with the remaining processes, and the shim's exit record.
 fn tidy(groups: &dyn Groups, group: &str, record: &std::path::Path) {
-    step::reached("exit.written");
+    failpoint::reached("exit.written");
     if let Err(cause) = groups.remove(group) {
         warn!(cgroup = group, err = %cause, "The control group of a container that ended cannot be removed");
     }
-    step::reached("exit.group");
+    failpoint::reached("exit.group");
     match std::fs::remove_file(record) {
         Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
             warn!(path = %record.display(), err = %cause, "Cannot delete the note of an end");
@@ -386,7 +386,7 @@ fn tidy(groups: &dyn Groups, group: &str, record: &std::path::Path) {
 }
 
 /// Persists the records that differ. Container create and remove write and delete theirs themselves.
-fn save(shell: &Shell, old: Option<&Sandbox>, new: &Sandbox) -> RuntimeResult<()> {
+fn save(shell: &RuntimeContext, old: Option<&Sandbox>, new: &Sandbox) -> RuntimeResult<()> {
     if new.is_removed {
         return Ok(());
     }

@@ -34,13 +34,13 @@ pub struct Container {
     /// Whether resources were updated after creation.
     pub is_updated: bool,
     /// Whether the stop signal was sent.
-    pub is_asked: bool,
+    pub is_stop_signal_sent: bool,
     /// Whether the runtime sent SIGKILL.
     pub is_killed: bool,
     /// Whether a removal is in progress.
     pub is_removing: bool,
     /// The exit, where it was reported before the start was.
-    pub early_end: Option<Exit>,
+    pub early_exit: Option<Exit>,
     /// Launch plan for the shim; made at creation.
     pub plan: Arc<LaunchPlan>,
     /// Device access rules.
@@ -57,12 +57,12 @@ pub enum Phase {
     /// Its process runs.
     Running(Started),
     /// Its process exited or never started.
-    Exited(Ended),
+    Exited(ContainerExit),
 }
 
 /// Result of a container that exited.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ended {
+pub struct ContainerExit {
     /// PID of the first process; 0: it never ran.
     pub pid: u32,
     /// Start time, nanoseconds since the epoch; 0: it never ran.
@@ -109,16 +109,16 @@ impl Container {
     }
 
     /// Moves to `Running`. Returns the exit if it arrived before the start: the two arrive on different channels.
-    pub fn started(&mut self, started: Started) -> Option<Exit> {
+    pub fn mark_started(&mut self, started: Started) -> Option<Exit> {
         if matches!(self.phase, Phase::Starting | Phase::Created) {
             self.phase = Phase::Running(started);
         }
-        self.early_end.take()
+        self.early_exit.take()
     }
 
     /// Moves to `Exited` with reason `StartError`.
     pub fn start_failed(&mut self, text: &str, now_ns: i64) {
-        self.phase = Phase::Exited(Ended {
+        self.phase = Phase::Exited(ContainerExit {
             pid: 0,
             started_ns: 0,
             finished_ns: now_ns,
@@ -129,15 +129,15 @@ impl Container {
     }
 
     /// Moves to `Exited`; returns whether the phase changed. An exit that arrives before the start is kept for
-    /// `started`.
-    pub fn exited(&mut self, exit: &Exit, rule: OomRule) -> bool {
+    /// `mark_started`.
+    pub fn mark_exited(&mut self, exit: &Exit, rule: OomRule) -> bool {
         if self.phase == Phase::Starting {
-            self.early_end = Some(*exit);
+            self.early_exit = Some(*exit);
         }
         let Phase::Running(started) = &self.phase else { return false };
         let reason = reason(exit, self.is_killed, rule);
         let code = if reason == OOM { KILLED } else { exit.code };
-        self.phase = Phase::Exited(Ended {
+        self.phase = Phase::Exited(ContainerExit {
             pid: started.pid,
             started_ns: started.at_ns,
             finished_ns: exit.at_ns.max(started.at_ns),
@@ -149,13 +149,13 @@ impl Container {
     }
 
     /// Moves to `Exited` with reason `Unknown`, because the exit was not observed. Returns whether the phase changed.
-    pub fn lost(&mut self, at_ns: i64) -> bool {
+    pub fn mark_lost(&mut self, at_ns: i64) -> bool {
         let (pid, started_ns) = match &self.phase {
             Phase::Running(started) => (started.pid, started.at_ns),
             Phase::Starting => (0, 0),
             Phase::Created | Phase::Exited(_) => return false,
         };
-        self.phase = Phase::Exited(Ended {
+        self.phase = Phase::Exited(ContainerExit {
             pid,
             started_ns,
             finished_ns: at_ns.max(started_ns),
@@ -214,7 +214,7 @@ impl Container {
     }
 
     /// Restores a container from its records; `None` if its configuration cannot be parsed.
-    pub fn recall(meta: ContainerMeta, state: Option<ContainerState>, spec: Spec) -> Option<Self> {
+    pub fn restore(meta: ContainerMeta, state: Option<ContainerState>, spec: Spec) -> Option<Self> {
         let config: cri::ContainerConfig = unpack(&meta.config)?;
         let state = state.unwrap_or_default();
         let updated = state.resources.as_deref().and_then(unpack);
@@ -222,7 +222,7 @@ impl Container {
         let requested = config.linux.as_ref().and_then(|linux| linux.resources.clone());
         let (pid, started_ns) = (state.pid, state.started_ns);
         let phase = if state.finished_ns != 0 {
-            Phase::Exited(Ended {
+            Phase::Exited(ContainerExit {
                 pid,
                 started_ns,
                 finished_ns: state.finished_ns,
@@ -242,10 +242,10 @@ impl Container {
             resources: updated.or(requested),
             is_updated,
             // Unknown after a restart. A second stop signal is better than none.
-            is_asked: false,
+            is_stop_signal_sent: false,
             is_killed: false,
             is_removing: false,
-            early_end: None,
+            early_exit: None,
             plan: Arc::new(spec.plan),
             devices: Arc::new(spec.devices),
         })
@@ -269,11 +269,11 @@ fn reason(exit: &Exit, is_killed: bool, rule: OomRule) -> &'static str {
 
 /// Action of a stop request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stop {
+pub enum StopAction {
     /// Nothing: the container does not run.
     Nothing,
     /// Sends the stop signal, waits, then kills.
-    Ask,
+    SendSignal,
     /// The stop signal was sent before: waits, then kills.
     Wait,
     /// Kills immediately.
@@ -281,14 +281,14 @@ pub enum Stop {
 }
 
 /// Decides what a stop request with this grace period (seconds) does; records that the stop signal is sent.
-pub fn stop(container: &mut Container, seconds: i64) -> Stop {
+pub fn decide_stop(container: &mut Container, seconds: i64) -> StopAction {
     match container.phase {
-        Phase::Created | Phase::Exited(_) => Stop::Nothing,
-        _ if seconds <= 0 => Stop::Kill,
-        _ if container.is_asked => Stop::Wait,
+        Phase::Created | Phase::Exited(_) => StopAction::Nothing,
+        _ if seconds <= 0 => StopAction::Kill,
+        _ if container.is_stop_signal_sent => StopAction::Wait,
         _ => {
-            container.is_asked = true;
-            Stop::Ask
+            container.is_stop_signal_sent = true;
+            StopAction::SendSignal
         }
     }
 }
@@ -323,10 +323,10 @@ pub fn merge(old: &cri::LinuxContainerResources, new: &cri::LinuxContainerResour
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::container;
-    use berth_shim::plan::Took;
+    use crate::fixture::container;
+    use berth_shim::plan::StartTimings;
 
-    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100, took: Took { root: 0, clone: 0 } };
+    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100, took: StartTimings { root: 0, clone: 0 } };
 
     fn exit(code: i32, is_signal: bool, is_oom: bool) -> Exit {
         Exit { code, is_signal, at_ns: 200, is_oom, oom_kills: u64::from(is_oom), lost_lines: 0 }
@@ -334,8 +334,8 @@ mod tests {
 
     fn ended(mut container: Container, exit: &Exit, rule: OomRule) -> (i32, String) {
         container.begin_start().expect("created");
-        container.started(RUN);
-        assert!(container.exited(exit, rule));
+        container.mark_started(RUN);
+        assert!(container.mark_exited(exit, rule));
         let Phase::Exited(ended) = &container.phase else { panic!("ended") };
         (ended.code, ended.reason.clone())
     }
@@ -367,10 +367,10 @@ mod tests {
         assert_eq!(c.state(), cri::ContainerState::ContainerCreated);
         let text = |c: &mut Container| c.begin_start().expect_err("not created").text;
         assert_eq!(text(&mut c), "container is already in starting state");
-        assert_eq!(c.started(RUN), None);
+        assert_eq!(c.mark_started(RUN), None);
         assert_eq!(text(&mut c), "container is in CONTAINER_RUNNING state");
-        assert!(c.exited(&exit(0, false, false), OomRule::Strict));
-        assert!(!c.exited(&exit(1, false, false), OomRule::Strict), "told twice");
+        assert!(c.mark_exited(&exit(0, false, false), OomRule::Strict));
+        assert!(!c.mark_exited(&exit(1, false, false), OomRule::Strict), "told twice");
         assert_eq!(text(&mut c), "container is in CONTAINER_EXITED state");
     }
 
@@ -379,10 +379,10 @@ mod tests {
         let mut c = container("c");
         c.begin_start().expect("created");
         let early = exit(3, false, false);
-        assert!(!c.exited(&early, OomRule::Strict), "it has not started yet");
-        assert_eq!(c.started(RUN), Some(early));
+        assert!(!c.mark_exited(&early, OomRule::Strict), "it has not started yet");
+        assert_eq!(c.mark_started(RUN), Some(early));
         assert_eq!(c.state(), cri::ContainerState::ContainerRunning);
-        assert!(c.exited(&early, OomRule::Strict));
+        assert!(c.mark_exited(&early, OomRule::Strict));
         assert_eq!(c.record().exit_code, 3);
     }
 
@@ -404,12 +404,12 @@ mod tests {
     fn a_stop_asks_once() {
         // AC-09a-X5: only one SIGTERM
         let mut c = container("c");
-        assert_eq!(stop(&mut c, 10), Stop::Nothing);
+        assert_eq!(decide_stop(&mut c, 10), StopAction::Nothing);
         c.begin_start().expect("created");
-        assert_eq!(c.started(RUN), None);
-        assert_eq!(stop(&mut c, 10), Stop::Ask);
-        assert_eq!(stop(&mut c, 1), Stop::Wait);
-        assert_eq!(stop(&mut c, 0), Stop::Kill);
+        assert_eq!(c.mark_started(RUN), None);
+        assert_eq!(decide_stop(&mut c, 10), StopAction::SendSignal);
+        assert_eq!(decide_stop(&mut c, 1), StopAction::Wait);
+        assert_eq!(decide_stop(&mut c, 0), StopAction::Kill);
     }
 
     #[test]
@@ -418,18 +418,18 @@ mod tests {
         let again = |c: &Container| {
             let meta = (*c.meta).clone();
             let spec = Spec { v: VERSION, plan: (*c.plan).clone(), devices: Vec::new() };
-            Container::recall(meta, Some(c.record()), spec).expect("readable")
+            Container::restore(meta, Some(c.record()), spec).expect("readable")
         };
         assert_eq!(again(&c).phase, Phase::Created);
         c.begin_start().expect("created");
         assert_eq!(again(&c).phase, Phase::Created, "half started is not started");
-        assert_eq!(c.started(RUN), None);
+        assert_eq!(c.mark_started(RUN), None);
         c.resources = Some(cri::LinuxContainerResources { cpu_quota: 5, ..Default::default() });
         c.is_updated = true;
         let recalled = again(&c);
         assert_eq!(recalled.phase, Phase::Running(RUN));
         assert_eq!(recalled.resources.map(|r| r.cpu_quota), Some(5));
-        assert!(c.lost(50));
+        assert!(c.mark_lost(50));
         let Phase::Exited(ended) = again(&c).phase else { panic!("ended") };
         assert_eq!(
             (ended.code, ended.reason.as_str(), ended.finished_ns),

@@ -12,7 +12,7 @@ use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::{sandbox, sandbox::Sandbox, view};
+use super::{cri_conversions, sandbox, sandbox::Sandbox};
 use berth_proto::cri::ContainerEventResponse;
 
 /// Capacity of a subscriber's queue, events.
@@ -20,7 +20,7 @@ const QUEUE: usize = 1000;
 
 /// The subscribers.
 #[derive(Debug, Default)]
-pub struct Hub(Mutex<Vec<Subscriber>>);
+pub struct EventBroadcaster(Mutex<Vec<Subscriber>>);
 
 #[derive(Debug)]
 struct Subscriber {
@@ -31,7 +31,7 @@ struct Subscriber {
 /// Event stream of one subscriber.
 pub type Events = BoxStream<'static, Result<ContainerEventResponse, Status>>;
 
-impl Hub {
+impl EventBroadcaster {
     /// Subscribes to future events.
     pub fn subscribe(&self) -> Events {
         let (queue, events) = mpsc::channel(QUEUE);
@@ -53,18 +53,18 @@ impl Hub {
     }
 
     /// Publishes the events for the change from `old` to `new`.
-    pub fn tell(&self, old: &Sandbox, new: &Sandbox, now_ns: i64) {
+    pub fn publish(&self, old: &Sandbox, new: &Sandbox, now_ns: i64) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|one| !one.queue.is_closed());
         if all.is_empty() {
             return;
         }
-        let news = sandbox::news(old, new);
+        let news = sandbox::events_between(old, new);
         if news.is_empty() {
             return;
         }
-        let status = view::sandbox_status(new);
-        let containers = view::container_statuses(new);
+        let status = cri_conversions::sandbox_status(new);
+        let containers = cri_conversions::container_statuses(new);
         for (id, kind) in news {
             let event = ContainerEventResponse {
                 container_id: id,
@@ -87,20 +87,20 @@ impl Hub {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{container, sandbox};
+    use crate::fixture::{container, sandbox};
 
     #[tokio::test]
     async fn who_falls_behind_is_told_so_and_cut_off() {
-        let hub = Hub::default();
+        let hub = EventBroadcaster::default();
         let (slow, mut gone) = (hub.subscribe(), hub.subscribe());
         let (without, mut with) = (sandbox("s"), sandbox("s"));
         with.containers.insert("c".to_owned(), container("c"));
-        hub.tell(&without, &with, 1);
+        hub.publish(&without, &with, 1);
         let first = gone.next().await.expect("an event").expect("no error");
         assert_eq!((first.container_id.as_str(), first.containers_statuses.len()), ("c", 1));
         drop(gone);
         for at in 0..QUEUE {
-            hub.tell(&without, &with, i64::try_from(at).expect("small"));
+            hub.publish(&without, &with, i64::try_from(at).expect("small"));
         }
         let told: Vec<_> = slow.collect().await;
         assert_eq!(told.len(), QUEUE + 1);

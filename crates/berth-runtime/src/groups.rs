@@ -15,7 +15,7 @@ use super::{
     launch::{
         device_program,
         devices::Rule,
-        facts,
+        inputs,
         limits::{Controllers, Write, writes},
     },
     ports::{Groups, Limits},
@@ -36,16 +36,16 @@ const SMALLEST_SHARES: i64 = 2;
 
 /// Cgroups created without a service manager.
 #[derive(Debug)]
-pub struct KernelGroups {
+pub struct CgroupfsGroups {
     hierarchy: Hierarchy,
     controllers: Controllers,
     /// Mount point of the cgroup v1 `devices` hierarchy.
     devices: Option<PathBuf>,
 }
 
-impl KernelGroups {
+impl CgroupfsGroups {
     /// Cgroups on these hierarchies.
-    pub fn new(hierarchy: Hierarchy, kind: facts::Groups, tolerates_missing_hugetlb: bool) -> Self {
+    pub fn new(hierarchy: Hierarchy, kind: inputs::Groups, tolerates_missing_hugetlb: bool) -> Self {
         let has_swap = has_swap(&hierarchy);
         let has_hugetlb = hierarchy.has(Controller::Hugetlb);
         let controllers = Controllers { groups: kind, has_swap, has_hugetlb, tolerates_missing_hugetlb };
@@ -68,7 +68,7 @@ impl KernelGroups {
     ///
     /// # Errors
     /// The limits are not supported by this machine.
-    pub fn said(&self, limits: &Limits) -> RuntimeResult<Vec<(String, String)>> {
+    pub fn rendered(&self, limits: &Limits) -> RuntimeResult<Vec<(String, String)>> {
         let files = self.files(limits)?.into_iter();
         Ok(files.filter(|file| self.is_ours(file)).map(|file| (file.file, file.value)).collect())
     }
@@ -77,7 +77,7 @@ impl KernelGroups {
     ///
     /// # Errors
     /// The limits are not supported by this machine.
-    pub fn standing(&self, group: &GroupPath, limits: &Limits) -> RuntimeResult<Vec<(String, String)>> {
+    pub fn current_values(&self, group: &GroupPath, limits: &Limits) -> RuntimeResult<Vec<(String, String)>> {
         let files = self.files(limits)?;
         let files = files.iter().filter(|file| self.is_ours(file)).filter_map(|file| self.old(group, file));
         Ok(files.map(|file| (file.file, file.value)).collect())
@@ -144,7 +144,7 @@ pub(super) fn failed(error: &CgroupError) -> RuntimeError {
     RuntimeError::other(error.to_string())
 }
 
-impl Groups for KernelGroups {
+impl Groups for CgroupfsGroups {
     fn name(&self, parent: &str, id: &str) -> RuntimeResult<String> {
         let default = format!("/{NAME}");
         let parent = parse(if parent.is_empty() { &default } else { parent })?;
@@ -232,7 +232,7 @@ impl Groups for KernelGroups {
         parse(group).map(|path| stats::read(&self.hierarchy, &path, depth)).unwrap_or_default()
     }
 
-    fn tells_pressure(&self) -> bool {
+    fn has_pressure_stats(&self) -> bool {
         self.hierarchy.version() == 2 && Path::new("/proc/pressure/cpu").exists()
     }
 }

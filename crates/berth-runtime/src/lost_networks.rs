@@ -18,7 +18,7 @@ pub fn connected(runtime: &Runtime) -> Vec<NetworkPod> {
 }
 
 /// Checks for lost networks after each network disturbance, until the runtime stops.
-pub async fn keep(runtime: &Arc<Runtime>) {
+pub async fn watch(runtime: &Arc<Runtime>) {
     let mut news = runtime.ports.network.disturbances();
     loop {
         tokio::select! {
@@ -30,28 +30,28 @@ pub async fn keep(runtime: &Arc<Runtime>) {
         let looking = runtime.clone();
         // The check waits for the lock of a pod that is being stopped: a task of its own keeps that from delaying
         // others.
-        runtime.shell.spawn(async move { look(&looking).await });
+        runtime.shell.spawn(async move { check(&looking).await });
     }
 }
 
 /// Finds the pods whose network is lost, and marks them as not ready.
-pub async fn look(runtime: &Runtime) {
+pub async fn check(runtime: &Runtime) {
     let connected = connected(runtime);
     if connected.is_empty() {
         return;
     }
     match runtime.ports.network.lost(connected).await {
-        Ok(lost) => tell(runtime, &lost).await,
+        Ok(lost) => mark_not_ready(runtime, &lost).await,
         Err(cause) => warn!(err = %cause, "It cannot be told whether pods have lost their networks"),
     }
 }
 
 /// Marks these pods as not ready.
-pub async fn tell(runtime: &Runtime, lost: &[String]) {
-    join_all(lost.iter().map(|id| tell_one(runtime, id))).await;
+pub async fn mark_not_ready(runtime: &Runtime, lost: &[String]) {
+    join_all(lost.iter().map(|id| mark_one_not_ready(runtime, id))).await;
 }
 
-async fn tell_one(runtime: &Runtime, id: &str) {
+async fn mark_one_not_ready(runtime: &Runtime, id: &str) {
     let Ok(pod) = runtime.pod(id) else { return };
     // A pod that is being stopped loses its network as intended.
     let _lane = pod.lane.lock().await;

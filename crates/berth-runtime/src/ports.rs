@@ -29,8 +29,12 @@ pub trait Shim: Send + Sync {
     ///
     /// # Errors
     /// The shim reports a failure, no reply arrives in time, or the connection is lost.
-    async fn ask(&self, request: Request, files: Vec<OwnedFd>, limit: Duration)
-    -> RuntimeResult<(Reply, Vec<OwnedFd>)>;
+    async fn request(
+        &self,
+        request: Request,
+        files: Vec<OwnedFd>,
+        limit: Duration,
+    ) -> RuntimeResult<(Reply, Vec<OwnedFd>)>;
 }
 
 /// A connected shim and its events.
@@ -57,7 +61,7 @@ pub trait Shims: Send + Sync {
     async fn find(&self, sandbox: &str) -> RuntimeResult<(Connected, Hello)>;
 
     /// The exit that a shim recorded for a container in its directory. Blocking: reads one small file.
-    fn noted(&self, folder: &Path, container: &str) -> Option<Exit>;
+    fn exit_record(&self, folder: &Path, container: &str) -> Option<Exit>;
 }
 
 /// An image, as containers need it.
@@ -83,7 +87,7 @@ pub trait Images: Send + Sync {
     async fn resolve(&self, name: &str) -> RuntimeResult<Option<Arc<Image>>>;
 
     /// Pins an image's layers for a container until [`Images::release`].
-    async fn hold(&self, image: &str, container: &str) -> RuntimeResult<()>;
+    async fn pin(&self, image: &str, container: &str) -> RuntimeResult<()>;
 
     /// Releases the image and the writable layer of a container.
     async fn release(&self, image: &str, container: &str);
@@ -112,7 +116,7 @@ pub trait Images: Send + Sync {
 
 /// Inputs for planning a container.
 #[derive(Clone, Debug)]
-pub struct ContainerAsk {
+pub struct ContainerPlanRequest {
     /// Container id.
     pub id: String,
     /// Sandbox id.
@@ -142,7 +146,7 @@ pub struct TargetContainer {
 
 /// A planned container.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Planned {
+pub struct PlannedContainer {
     /// Plan that the shim executes; the start fills in its cgroups.
     pub plan: LaunchPlan,
     /// User, primary group, and all groups.
@@ -166,7 +170,7 @@ pub trait Planner: Send + Sync {
     ///
     /// # Errors
     /// The request is invalid or unsupported, or a resource it names cannot be resolved.
-    async fn container(&self, ask: ContainerAsk) -> RuntimeResult<Planned>;
+    async fn container(&self, ask: ContainerPlanRequest) -> RuntimeResult<PlannedContainer>;
 
     /// Plans an exec process of a container.
     ///
@@ -182,19 +186,19 @@ pub struct NetworkPod {
     pub id: String,
     /// CRI configuration of the sandbox.
     pub config: Arc<cri::PodSandboxConfig>,
-    /// [`Attached::kept`] of the pod's setup; null before it.
-    pub kept: serde_json::Value,
+    /// [`AttachedNetwork::persisted`] of the pod's setup; null before it.
+    pub persisted: serde_json::Value,
 }
 
 /// Network of a pod after its setup.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Attached {
+pub struct AttachedNetwork {
     /// Path of the network namespace file.
     pub netns: PathBuf,
     /// Pod addresses, the primary one first.
     pub ips: Vec<String>,
     /// Data for the teardown, stored with the sandbox.
-    pub kept: serde_json::Value,
+    pub persisted: serde_json::Value,
 }
 
 /// Pod networks.
@@ -204,7 +208,7 @@ pub trait Network: Send + Sync {
     ///
     /// # Errors
     /// The setup fails; it is rolled back.
-    async fn attach(&self, pod: NetworkPod, namespace: Option<OwnedFd>) -> RuntimeResult<Attached>;
+    async fn attach(&self, pod: NetworkPod, namespace: Option<OwnedFd>) -> RuntimeResult<AttachedNetwork>;
 
     /// Tears down a pod's network; a missing network is success.
     ///
@@ -229,7 +233,7 @@ pub trait Network: Send + Sync {
     fn disturbances(&self) -> watch::Receiver<u64>;
 
     /// The reason why the network is not ready; `None` if it is.
-    async fn trouble(&self) -> Option<String>;
+    async fn readiness_error(&self) -> Option<String>;
 
     /// A limitation of an otherwise working network, for the node condition.
     async fn warning(&self) -> Option<String>;
@@ -295,7 +299,7 @@ pub trait Groups: Send + Sync {
     fn read(&self, group: &str, depth: Depth) -> Reading;
 
     /// Whether the kernel reports pressure stall information (PSI) per cgroup.
-    fn tells_pressure(&self) -> bool;
+    fn has_pressure_stats(&self) -> bool;
 }
 
 /// Resource limits of a cgroup.

@@ -16,14 +16,14 @@ pub fn with_shim(sandbox: &mut Sandbox, hello: &Hello, rule: OomRule, now_ns: i6
             unknown.push(held.id.clone());
             continue;
         };
-        container.started(held.started);
+        container.mark_started(held.started);
         if let Some(exit) = &held.exit {
-            container.exited(exit, rule);
+            container.mark_exited(exit, rule);
         }
     }
     for (id, container) in &mut sandbox.containers {
         if !hello.containers.iter().any(|held| held.id == *id) {
-            container.lost(now_ns);
+            container.mark_lost(now_ns);
         }
     }
     unknown
@@ -34,22 +34,22 @@ pub fn with_shim(sandbox: &mut Sandbox, hello: &Hello, rule: OomRule, now_ns: i6
 pub fn after_reboot(container: &mut Container, written_ns: i64, now_ns: i64) {
     let at = if written_ns == 0 { now_ns } else { written_ns };
     if container.phase != Phase::Created {
-        container.lost(at);
+        container.mark_lost(at);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{container, sandbox};
-    use berth_shim::plan::{Exit, Held, Started, Took};
+    use crate::fixture::{container, sandbox};
+    use berth_shim::plan::{ContainerRecord, Exit, StartTimings, Started};
 
-    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100, took: Took { root: 0, clone: 0 } };
+    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100, took: StartTimings { root: 0, clone: 0 } };
 
-    fn held(id: &str, code: Option<i32>) -> Held {
+    fn held(id: &str, code: Option<i32>) -> ContainerRecord {
         let exit =
             code.map(|code| Exit { code, is_signal: false, at_ns: 200, is_oom: false, oom_kills: 0, lost_lines: 0 });
-        Held { id: id.to_owned(), started: RUN, exit }
+        ContainerRecord { id: id.to_owned(), started: RUN, exit }
     }
 
     #[test]
@@ -59,7 +59,7 @@ mod tests {
         for id in ["created", "ran-on", "ended", "lost", "started"] {
             let mut c = container(id);
             if matches!(id, "ran-on" | "ended" | "lost") {
-                c.started(RUN);
+                c.mark_started(RUN);
             }
             s.containers.insert(id.to_owned(), c);
         }
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn a_reboot_ends_what_ran() {
         let (mut made, mut ran) = (container("a"), container("b"));
-        ran.started(RUN);
+        ran.mark_started(RUN);
         after_reboot(&mut made, 300, 900);
         after_reboot(&mut ran, 50, 900);
         assert_eq!(made.phase, Phase::Created);

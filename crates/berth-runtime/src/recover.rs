@@ -17,16 +17,16 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
-    actor::{SHIM_ANSWER, kill_all, lose},
+    actor::{SHIM_ANSWER, kill_all, mark_containers_lost},
     container::Container,
-    cri::{delete_container, files, stop},
+    cri::{delete_container, sandbox_files, sandbox_stop},
     errors::{RuntimeError, RuntimeResult, outcome},
     ids, lost_networks,
     ports::{Connected, Groups},
     reconcile,
     runtime::{Runtime, blocking, now_ns},
     sandbox::Sandbox,
-    store::{self, Found, Layout, layout::DOOMED, objects::SandboxPhase},
+    store::{self, Layout, StoredObject, layout::DOOMED, objects::SandboxPhase},
 };
 use berth_metrics::NetworkOperation;
 use berth_shim::plan::{Hello, Reply, Request, Scope, Target};
@@ -45,7 +45,7 @@ const KILL: i32 = 9;
 
 /// Records read from disk.
 #[derive(Default)]
-struct Left {
+struct StoredRecords {
     sandboxes: BTreeMap<String, Sandbox>,
     /// Last write of each container's record, nanoseconds since the epoch.
     written: BTreeMap<String, i64>,
@@ -66,19 +66,19 @@ pub async fn recover(runtime: &Arc<Runtime>) -> RuntimeResult<()> {
     let all = stream::iter(left.sandboxes.into_values());
     all.for_each_concurrent(AT_ONCE, |sandbox| {
         let (runtime, written) = (runtime.clone(), written.clone());
-        async move { one(&runtime, sandbox, &written).await }
+        async move { recover_sandbox(&runtime, sandbox, &written).await }
     })
     .await;
     let broken = broken_sandboxes.len() + broken_containers.len();
     runtime.shell.metrics.broken_objects.inc_by(u64::try_from(broken).unwrap_or_default());
     for id in &broken_sandboxes {
-        bury_orphan(runtime, id).await;
+        remove_orphan(runtime, id).await;
     }
     let begun = std::time::Instant::now();
     let recovered = runtime.ports.network.recover(lost_networks::connected(runtime)).await;
     runtime.shell.metrics.network(NetworkOperation::Recover, begun, outcome(&recovered));
     match recovered {
-        Ok(lost) => lost_networks::tell(runtime, &lost).await,
+        Ok(lost) => lost_networks::mark_not_ready(runtime, &lost).await,
         Err(cause) => warn!(err = %cause, "Networks of pods are not all found again"),
     }
     clean(runtime).await;
@@ -87,17 +87,17 @@ pub async fn recover(runtime: &Arc<Runtime>) -> RuntimeResult<()> {
     Ok(())
 }
 
-fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<Left> {
+fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<StoredRecords> {
     let mark = layout.state.join("boot_id");
     // Informational: each record has its own boot id. A full disk must not prevent the removal of what fills it.
     if let Err(error) = atomic_file::replace_unsynced(&mark, boot_id.as_bytes(), 0o600) {
         warn!(path = %mark.display(), err = %error, "The id of this boot cannot be written down");
     }
-    let mut left = Left::default();
+    let mut left = StoredRecords::default();
     for found in store::sandboxes(layout)? {
         let (id, sandbox) = match found {
-            Found::Whole { meta, state, .. } => (meta.id.clone(), Sandbox::recall(meta, state)),
-            Found::Broken { id, cause } => {
+            StoredObject::Whole { meta, state, .. } => (meta.id.clone(), Sandbox::from_record(meta, state)),
+            StoredObject::Broken { id, cause } => {
                 warn!(podSandboxID = id, err = cause, "The record of a sandbox is broken");
                 (id, None)
             }
@@ -109,12 +109,12 @@ fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<Left> {
     }
     for found in store::containers(layout)? {
         let (id, container) = match found {
-            Found::Whole { meta, state, written_ns } => {
+            StoredObject::Whole { meta, state, written_ns } => {
                 let (id, spec) = (meta.id.clone(), store::spec(layout, &meta.id));
                 left.written.insert(id.clone(), written_ns);
-                (id, spec.and_then(|spec| Container::recall(meta, state, spec)))
+                (id, spec.and_then(|spec| Container::restore(meta, state, spec)))
             }
-            Found::Broken { id, cause } => {
+            StoredObject::Broken { id, cause } => {
                 warn!(containerID = id, err = cause, "The record of a container is broken");
                 (id, None)
             }
@@ -129,21 +129,21 @@ fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<Left> {
 }
 
 /// Recovers one sandbox: reconnects to its shim, or ends what remains of it.
-async fn one(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<String, i64>) {
+async fn recover_sandbox(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<String, i64>) {
     for container in sandbox.containers.values() {
         let request = (container.config.clone(), sandbox.id().to_owned());
-        runtime.container_names.recall(&container.meta.name, container.id(), request);
-        if let Err(cause) = runtime.ports.images.hold(&container.meta.image_id, container.id()).await {
+        runtime.container_names.restore(&container.meta.name, container.id(), request);
+        if let Err(cause) = runtime.ports.images.pin(&container.meta.image_id, container.id()).await {
             warn!(containerID = container.id(), err = %cause, "The image of a container cannot be kept");
         }
     }
     let request = (sandbox.config.clone(), sandbox.meta.runtime_handler.clone());
-    runtime.sandbox_names.recall(&sandbox.meta.name, sandbox.id(), request);
+    runtime.sandbox_names.restore(&sandbox.meta.name, sandbox.id(), request);
     let is_of_this_boot = sandbox.boot_id == runtime.host.boot_id;
     let connected = match sandbox.phase {
         SandboxPhase::Ready if is_of_this_boot => find(runtime, &mut sandbox).await,
         // Its shim may be outside the sandbox's cgroup, so it needs an explicit shutdown.
-        SandboxPhase::Creating if is_of_this_boot => half_made(runtime, &sandbox).await,
+        SandboxPhase::Creating if is_of_this_boot => connect_incomplete(runtime, &sandbox).await,
         _ => {
             if sandbox.phase == SandboxPhase::Ready {
                 sandbox.phase = SandboxPhase::NotReady;
@@ -165,7 +165,7 @@ async fn one(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<St
     if let Err(cause) = pod.turn(|_| ()).await {
         warn!(err = %cause, "What was found again cannot be written down");
     }
-    if is_half_made && let Err(cause) = stop::undo(runtime, &pod).await {
+    if is_half_made && let Err(cause) = sandbox_stop::undo(runtime, &pod).await {
         warn!(podSandboxID = pod.now().id(), err = %cause, "A sandbox that was never finished cannot be undone yet");
         // Listed as not ready, so that the kubelet can stop and remove it.
         let _ = pod.turn(|sandbox| sandbox.phase = SandboxPhase::NotReady).await;
@@ -173,7 +173,7 @@ async fn one(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<St
 }
 
 /// Connects to the shim of an incomplete sandbox, if it was started.
-async fn half_made(runtime: &Arc<Runtime>, sandbox: &Sandbox) -> Option<Connected> {
+async fn connect_incomplete(runtime: &Arc<Runtime>, sandbox: &Sandbox) -> Option<Connected> {
     let found = timeout(SHIM_LIMIT, runtime.ports.shims.find(sandbox.id())).await;
     found.ok()?.ok().map(|(connected, _)| connected)
 }
@@ -186,7 +186,7 @@ async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected
     };
     match found {
         Ok((connected, hello)) => {
-            let hello = settled(&connected, hello).await;
+            let hello = wait_for_starts(&connected, hello).await;
             let unknown = reconcile::with_shim(sandbox, &hello, runtime.shell.config.oom_reason, now_ns());
             for id in unknown {
                 drop_unknown(&connected, &id).await;
@@ -197,7 +197,7 @@ async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected
             warn!(podSandboxID = sandbox.id(), err = %cause, "The shim of a sandbox is gone; its containers are killed");
             runtime.shell.metrics.shims_lost.inc();
             kill_all(&runtime.shell, sandbox).await;
-            lose(&runtime.shell, sandbox, runtime.shell.config.oom_reason, now_ns());
+            mark_containers_lost(&runtime.shell, sandbox, runtime.shell.config.oom_reason, now_ns());
             None
         }
     }
@@ -205,7 +205,7 @@ async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected
 
 /// The shim's report once no start is in progress: the caller of such a start no longer exists. Kills containers whose
 /// start takes too long.
-async fn settled(connected: &Connected, mut hello: Hello) -> Hello {
+async fn wait_for_starts(connected: &Connected, mut hello: Hello) -> Hello {
     let begun = Instant::now();
     while !hello.starting.is_empty() && begun.elapsed() < 2 * START_LIMIT {
         if begun.elapsed() > START_LIMIT {
@@ -214,7 +214,7 @@ async fn settled(connected: &Connected, mut hello: Hello) -> Hello {
             }
         }
         sleep(START_PAUSE).await;
-        match connected.shim.ask(Request::Hello, Vec::new(), SHIM_ANSWER).await {
+        match connected.shim.request(Request::Hello, Vec::new(), SHIM_ANSWER).await {
             Ok((Reply::Hello(now), _)) => hello = now,
             // The end of the event channel reports the lost connection.
             _ => break,
@@ -227,7 +227,7 @@ async fn settled(connected: &Connected, mut hello: Hello) -> Hello {
 async fn kill(connected: &Connected, id: &str) {
     let to = Target::Container(id.to_owned());
     let kill = Request::Signal { to, signal: KILL, scope: Scope::ControlGroup };
-    if let Err(cause) = connected.shim.ask(kill, Vec::new(), SHIM_ANSWER).await {
+    if let Err(cause) = connected.shim.request(kill, Vec::new(), SHIM_ANSWER).await {
         warn!(containerID = id, err = %cause, "A container cannot be killed yet");
     }
 }
@@ -236,7 +236,7 @@ async fn kill(connected: &Connected, id: &str) {
 async fn drop_unknown(connected: &Connected, id: &str) {
     kill(connected, id).await;
     let forget = Request::Forget(id.to_owned());
-    if let Err(cause) = connected.shim.ask(forget, Vec::new(), SHIM_ANSWER).await {
+    if let Err(cause) = connected.shim.request(forget, Vec::new(), SHIM_ANSWER).await {
         warn!(containerID = id, err = %cause, "A container that nobody knows of is not ended yet");
     }
 }
@@ -253,7 +253,7 @@ async fn clean(runtime: &Arc<Runtime>) {
     let (layout, groups) = (runtime.shell.layout.clone(), runtime.shell.groups.clone());
     let shims = store::names(&layout.shims()).unwrap_or_default();
     for id in shims.iter().filter(|id| !known.contains(*id)) {
-        bury_orphan(runtime, id).await;
+        remove_orphan(runtime, id).await;
     }
     let cleaned = blocking("deleting what belongs to nobody", move || {
         for name in store::names(&layout.containers())? {
@@ -277,18 +277,18 @@ fn remove_groups(groups: &dyn Groups, id: &str) -> RuntimeResult<()> {
 }
 
 /// Removes the remains of a sandbox without a record: shim, cgroups, shared memory, directories.
-async fn bury_orphan(runtime: &Arc<Runtime>, id: &str) {
+async fn remove_orphan(runtime: &Arc<Runtime>, id: &str) {
     if let Ok(Ok((connected, hello))) = timeout(SHIM_LIMIT, runtime.ports.shims.find(id)).await {
         for held in &hello.containers {
             drop_unknown(&connected, &held.id).await;
         }
         // The cgroup is killed in any case.
-        let _ = connected.shim.ask(Request::Shutdown, Vec::new(), SHIM_ANSWER).await;
+        let _ = connected.shim.request(Request::Shutdown, Vec::new(), SHIM_ANSWER).await;
     }
     let (shell, id) = (runtime.shell.clone(), id.to_owned());
     let buried = blocking("removing what is left of a sandbox", move || {
         remove_groups(&*shell.groups, &id)?;
-        files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
+        sandbox_files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
         store::delete(&shell.layout.shim(&id))?;
         store::delete(&shell.layout.sandbox(&id))
     });

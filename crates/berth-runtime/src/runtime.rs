@@ -16,20 +16,20 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    actor::Pod,
+    actor::SandboxHandle,
     config::EmbeddedConfig,
+    cri_conversions,
     errors::{ErrorKind, RuntimeError, RuntimeResult},
-    events::Hub,
+    events::EventBroadcaster,
     ids,
-    logs::Logs,
-    names::Names,
+    log_totals::LogTotals,
+    name_reservations::NameReservations,
     ports::Ports,
+    runtime_context::RuntimeContext,
     sandbox::Sandbox,
-    shell::Shell,
-    stats::{Meter, layers::Layers},
+    stats::{Meter, layer_usage::LayerUsageCache},
     store::{self, Layout},
-    streams::Places,
-    view,
+    streams::PendingStreams,
 };
 use berth_metrics::{EmbeddedMetrics, EmbeddedObjects, Registry};
 use berth_proto::cri;
@@ -45,26 +45,26 @@ pub const FILES_LIMIT: Duration = Duration::from_secs(30);
 /// The embedded runtime.
 pub struct Runtime {
     /// Context that all sandboxes share.
-    pub shell: Arc<Shell>,
+    pub shell: Arc<RuntimeContext>,
     /// Ports to the host.
     pub ports: Ports,
     /// Facts about the host.
     pub host: HostFacts,
     index: RwLock<Index>,
     /// Reserved sandbox names, with configuration and runtime handler of the request.
-    pub sandbox_names: Names<(Arc<cri::PodSandboxConfig>, String)>,
+    pub sandbox_names: NameReservations<(Arc<cri::PodSandboxConfig>, String)>,
     /// Reserved container names, with configuration and sandbox id of the request.
-    pub container_names: Names<(Arc<cri::ContainerConfig>, String)>,
+    pub container_names: NameReservations<(Arc<cri::ContainerConfig>, String)>,
     /// Last CPU usage samples, for usage rates.
     pub meter: Meter,
     /// Cached usage of writable layers.
-    pub layers: Arc<Layers>,
+    pub layers: Arc<LayerUsageCache>,
     /// Semaphore that limits parallel sandbox creations.
     pub creations: Semaphore,
     /// Semaphore that limits parallel container starts.
     pub starts: Semaphore,
     /// Prepared streams that wait for their client.
-    pub streams: Places,
+    pub streams: PendingStreams,
     ready: watch::Sender<bool>,
     _lock: store::Lock,
 }
@@ -86,7 +86,7 @@ pub struct HostFacts {
 
 #[derive(Default)]
 struct Index {
-    pods: BTreeMap<String, Pod>,
+    pods: BTreeMap<String, SandboxHandle>,
     /// Sandbox id of each container.
     containers: BTreeMap<String, String>,
 }
@@ -118,12 +118,12 @@ impl Runtime {
         metrics: EmbeddedMetrics,
     ) -> Arc<Self> {
         let layout = Layout { root: config.root.clone(), state: config.state.clone() };
-        let shell = Shell {
+        let shell = RuntimeContext {
             config,
             layout,
-            hub: Hub::default(),
+            hub: EventBroadcaster::default(),
             metrics,
-            logs: Logs::default(),
+            logs: LogTotals::default(),
             groups: ports.groups.clone(),
             shims: ports.shims.clone(),
             tasks,
@@ -134,13 +134,13 @@ impl Runtime {
             ports,
             host,
             index: RwLock::default(),
-            sandbox_names: Names::default(),
-            container_names: Names::default(),
+            sandbox_names: NameReservations::default(),
+            container_names: NameReservations::default(),
             meter: Meter::default(),
             layers: Arc::default(),
             creations: Semaphore::new(SANDBOXES_AT_ONCE),
             starts: Semaphore::new(STARTS_AT_ONCE),
-            streams: Places::default(),
+            streams: PendingStreams::default(),
             ready: watch::channel(false).0,
             _lock: lock,
         })
@@ -157,16 +157,16 @@ impl Runtime {
     }
 
     /// Waits until the recovery is complete.
-    pub async fn until_ready(&self) {
+    pub async fn wait_until_ready(&self) {
         // The sender lives as long as `self`.
         let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
     }
 
     /// Starts the actor of a sandbox, and indexes it with its containers.
-    pub fn adopt(&self, sandbox: Sandbox) -> Pod {
+    pub fn adopt(&self, sandbox: Sandbox) -> SandboxHandle {
         let id = sandbox.id().to_owned();
         let containers: Vec<_> = sandbox.containers.keys().cloned().collect();
-        let pod = Pod::start(sandbox, self.shell.clone());
+        let pod = SandboxHandle::start(sandbox, self.shell.clone());
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
         index.containers.extend(containers.into_iter().map(|container| (container, id.clone())));
         index.pods.insert(id, pod.clone());
@@ -181,14 +181,14 @@ impl Runtime {
 
     /// Removes a container from the index and the caches.
     pub fn forget_container(&self, container: &str) {
-        self.meter.forget(container);
+        self.meter.remove(container);
         self.layers.forget(container);
         self.index.write().unwrap_or_else(PoisonError::into_inner).containers.remove(container);
     }
 
     /// Removes a sandbox and its containers from the index.
     pub fn forget_pod(&self, id: &str) {
-        self.meter.forget(id);
+        self.meter.remove(id);
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
         index.pods.remove(id);
         index.containers.retain(|_, sandbox| sandbox != id);
@@ -198,9 +198,9 @@ impl Runtime {
     ///
     /// # Errors
     /// There is none, or the prefix is ambiguous.
-    pub fn pod(&self, id: &str) -> RuntimeResult<Pod> {
+    pub fn pod(&self, id: &str) -> RuntimeResult<SandboxHandle> {
         let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
-        let found = ids::find(&index.pods, id)?.filter(|pod| view::is_listed(&pod.now()));
+        let found = ids::find(&index.pods, id)?.filter(|pod| cri_conversions::is_listed(&pod.now()));
         found.cloned().ok_or_else(|| RuntimeError::no_sandbox(id))
     }
 
@@ -208,7 +208,7 @@ impl Runtime {
     ///
     /// # Errors
     /// There is none, or the prefix is ambiguous.
-    pub fn container(&self, id: &str) -> RuntimeResult<(Pod, String)> {
+    pub fn container(&self, id: &str) -> RuntimeResult<(SandboxHandle, String)> {
         let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
         let none = || RuntimeError::no_container(id);
         let sandbox = ids::find(&index.containers, id)?.ok_or_else(none)?;
@@ -219,21 +219,21 @@ impl Runtime {
     }
 
     /// All sandboxes.
-    pub fn pods(&self) -> Vec<Pod> {
+    pub fn pods(&self) -> Vec<SandboxHandle> {
         self.index.read().unwrap_or_else(PoisonError::into_inner).pods.values().cloned().collect()
     }
 
     /// Log counters of all containers. Blocking: reads a file on a tmpfs per pod.
-    pub fn written(&self) -> LogTally {
-        let pods: Vec<_> = self.pods().iter().map(Pod::now).collect();
+    pub fn log_totals(&self) -> LogTally {
+        let pods: Vec<_> = self.pods().iter().map(SandboxHandle::now).collect();
         self.shell.logs.sum(&self.shell.layout, pods.iter().map(|sandbox| sandbox.id()))
     }
 
     /// Number of listed sandboxes and their containers, by state.
-    pub fn held(&self) -> EmbeddedObjects {
+    pub fn object_counts(&self) -> EmbeddedObjects {
         let mut pods = [("ready", 0), ("notready", 0)];
         let mut containers = [("created", 0), ("running", 0), ("exited", 0)];
-        for sandbox in self.pods().iter().map(|pod| pod.now()).filter(|sandbox| view::is_listed(sandbox)) {
+        for sandbox in self.pods().iter().map(|pod| pod.now()).filter(|sandbox| cri_conversions::is_listed(sandbox)) {
             pods[usize::from(!sandbox.is_ready())].1 += 1;
             for container in sandbox.containers.values() {
                 let place = match container.state() {

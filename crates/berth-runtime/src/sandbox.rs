@@ -69,7 +69,7 @@ impl Sandbox {
 
     /// The sandbox, as its network needs it.
     pub fn network(&self) -> NetworkPod {
-        NetworkPod { id: self.id().to_owned(), config: self.config.clone(), kept: self.meta.network.clone() }
+        NetworkPod { id: self.id().to_owned(), config: self.config.clone(), persisted: self.meta.network.clone() }
     }
 
     /// The persistent record of the sandbox.
@@ -84,7 +84,7 @@ impl Sandbox {
     }
 
     /// Restores a sandbox from its record; `None` where its configuration is malformed.
-    pub fn recall(meta: SandboxMeta, state: Option<SandboxState>) -> Option<Self> {
+    pub fn from_record(meta: SandboxMeta, state: Option<SandboxState>) -> Option<Self> {
         let config: cri::PodSandboxConfig = unpack(&meta.config)?;
         let message = |text: Option<String>| text.as_deref().and_then(unpack);
         Some(Self {
@@ -101,12 +101,12 @@ impl Sandbox {
 }
 
 /// Object id and type of a CRI container event.
-pub type News = (String, cri::ContainerEventType);
+pub type SandboxEvent = (String, cri::ContainerEventType);
 
 /// The events between two snapshots of a sandbox, in publication order.
-pub fn news(old: &Sandbox, new: &Sandbox) -> Vec<News> {
+pub fn events_between(old: &Sandbox, new: &Sandbox) -> Vec<SandboxEvent> {
     use cri::ContainerEventType as Kind;
-    let mut told: Vec<News> = Vec::new();
+    let mut told: Vec<SandboxEvent> = Vec::new();
     let id = || new.id().to_owned();
     match (old.phase, new.phase) {
         (SandboxPhase::Creating, SandboxPhase::Ready) => {
@@ -163,14 +163,14 @@ pub fn container_name(config: &cri::ContainerConfig, pod: &cri::PodSandboxConfig
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{container, sandbox};
+    use crate::fixture::{container, sandbox};
 
     fn told(old: &Sandbox, new: &Sandbox) -> Vec<(String, &'static str)> {
         let short = |kind: cri::ContainerEventType| {
             let name = kind.as_str_name();
             name.strip_prefix("CONTAINER_").and_then(|n| n.strip_suffix("_EVENT")).unwrap_or(name)
         };
-        news(old, new).into_iter().map(|(id, kind)| (id, short(kind))).collect()
+        events_between(old, new).into_iter().map(|(id, kind)| (id, short(kind))).collect()
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
         one.begin_start().expect("created");
         let starting = runs.clone();
         assert_eq!(told(&with, &starting), []);
-        runs.container_mut("c").expect("there").started(berth_shim::plan::Started {
+        runs.container_mut("c").expect("there").mark_started(berth_shim::plan::Started {
             pid: 1,
             start_ticks: 1,
             at_ns: 1,
@@ -196,7 +196,7 @@ mod tests {
         });
         assert_eq!(told(&starting, &runs), [c("STARTED")]);
         let mut ended = runs.clone();
-        assert!(ended.container_mut("c").expect("there").lost(9));
+        assert!(ended.container_mut("c").expect("there").mark_lost(9));
         ended.phase = SandboxPhase::NotReady;
         assert_eq!(told(&runs, &ended), [s("STOPPED"), c("STOPPED")]);
         let mut gone = ended.clone();

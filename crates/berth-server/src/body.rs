@@ -27,11 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Part of a body that a handler did not read.
 #[derive(Clone, Debug, Default)]
-pub struct Unread(Arc<Mutex<Option<Incoming>>>);
+pub struct UnreadBody(Arc<Mutex<Option<Incoming>>>);
 
-impl Unread {
+impl UnreadBody {
     /// Drains the rest, if any; returns whether the connection can be reused.
-    pub async fn is_taken(&self) -> bool {
+    pub async fn drain(&self) -> bool {
         let rest = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(rest) = rest else { return true };
         let mut rest = Limited::new(rest, MOST);
@@ -47,28 +47,28 @@ impl Unread {
     }
 
     /// Whether an unread rest exists; it is not drained where the client still waits for `100 Continue`.
-    pub fn is_there(&self) -> bool {
+    pub fn has_unread(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 }
 
 /// Request body with a read timeout.
-pub struct Awaited {
+pub struct TimedBody {
     body: Option<Incoming>,
     /// Deadline of the read; starts with the first pending poll.
     until: Option<Pin<Box<Sleep>>>,
-    unread: Unread,
+    unread: UnreadBody,
 }
 
-impl Awaited {
-    /// Wraps a body; the rest that is not read is moved to the [`Unread`] when the body is dropped.
-    pub fn new(body: Incoming) -> (Self, Unread) {
-        let unread = Unread::default();
+impl TimedBody {
+    /// Wraps a body; the rest that is not read is moved to the [`UnreadBody`] when the body is dropped.
+    pub fn new(body: Incoming) -> (Self, UnreadBody) {
+        let unread = UnreadBody::default();
         (Self { body: Some(body), until: None, unread: unread.clone() }, unread)
     }
 }
 
-impl Drop for Awaited {
+impl Drop for TimedBody {
     fn drop(&mut self) {
         if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
             *self.unread.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
@@ -76,7 +76,7 @@ impl Drop for Awaited {
     }
 }
 
-impl HttpBody for Awaited {
+impl HttpBody for TimedBody {
     type Data = Bytes;
     type Error = axum::BoxError;
 

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::debug;
 
-use super::{Serves, body::Awaited, pipeline::Peer};
+use super::{ListenerService, body::TimedBody, pipeline::Peer};
 use berth_sys::token_bucket::TokenBucket;
 
 /// Longest wait for the head of a request, including idle time (spec 04 §2).
@@ -77,10 +77,10 @@ pub async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     protocol: Protocol,
     peer: Peer,
-    serves: Serves,
+    serves: ListenerService,
     stop: &CancellationToken,
 ) {
-    let (account, address) = (Account::open(), peer.address);
+    let (account, address) = (ConnectionAccounting::open(), peer.address);
     let counting = account.clone();
     let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
         let (serves, peer, mut asked) = (serves.clone(), peer.clone(), counting.asked());
@@ -88,20 +88,20 @@ pub async fn connection(
         async move {
             let awaits_word = request.headers().contains_key(EXPECT);
             let (parts, body) = request.into_parts();
-            let (body, unread) = Awaited::new(body);
+            let (body, unread) = TimedBody::new(body);
             let mut request = Request::from_parts(parts, Body::new(body));
-            let place = peer.place.clone();
+            let place = peer.slot.clone();
             request.extensions_mut().insert(peer);
             let mut response = match serves {
-                Serves::Site(site) => site.answer(request).await,
-                Serves::Router(router) => {
+                ListenerService::Site(site) => site.answer(request).await,
+                ListenerService::Router(router) => {
                     place.authenticated(); // no authentication on this listener
                     router.oneshot(request).await?
                 }
             };
             // A client that expects `100 Continue` never sends a body that was not requested.
             let ends =
-                protocol == Protocol::One && if awaits_word { unread.is_there() } else { !unread.is_taken().await };
+                protocol == Protocol::One && if awaits_word { unread.has_unread() } else { !unread.drain().await };
             if ends && response.status() != StatusCode::SWITCHING_PROTOCOLS {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -112,11 +112,11 @@ pub async fn connection(
             }
             asked.waits_for_client();
             let most = if protocol == Protocol::Two { PIECE } else { usize::MAX };
-            Ok(response.map(|body| Body::new(Held { body, asked, most, rest: Bytes::new() })))
+            Ok(response.map(|body| Body::new(AccountedBody { body, asked, most, rest: Bytes::new() })))
         }
         .boxed()
     });
-    let io = TokioIo::new(Watched { stream, account: account.clone(), is_stuck: false });
+    let io = TokioIo::new(StallDetector { stream, account: account.clone(), is_stuck: false });
     let ended = match protocol {
         Protocol::One => drive(http1().serve_connection(io, service).with_upgrades(), &account, stop).await,
         Protocol::Two => drive(http2().serve_connection(io, service), &account, stop).await,
@@ -131,12 +131,16 @@ pub async fn connection(
 }
 
 /// Drives a connection to its end; `None` where it was closed forcibly.
-async fn drive<C: Graceful>(connection: C, account: &Account, stop: &CancellationToken) -> Option<hyper::Result<()>> {
+async fn drive<C: Graceful>(
+    connection: C,
+    account: &ConnectionAccounting,
+    stop: &CancellationToken,
+) -> Option<hyper::Result<()>> {
     let mut connection = pin!(connection);
     tokio::select! {
         ended = connection.as_mut() => return Some(ended),
         () = account.excess.cancelled() => return None,
-        () = first_of(stop.cancelled(), account.outstayed()) => connection.as_mut().end_soon(),
+        () = first_of(stop.cancelled(), account.idle_or_stalled()) => connection.as_mut().end_soon(),
     }
     timeout(SHUTDOWN_LIMIT, connection).await.ok() // a slower connection is closed forcibly
 }
@@ -207,13 +211,13 @@ fn head_only(response: Response<Body>) -> Response<Body> {
 }
 
 /// Open requests and progress of one connection.
-struct Account {
-    state: Mutex<State>,
+struct ConnectionAccounting {
+    state: Mutex<AccountingState>,
     /// Canceled once the client has canceled too many requests.
     excess: CancellationToken,
 }
 
-struct State {
+struct AccountingState {
     next: u64,
     open: usize,
     quiet_since: Instant,
@@ -225,29 +229,30 @@ struct State {
     cancellations: TokenBucket,
 }
 
-impl Account {
+impl ConnectionAccounting {
     fn open() -> Arc<Self> {
         let now = Instant::now();
         let cancellations = TokenBucket::new(GIVEN_UP.1, GIVEN_UP.0, now.into_std());
-        let state = State { next: 0, open: 0, quiet_since: now, stuck: None, waiting: HashMap::new(), cancellations };
+        let state =
+            AccountingState { next: 0, open: 0, quiet_since: now, stuck: None, waiting: HashMap::new(), cancellations };
         Arc::new(Self { state: Mutex::new(state), excess: CancellationToken::new() })
     }
 
-    fn asked(self: &Arc<Self>) -> Asked {
+    fn asked(self: &Arc<Self>) -> OpenRequest {
         let mut state = self.state();
         state.open += 1;
         state.next += 1;
-        Asked { id: state.next, account: self.clone(), is_over: false }
+        OpenRequest { id: state.next, account: self.clone(), is_over: false }
     }
 
-    fn give_up(&self) {
+    fn record_canceled(&self) {
         if !self.state().cancellations.try_take(Instant::now().into_std()) {
             self.excess.cancel();
         }
     }
 
     /// Returns once the idle timeout or a stall timeout has expired.
-    async fn outstayed(&self) {
+    async fn idle_or_stalled(&self) {
         loop {
             let (now, due) = (Instant::now(), self.due());
             if due <= now {
@@ -279,20 +284,20 @@ impl Account {
         state.quiet_since = Instant::now();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AccountingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// An open request, from its head to the last byte of its response.
-struct Asked {
-    account: Arc<Account>,
+struct OpenRequest {
+    account: Arc<ConnectionAccounting>,
     id: u64,
     /// Whether the response was handed to hyper completely.
     is_over: bool,
 }
 
-impl Asked {
+impl OpenRequest {
     fn waits_for_client(&mut self) {
         self.account.state().waiting.insert(self.id, Instant::now());
     }
@@ -302,7 +307,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         let mut state = self.account.state();
         state.open = state.open.saturating_sub(1);
@@ -310,22 +315,22 @@ impl Drop for Asked {
         state.waiting.remove(&self.id);
         drop(state);
         if !self.is_over {
-            self.account.give_up();
+            self.account.record_canceled();
         }
     }
 }
 
 /// Response body that accounts for stalls and cancellation.
-struct Held {
+struct AccountedBody {
     body: Body,
-    asked: Asked,
+    asked: OpenRequest,
     /// Largest frame, in bytes.
     most: usize,
     /// Rest of a frame that exceeded the limit.
     rest: Bytes,
 }
 
-impl Held {
+impl AccountedBody {
     /// Returns the allowed part of a frame and keeps the rest.
     fn cut(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
         match frame.into_data() {
@@ -340,7 +345,7 @@ impl Held {
     }
 }
 
-impl HttpBody for Held {
+impl HttpBody for AccountedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -377,20 +382,20 @@ impl HttpBody for Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for AccountedBody {
     fn drop(&mut self) {
         self.asked.is_over |= self.is_end_stream();
     }
 }
 
 /// Transport wrapper that detects write stalls.
-struct Watched<S> {
+struct StallDetector<S> {
     stream: S,
-    account: Arc<Account>,
+    account: Arc<ConnectionAccounting>,
     is_stuck: bool,
 }
 
-impl<S> Watched<S> {
+impl<S> StallDetector<S> {
     fn seen<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match (&written, self.is_stuck) {
             (Poll::Pending, false) => self.account.stuck(),
@@ -402,13 +407,13 @@ impl<S> Watched<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for StallDetector<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, into)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for StallDetector<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, from);
         self.seen(written)
@@ -443,7 +448,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pause_in_one_answer_is_not_the_end_of_the_others() {
-        let (account, began) = (Account::open(), Instant::now());
+        let (account, began) = (ConnectionAccounting::open(), Instant::now());
         let due = || account.due().duration_since(began).as_secs();
         assert_eq!(due(), 90, "nothing is asked");
         let (mut paged, mut followed) = (account.asked(), account.asked());

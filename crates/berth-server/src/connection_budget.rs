@@ -34,7 +34,7 @@ struct Table {
 
 /// Slot of one connection in the budget; released when dropped.
 #[derive(Debug)]
-pub struct ConnectionPlace {
+pub struct ConnectionSlot {
     budget: ConnectionBudget,
     address: IpAddr,
     number: u64,
@@ -49,7 +49,7 @@ impl ConnectionBudget {
 
     /// Takes a slot for an accepted connection. Where the budget is exhausted, evicts the oldest unauthenticated
     /// connection of the address, or of all.
-    pub fn accept(&self, address: IpAddr) -> ConnectionPlace {
+    pub fn accept(&self, address: IpAddr) -> ConnectionSlot {
         let (address, evicted) = (network(address), CancellationToken::new());
         let mut table = self.table();
         let own = || table.unauthenticated.iter().filter(|(_, (other, _))| *other == address);
@@ -66,11 +66,11 @@ impl ConnectionBudget {
         table.last += 1;
         let number = table.last;
         table.unauthenticated.insert(number, (address, evicted.clone()));
-        ConnectionPlace { budget: self.clone(), address, number, is_authenticated: Mutex::new(false), evicted }
+        ConnectionSlot { budget: self.clone(), address, number, is_authenticated: Mutex::new(false), evicted }
     }
 }
 
-impl ConnectionPlace {
+impl ConnectionSlot {
     /// Waits until the connection is evicted.
     pub fn evicted(&self) -> WaitForCancellationFuture<'_> {
         self.evicted.cancelled()
@@ -96,7 +96,7 @@ impl ConnectionPlace {
     }
 }
 
-impl Drop for ConnectionPlace {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let is_authenticated = *self.is_authenticated.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut table = self.budget.table();
@@ -116,7 +116,7 @@ mod tests {
         IpAddr::from([127, 0, 0, last])
     }
 
-    fn is_evicted(place: &ConnectionPlace) -> bool {
+    fn is_evicted(place: &ConnectionSlot) -> bool {
         place.evicted.is_cancelled()
     }
 

@@ -14,8 +14,8 @@ use jiff::Timestamp;
 use super::{
     auth::Identity,
     ports::{
-        Checkpoints, ContainerLogs, Explains, Health, NodeLogs, Pages, PodDirectory, Profiles, RunningPods, Statistics,
-        Verbosity,
+        Checkpoints, ContainerLogs, Health, NodeLogs, PodDiagnostics, PodDirectory, Profiles, RunningPods,
+        SnapshotPages, Statistics, Verbosity,
     },
     routes::{
         attach, checkpoint, container_logs, exec, flags_v, flagz, healthz, metrics, metrics_page, node_logs,
@@ -23,8 +23,8 @@ use super::{
         statusz::{self, Statusz},
         text, why,
     },
-    routing::{Endpoint, Plain},
-    streaming::{Caps, Streaming},
+    routing::{Endpoint, PlainEndpoint},
+    streaming::{CallerLimit, Streaming},
 };
 use berth_metrics::SliMetrics;
 
@@ -34,13 +34,13 @@ pub struct Endpoints {
     /// Health checks.
     pub health: Arc<dyn Health>,
     /// Pages of `/pods` and `/metrics`.
-    pub pages: Arc<dyn Pages>,
+    pub pages: Arc<dyn SnapshotPages>,
     /// Pods of `/runningpods/`.
     pub running: Arc<dyn RunningPods>,
     /// Container logs.
     pub logs: Arc<dyn ContainerLogs>,
     /// Limit of followed logs per caller.
-    pub follows: Arc<Caps>,
+    pub follows: Arc<CallerLimit>,
     /// Resource usage of the node, its pods, and their containers.
     pub statistics: Arc<dyn Statistics>,
     /// Feature gate `PodLogsQuerySplitStreams`.
@@ -75,13 +75,13 @@ pub struct Tools {
     /// `/checkpoint/`
     pub checkpoints: Arc<dyn Checkpoints>,
     /// `/debug/why/`
-    pub why: Arc<dyn Explains>,
+    pub why: Arc<dyn PodDiagnostics>,
 }
 
 impl Endpoints {
     /// Calls a plain handler. Boxed, as is [`Self::service`], so that the futures of the handlers do not become part of
     /// the connection's future type.
-    pub(super) fn plain(self: Arc<Self>, plain: Plain, request: Request<Body>) -> BoxFuture<'static, Response> {
+    pub(super) fn plain(self: Arc<Self>, plain: PlainEndpoint, request: Request<Body>) -> BoxFuture<'static, Response> {
         async move { self.answer_plain(plain, request).await }.boxed()
     }
 
@@ -90,20 +90,20 @@ impl Endpoints {
         async move { self.answer_service(endpoint, request).await }.boxed()
     }
 
-    async fn answer_plain(&self, plain: Plain, request: Request<Body>) -> Response {
+    async fn answer_plain(&self, plain: PlainEndpoint, request: Request<Body>) -> Response {
         match plain {
-            Plain::Healthz => healthz::all(&*self.health, request.uri().query()),
-            Plain::HealthCheck(name) => healthz::one(&*self.health, &name),
-            Plain::Metrics => metrics::scrape(&*self.pages, request.headers()),
-            Plain::Configz => json(self.configz.clone()),
-            Plain::Disabled(text) => text::plain_error(StatusCode::METHOD_NOT_ALLOWED, text),
-            Plain::Slis => slis::serve(&self.tools.slis, self.pages.process_start(), &request),
-            Plain::Statusz => statusz::show(&self.tools.statusz, Timestamp::now(), request.headers()),
-            Plain::Flagz => flagz::show(&self.tools.flags, request.headers()),
-            Plain::Verbosity => flags_v::set(&*self.tools.verbosity, request).await,
-            Plain::Cadvisor => metrics_page::cadvisor(&*self.statistics, request.headers()).await,
-            Plain::Resource => metrics_page::resource(&*self.statistics, request.headers()).await,
-            Plain::Probes => metrics_page::probes(&*self.statistics, request.headers()).await,
+            PlainEndpoint::Healthz => healthz::all(&*self.health, request.uri().query()),
+            PlainEndpoint::HealthCheck(name) => healthz::one(&*self.health, &name),
+            PlainEndpoint::Metrics => metrics::scrape(&*self.pages, request.headers()),
+            PlainEndpoint::Configz => json(self.configz.clone()),
+            PlainEndpoint::Disabled(text) => text::plain_error(StatusCode::METHOD_NOT_ALLOWED, text),
+            PlainEndpoint::Slis => slis::serve(&self.tools.slis, self.pages.process_start(), &request),
+            PlainEndpoint::Statusz => statusz::show(&self.tools.statusz, Timestamp::now(), request.headers()),
+            PlainEndpoint::Flagz => flagz::show(&self.tools.flags, request.headers()),
+            PlainEndpoint::Verbosity => flags_v::set(&*self.tools.verbosity, request).await,
+            PlainEndpoint::Cadvisor => metrics_page::cadvisor(&*self.statistics, request.headers()).await,
+            PlainEndpoint::Resource => metrics_page::resource(&*self.statistics, request.headers()).await,
+            PlainEndpoint::Probes => metrics_page::probes(&*self.statistics, request.headers()).await,
         }
     }
 
@@ -121,7 +121,7 @@ impl Endpoints {
                 let caller = request.extensions().get::<Identity>().map(|who| who.name.clone()).unwrap_or_default();
                 drop(request);
                 let (query, caller, follows) = (query.as_deref(), caller.as_str(), &self.follows);
-                let asked = container_logs::Asked { path: &path, query, caller, follows };
+                let asked = container_logs::LogRequest { path: &path, query, caller, follows };
                 container_logs::read(&self.logs, self.split_streams, asked).await
             }
             Endpoint::Summary => stats_summary::serve(&*self.statistics, request).await,
@@ -133,13 +133,13 @@ impl Endpoints {
                 let (pods, checkpoints) = (&*self.tools.pods, &*self.tools.checkpoints);
                 let query = request.uri().query().unwrap_or_default().to_owned();
                 drop(request);
-                checkpoint::create(pods, checkpoints, checkpoint::Which::of(&path), &query).await
+                checkpoint::create(pods, checkpoints, checkpoint::ContainerRef::of(&path), &query).await
             }
             Endpoint::Logs(path) => {
                 let head = request.map(drop);
                 node_logs::read(&self.tools.node_logs, self.tools.log_queries, &head, &path).await
             }
-            Endpoint::Why(path) => why::tell(&*self.tools.why, &path),
+            Endpoint::Why(path) => why::respond(&*self.tools.why, &path),
             Endpoint::Pprof(name) => pprof::serve(&*self.tools.profiles, &request.map(drop), &name).await,
         }
     }

@@ -11,10 +11,10 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
 pub mod auth;
+mod auth_filter;
 mod body;
 mod connection;
 mod connection_budget;
-mod door;
 mod endpoints;
 pub mod grpc;
 mod listeners;
@@ -25,9 +25,9 @@ pub mod routing;
 pub mod streaming;
 pub mod tls;
 
-pub use door::Door;
+pub use auth_filter::AuthFilter;
 pub use endpoints::{Endpoints, Tools};
-pub use listeners::{Listening, Serves, TlsSource, bind, serve, serve_persistently};
-pub use pipeline::{Gatekeeper, Guard, Metered, Peer, Site};
+pub use listeners::{BoundListener, ListenerService, TlsSource, bind, serve, serve_persistently};
+pub use pipeline::{AuthLayer, ListenerContext, Peer, RequestAuthorizer, RequestMetricsGuard};
 pub use routes::{FOLLOWS, attach, exec, healthz_router, port_forward, run};
-pub use streaming::Caps;
+pub use streaming::CallerLimit;

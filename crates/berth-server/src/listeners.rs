@@ -23,8 +23,8 @@ use tracing::{debug, error};
 
 use super::{
     connection::{Protocol, connection},
-    connection_budget::{ConnectionBudget, ConnectionPlace},
-    pipeline::{Peer, Site},
+    connection_budget::{ConnectionBudget, ConnectionSlot},
+    pipeline::{ListenerContext, Peer},
 };
 
 /// Timeout of the TLS handshake.
@@ -40,18 +40,18 @@ pub type TlsSource = Arc<dyn Fn() -> tokio_rustls::TlsAcceptor + Send + Sync>;
 
 /// Service behind a listener.
 #[derive(Clone)]
-pub enum Serves {
+pub enum ListenerService {
     /// The request pipeline.
-    Site(Arc<Site>),
+    Site(Arc<ListenerContext>),
     /// A plain router without authentication, for the healthz port.
     Router(axum::Router),
 }
 
 /// Bound TCP listener.
 #[derive(Debug)]
-pub struct Listening(TcpListener);
+pub struct BoundListener(TcpListener);
 
-impl Listening {
+impl BoundListener {
     /// The local address, with the port that the kernel chose where 0 was requested.
     ///
     /// # Errors
@@ -65,12 +65,17 @@ impl Listening {
 ///
 /// # Errors
 /// The kernel's error.
-pub async fn bind(address: IpAddr, port: u16) -> io::Result<Listening> {
-    TcpListener::bind((address, port)).await.map(Listening)
+pub async fn bind(address: IpAddr, port: u16) -> io::Result<BoundListener> {
+    TcpListener::bind((address, port)).await.map(BoundListener)
 }
 
 /// Serves connections until `cancel`, then waits for the open ones, which end within their grace period.
-pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>, cancel: CancellationToken) {
+pub async fn serve(
+    listening: BoundListener,
+    serves: ListenerService,
+    tls: Option<TlsSource>,
+    cancel: CancellationToken,
+) {
     let budget = ConnectionBudget::default();
     let tasks = TaskTracker::new();
     loop {
@@ -121,25 +126,25 @@ fn prepare(stream: &TcpStream) {
 
 async fn plain(
     stream: TcpStream,
-    (address, place): (SocketAddr, Arc<ConnectionPlace>),
-    serves: Serves,
+    (address, place): (SocketAddr, Arc<ConnectionSlot>),
+    serves: ListenerService,
     stop: &CancellationToken,
 ) {
-    let peer = Peer { address, certificates: Arc::from([]), place };
+    let peer = Peer { address, certificates: Arc::from([]), slot: place };
     // Fixed protocol: protocol detection would have no deadline.
     connection(stream, Protocol::One, peer, serves, stop).await;
 }
 
 async fn secured(
     stream: TcpStream,
-    (address, place): (SocketAddr, Arc<ConnectionPlace>),
-    serves: Serves,
+    (address, place): (SocketAddr, Arc<ConnectionSlot>),
+    serves: ListenerService,
     acceptor: &tokio_rustls::TlsAcceptor,
     stop: &CancellationToken,
 ) {
     let stream = tokio::select! {
         () = stop.cancelled() => return,
-        shaken = tokio::time::timeout(HANDSHAKE_LIMIT, shake_hands(stream, acceptor)) => match shaken {
+        shaken = tokio::time::timeout(HANDSHAKE_LIMIT, tls_handshake(stream, acceptor)) => match shaken {
             Ok(Ok(Some(stream))) => stream,
             Ok(Ok(None)) => return debug!(srcIP = %address, "A client speaks HTTP where TLS is spoken"),
             Ok(Err(error)) => return debug!(srcIP = %address, err = %error, "TLS handshake failed"),
@@ -150,14 +155,14 @@ async fn secured(
     let certificates: Arc<[CertificateDer<'static>]> =
         session.peer_certificates().unwrap_or_default().iter().map(|c| c.clone().into_owned()).collect();
     let protocol = if session.alpn_protocol() == Some(b"h2") { Protocol::Two } else { Protocol::One };
-    connection(stream, protocol, Peer { address, certificates, place }, serves, stop).await;
+    connection(stream, protocol, Peer { address, certificates, slot: place }, serves, stop).await;
 }
 
 /// Response to plain HTTP on the TLS port, with kubelet's text.
 const NOT_TLS: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
 
 /// Completes the TLS handshake; `None` where the client sent plain HTTP, which is answered with [`NOT_TLS`].
-async fn shake_hands(
+async fn tls_handshake(
     mut stream: TcpStream,
     acceptor: &tokio_rustls::TlsAcceptor,
 ) -> io::Result<Option<tokio_rustls::server::TlsStream<TcpStream>>> {
@@ -182,7 +187,7 @@ async fn shake_hands(
 pub async fn serve_persistently(
     address: IpAddr,
     port: u16,
-    serves: Serves,
+    serves: ListenerService,
     cancel: CancellationToken,
 ) -> impl Future<Output = ()> + Send {
     let mut tried = bind(address, port).await;

@@ -24,10 +24,10 @@ use tracing::{debug, error};
 
 use super::{
     auth::{Identity, attributes},
-    connection_budget::ConnectionPlace,
+    connection_budget::ConnectionSlot,
     endpoints::Endpoints,
     routes::text,
-    routing::{self, Outer, Plain, Service, Switches},
+    routing::{self, EnabledEndpoints, PathRoute, PlainEndpoint, ServiceRoute},
 };
 use berth_metrics::ServerMetrics;
 
@@ -39,17 +39,17 @@ pub struct Peer {
     /// Certificates sent by the client, leaf first; not verified yet.
     pub certificates: Arc<[CertificateDer<'static>]>,
     /// Slot of the connection in the listener's connection budget.
-    pub place: Arc<ConnectionPlace>,
+    pub slot: Arc<ConnectionSlot>,
 }
 
 /// Authenticates and authorizes requests of a protected listener.
 #[async_trait]
-pub trait Gatekeeper: Send + Sync + 'static {
+pub trait RequestAuthorizer: Send + Sync + 'static {
     /// Authenticates the request; removes credentials from its headers that handlers must not see.
     ///
     /// # Errors
     /// The response to a request that is not authenticated.
-    async fn identify(
+    async fn authenticate(
         &self,
         parts: &mut request::Parts,
         certificates: &[CertificateDer<'static>],
@@ -59,30 +59,30 @@ pub trait Gatekeeper: Send + Sync + 'static {
     ///
     /// # Errors
     /// The response to a request that is not authorized.
-    async fn allow(&self, who: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response>;
+    async fn authorize(&self, who: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response>;
 }
 
 /// Access control of a protected listener.
-pub struct Guard {
+pub struct AuthLayer {
     /// Authenticator and authorizer.
-    pub keeper: Arc<dyn Gatekeeper>,
+    pub authorizer: Arc<dyn RequestAuthorizer>,
     /// Whether a GET that opens a stream also needs the verb `create` (spec 04 §10; differs from kubelet).
     pub streaming_requires_create: bool,
 }
 
 /// Configuration of a listener: endpoints and access control.
-pub struct Site {
+pub struct ListenerContext {
     /// Enabled endpoints.
-    pub switches: Switches,
+    pub switches: EnabledEndpoints,
     /// Access control; `None` on a listener without authentication.
-    pub guard: Option<Guard>,
+    pub guard: Option<AuthLayer>,
     /// Handlers of the endpoints.
     pub endpoints: Arc<Endpoints>,
     /// Request metrics.
     pub metrics: ServerMetrics,
 }
 
-impl Site {
+impl ListenerContext {
     fn kind(&self) -> &'static str {
         if self.guard.is_some() { "readwrite" } else { "readonly" }
     }
@@ -95,8 +95,8 @@ impl Site {
     async fn answer_metered(self: Arc<Self>, mut request: Request<Body>) -> Response {
         let path = routing::decode(request.uri().path()).unwrap_or_default();
         let bucket = routing::bucket(&path);
-        let metered = Metered::new(&self, routing::method_label(request.method().as_str()), bucket);
-        let told = Told::of(&request, bucket);
+        let metered = RequestMetricsGuard::new(&self, routing::method_label(request.method().as_str()), bucket);
+        let told = AccessLogEntry::of(&request, bucket);
         request.extensions_mut().insert(metered.clone());
         let response = AssertUnwindSafe(self.clone().route(request).boxed()).catch_unwind().await;
         let response = response.unwrap_or_else(|_| {
@@ -118,14 +118,14 @@ impl Site {
         }
         let uri = request.uri();
         match routing::outer(uri.path(), uri.query(), &self.switches, self.endpoints.health.names()) {
-            Outer::Redirect(location) => redirect(&location, request.method().as_str()),
-            Outer::Unknown => text::plain_error(StatusCode::NOT_FOUND, "404 page not found"),
-            Outer::Malformed => text::plain_error(StatusCode::BAD_REQUEST, "400 Bad Request"),
-            Outer::Plain(plain) => match self.admit(request).await {
+            PathRoute::Redirect(location) => redirect(&location, request.method().as_str()),
+            PathRoute::Unknown => text::plain_error(StatusCode::NOT_FOUND, "404 page not found"),
+            PathRoute::Malformed => text::plain_error(StatusCode::BAD_REQUEST, "400 Bad Request"),
+            PathRoute::Plain(plain) => match self.admit(request).await {
                 Ok(request) => self.plain(plain, request).await,
                 Err(refusal) => refusal,
             },
-            Outer::Service(path) => match self.admit(request).await {
+            PathRoute::Service(path) => match self.admit(request).await {
                 Ok(request) => self.service(&path, request).await,
                 Err(refusal) => refusal,
             },
@@ -136,23 +136,23 @@ impl Site {
     async fn admit(&self, request: Request<Body>) -> Result<Request<Body>, Response> {
         let peer = request.extensions().get::<Peer>().cloned();
         let Some(guard) = &self.guard else {
-            peer.iter().for_each(|peer| peer.place.authenticated()); // no authentication on this listener
+            peer.iter().for_each(|peer| peer.slot.authenticated()); // no authentication on this listener
             return Ok(request);
         };
         let (mut parts, body) = request.into_parts();
         let chain = peer.as_ref().map_or(&[][..], |peer| &peer.certificates);
-        let identity = guard.keeper.identify(&mut parts, chain).await?;
-        peer.iter().for_each(|peer| peer.place.authenticated());
+        let identity = guard.authorizer.authenticate(&mut parts, chain).await?;
+        peer.iter().for_each(|peer| peer.slot.authenticated());
         let path = routing::decode(parts.uri.path()).unwrap_or_default();
         let verb = attributes::verb(&parts.method);
-        guard.keeper.allow(&identity, verb, attributes::subresources(&path)).await?;
+        guard.authorizer.authorize(&identity, verb, attributes::subresources(&path)).await?;
         parts.extensions.insert(identity);
         Ok(Request::from_parts(parts, body))
     }
 
-    async fn plain(&self, plain: Plain, request: Request<Body>) -> Response {
+    async fn plain(&self, plain: PlainEndpoint, request: Request<Body>) -> Response {
         match plain {
-            Plain::Disabled(text) => text::plain_error(StatusCode::METHOD_NOT_ALLOWED, text),
+            PlainEndpoint::Disabled(text) => text::plain_error(StatusCode::METHOD_NOT_ALLOWED, text),
             plain => self.endpoints.clone().plain(plain, request).await,
         }
     }
@@ -160,23 +160,24 @@ impl Site {
     async fn service(&self, path: &str, request: Request<Body>) -> Response {
         let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
         match routing::service(request.method().as_str(), path, accept) {
-            Service::NotFound => text::router_error(StatusCode::NOT_FOUND, "404: Page Not Found"),
-            Service::MethodNotAllowed(allow) => {
+            ServiceRoute::NotFound => text::router_error(StatusCode::NOT_FOUND, "404: Page Not Found"),
+            ServiceRoute::MethodNotAllowed(allow) => {
                 let mut response = text::router_error(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
                 response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
                 response
             }
-            Service::NotAcceptable(list) => {
+            ServiceRoute::NotAcceptable(list) => {
                 let body = format!("406: Not Acceptable\n\nAvailable representations: {list}");
                 text::router_error(StatusCode::NOT_ACCEPTABLE, &body)
             }
-            Service::Found(endpoint) => {
+            ServiceRoute::Found(endpoint) => {
                 if let Some(guard) = &self.guard
                     && guard.streaming_requires_create
                     && request.method() == Method::GET
                     && routing::opens_a_stream(&endpoint)
                     && let Some(who) = request.extensions().get::<Identity>().cloned()
-                    && let Err(refusal) = guard.keeper.allow(&who, "create", attributes::subresources(path)).await
+                    && let Err(refusal) =
+                        guard.authorizer.authorize(&who, "create", attributes::subresources(path)).await
                 {
                     return refusal;
                 }
@@ -218,7 +219,7 @@ fn redirect(location: &str, method: &str) -> Response {
 
 /// Request metrics guard: counts the request as in flight until the last clone is dropped.
 #[derive(Clone)]
-pub struct Metered {
+pub struct RequestMetricsGuard {
     begun: Instant,
     _last: Arc<Gauge>,
 }
@@ -236,8 +237,8 @@ impl Drop for Gauge {
     }
 }
 
-impl Metered {
-    fn new(site: &Site, method: &str, bucket: &str) -> Self {
+impl RequestMetricsGuard {
+    fn new(site: &ListenerContext, method: &str, bucket: &str) -> Self {
         let long = if routing::is_long_running(bucket) { "true" } else { "false" };
         let labels = [method, bucket, site.kind(), long];
         site.metrics.requests.with_label_values(&labels).inc();
@@ -252,7 +253,7 @@ impl Metered {
 /// Response body that keeps the metrics guard until it is sent or dropped.
 struct MeteredBody {
     body: Body,
-    _metered: Metered,
+    _metered: RequestMetricsGuard,
 }
 
 impl axum::body::HttpBody for MeteredBody {
@@ -277,7 +278,7 @@ impl axum::body::HttpBody for MeteredBody {
 
 /// Access log entry of a request. Command arguments and tokens must not be logged: the query is omitted for streams
 /// (spec 04 §10), and for unknown paths, because `//exec/` may have been meant for one.
-struct Told {
+struct AccessLogEntry {
     verb: String,
     uri: String,
     agent: String,
@@ -285,7 +286,7 @@ struct Told {
     audit: String,
 }
 
-impl Told {
+impl AccessLogEntry {
     /// `None` where the log level is off: kubelets get many requests, and most log few of them.
     fn of(request: &Request<Body>, bucket: &str) -> Option<Self> {
         if !tracing::enabled!(tracing::Level::DEBUG, v) {

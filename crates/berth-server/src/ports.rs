@@ -1,12 +1,12 @@
 //! Interfaces (ports) through which the server reads pods, logs, metrics, and reviews from the agent.
 
+mod debug_endpoints;
 mod exclusive;
 mod node_logs;
 mod pod_directory;
 mod reviews;
+pub mod stream_targets;
 pub mod streams;
-pub mod targets;
-mod tools;
 
 use std::sync::Arc;
 
@@ -18,14 +18,16 @@ use jiff::Timestamp;
 use berth_metrics::exposition::Format;
 use berth_types::{ContainerId, Pod, api};
 
-pub use exclusive::{Allocatable, Claim, ClaimDevice, Device, ExclusiveResources, Held, MemoryBlock};
+pub use debug_endpoints::{
+    CheckpointError, Checkpoints, MemoryView, PodDiagnostics, ProfileError, Profiles, Verbosity,
+};
+pub use exclusive::{Allocatable, Claim, ClaimDevice, Device, ExclusiveAllocations, ExclusiveResources, MemoryBlock};
 pub use node_logs::{NodeDirectory, NodeEntry, NodeFile, NodeLogError, NodeLogs};
 pub use pod_directory::{PodDirectory, PodFeed};
 pub use reviews::{AccessRequest, AccessReviewer, AccessVerdict, ReviewError, TokenReviewer, TokenVerdict};
-pub use tools::{CheckpointError, Checkpoints, Explains, MemoryView, ProfileError, Profiles, Verbosity};
 
 /// Pages rendered from snapshots.
-pub trait Pages: Send + Sync + 'static {
+pub trait SnapshotPages: Send + Sync + 'static {
     /// The `PodList` document of `/pods`, newline included.
     fn pods(&self) -> Bytes;
     /// The body of `/metrics` in the given exposition format, optionally gzipped; at most 1 s old.
@@ -93,7 +95,7 @@ impl LogStream {
 
 /// Reason why a log is unavailable, with kubelet's error text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LogRefusal {
+pub enum LogError {
     /// No such pod or container; 404.
     NotFound(String),
     /// Any other reason; 400.
@@ -118,7 +120,7 @@ pub trait ContainerLogs: Send + Sync + 'static {
     ///
     /// # Errors
     /// The error text and its status code.
-    async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<LogSource, LogRefusal>;
+    async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<LogSource, LogError>;
 
     /// Resolves the current or previous instance of the container.
     ///
@@ -130,11 +132,11 @@ pub trait ContainerLogs: Send + Sync + 'static {
     ///
     /// # Errors
     /// The text to append to the response.
-    async fn read(&self, source: &LogSource, query: &LogQuery, out: &mut LogPieces<'_>) -> Result<(), String>;
+    async fn read(&self, source: &LogSource, query: &LogQuery, out: &mut LogSink<'_>) -> Result<(), String>;
 }
 
 /// Sink for the chunks of a log.
-pub type LogPieces<'a> = dyn Sink<Vec<u8>, Error = std::io::Error> + Unpin + Send + 'a;
+pub type LogSink<'a> = dyn Sink<Vec<u8>, Error = std::io::Error> + Unpin + Send + 'a;
 
 /// Pods that run according to the container runtime.
 #[async_trait]

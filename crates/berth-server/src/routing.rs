@@ -9,7 +9,7 @@ use super::routes::text::cleaned;
 /// Enabled optional endpoints (spec 04 §4 "Switches").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a switch of the configuration")]
-pub struct Switches {
+pub struct EnabledEndpoints {
     /// `enableDebuggingHandlers`; always false on the read-only port.
     pub debugging: bool,
     /// `enableSystemLogHandler`
@@ -26,7 +26,7 @@ pub struct Switches {
     pub statusz: bool,
 }
 
-impl Switches {
+impl EnabledEndpoints {
     /// Switches of the read-only port: only the endpoints without a switch, and stubs for the debug endpoints.
     pub const READ_ONLY: Self = Self {
         debugging: false,
@@ -41,7 +41,7 @@ impl Switches {
 
 /// Result of the outer layer for a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outer {
+pub enum PathRoute {
     /// 307 to this location, before authentication.
     Redirect(String),
     /// 404, before authentication.
@@ -49,14 +49,14 @@ pub enum Outer {
     /// 400: the percent-decoded path is malformed or not UTF-8.
     Malformed,
     /// A plain handler; takes any method.
-    Plain(Plain),
+    Plain(PlainEndpoint),
     /// Percent-decoded path for the service router.
     Service(String),
 }
 
 /// Handlers that match a path exactly and take any method.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Plain {
+pub enum PlainEndpoint {
     /// `/healthz`
     Healthz,
     /// `/healthz/{check}`
@@ -134,7 +134,7 @@ pub enum Endpoint {
 
 /// Result of the service router.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Service {
+pub enum ServiceRoute {
     /// The endpoint to call.
     Found(Endpoint),
     /// 404 of the service router, after authentication.
@@ -179,20 +179,20 @@ const PROFILING_OFF: &str = "profiling endpoint is disabled.";
 const FLAGS_OFF: &str = "flags endpoint is disabled.";
 
 /// Routes a raw (percent-encoded) path before authentication. `checks` lists the names of the health checks.
-pub fn outer(path: &str, query: Option<&str>, switches: &Switches, checks: &[&str]) -> Outer {
+pub fn outer(path: &str, query: Option<&str>, switches: &EnabledEndpoints, checks: &[&str]) -> PathRoute {
     let redirect = |path: &str| match query {
-        Some(query) => Outer::Redirect(format!("{path}?{query}")),
-        None => Outer::Redirect(path.to_owned()),
+        Some(query) => PathRoute::Redirect(format!("{path}?{query}")),
+        None => PathRoute::Redirect(path.to_owned()),
     };
     if !path.starts_with('/') {
-        return Outer::Unknown; // `*`, or the authority of a CONNECT
+        return PathRoute::Unknown; // `*`, or the authority of a CONNECT
     }
     if let Some(clean) = cleaned(path) {
         return redirect(&clean);
     }
-    let Some(decoded) = decode(path) else { return Outer::Malformed };
+    let Some(decoded) = decode(path) else { return PathRoute::Malformed };
     if let Some(plain) = plain(&decoded, switches, checks) {
-        return Outer::Plain(plain);
+        return PathRoute::Plain(plain);
     }
     for (root, _, bare) in SERVICES {
         let name = root.trim_end_matches('/');
@@ -208,52 +208,52 @@ pub fn outer(path: &str, query: Option<&str>, switches: &Switches, checks: &[&st
         };
         if decoded == name {
             let knows_bare = *bare && off.is_none();
-            return if knows_bare { Outer::Service(decoded) } else { redirect(&format!("{path}/")) };
+            return if knows_bare { PathRoute::Service(decoded) } else { redirect(&format!("{path}/")) };
         }
         if decoded.starts_with(root) {
-            return off.map_or(Outer::Service(decoded), |text| Outer::Plain(Plain::Disabled(text)));
+            return off.map_or(PathRoute::Service(decoded), |text| PathRoute::Plain(PlainEndpoint::Disabled(text)));
         }
     }
-    Outer::Unknown
+    PathRoute::Unknown
 }
 
-fn plain(path: &str, switches: &Switches, checks: &[&str]) -> Option<Plain> {
+fn plain(path: &str, switches: &EnabledEndpoints, checks: &[&str]) -> Option<PlainEndpoint> {
     if let Some(check) = path.strip_prefix("/healthz/") {
-        return (check == "ping" || checks.contains(&check)).then(|| Plain::HealthCheck(check.to_owned()));
+        return (check == "ping" || checks.contains(&check)).then(|| PlainEndpoint::HealthCheck(check.to_owned()));
     }
     match path {
-        "/healthz" => return Some(Plain::Healthz),
-        "/metrics" => return Some(Plain::Metrics),
-        "/metrics/cadvisor" => return Some(Plain::Cadvisor),
-        "/metrics/resource" => return Some(Plain::Resource),
-        "/metrics/probes" => return Some(Plain::Probes),
-        "/metrics/slis" => return Some(Plain::Slis),
+        "/healthz" => return Some(PlainEndpoint::Healthz),
+        "/metrics" => return Some(PlainEndpoint::Metrics),
+        "/metrics/cadvisor" => return Some(PlainEndpoint::Cadvisor),
+        "/metrics/resource" => return Some(PlainEndpoint::Resource),
+        "/metrics/probes" => return Some(PlainEndpoint::Probes),
+        "/metrics/slis" => return Some(PlainEndpoint::Slis),
         _ if !switches.debugging => return None,
         _ => {}
     }
     match path {
-        "/configz" => Some(Plain::Configz),
-        "/statusz" if switches.statusz => Some(Plain::Statusz),
-        "/flagz" if switches.flagz => Some(Plain::Flagz),
-        "/debug/flags/v" if switches.debug_flags => Some(Plain::Verbosity),
-        "/debug/flags/v" => Some(Plain::Disabled(FLAGS_OFF)),
+        "/configz" => Some(PlainEndpoint::Configz),
+        "/statusz" if switches.statusz => Some(PlainEndpoint::Statusz),
+        "/flagz" if switches.flagz => Some(PlainEndpoint::Flagz),
+        "/debug/flags/v" if switches.debug_flags => Some(PlainEndpoint::Verbosity),
+        "/debug/flags/v" => Some(PlainEndpoint::Disabled(FLAGS_OFF)),
         _ => None,
     }
 }
 
-/// Routes a decoded path that [`outer`] returned as [`Outer::Service`].
-pub fn service(method: &str, path: &str, accept: Option<&str>) -> Service {
+/// Routes a decoded path that [`outer`] returned as [`PathRoute::ServiceRoute`].
+pub fn service(method: &str, path: &str, accept: Option<&str>) -> ServiceRoute {
     let of_root = |(root, _, _): &&(&str, &str, bool)| path.starts_with(root) || path == root.trim_end_matches('/');
-    let Some((root, produces, _)) = SERVICES.iter().find(of_root) else { return Service::NotFound };
+    let Some((root, produces, _)) = SERVICES.iter().find(of_root) else { return ServiceRoute::NotFound };
     let rest = path.get(root.len()..).unwrap_or_default();
-    let Some((endpoint, allow)) = endpoint(root, rest) else { return Service::NotFound };
+    let Some((endpoint, allow)) = endpoint(root, rest) else { return ServiceRoute::NotFound };
     if !allow.split(", ").any(|allowed| allowed == method) {
-        return Service::MethodNotAllowed(allow);
+        return ServiceRoute::MethodNotAllowed(allow);
     }
     if !is_acceptable(accept, produces) {
-        return Service::NotAcceptable(produces);
+        return ServiceRoute::NotAcceptable(produces);
     }
-    Service::Found(endpoint)
+    ServiceRoute::Found(endpoint)
 }
 
 fn endpoint(root: &str, rest: &str) -> Option<(Endpoint, &'static str)> {
@@ -369,7 +369,7 @@ pub fn opens_a_stream(endpoint: &Endpoint) -> bool {
 mod tests {
     use super::*;
 
-    const ALL: Switches = Switches {
+    const ALL: EnabledEndpoints = EnabledEndpoints {
         debugging: true,
         system_log: true,
         profiling: true,
@@ -380,28 +380,28 @@ mod tests {
     };
     const CHECKS: &[&str] = &["log", "syncloop"];
 
-    fn to(path: &str) -> Outer {
-        Outer::Redirect(path.to_owned())
+    fn to(path: &str) -> PathRoute {
+        PathRoute::Redirect(path.to_owned())
     }
 
-    fn on(path: &str) -> Outer {
-        Outer::Service(path.to_owned())
+    fn on(path: &str) -> PathRoute {
+        PathRoute::Service(path.to_owned())
     }
 
     #[test]
     fn the_outer_layer_knows_paths_only() {
         // AC-04-2, AC-04-3
         for (path, query, wanted) in [
-            ("/", None, Outer::Unknown),
-            ("*", None, Outer::Unknown),
-            ("", None, Outer::Unknown),
-            ("/nope", None, Outer::Unknown),
-            ("/healthz/", None, Outer::Unknown),
-            ("/metrics/", None, Outer::Unknown),
-            ("/livez", None, Outer::Unknown),
-            ("/spec/", None, Outer::Unknown),
-            ("/debug", None, Outer::Unknown),
-            ("/debug/flags/v/", None, Outer::Unknown),
+            ("/", None, PathRoute::Unknown),
+            ("*", None, PathRoute::Unknown),
+            ("", None, PathRoute::Unknown),
+            ("/nope", None, PathRoute::Unknown),
+            ("/healthz/", None, PathRoute::Unknown),
+            ("/metrics/", None, PathRoute::Unknown),
+            ("/livez", None, PathRoute::Unknown),
+            ("/spec/", None, PathRoute::Unknown),
+            ("/debug", None, PathRoute::Unknown),
+            ("/debug/flags/v/", None, PathRoute::Unknown),
             ("/a//b", Some("x=1"), to("/a/b?x=1")),
             ("/runningpods", Some("x=1"), to("/runningpods/?x=1")),
             ("/stats", None, to("/stats/")),
@@ -413,14 +413,14 @@ mod tests {
             ("/pods/", None, on("/pods/")),
             ("/pods/x", None, on("/pods/x")),
             ("/containerLogs/a%2Fb/c", None, on("/containerLogs/a/b/c")),
-            ("/%zz", None, Outer::Malformed),
-            ("/%ff", None, Outer::Malformed),
-            ("/healthz", None, Outer::Plain(Plain::Healthz)),
-            ("/healthz/log", None, Outer::Plain(Plain::HealthCheck("log".to_owned()))),
-            ("/healthz/other", None, Outer::Unknown),
-            ("/metrics/slis", None, Outer::Plain(Plain::Slis)),
-            ("/debug/flags/v", None, Outer::Plain(Plain::Verbosity)),
-            ("/flagz", None, Outer::Plain(Plain::Flagz)),
+            ("/%zz", None, PathRoute::Malformed),
+            ("/%ff", None, PathRoute::Malformed),
+            ("/healthz", None, PathRoute::Plain(PlainEndpoint::Healthz)),
+            ("/healthz/log", None, PathRoute::Plain(PlainEndpoint::HealthCheck("log".to_owned()))),
+            ("/healthz/other", None, PathRoute::Unknown),
+            ("/metrics/slis", None, PathRoute::Plain(PlainEndpoint::Slis)),
+            ("/debug/flags/v", None, PathRoute::Plain(PlainEndpoint::Verbosity)),
+            ("/flagz", None, PathRoute::Plain(PlainEndpoint::Flagz)),
         ] {
             assert_eq!(outer(path, query, &ALL, CHECKS), wanted, "{path}");
         }
@@ -429,7 +429,7 @@ mod tests {
     #[test]
     fn what_is_switched_off_is_a_stub_or_unknown() {
         // AC-04-10, AC-04-11, AC-04-12
-        let stub = |text| Outer::Plain(Plain::Disabled(text));
+        let stub = |text| PathRoute::Plain(PlainEndpoint::Disabled(text));
         for path in [
             "/debug/why/a/b",
             "/run/x",
@@ -441,30 +441,33 @@ mod tests {
             "/logs/x",
         ] {
             assert_eq!(
-                outer(path, None, &Switches::READ_ONLY, CHECKS),
+                outer(path, None, &EnabledEndpoints::READ_ONLY, CHECKS),
                 stub("Debug endpoints are disabled."),
                 "{path}"
             );
         }
         for path in ["/configz", "/checkpoint/a/b/c", "/checkpoint", "/statusz", "/flagz", "/debug/flags/v"] {
-            assert_eq!(outer(path, None, &Switches::READ_ONLY, CHECKS), Outer::Unknown, "{path}");
+            assert_eq!(outer(path, None, &EnabledEndpoints::READ_ONLY, CHECKS), PathRoute::Unknown, "{path}");
         }
         for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs"] {
-            assert_eq!(outer(path, None, &Switches::READ_ONLY, CHECKS), to(&format!("{path}/")), "{path}");
+            assert_eq!(outer(path, None, &EnabledEndpoints::READ_ONLY, CHECKS), to(&format!("{path}/")), "{path}");
         }
         for path in ["/pods", "/stats/summary"] {
-            assert_eq!(outer(path, None, &Switches::READ_ONLY, CHECKS), on(path), "{path}");
+            assert_eq!(outer(path, None, &EnabledEndpoints::READ_ONLY, CHECKS), on(path), "{path}");
         }
         let each = [
-            (Switches { system_log: false, ..ALL }, "/logs/x", "logs endpoint is disabled."),
-            (Switches { profiling: false, ..ALL }, "/debug/pprof/heap", "profiling endpoint is disabled."),
-            (Switches { debug_flags: false, ..ALL }, "/debug/flags/v", "flags endpoint is disabled."),
+            (EnabledEndpoints { system_log: false, ..ALL }, "/logs/x", "logs endpoint is disabled."),
+            (EnabledEndpoints { profiling: false, ..ALL }, "/debug/pprof/heap", "profiling endpoint is disabled."),
+            (EnabledEndpoints { debug_flags: false, ..ALL }, "/debug/flags/v", "flags endpoint is disabled."),
         ];
         for (switches, path, text) in each {
             assert_eq!(outer(path, None, &switches, CHECKS), stub(text), "{path}");
         }
-        assert_eq!(outer("/flagz", None, &Switches { flagz: false, ..ALL }, CHECKS), Outer::Unknown);
-        assert_eq!(outer("/checkpoint/a/b/c", None, &Switches { checkpoint: false, ..ALL }, CHECKS), Outer::Unknown);
+        assert_eq!(outer("/flagz", None, &EnabledEndpoints { flagz: false, ..ALL }, CHECKS), PathRoute::Unknown);
+        assert_eq!(
+            outer("/checkpoint/a/b/c", None, &EnabledEndpoints { checkpoint: false, ..ALL }, CHECKS),
+            PathRoute::Unknown
+        );
     }
 
     #[test]
@@ -473,31 +476,31 @@ mod tests {
         let pod = |uid: Option<&str>| pod_path("a", "b", uid);
         let at = |uid| ContainerPath { pod: pod(uid), container: "c".to_owned() };
         for (method, path, accept, wanted) in [
-            ("GET", "/pods", None, Service::Found(Endpoint::Pods)),
-            ("GET", "/pods/", Some("text/plain, */*;q=0.1"), Service::Found(Endpoint::Pods)),
-            ("GET", "/pods", Some("text/plain"), Service::NotAcceptable("application/json")),
-            ("HEAD", "/pods", None, Service::MethodNotAllowed("GET")),
-            ("GET", "/pods/x", None, Service::NotFound),
-            ("POST", "/stats/summary/", None, Service::Found(Endpoint::Summary)),
-            ("GET", "/stats/", None, Service::NotFound),
-            ("GET", "/run/a/b/c", None, Service::MethodNotAllowed("POST")),
-            ("POST", "/run/a/b/u/c", None, Service::Found(Endpoint::Run(at(Some("u"))))),
-            ("GET", "/exec/a/b/c", None, Service::Found(Endpoint::Exec(at(None)))),
-            ("PUT", "/attach/a/b/c", None, Service::MethodNotAllowed("GET, POST")),
-            ("GET", "/exec/a/b", None, Service::NotFound),
-            ("POST", "/portForward/a/b", None, Service::Found(Endpoint::PortForward(pod(None)))),
-            ("GET", "/portForward/a/b/u", None, Service::Found(Endpoint::PortForward(pod(Some("u"))))),
-            ("GET", "/containerLogs/a/b/c", None, Service::Found(Endpoint::ContainerLogs(at(None)))),
-            ("GET", "/containerLogs/a/b/c", Some("text/plain"), Service::NotAcceptable("")),
-            ("GET", "/containerLogs/a/b/u/c", None, Service::NotFound),
-            ("GET", "/runningpods/", None, Service::Found(Endpoint::RunningPods)),
-            ("POST", "/checkpoint/a/b/c", None, Service::Found(Endpoint::Checkpoint(at(None)))),
-            ("GET", "/logs/x/y/", None, Service::Found(Endpoint::Logs("x/y/".to_owned()))),
-            ("GET", "/logs/", None, Service::Found(Endpoint::Logs(String::new()))),
-            ("GET", "/debug/pprof/heap", None, Service::Found(Endpoint::Pprof("heap".to_owned()))),
-            ("GET", "/debug/why/a/b", None, Service::Found(Endpoint::Why(pod(None)))),
-            ("GET", "/debug/why/a", None, Service::NotFound),
-            ("POST", "/debug/why/a/b", None, Service::MethodNotAllowed("GET")),
+            ("GET", "/pods", None, ServiceRoute::Found(Endpoint::Pods)),
+            ("GET", "/pods/", Some("text/plain, */*;q=0.1"), ServiceRoute::Found(Endpoint::Pods)),
+            ("GET", "/pods", Some("text/plain"), ServiceRoute::NotAcceptable("application/json")),
+            ("HEAD", "/pods", None, ServiceRoute::MethodNotAllowed("GET")),
+            ("GET", "/pods/x", None, ServiceRoute::NotFound),
+            ("POST", "/stats/summary/", None, ServiceRoute::Found(Endpoint::Summary)),
+            ("GET", "/stats/", None, ServiceRoute::NotFound),
+            ("GET", "/run/a/b/c", None, ServiceRoute::MethodNotAllowed("POST")),
+            ("POST", "/run/a/b/u/c", None, ServiceRoute::Found(Endpoint::Run(at(Some("u"))))),
+            ("GET", "/exec/a/b/c", None, ServiceRoute::Found(Endpoint::Exec(at(None)))),
+            ("PUT", "/attach/a/b/c", None, ServiceRoute::MethodNotAllowed("GET, POST")),
+            ("GET", "/exec/a/b", None, ServiceRoute::NotFound),
+            ("POST", "/portForward/a/b", None, ServiceRoute::Found(Endpoint::PortForward(pod(None)))),
+            ("GET", "/portForward/a/b/u", None, ServiceRoute::Found(Endpoint::PortForward(pod(Some("u"))))),
+            ("GET", "/containerLogs/a/b/c", None, ServiceRoute::Found(Endpoint::ContainerLogs(at(None)))),
+            ("GET", "/containerLogs/a/b/c", Some("text/plain"), ServiceRoute::NotAcceptable("")),
+            ("GET", "/containerLogs/a/b/u/c", None, ServiceRoute::NotFound),
+            ("GET", "/runningpods/", None, ServiceRoute::Found(Endpoint::RunningPods)),
+            ("POST", "/checkpoint/a/b/c", None, ServiceRoute::Found(Endpoint::Checkpoint(at(None)))),
+            ("GET", "/logs/x/y/", None, ServiceRoute::Found(Endpoint::Logs("x/y/".to_owned()))),
+            ("GET", "/logs/", None, ServiceRoute::Found(Endpoint::Logs(String::new()))),
+            ("GET", "/debug/pprof/heap", None, ServiceRoute::Found(Endpoint::Pprof("heap".to_owned()))),
+            ("GET", "/debug/why/a/b", None, ServiceRoute::Found(Endpoint::Why(pod(None)))),
+            ("GET", "/debug/why/a", None, ServiceRoute::NotFound),
+            ("POST", "/debug/why/a/b", None, ServiceRoute::MethodNotAllowed("GET")),
         ] {
             assert_eq!(service(method, path, accept), wanted, "{method} {path}");
         }

@@ -13,13 +13,13 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
 pub mod child;
-pub mod children;
+pub mod child_launcher;
 pub mod exit_record;
-pub mod keeper;
 pub mod log_tally;
 pub mod pause;
 pub mod plan;
 pub mod program;
+pub mod scope_placeholder;
 pub mod socket;
 pub mod wire;
 pub mod worker;

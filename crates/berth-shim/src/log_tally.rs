@@ -65,16 +65,16 @@ impl LogTally {
 
 /// Publisher of the statistics in the shim.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct TallyWriter {
     file: Option<File>,
 }
 
-impl Told {
+impl TallyWriter {
     /// Replaces the published statistics.
     ///
     /// # Errors
     /// The file system's error.
-    pub fn tell(&mut self, folder: &Path, tally: LogTally) -> io::Result<()> {
+    pub fn publish(&mut self, folder: &Path, tally: LogTally) -> io::Result<()> {
         let file = match &self.file {
             Some(file) => file,
             None => {
@@ -95,10 +95,10 @@ mod tests {
     fn what_is_told_is_read() {
         let folder = tempfile::tempdir().expect("a folder");
         assert_eq!(LogTally::read(folder.path()), LogTally::default());
-        let mut told = Told::default();
+        let mut told = TallyWriter::default();
         for bytes in [7, u64::MAX] {
             let tally = LogTally { bytes, dropped: 1, errors: 2 };
-            told.tell(folder.path(), tally).expect("written");
+            told.publish(folder.path(), tally).expect("written");
             assert_eq!(LogTally::read(folder.path()), tally);
         }
         fs::write(folder.path().join(FILE), "short").expect("written");

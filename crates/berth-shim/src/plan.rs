@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-pub use hooks::{Hook, Hooks, Moment};
+pub use hooks::{Hook, HookPoint, Hooks};
 
 mod hooks;
 
@@ -121,7 +121,7 @@ pub struct Hello {
     /// Process id of the pod's process 1, if any.
     pub init: Option<u32>,
     /// Containers that were started and not yet forgotten.
-    pub containers: Vec<Held>,
+    pub containers: Vec<ContainerRecord>,
     /// Containers being started for an agent that disconnected: each soon appears in `containers` or leaves no trace.
     #[serde(default)]
     pub starting: Vec<String>,
@@ -131,7 +131,7 @@ pub struct Hello {
 
 /// Record of a started container in its shim.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Held {
+pub struct ContainerRecord {
     /// Container id.
     pub id: String,
     /// The container's first process; kept after its exit.
@@ -151,12 +151,12 @@ pub struct Started {
     pub at_ns: i64,
     /// Durations of the steps of its start.
     #[serde(default)]
-    pub took: Took,
+    pub took: StartTimings,
 }
 
 /// Durations of the steps of a container start, microseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Took {
+pub struct StartTimings {
     /// Preparing the mounts and the root file system.
     pub root: u32,
     /// From then until the process existed.
@@ -268,7 +268,7 @@ pub struct LaunchPlan {
     /// Whether a cgroup namespace is created (cgroup v2 only).
     pub has_group_namespace: bool,
     /// Process namespace of the container.
-    pub processes: Processes,
+    pub processes: PidNamespace,
     /// Root file system.
     pub root: Root,
     /// Mounts below the root, in mount order.
@@ -298,7 +298,7 @@ pub struct LaunchPlan {
 
 /// Process namespace of a container.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Processes {
+pub enum PidNamespace {
     /// A new one.
     Own,
     /// The one shared by the pod.
@@ -505,11 +505,11 @@ mod tests {
     #[test]
     fn plans_of_earlier_releases_are_read() {
         for (text, expected) in [(r#"{"Of":"a1"}"#, "a1"), (r#"{"Of":7}"#, "7")] {
-            let read: Processes = serde_json::from_str(text).expect(text);
-            assert_eq!(read, Processes::Of(expected.to_owned()));
+            let read: PidNamespace = serde_json::from_str(text).expect(text);
+            assert_eq!(read, PidNamespace::Of(expected.to_owned()));
             let mut bytes = Vec::new();
             ciborium::into_writer(&read, &mut bytes).expect("in memory");
-            assert_eq!(ciborium::from_reader::<Processes, _>(&bytes[..]).expect("as written"), read);
+            assert_eq!(ciborium::from_reader::<PidNamespace, _>(&bytes[..]).expect("as written"), read);
         }
     }
 }

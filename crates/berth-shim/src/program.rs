@@ -6,7 +6,7 @@
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
-use crate::{child, children::Children, keeper, pause, worker};
+use crate::{child, child_launcher::ChildLauncher, pause, scope_placeholder, worker};
 
 /// Runs the mode that the name and the arguments of this process select.
 pub fn main() -> ExitCode {
@@ -17,8 +17,8 @@ pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = arguments.collect();
     match arguments.as_slice() {
         [first, number] if first == child::POD_INIT => child::pod_init(&number.to_string_lossy()),
-        [first] if first == keeper::KEEPER => keeper::run(),
-        [folder] if Path::new(folder).is_absolute() => match worker::run_on_stdin(Path::new(folder), &Children) {
+        [first] if first == scope_placeholder::KEEPER => scope_placeholder::run(),
+        [folder] if Path::new(folder).is_absolute() => match worker::run_on_stdin(Path::new(folder), &ChildLauncher) {
             Ok(()) => ExitCode::SUCCESS,
             Err(e) => {
                 eprintln!("berth-shim: {e}");

@@ -129,7 +129,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
 ///
 /// # Errors
 /// Those of `look`.
-pub fn past_false_end<T, E>(mut look: impl FnMut() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
+pub fn confirm_end<T, E>(mut look: impl FnMut() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
     match look()? {
         None => look(),
         found => Ok(found),
@@ -141,7 +141,7 @@ pub fn past_false_end<T, E>(mut look: impl FnMut() -> Result<Option<T>, E>) -> R
 /// # Errors
 /// The kernel's error, or that the datagram is too long.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
-    let length = match past_false_end(|| next_length(socket)) {
+    let length = match confirm_end(|| next_length(socket)) {
         Ok(None) => return Ok(Received::End),
         Ok(Some(length)) => length,
         Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
@@ -192,12 +192,12 @@ mod tests {
     fn an_end_is_believed_when_it_is_told_twice() {
         let past = |said: &[Option<u8>]| {
             let mut said = said.iter();
-            past_false_end(|| Ok::<_, ()>(*said.next().expect("asked twice at most")))
+            confirm_end(|| Ok::<_, ()>(*said.next().expect("asked twice at most")))
         };
         assert_eq!(past(&[Some(1)]), Ok(Some(1)));
         assert_eq!(past(&[None, Some(1)]), Ok(Some(1)));
         assert_eq!(past(&[None, None]), Ok(None));
-        assert_eq!(past_false_end::<(), _>(|| Err(3)), Err(3));
+        assert_eq!(confirm_end::<(), _>(|| Err(3)), Err(3));
     }
 
     /// The sender may close in each turn at exactly the critical moment.

@@ -4,8 +4,8 @@
 //! Device times are in seconds; the reference divides them by a million too many.
 
 use super::{
-    cadvisor_page::{Behind, Entry, Extra, Family, Mounted, Series, Stamp, Value},
-    cgroup_files::{DeviceIo, IoCost, Stalls, UNLIMITED},
+    cadvisor_page::{Behind, Entry, Extra, Family, MountedFileSystem, Series, Stamp, Value},
+    cgroup_files::{DeviceIo, IoCost, PressureStats, UNLIMITED},
     network::Interface,
     reading::{Cpu, Memory},
 };
@@ -40,21 +40,21 @@ pub const FAMILIES: &[Family] = &[
         }
     }),
     counter("container_cpu_cfs_burst_periods_total", "Number of periods when burst occurs.", |e, s| {
-        held(e, s, |cpu| Value::Count(cpu.held.burst_periods));
+        held(e, s, |cpu| Value::Count(cpu.throttling.burst_periods));
     }),
     counter("container_cpu_cfs_burst_seconds_total", "Total time duration the container has been bursted.", |e, s| {
-        held(e, s, |cpu| Value::Nanoseconds(cpu.held.burst_ns))
+        held(e, s, |cpu| Value::Nanoseconds(cpu.throttling.burst_ns))
     }),
     counter("container_cpu_cfs_periods_total", "Number of elapsed enforcement period intervals.", |e, s| {
-        held(e, s, |cpu| Value::Count(cpu.held.periods));
+        held(e, s, |cpu| Value::Count(cpu.throttling.periods));
     }),
     counter("container_cpu_cfs_throttled_periods_total", "Number of throttled period intervals.", |e, s| {
-        held(e, s, |cpu| Value::Count(cpu.held.throttled_periods));
+        held(e, s, |cpu| Value::Count(cpu.throttling.throttled_periods));
     }),
     counter(
         "container_cpu_cfs_throttled_seconds_total",
         "Total time duration the container has been throttled.",
-        |e, s| held(e, s, |cpu| Value::Nanoseconds(cpu.held.throttled_ns)),
+        |e, s| held(e, s, |cpu| Value::Nanoseconds(cpu.throttling.throttled_ns)),
     ),
     counter("container_cpu_system_seconds_total", "Cumulative system cpu time consumed in seconds.", |e, s| {
         cpu(e, s, |cpu| Value::Nanoseconds(cpu.times.system_ns));
@@ -348,13 +348,18 @@ fn network(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Interface)
     }
 }
 
-fn pressure(entry: &Entry<'_>, series: &mut Series<'_, '_>, stalls: Option<Stalls>, value: fn(&Stalls) -> u64) {
+fn pressure(
+    entry: &Entry<'_>,
+    series: &mut Series<'_, '_>,
+    stalls: Option<PressureStats>,
+    value: fn(&PressureStats) -> u64,
+) {
     if let Some(stalls) = stalls.filter(|_| entry.has_pressure) {
         series.put(Value::Microseconds(value(&stalls)));
     }
 }
 
-fn mounted(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Mounted) -> Option<Value>) {
+fn mounted(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&MountedFileSystem) -> Option<Value>) {
     for mounted in entry.mounted {
         if let Some(value) = value(mounted) {
             series.put_with(&[(Behind::Container, "device", &mounted.device)], value);

@@ -17,9 +17,9 @@ use super::{
     network::Network,
     open_files::OpenFiles,
     page::{push_count, push_family, push_integer, push_scaled, push_signed},
-    reader::{MachineMemory, Seen},
+    reader::{CgroupObservation, MachineMemory},
     reading::{Reading, WallNs},
-    snapshot::{PodSeen, Snapshot},
+    snapshot::{PodUsage, Snapshot},
 };
 
 /// Maximum number of series of one family; a page that would exceed it reports a scrape error (spec 08 §16).
@@ -27,7 +27,7 @@ const MAX_SERIES: usize = 20_000;
 
 /// Open files of a cgroup at a point in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counted {
+pub struct OpenFileCount {
     /// Counted descriptors, sockets, and limits.
     pub files: OpenFiles,
     /// CPU time the cgroup had used at the count, nanoseconds; `None` where unknown.
@@ -35,11 +35,11 @@ pub struct Counted {
 }
 
 /// Open files by cgroup path.
-pub type Counts = HashMap<Arc<str>, Counted>;
+pub type Counts = HashMap<Arc<str>, OpenFileCount>;
 
 /// A mounted file system.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Mounted {
+pub struct MountedFileSystem {
     /// Device such as `/dev/sda1`; of a memory file system its mount point.
     pub device: String,
     /// Capacity and usage.
@@ -61,7 +61,7 @@ pub struct Inputs<'a> {
     /// Open files by cgroup path.
     pub files: &'a Counts,
     /// Mounted file systems.
-    pub mounted: &'a [Mounted],
+    pub mounted: &'a [MountedFileSystem],
     /// Block devices by major and minor number.
     pub devices: &'a HashMap<(u32, u32), DiskCounters>,
     /// Image of the sandboxes by runtime handler.
@@ -83,7 +83,7 @@ pub struct Entry<'a> {
     /// Open files, where they were counted.
     pub files: Option<OpenFiles>,
     /// Mounted file systems; of the root cgroup only.
-    pub mounted: &'a [Mounted],
+    pub mounted: &'a [MountedFileSystem],
     /// Block devices by major and minor number.
     pub devices: &'a HashMap<(u32, u32), DiskCounters>,
     /// Whether the kernel provides pressure stall information for cgroups.
@@ -128,9 +128,9 @@ fn entries<'a>(inputs: &Inputs<'a>) -> Vec<Entry<'a>> {
         entry.mounted = inputs.mounted;
         entries.push(entry);
     }
-    let is_above = |seen: &Seen| snapshot.above.iter().any(|above| above.path == seen.path);
+    let is_above = |seen: &CgroupObservation| snapshot.parent_cgroups.iter().any(|above| above.path == seen.path);
     let system = snapshot.system.iter().map(|(_, seen)| seen).filter(|seen| !is_above(seen));
-    entries.extend(snapshot.above.iter().chain(system).map(|seen| entry(inputs, seen, Names::default())));
+    entries.extend(snapshot.parent_cgroups.iter().chain(system).map(|seen| entry(inputs, seen, Names::default())));
     for pod in &snapshot.pods {
         of_pod(inputs, pod, &mut entries);
     }
@@ -139,7 +139,7 @@ fn entries<'a>(inputs: &Inputs<'a>) -> Vec<Entry<'a>> {
     entries
 }
 
-fn of_pod<'a>(inputs: &Inputs<'a>, seen: &'a PodSeen, entries: &mut Vec<Entry<'a>>) {
+fn of_pod<'a>(inputs: &Inputs<'a>, seen: &'a PodUsage, entries: &mut Vec<Entry<'a>>) {
     let pod = Names { namespace: &seen.pod.id.namespace, pod: &seen.pod.id.name, ..Names::default() };
     entries.extend(seen.group.as_ref().map(|group| entry(inputs, group, pod)));
     if let Some(sandbox) = &seen.sandbox {
@@ -166,7 +166,7 @@ fn of_pod<'a>(inputs: &Inputs<'a>, seen: &'a PodSeen, entries: &mut Vec<Entry<'a
     }
 }
 
-fn entry<'a>(inputs: &Inputs<'a>, seen: &'a Seen, names: Names<'_>) -> Entry<'a> {
+fn entry<'a>(inputs: &Inputs<'a>, seen: &'a CgroupObservation, names: Names<'_>) -> Entry<'a> {
     let end = |millis: i64| {
         let mut end = vec![b' '];
         push_integer(&mut end, u64::try_from(millis).unwrap_or_default());
@@ -176,7 +176,7 @@ fn entry<'a>(inputs: &Inputs<'a>, seen: &'a Seen, names: Names<'_>) -> Entry<'a>
     let now = inputs.now / 1_000_000_000;
     Entry {
         reading: &seen.reading,
-        started_at: seen.reading.made_at,
+        started_at: seen.reading.created_at,
         is_container: !names.container.is_empty(),
         network: None,
         files: inputs.files.get(&seen.path).map(|counted| counted.files),
@@ -276,7 +276,7 @@ impl Series<'_, '_> {
 mod tests {
     use super::{
         super::{
-            cgroup_files::{DeviceIo, Pressure, Stalls, Throttling},
+            cgroup_files::{DeviceIo, Pressure, PressureStats, Throttling},
             reading::{CpuShare, Depth, Pressures},
             testing as sample,
         },
@@ -297,8 +297,8 @@ mod tests {
             now: sample::AT + 5_000_000_000,
             host: &host,
             memory: MachineMemory { total: 8_000_000, available: 1, swap_total: 1, swap_free: 1 },
-            files: &HashMap::from([("/kubepods/poduid-web/id-main".into(), Counted { files, used_ns: None })]),
-            mounted: &[Mounted { device: "/dev/vda1".to_owned(), fs, disk: Some(disk.clone()) }],
+            files: &HashMap::from([("/kubepods/poduid-web/id-main".into(), OpenFileCount { files, used_ns: None })]),
+            mounted: &[MountedFileSystem { device: "/dev/vda1".to_owned(), fs, disk: Some(disk.clone()) }],
             devices: &HashMap::from([((259, 0), disk)]),
             sandbox_images: &HashMap::from([(String::new(), "pause:3".to_owned())]),
             is_partial: false,
@@ -352,7 +352,7 @@ mod tests {
         let page = page(|snapshot| {
             snapshot.has_pressure = true;
             let line = |total| Pressure { total, ..Pressure::default() };
-            let stalls = Stalls { some: line(1_500_000), full: line(250_000) };
+            let stalls = PressureStats { some: line(1_500_000), full: line(250_000) };
             let pressure = Pressures { memory: Some(stalls), ..Pressures::default() };
             if let Some(main) = &mut snapshot.pods[0].containers[0] {
                 main.reading.pressure = pressure;
@@ -379,7 +379,7 @@ mod tests {
                     throttled_ns: 2_500_000_000,
                     ..Throttling::default()
                 };
-                main.reading.cpu = main.reading.cpu.map(|cpu| super::super::reading::Cpu { held, ..cpu });
+                main.reading.cpu = main.reading.cpu.map(|cpu| super::super::reading::Cpu { throttling: held, ..cpu });
             }
         });
         for (family, value) in [

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use super::{Host, PodGroups, summary::PodPlaces};
+use super::{Host, PodCgroupPaths, summary::PodPaths};
 use berth_cri::{ImageService, RuntimeService};
 use berth_metrics::{StatsMetrics, StatsSource};
 use berth_ports::{ClaimedVolumes, Clock, PodObserver};
@@ -11,7 +11,7 @@ use berth_types::PodRef;
 /// Looks up the directories of a pod on the node's disk.
 pub trait PodDirectories: Send + Sync + 'static {
     /// Returns the directories of a pod.
-    fn of(&self, pod: &PodRef) -> PodPlaces;
+    fn of(&self, pod: &PodRef) -> PodPaths;
 }
 
 /// Configuration of the provider.
@@ -34,7 +34,7 @@ pub struct StatsConfig {
     /// Command name of the runtime's process.
     pub runtime_process: String,
     /// Whether the cAdvisor page includes file systems (`localStorageCapacityIsolation`).
-    pub tells_filesystems: bool,
+    pub reports_filesystems: bool,
     /// Maximum number of open cgroup files.
     pub max_open: usize,
     /// Constant facts of the machine.
@@ -52,7 +52,7 @@ pub struct StatsDeps {
     /// CRI image service: usage of the image file systems.
     pub images: Arc<dyn ImageService>,
     /// Candidate paths of pod cgroups.
-    pub groups: Arc<dyn PodGroups>,
+    pub groups: Arc<dyn PodCgroupPaths>,
     /// Directories of pods.
     pub directories: Arc<dyn PodDirectories>,
     /// Usage of volumes behind claims; `None` where there are none.

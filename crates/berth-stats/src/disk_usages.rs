@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     disk::Usage,
-    pods::{ShownContainer, ShownPod},
+    disk_measurer::{Measurement, MeasurementMethod, Target},
+    pods::{ReportedContainer, ReportedPod},
     provider::StatsProvider,
-    summary::PodPlaces,
-    survey::{How, Measured, Target},
+    summary::PodPaths,
 };
 use berth_metrics::{ClaimUsage, DiskUsages, LogUsage};
 use berth_types::{PodUid, hash::fnv1a_64};
@@ -40,24 +40,28 @@ pub struct Targets {
 
 /// Returns the measurement targets of pods; without `volume_period` volumes are left out.
 pub fn targets<'a>(
-    pods: impl Iterator<Item = (&'a ShownPod, &'a PodPlaces)>,
+    pods: impl Iterator<Item = (&'a ReportedPod, &'a PodPaths)>,
     volume_period: Option<Duration>,
 ) -> Targets {
     let mut found = Targets::default();
     for (pod, places) in pods {
         let target = |path: PathBuf, how, period| Target { path, how, period };
-        found.files.push(target(places.logs.clone(), How::Files, LOGS_AGE));
+        found.files.push(target(places.logs.clone(), MeasurementMethod::Files, LOGS_AGE));
         let names = pod.containers.iter().map(|container| places.logs.join(&*container.name));
-        found.files.extend(names.map(|path| target(path, How::Files, LOGS_AGE)));
+        found.files.extend(names.map(|path| target(path, MeasurementMethod::Files, LOGS_AGE)));
         let messages =
             places.messages.iter().flat_map(|messages| pod.containers.iter().map(|c| messages.join(&*c.name)));
-        found.files.extend(messages.map(|path| target(path, How::Files, HOSTS_AGE)));
-        found.files.extend(places.etc_hosts.iter().map(|path| target(path.clone(), How::File, HOSTS_AGE)));
+        found.files.extend(messages.map(|path| target(path, MeasurementMethod::Files, HOSTS_AGE)));
+        found
+            .files
+            .extend(places.etc_hosts.iter().map(|path| target(path.clone(), MeasurementMethod::File, HOSTS_AGE)));
         if let Some(period) = volume_period {
             let period = spread(period, &pod.id.uid);
             let (claimed, trees): (Vec<_>, Vec<_>) = places.volumes.iter().partition(|volume| volume.claim.is_some());
-            found.trees.extend(trees.iter().map(|volume| target(volume.path.clone(), How::Tree, period)));
-            found.claimed.extend(claimed.iter().map(|volume| target(volume.path.clone(), How::Claimed, period)));
+            found.trees.extend(trees.iter().map(|volume| target(volume.path.clone(), MeasurementMethod::Tree, period)));
+            found
+                .claimed
+                .extend(claimed.iter().map(|volume| target(volume.path.clone(), MeasurementMethod::Claimed, period)));
         }
     }
     found
@@ -66,7 +70,7 @@ pub fn targets<'a>(
 impl StatsProvider {
     /// Queries the condition of volumes behind claims periodically until `stop` is canceled, so that a node that is
     /// never scraped notices abnormal volumes as well. Implements spec 04b §7.2, 05 §10.
-    pub async fn ask_of_claims_now_and_then(&self, stop: CancellationToken) {
+    pub async fn poll_claimed_volumes(&self, stop: CancellationToken) {
         let Some(period) = self.inner.config.volume_period else { return };
         loop {
             let pause = period.mul_f64(rand::rng().random_range(1.0..2.0));
@@ -83,19 +87,19 @@ impl StatsProvider {
 
 impl DiskUsages for StatsProvider {
     fn known(&self) -> (Vec<ClaimUsage>, Vec<LogUsage>) {
-        let (pods, measured) = self.inner.known_of_disks();
+        let (pods, measured) = self.inner.known_disk_usage();
         (claims(&pods, &measured), logs(&pods, &measured))
     }
 }
 
 /// Usage of volumes behind claims.
-fn claims(pods: &[(ShownPod, PodPlaces)], measured: &HashMap<PathBuf, Measured>) -> Vec<ClaimUsage> {
+fn claims(pods: &[(ReportedPod, PodPaths)], measured: &HashMap<PathBuf, Measurement>) -> Vec<ClaimUsage> {
     let volumes = pods.iter().flat_map(|(_, places)| &places.volumes);
     let claimed = volumes.filter_map(|volume| Some((volume.claim.as_ref()?, measured.get(&volume.path)?)));
     // Of pods that share a claim, the first one reports it.
     let mut told = HashSet::new();
     let first = claimed.filter(|(claim, _)| told.insert(*claim));
-    let usage = |((namespace, claim), measured): (&(String, String), &Measured)| {
+    let usage = |((namespace, claim), measured): (&(String, String), &Measurement)| {
         let fs = measured.filesystem.unwrap_or_default();
         let Usage { bytes, inodes } = measured.usage;
         let numbers = [fs.capacity, fs.available, bytes, fs.inodes, fs.inodes_free, inodes];
@@ -105,9 +109,9 @@ fn claims(pods: &[(ShownPod, PodPlaces)], measured: &HashMap<PathBuf, Measured>)
 }
 
 /// Usage of the logs of running containers.
-fn logs(pods: &[(ShownPod, PodPlaces)], measured: &HashMap<PathBuf, Measured>) -> Vec<LogUsage> {
+fn logs(pods: &[(ReportedPod, PodPaths)], measured: &HashMap<PathBuf, Measurement>) -> Vec<LogUsage> {
     let containers = pods.iter().flat_map(|(pod, places)| pod.containers.iter().map(move |c| (pod, places, c)));
-    let usage = |(pod, places, container): (&ShownPod, &PodPlaces, &ShownContainer)| {
+    let usage = |(pod, places, container): (&ReportedPod, &PodPaths, &ReportedContainer)| {
         let measured = measured.get(&places.logs.join(&*container.name))?;
         Some(LogUsage {
             uid: pod.id.uid.to_string(),

@@ -7,8 +7,8 @@ use std::{io::Write, time::Duration};
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 
-use super::memo::Memo;
-use berth_metrics::{exposition::Format, reread};
+use super::single_flight_cache::SingleFlightCache;
+use berth_metrics::{exposition::Format, text_parser};
 use berth_sys::blocking_pool::BlockingPool;
 
 /// Timeout of one encoding.
@@ -25,15 +25,19 @@ pub enum Compressed {
 
 /// Cached encodings of one page.
 pub struct Encoded {
-    zipped: Memo<(Bytes, Bytes)>,
-    delimited: Memo<(Bytes, Bytes)>,
-    both: Memo<(Bytes, Bytes)>,
+    zipped: SingleFlightCache<(Bytes, Bytes)>,
+    delimited: SingleFlightCache<(Bytes, Bytes)>,
+    both: SingleFlightCache<(Bytes, Bytes)>,
 }
 
 impl Encoded {
     /// Creates an empty cache; each encoding is kept for at most `keep`.
     pub fn new(keep: Duration) -> Self {
-        Self { zipped: Memo::new(keep), delimited: Memo::new(keep), both: Memo::new(keep) }
+        Self {
+            zipped: SingleFlightCache::new(keep),
+            delimited: SingleFlightCache::new(keep),
+            both: SingleFlightCache::new(keep),
+        }
     }
 
     /// Returns the page in that encoding; empty if it cannot be made within its timeout.
@@ -44,7 +48,7 @@ impl Encoded {
             (Format::Delimited(_), Compressed::No) => &self.delimited,
             (Format::Delimited(_), Compressed::Gzip) => &self.both,
         };
-        if let Some((source, encoded)) = memo.young(Duration::MAX)
+        if let Some((source, encoded)) = memo.cached(Duration::MAX)
             && source.as_ptr() == page.as_ptr()
         {
             return encoded;
@@ -62,7 +66,7 @@ impl Encoded {
 fn encode(page: &[u8], format: Format, compressed: Compressed) -> Bytes {
     let mut out = page.to_vec();
     if matches!(format, Format::Delimited(_)) {
-        format.encode(reread::families(&String::from_utf8_lossy(page)), &mut out);
+        format.encode(text_parser::families(&String::from_utf8_lossy(page)), &mut out);
     }
     self::compressed(out.into(), compressed)
 }

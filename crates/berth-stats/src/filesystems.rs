@@ -3,7 +3,7 @@
 
 use std::{collections::HashSet, fs, path::Path};
 
-use super::{cadvisor_page::Mounted, disk::FileSystem, host};
+use super::{cadvisor_page::MountedFileSystem, disk::FileSystem, host};
 
 /// File system types that are backed by a block device.
 const ON_DISK: [&str; 8] = ["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "squashfs"];
@@ -12,7 +12,7 @@ const MAX: usize = 256;
 
 /// A mount that appears in the metrics.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct MountEntry {
     /// Major and minor device number.
     pub numbers: (u32, u32),
     /// Mount point.
@@ -23,25 +23,25 @@ pub struct Place {
 
 /// Returns the mounted file systems with usage and device counters. `hidden` are directories whose tmpfs mounts belong
 /// to pods.
-pub fn mounted(root: &Path, hidden: &[&str]) -> Vec<Mounted> {
+pub fn mounted(root: &Path, hidden: &[&str]) -> Vec<MountedFileSystem> {
     let table = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
     let disks = host::disks(root);
     let mounted = places(&table, hidden).into_iter().filter_map(|place| {
         let fs = FileSystem::of(Path::new(&place.target)).ok()?;
-        Some(Mounted { device: place.device, fs, disk: disks.get(&place.numbers).cloned() })
+        Some(MountedFileSystem { device: place.device, fs, disk: disks.get(&place.numbers).cloned() })
     });
     mounted.collect()
 }
 
 /// Parses the mount table; each device appears once, with its first mount.
-pub fn places(table: &str, hidden: &[&str]) -> Vec<Place> {
+pub fn places(table: &str, hidden: &[&str]) -> Vec<MountEntry> {
     let mut seen = HashSet::new();
     let places = table.lines().filter_map(|line| place(line, hidden));
     places.filter(|place| seen.insert(place.device.clone())).take(MAX).collect()
 }
 
 /// Parses a line of mountinfo: `36 35 98:0 /root /target opts shared:1 - ext3 /dev/x rw`
-fn place(line: &str, hidden: &[&str]) -> Option<Place> {
+fn place(line: &str, hidden: &[&str]) -> Option<MountEntry> {
     let (mount, kind) = line.split_once(" - ")?;
     let mut fields = mount.split(' ').skip(2);
     let (major, minor) = fields.next()?.split_once(':')?;
@@ -59,7 +59,7 @@ fn place(line: &str, hidden: &[&str]) -> Option<Place> {
         disk if ON_DISK.contains(&disk) => source,
         _ => return None,
     };
-    Some(Place { numbers, target: target.to_owned(), device: device.to_owned() })
+    Some(MountEntry { numbers, target: target.to_owned(), device: device.to_owned() })
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use berth_types::{
 
 /// A pod that appears in statistics, with one of its sandboxes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ShownPod {
+pub struct ReportedPod {
     /// UID, name, and namespace.
     pub id: PodRef,
     /// ID of the selected sandbox.
@@ -29,12 +29,12 @@ pub struct ShownPod {
     /// Whether the sandbox uses its own network namespace or the node's.
     pub network: NetworkMode,
     /// Running containers of the sandbox, sorted by name; the newest instance of each name.
-    pub containers: Vec<ShownContainer>,
+    pub containers: Vec<ReportedContainer>,
 }
 
-/// A running container of a [`ShownPod`].
+/// A running container of a [`ReportedPod`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ShownContainer {
+pub struct ReportedContainer {
     /// Container ID of the runtime.
     pub id: ContainerId,
     /// Container name.
@@ -49,20 +49,20 @@ pub struct ShownContainer {
 
 /// Returns the pods sorted by namespace, name, and UID. Of several sandboxes that share namespace and name, the ready
 /// ones are selected, one per UID; without a ready one, the newest.
-pub fn shown<'a>(pods: impl IntoIterator<Item = &'a Arc<ObservedPod>>) -> Vec<ShownPod> {
+pub fn reported_pods<'a>(pods: impl IntoIterator<Item = &'a Arc<ObservedPod>>) -> Vec<ReportedPod> {
     type Named<'a> = BTreeMap<(&'a str, &'a str), Vec<(&'a ObservedPod, &'a ObservedSandbox)>>;
     let mut named = Named::new();
     for pod in pods {
         let sandboxes = pod.sandboxes.iter().map(|sandbox| (&**pod, sandbox));
         named.entry((&pod.id.namespace, &pod.id.name)).or_default().extend(sandboxes);
     }
-    let mut shown: Vec<ShownPod> =
+    let mut shown: Vec<ReportedPod> =
         named.into_values().flat_map(chosen).map(|(pod, sandbox)| one(pod, sandbox)).collect();
     shown.sort_by(|a, b| key(a).cmp(&key(b)));
     shown
 }
 
-fn key(pod: &ShownPod) -> (&str, &str, &str) {
+fn key(pod: &ReportedPod) -> (&str, &str, &str) {
     (&pod.id.namespace, &pod.id.name, pod.id.uid.as_str())
 }
 
@@ -77,13 +77,13 @@ fn chosen<'a>(all: Vec<(&'a ObservedPod, &'a ObservedSandbox)>) -> Vec<(&'a Obse
     ready
 }
 
-fn one(pod: &ObservedPod, sandbox: &ObservedSandbox) -> ShownPod {
+fn one(pod: &ObservedPod, sandbox: &ObservedSandbox) -> ReportedPod {
     let running = |c: &&ObservedContainer| c.state == ContainerState::Running && c.sandbox == sandbox.id;
     let mut names = HashSet::new();
     let newest = pod.containers.iter().filter(running).filter(|c| names.insert(&c.name));
-    let mut containers: Vec<ShownContainer> = newest.map(container).collect();
+    let mut containers: Vec<ReportedContainer> = newest.map(container).collect();
     containers.sort_by(|a, b| a.name.cmp(&b.name));
-    ShownPod {
+    ReportedPod {
         id: pod.id.clone(),
         sandbox: sandbox.id.clone(),
         handler: sandbox.runtime_handler.clone(),
@@ -94,9 +94,9 @@ fn one(pod: &ObservedPod, sandbox: &ObservedSandbox) -> ShownPod {
     }
 }
 
-fn container(container: &ObservedContainer) -> ShownContainer {
+fn container(container: &ObservedContainer) -> ReportedContainer {
     let image = if container.image.is_empty() { &container.image_ref } else { &container.image };
-    ShownContainer {
+    ReportedContainer {
         id: container.id.clone(),
         name: container.name.clone(),
         image: image.clone(),
@@ -162,11 +162,11 @@ mod tests {
     }
 
     fn lines(pods: &[Arc<ObservedPod>]) -> Vec<String> {
-        let line = |pod: ShownPod| {
+        let line = |pod: ReportedPod| {
             let containers: Vec<&str> = pod.containers.iter().map(|c| c.id.as_str()).collect();
             format!("{} {} {} [{}]", pod.id.name, pod.id.uid, pod.sandbox, containers.join(" "))
         };
-        shown(pods).into_iter().map(line).collect()
+        reported_pods(pods).into_iter().map(line).collect()
     }
 
     #[test]

@@ -18,25 +18,24 @@ use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 use super::{
-    cadvisor_page::{self, Counts, Mounted},
+    cadvisor_page::{self, Counts, MountedFileSystem},
     config::{StatsConfig, StatsDeps},
     disk::FileSystem,
+    disk_measurer::{Measurement, MeasurementHandle, MeasurementTasks, Measurements},
     disk_usages::{Targets, targets},
     encoded::{Compressed, Encoded},
     filesystems,
     host::{self, DiskCounters},
-    memo::Memo,
     mounts::Mounts,
     open_files,
-    pods::{ShownPod, shown},
+    pods::{ReportedPod, reported_pods},
     reader::Reader,
     reading::Depth,
     resource_page, runtime_report,
-    snapshot::{PodSeen, Sampler, Snapshot, wall},
-    summarise,
-    summary::{Form, PodPlaces, RuntimePod, RuntimeReport, Summary},
-    summary_json,
-    survey::{Measured, Measurements, Survey, Surveyors},
+    single_flight_cache::SingleFlightCache,
+    snapshot::{PodUsage, Sampler, Snapshot, wall},
+    summary::{Form, PodPaths, RuntimePod, RuntimeReport, Summary},
+    summary_builder, summary_json,
     system_groups::SystemGroups,
 };
 use berth_metrics::{StatsSource, exposition::Format};
@@ -91,23 +90,23 @@ pub(super) struct Inner {
     mounts: Option<Mounts>,
     sampler: Option<Arc<Mutex<Sampler>>>,
     system: SystemGroups,
-    survey_of_files: Survey,
-    survey_of_trees: Survey,
-    pub(super) survey_of_claims: Survey,
+    survey_of_files: MeasurementHandle,
+    survey_of_trees: MeasurementHandle,
+    pub(super) survey_of_claims: MeasurementHandle,
     last_reading: Mutex<Option<Instant>>,
-    samples: [Memo<Sampled>; 3],
-    full: Memo<Page>,
-    short: Memo<Page>,
-    resource: Memo<Bytes>,
-    cadvisor: Memo<Bytes>,
+    samples: [SingleFlightCache<Sampled>; 3],
+    full: SingleFlightCache<Page>,
+    short: SingleFlightCache<Page>,
+    resource: SingleFlightCache<Bytes>,
+    cadvisor: SingleFlightCache<Bytes>,
     resource_forms: Encoded,
     cadvisor_forms: Encoded,
-    report: Memo<Arc<RuntimeReport>>,
-    told: Memo<Result<Arc<HashMap<SandboxId, RuntimePod>>, String>>,
-    root_fs: Memo<Option<FileSystem>>,
-    files: Memo<Arc<Counts>>,
-    disks: Memo<Arc<Disks>>,
-    sandbox_images: Memo<Arc<HashMap<String, String>>>,
+    report: SingleFlightCache<Arc<RuntimeReport>>,
+    told: SingleFlightCache<Result<Arc<HashMap<SandboxId, RuntimePod>>, String>>,
+    root_fs: SingleFlightCache<Option<FileSystem>>,
+    files: SingleFlightCache<Arc<Counts>>,
+    disks: SingleFlightCache<Arc<Disks>>,
+    sandbox_images: SingleFlightCache<Arc<HashMap<String, String>>>,
     readers: BlockingPool,
     walkers: BlockingPool,
     writers: BlockingPool,
@@ -116,24 +115,24 @@ pub(super) struct Inner {
 /// Mounted file systems and block device counters.
 #[derive(Default)]
 struct Disks {
-    mounted: Vec<Mounted>,
+    mounted: Vec<MountedFileSystem>,
     devices: HashMap<(u32, u32), DiskCounters>,
 }
 
 impl StatsProvider {
     /// Returns the provider and the directory measuring tasks, which the caller must run.
-    pub fn new(config: StatsConfig, deps: StatsDeps) -> (Self, Surveyors) {
-        deps.metrics.comes_from(config.source);
+    pub fn new(config: StatsConfig, deps: StatsDeps) -> (Self, MeasurementTasks) {
+        deps.metrics.set_source(config.source);
         let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table));
         let sampler = mounts.clone().map(|mounts| {
             let reader = Reader::new(mounts, deps.groups.clone(), config.max_open);
             let (clock, root) = (deps.clock.clone(), config.root.clone());
             Arc::new(Mutex::new(Sampler::new(reader, deps.groups.clone(), clock, root, config.host.max_pids)))
         });
-        let (files, of_files) = Survey::new(deps.clock.clone(), deps.metrics.clone());
-        let (trees, of_trees) = Survey::new(deps.clock.clone(), deps.metrics.clone());
-        let (claimed, of_claims) = Survey::new(deps.clock.clone(), deps.metrics.clone());
-        let of_claims = of_claims.asking(deps.claimed.clone());
+        let (files, of_files) = MeasurementHandle::new(deps.clock.clone(), deps.metrics.clone());
+        let (trees, of_trees) = MeasurementHandle::new(deps.clock.clone(), deps.metrics.clone());
+        let (claimed, of_claims) = MeasurementHandle::new(deps.clock.clone(), deps.metrics.clone());
+        let of_claims = of_claims.with_claimed_volumes(deps.claimed.clone());
         let inner = Inner {
             mounts,
             sampler,
@@ -142,26 +141,26 @@ impl StatsProvider {
             survey_of_trees: trees,
             survey_of_claims: claimed,
             last_reading: Mutex::default(),
-            samples: [Memo::new(KEEP), Memo::new(KEEP), Memo::new(KEEP)],
-            full: Memo::new(KEEP),
-            short: Memo::new(KEEP),
-            resource: Memo::new(KEEP),
-            cadvisor: Memo::new(KEEP),
+            samples: [SingleFlightCache::new(KEEP), SingleFlightCache::new(KEEP), SingleFlightCache::new(KEEP)],
+            full: SingleFlightCache::new(KEEP),
+            short: SingleFlightCache::new(KEEP),
+            resource: SingleFlightCache::new(KEEP),
+            cadvisor: SingleFlightCache::new(KEEP),
             resource_forms: Encoded::new(KEEP),
             cadvisor_forms: Encoded::new(KEEP),
-            report: Memo::new(KEEP_LONG),
-            told: Memo::new(KEEP),
-            root_fs: Memo::new(KEEP_LONG),
-            files: Memo::new(KEEP_LONG),
-            disks: Memo::new(KEEP_LONG),
-            sandbox_images: Memo::new(KEEP_LONG),
+            report: SingleFlightCache::new(KEEP_LONG),
+            told: SingleFlightCache::new(KEEP),
+            root_fs: SingleFlightCache::new(KEEP_LONG),
+            files: SingleFlightCache::new(KEEP_LONG),
+            disks: SingleFlightCache::new(KEEP_LONG),
+            sandbox_images: SingleFlightCache::new(KEEP_LONG),
             readers: BlockingPool::new("statistics", THREADS),
             walkers: BlockingPool::new("statistics", THREADS),
             writers: BlockingPool::new("statistics", THREADS),
             config,
             deps,
         };
-        (Self { inner: Arc::new(inner) }, Surveyors(vec![of_files, of_trees, of_claims]))
+        (Self { inner: Arc::new(inner) }, MeasurementTasks(vec![of_files, of_trees, of_claims]))
     }
 
     /// Returns the JSON document of `/stats/summary`.
@@ -235,7 +234,7 @@ impl Inner {
             Depth::Full => (full, &[]),
         };
         for memo in deeper {
-            if let Some(young) = memo.young(MEMO) {
+            if let Some(young) = memo.cached(MEMO) {
                 return young;
             }
         }
@@ -251,7 +250,7 @@ impl Inner {
         // An extended sample keeps the age of its oldest part.
         let [core, summary, _] = &self.samples;
         let shallower = [(Depth::Core, core), (Depth::Summary, summary)].into_iter().filter(|(own, _)| *own < depth);
-        let shallower = shallower.filter_map(|(_, memo)| Some(memo.young(MEMO)?.ok()?.0)).min();
+        let shallower = shallower.filter_map(|(_, memo)| Some(memo.cached(MEMO)?.ok()?.0)).min();
         let pods = self.pods().await?;
         let sampler = self.sampler.clone().ok_or("failed to get root cgroup stats: no control groups are mounted")?;
         let (began, inner) = (Instant::now(), self.clone());
@@ -291,7 +290,7 @@ impl Inner {
         });
     }
 
-    async fn pods(&self) -> Result<Vec<ShownPod>, String> {
+    async fn pods(&self) -> Result<Vec<ReportedPod>, String> {
         let known = match self.deps.observer.known() {
             Some(known) => known,
             None => match timeout(LIMIT, self.deps.observer.list()).await {
@@ -299,7 +298,7 @@ impl Inner {
                 Err(_) => return Err("failed to list pod stats: the runtime does not answer".to_owned()),
             },
         };
-        Ok(shown(known.pods.values()))
+        Ok(reported_pods(known.pods.values()))
     }
 
     pub(super) async fn summarise(self: Arc<Self>, form: Form) -> Result<(Instant, Summary), String> {
@@ -309,10 +308,10 @@ impl Inner {
         let (snapshot, report, root_fs) =
             tokio::join!(self.sample(Depth::Summary), self.report(), self.root_filesystem());
         let (since, snapshot) = snapshot?;
-        let told = self.told_of_pods().await?;
+        let told = self.runtime_pod_stats().await?;
         let places = self.places(&snapshot);
         let measured = self.measured(&snapshot, &places).await;
-        let summary = summarise::build(&summarise::Inputs {
+        let summary = summary_builder::build(&summary_builder::Inputs {
             form,
             node: &self.config.node_name,
             booted_at: self.config.host.booted_at,
@@ -329,10 +328,10 @@ impl Inner {
     /// Builds the short form: CPU, memory, and swap. Queries the runtime only if a container's cgroup is unreadable.
     async fn short_of(self: &Arc<Self>, depth: Depth) -> Result<(Instant, Summary), String> {
         let (since, snapshot) = self.sample(depth).await?;
-        let told = self.told_of_pods().await?;
+        let told = self.runtime_pod_stats().await?;
         let is_missing = snapshot.pods.iter().any(|pod| pod.containers.iter().any(Option::is_none));
         let report = if is_missing { self.report().await } else { None };
-        let summary = summarise::build(&summarise::Inputs {
+        let summary = summary_builder::build(&summary_builder::Inputs {
             form: Form::Short,
             node: &self.config.node_name,
             booted_at: self.config.host.booted_at,
@@ -347,7 +346,7 @@ impl Inner {
     }
 
     /// Pod statistics of the runtime if it is the configured source; empty if it does not implement them.
-    pub(super) async fn told_of_pods(&self) -> Result<Arc<HashMap<SandboxId, RuntimePod>>, String> {
+    pub(super) async fn runtime_pod_stats(&self) -> Result<Arc<HashMap<SandboxId, RuntimePod>>, String> {
         if self.config.source == StatsSource::Groups {
             return Ok(Arc::default());
         }
@@ -374,13 +373,13 @@ impl Inner {
         self.root_fs.recent(MEMO, PATIENCE, ask).await.flatten()
     }
 
-    fn places(&self, snapshot: &Snapshot) -> HashMap<PodUid, PodPlaces> {
+    fn places(&self, snapshot: &Snapshot) -> HashMap<PodUid, PodPaths> {
         let running = snapshot.pods.iter().filter(|seen| !seen.pod.containers.is_empty());
         running.map(|seen| (seen.pod.id.uid.clone(), self.deps.directories.of(&seen.pod.id))).collect()
     }
 
-    async fn measured(&self, snapshot: &Snapshot, places: &HashMap<PodUid, PodPlaces>) -> Measurements {
-        let known = |seen: &'_ PodSeen| places.get(&seen.pod.id.uid);
+    async fn measured(&self, snapshot: &Snapshot, places: &HashMap<PodUid, PodPaths>) -> Measurements {
+        let known = |seen: &'_ PodUsage| places.get(&seen.pod.id.uid);
         let pods = snapshot.pods.iter().filter_map(|seen| Some((&seen.pod, known(seen)?)));
         let targets = targets(pods, self.config.volume_period);
         let (files, trees, claimed) = tokio::join!(
@@ -393,7 +392,7 @@ impl Inner {
     }
 
     /// Returns the running pods, their directories, and the measurements known so far; does not wait.
-    pub(super) fn known_of_disks(&self) -> (Vec<(ShownPod, PodPlaces)>, HashMap<PathBuf, Measured>) {
+    pub(super) fn known_disk_usage(&self) -> (Vec<(ReportedPod, PodPaths)>, HashMap<PathBuf, Measurement>) {
         let pods = self.running();
         let targets = targets(pods.iter().map(|(pod, places)| (pod, places)), self.config.volume_period);
         let (files, trees) = (self.survey_of_files.ask(targets.files), self.survey_of_trees.ask(targets.trees));
@@ -403,9 +402,9 @@ impl Inner {
         (pods, all)
     }
 
-    pub(super) fn running(&self) -> Vec<(ShownPod, PodPlaces)> {
+    pub(super) fn running(&self) -> Vec<(ReportedPod, PodPaths)> {
         let known = self.deps.observer.known().unwrap_or_default();
-        let running = shown(known.pods.values()).into_iter().filter(|pod| !pod.containers.is_empty());
+        let running = reported_pods(known.pods.values()).into_iter().filter(|pod| !pod.containers.is_empty());
         running.map(|pod| (self.deps.directories.of(&pod.id), pod)).map(|(places, pod)| (pod, places)).collect()
     }
 
@@ -413,7 +412,7 @@ impl Inner {
     pub(super) async fn remeasure(&self, age: Duration) {
         let (pods, period) = (self.running(), self.config.volume_period.map(|period| period.min(age)));
         let Targets { files, trees, .. } = targets(pods.iter().map(|(pod, places)| (pod, places)), period);
-        tokio::join!(self.survey_of_files.renewed(files, PATIENCE), self.survey_of_trees.renewed(trees, PATIENCE));
+        tokio::join!(self.survey_of_files.renew(files, PATIENCE), self.survey_of_trees.renew(trees, PATIENCE));
     }
 
     async fn cadvisor_page(self: Arc<Self>) -> (Instant, Bytes) {
@@ -449,7 +448,7 @@ impl Inner {
         let count = || async move {
             let Some(mounts) = inner.mounts.clone() else { return Arc::default() };
             let proc = inner.config.root.join("proc");
-            let before = inner.files.young(Duration::MAX).unwrap_or_default();
+            let before = inner.files.cached(Duration::MAX).unwrap_or_default();
             let count = move || open_files::count(&mounts, &proc, &open_files::members(&snapshot), &before);
             Arc::new(inner.walkers.run_within(LIMIT, count).await.unwrap_or_default())
         };
@@ -463,7 +462,7 @@ impl Inner {
             let looked = inner.walkers.run_within(LIMIT, move || {
                 let own = config.root_directory.to_string_lossy();
                 let hidden = [&*own, "/run/containerd", "/run/containers", "/var/run/netns", "/run/netns"];
-                let tells = config.tells_filesystems;
+                let tells = config.reports_filesystems;
                 let mounted = if tells { filesystems::mounted(&config.root, &hidden) } else { Vec::new() };
                 Disks { mounted, devices: host::disks(&config.root) }
             });

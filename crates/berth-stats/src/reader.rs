@@ -20,10 +20,10 @@ use std::{
 };
 
 use super::{
-    group::{Group, Tools},
+    cgroup::{Cgroup, ReadContext},
     mounts::{Mounts, Tree, container_places},
     reading::{Depth, Reading, WallNs},
-    settings::{Watch, Written},
+    settings_watch::{ChangedCgroups, SettingsWatch},
 };
 use berth_types::PodUid;
 
@@ -39,7 +39,7 @@ const BUFFER: usize = 16 << 10;
 
 /// Identifies a cgroup.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum GroupKey {
+pub enum CgroupKey {
     /// The cgroup at a path, such as `/kubepods`.
     At(Arc<str>),
     /// The cgroup of a pod.
@@ -49,7 +49,7 @@ pub enum GroupKey {
 }
 
 /// Candidate paths of pod cgroups, likeliest first. The reader keeps the path at which a cgroup was found.
-pub trait PodGroups: Send + Sync + 'static {
+pub trait PodCgroupPaths: Send + Sync + 'static {
     /// Parent cgroups of pods: `kubepods` and those of the QoS classes; empty where pods have no cgroups.
     fn above(&self) -> Vec<String>;
     /// Candidate paths of a pod's cgroup.
@@ -58,16 +58,16 @@ pub trait PodGroups: Send + Sync + 'static {
 
 /// A cgroup to read in a pass.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Wanted {
+pub struct CgroupRequest {
     /// The cgroup to read.
-    pub key: GroupKey,
+    pub key: CgroupKey,
     /// Depth of the reading; `None` only keeps the known files open.
     pub depth: Option<Depth>,
 }
 
 /// Observation of a cgroup.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Seen {
+pub struct CgroupObservation {
     /// Path of the cgroup.
     pub path: Arc<str>,
     /// Values read from its files.
@@ -90,9 +90,9 @@ pub struct MachineMemory {
 /// Reads cgroups and caches their open files, settings, and previous counters.
 pub struct Reader {
     mounts: Mounts,
-    names: Arc<dyn PodGroups>,
-    groups: HashMap<GroupKey, Box<Group>>,
-    watch: Watch,
+    names: Arc<dyn PodCgroupPaths>,
+    groups: HashMap<CgroupKey, Box<Cgroup>>,
+    watch: SettingsWatch,
     /// Whether the kernel accounts block I/O per cgroup: cgroup v1 does not do so for every device.
     counts_disks: bool,
     buffer: Vec<u8>,
@@ -104,38 +104,38 @@ pub struct Reader {
 }
 
 /// Machine memory and clock of one pass.
-struct Around<'a> {
+struct PassContext<'a> {
     machine: MachineMemory,
     now: &'a (dyn Fn() -> WallNs + Sync),
 }
 
-impl<'a> Around<'a> {
-    fn tools(&self, mounts: &'a Mounts, open: &'a AtomicUsize, max_open: usize, counts_disks: bool) -> Tools<'a> {
-        Tools { mounts, machine: self.machine, now: self.now, counts_disks, open, max_open }
+impl<'a> PassContext<'a> {
+    fn tools(&self, mounts: &'a Mounts, open: &'a AtomicUsize, max_open: usize, counts_disks: bool) -> ReadContext<'a> {
+        ReadContext { mounts, machine: self.machine, now: self.now, counts_disks, open, max_open }
     }
 }
 
 /// A cgroup taken out of the map so that it can be read on any thread.
-struct Taken {
+struct DetachedCgroup {
     depth: Depth,
-    group: Option<(GroupKey, Box<Group>)>,
-    seen: Option<Seen>,
+    group: Option<(CgroupKey, Box<Cgroup>)>,
+    seen: Option<CgroupObservation>,
 }
 
-impl Taken {
-    fn read(&mut self, tools: &Tools<'_>, buffer: &mut Vec<u8>) {
+impl DetachedCgroup {
+    fn read(&mut self, tools: &ReadContext<'_>, buffer: &mut Vec<u8>) {
         self.seen = self.group.as_mut().and_then(|(_, group)| group.read(self.depth, tools, buffer));
     }
 }
 
 impl Reader {
     /// Creates a reader below these mounts that keeps at most `max_open` files open.
-    pub fn new(mounts: Mounts, names: Arc<dyn PodGroups>, max_open: usize) -> Self {
+    pub fn new(mounts: Mounts, names: Arc<dyn PodCgroupPaths>, max_open: usize) -> Self {
         Self {
             mounts,
             names,
             groups: HashMap::new(),
-            watch: Watch::default(),
+            watch: SettingsWatch::default(),
             counts_disks: true,
             buffer: vec![0; BUFFER],
             open: AtomicUsize::new(0),
@@ -150,13 +150,13 @@ impl Reader {
     /// before their containers. Cgroups that are not listed are closed and removed.
     pub fn pass(
         &mut self,
-        wanted: &[Wanted],
+        wanted: &[CgroupRequest],
         machine: MachineMemory,
         now: &(dyn Fn() -> WallNs + Sync),
-    ) -> Vec<Option<Seen>> {
+    ) -> Vec<Option<CgroupObservation>> {
         self.pass = self.pass.wrapping_add(1);
         self.forget_settings();
-        let around = Around { machine, now };
+        let around = PassContext { machine, now };
         let seen = match wanted.split_first() {
             Some((root, others)) if others.len() >= WORTH_A_THREAD && self.processors > 1 => {
                 // The root reading decides whether block I/O is accounted.
@@ -166,19 +166,19 @@ impl Reader {
             _ => wanted.iter().map(|wanted| self.look(wanted, &around)).collect(),
         };
         let pass = self.pass;
-        let gone: Vec<Box<Group>> = self.groups.extract_if(|_, group| group.pass != pass).map(|gone| gone.1).collect();
+        let gone: Vec<Box<Cgroup>> = self.groups.extract_if(|_, group| group.pass != pass).map(|gone| gone.1).collect();
         gone.into_iter().for_each(|group| self.drop_group(*group));
         seen
     }
 
     /// Reads on two threads: most of the time is spent on memory latency, and a processor can overlap two such waits.
-    fn look_at_many(&mut self, wanted: &[Wanted], around: &Around<'_>) -> Vec<Option<Seen>> {
+    fn look_at_many(&mut self, wanted: &[CgroupRequest], around: &PassContext<'_>) -> Vec<Option<CgroupObservation>> {
         let exists: Vec<bool> = wanted.iter().map(|wanted| self.keep(wanted).is_some()).collect();
-        let mut take = |wanted: &Wanted| {
+        let mut take = |wanted: &CgroupRequest| {
             let group = wanted.depth.and_then(|_| self.groups.remove_entry(&wanted.key));
-            Taken { depth: wanted.depth.unwrap_or_default(), group, seen: None }
+            DetachedCgroup { depth: wanted.depth.unwrap_or_default(), group, seen: None }
         };
-        let mut taken: Vec<Taken> = wanted.iter().map(&mut take).collect();
+        let mut taken: Vec<DetachedCgroup> = wanted.iter().map(&mut take).collect();
         let Self { mounts, open, max_open, counts_disks, buffer, .. } = self;
         let tools = around.tools(mounts, open, *max_open, *counts_disks);
         let (front, back) = taken.split_at_mut(wanted.len() / 2);
@@ -190,7 +190,7 @@ impl Reader {
             front.iter_mut().for_each(|taken| taken.read(&tools, buffer));
         });
         self.groups.extend(taken.iter_mut().filter_map(|taken| taken.group.take()));
-        let again = |((wanted, exists), taken): ((&Wanted, bool), Taken)| match taken.seen {
+        let again = |((wanted, exists), taken): ((&CgroupRequest, bool), DetachedCgroup)| match taken.seen {
             // Listed twice, or removed and possibly recreated.
             None if exists => self.look(wanted, around),
             seen => seen,
@@ -199,7 +199,7 @@ impl Reader {
     }
 
     /// Marks a cgroup as listed, and looks it up if it is to be read; `None` if it does not exist.
-    fn keep(&mut self, wanted: &Wanted) -> Option<()> {
+    fn keep(&mut self, wanted: &CgroupRequest) -> Option<()> {
         if let Some(group) = self.groups.get_mut(&wanted.key) {
             group.pass = self.pass;
             if group.number % AGAIN == self.pass % AGAIN {
@@ -212,10 +212,10 @@ impl Reader {
 
     /// Drops the cached settings and readings of cgroups whose files were written.
     fn forget_settings(&mut self) {
-        let forget = |group: &mut Box<Group>| (group.settings, group.seen) = (None, None);
+        let forget = |group: &mut Box<Cgroup>| (group.settings, group.seen) = (None, None);
         match self.watch.written() {
-            Written::Any => self.groups.values_mut().for_each(forget),
-            Written::Groups(keys) => {
+            ChangedCgroups::Any => self.groups.values_mut().for_each(forget),
+            ChangedCgroups::Groups(keys) => {
                 for key in keys {
                     self.groups.get_mut(&key).into_iter().for_each(forget);
                 }
@@ -223,7 +223,7 @@ impl Reader {
         }
     }
 
-    fn drop_group(&mut self, group: Group) {
+    fn drop_group(&mut self, group: Cgroup) {
         let open = self.open.get_mut();
         *open = open.saturating_sub(group.open_files());
         self.watch.remove(group.watched);
@@ -232,7 +232,7 @@ impl Reader {
     /// Closes all files; rates start anew.
     pub fn close(&mut self) {
         self.groups = HashMap::new();
-        self.watch = Watch::default();
+        self.watch = SettingsWatch::default();
         self.open = AtomicUsize::new(0);
     }
 
@@ -249,7 +249,7 @@ impl Reader {
         }
     }
 
-    fn look(&mut self, wanted: &Wanted, around: &Around<'_>) -> Option<Seen> {
+    fn look(&mut self, wanted: &CgroupRequest, around: &PassContext<'_>) -> Option<CgroupObservation> {
         self.keep(wanted)?;
         let depth = wanted.depth?;
         let seen = self.read(&wanted.key, depth, around).or_else(|| {
@@ -261,20 +261,20 @@ impl Reader {
         if seen.is_none() {
             self.forget(&wanted.key);
         }
-        if depth == Depth::Full && matches!(&wanted.key, GroupKey::At(path) if &**path == "/") {
+        if depth == Depth::Full && matches!(&wanted.key, CgroupKey::At(path) if &**path == "/") {
             // What the root reports holds for all cgroups.
             self.counts_disks = seen.as_ref().is_some_and(|root| !root.reading.devices.is_empty());
         }
         seen
     }
 
-    fn read(&mut self, key: &GroupKey, depth: Depth, around: &Around<'_>) -> Option<Seen> {
+    fn read(&mut self, key: &CgroupKey, depth: Depth, around: &PassContext<'_>) -> Option<CgroupObservation> {
         let Self { mounts, groups, open, max_open, counts_disks, buffer, .. } = self;
         groups.get_mut(key)?.read(depth, &around.tools(mounts, open, *max_open, *counts_disks), buffer)
     }
 
     /// Looks up a cgroup and watches its settings before any file is read.
-    fn admit(&mut self, key: &GroupKey) -> Option<()> {
+    fn admit(&mut self, key: &CgroupKey) -> Option<()> {
         let mut group = Box::new(self.find(key)?);
         (group.pass, group.number) = (self.pass, self.found);
         self.found = self.found.wrapping_add(1);
@@ -283,28 +283,28 @@ impl Reader {
         Some(())
     }
 
-    fn forget(&mut self, key: &GroupKey) {
+    fn forget(&mut self, key: &CgroupKey) {
         if let Some(group) = self.groups.remove(key) {
             self.drop_group(*group);
         }
     }
 
     /// Returns the cgroup if it exists.
-    fn find(&self, key: &GroupKey) -> Option<Group> {
+    fn find(&self, key: &CgroupKey) -> Option<Cgroup> {
         const TREES: [Tree; 3] = [Tree::Memory, Tree::Cpuacct, Tree::Cpu];
         let (places, trees) = match key {
-            GroupKey::At(path) => (vec![path.to_string()], TREES.to_vec()),
-            GroupKey::Pod(uid) => (self.names.of_pod(uid), TREES.to_vec()),
-            GroupKey::Container(uid, id) => {
+            CgroupKey::At(path) => (vec![path.to_string()], TREES.to_vec()),
+            CgroupKey::Pod(uid) => (self.names.of_pod(uid), TREES.to_vec()),
+            CgroupKey::Container(uid, id) => {
                 // Containers are in the same hierarchy as their pod.
-                let pod = self.groups.get(&GroupKey::Pod(uid.clone()))?;
+                let pod = self.groups.get(&CgroupKey::Pod(uid.clone()))?;
                 (container_places(&pod.path, id).to_vec(), vec![pod.tree])
             }
         };
         places.into_iter().find_map(|path| {
             let made_at = |tree: &Tree| self.mounts.directory(&path, *tree)?.metadata().ok().map(|made| made.ctime());
             let (made_at, tree) = trees.iter().find_map(|tree| Some((made_at(tree)?, *tree)))?;
-            Some(Group::new(path.into(), tree, made_at, self.mounts.files().len()))
+            Some(Cgroup::new(path.into(), tree, made_at, self.mounts.files().len()))
         })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Implements spec 04b §7.2.
 
-use super::cgroup_files::{CpuTimes, DeviceIo, MemoryStat, Stalls, Throttling, UNLIMITED};
+use super::cgroup_files::{CpuTimes, DeviceIo, MemoryStat, PressureStats, Throttling, UNLIMITED};
 
 /// Wall time in nanoseconds since the epoch.
 pub type WallNs = i64;
@@ -27,7 +27,7 @@ pub struct Cpu {
     /// CPU usage between the previous and this reading, in nanocores; `None` without a usable previous reading.
     pub rate: Option<u64>,
     /// CFS throttling counters; zeros below [`Depth::Full`].
-    pub held: Throttling,
+    pub throttling: Throttling,
 }
 
 /// Memory usage of a cgroup, in bytes.
@@ -89,11 +89,11 @@ pub struct CpuShare {
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Pressures {
     /// CPU pressure.
-    pub cpu: Option<Stalls>,
+    pub cpu: Option<PressureStats>,
     /// Memory pressure.
-    pub memory: Option<Stalls>,
+    pub memory: Option<PressureStats>,
     /// I/O pressure.
-    pub io: Option<Stalls>,
+    pub io: Option<PressureStats>,
 }
 
 /// Resource usage of one cgroup at one time.
@@ -102,7 +102,7 @@ pub struct Reading {
     /// Time of the reading.
     pub at: WallNs,
     /// Creation time of the cgroup in whole seconds since the epoch; 0 if unknown.
-    pub made_at: i64,
+    pub created_at: i64,
     /// CPU usage; `None` if the controller is absent.
     pub cpu: Option<Cpu>,
     /// CPU weight and quota; only at [`Depth::Full`].
@@ -123,7 +123,7 @@ pub struct Reading {
 
 /// Sample of a CPU counter, compared with the next sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Mark {
+pub struct CpuSample {
     /// Time of the sample.
     pub at: WallNs,
     /// Cumulative CPU time in nanoseconds.
@@ -131,7 +131,7 @@ pub struct Mark {
 }
 
 /// CPU usage in nanocores between two samples, truncated; `None` if the clock did not advance or the counter decreased.
-pub fn rate(before: Mark, now: Mark) -> Option<u64> {
+pub fn rate(before: CpuSample, now: CpuSample) -> Option<u64> {
     let elapsed = now.at.checked_sub(before.at).filter(|ns| *ns > 0)?;
     let used = now.usage_ns.checked_sub(before.usage_ns)?;
     #[allow(
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn rates_of_two_looks() {
-        let at = |seconds: i64, usage_ns| Mark { at: seconds * SECOND, usage_ns };
+        let at = |seconds: i64, usage_ns| CpuSample { at: seconds * SECOND, usage_ns };
         for (case, before, now, expected) in [
             ("AC-04b-M7", at(0, 67_983_588_375_722), at(1, 68_172_016_162_105), Some(188_427_786_383)),
             ("AC-04b-M8", at(0, 5_000), at(1, 0), None),
@@ -160,7 +160,7 @@ mod tests {
             ("no time passed", at(1, 0), at(1, 10), None),
             ("idle", at(0, 7), at(10, 7), Some(0)),
             ("half a core", at(0, 0), at(10, 5_000_000_000), Some(500_000_000)),
-            ("extreme", at(0, 0), Mark { at: 1, usage_ns: u64::MAX }, Some(u64::MAX)),
+            ("extreme", at(0, 0), CpuSample { at: 1, usage_ns: u64::MAX }, Some(u64::MAX)),
         ] {
             assert_eq!(rate(before, now), expected, "{case}");
         }

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::{
-    cgroup_files::{Pressure, Stalls},
+    cgroup_files::{Pressure, PressureStats},
     disk::FileSystem,
     network::{Direction, Interface, Network},
     summary::{
@@ -120,12 +120,12 @@ fn resources(
     }
 }
 
-fn stalls(psi: &cri::PsiStats) -> Stalls {
+fn stalls(psi: &cri::PsiStats) -> PressureStats {
     let line = |data: &Option<cri::PsiData>| {
         let data = data.unwrap_or_default();
         Pressure { total: data.total, avg10: data.avg10, avg60: data.avg60, avg300: data.avg300 }
     };
-    Stalls { some: line(&psi.some), full: line(&psi.full) }
+    PressureStats { some: line(&psi.some), full: line(&psi.full) }
 }
 
 /// Converts CRI network usage; the default interface comes first and is the primary one.

@@ -14,8 +14,8 @@ use jiff::Timestamp;
 use super::{
     host::{self, Processes},
     network::{self, Namespace, Network},
-    pods::ShownPod,
-    reader::{GroupKey, MachineMemory, PodGroups, Reader, Seen, Wanted, YOUNG_NS},
+    pods::ReportedPod,
+    reader::{CgroupKey, CgroupObservation, CgroupRequest, MachineMemory, PodCgroupPaths, Reader, YOUNG_NS},
     reading::{Depth, WallNs},
 };
 use berth_ports::Clock;
@@ -38,13 +38,13 @@ pub struct Snapshot {
     /// Depth of the readings.
     pub depth: Depth,
     /// Root cgroup.
-    pub root: Option<Seen>,
+    pub root: Option<CgroupObservation>,
     /// Cgroups above the pods' cgroups; only at [`Depth::Full`].
-    pub above: Vec<Seen>,
+    pub parent_cgroups: Vec<CgroupObservation>,
     /// System cgroups, by name.
-    pub system: Vec<(SystemGroup, Seen)>,
+    pub system: Vec<(SystemGroup, CgroupObservation)>,
     /// Pods with their cgroups, ordered by namespace, name, and UID.
-    pub pods: Vec<PodSeen>,
+    pub pods: Vec<PodUsage>,
     /// Network of the node; not at [`Depth::Core`].
     pub network: Option<Network>,
     /// Processes of the machine; not at [`Depth::Core`].
@@ -57,22 +57,22 @@ pub struct Snapshot {
 
 /// Resource usage of one pod.
 #[derive(Clone, PartialEq, Debug)]
-pub struct PodSeen {
+pub struct PodUsage {
     /// Identity and containers of the pod.
-    pub pod: ShownPod,
+    pub pod: ReportedPod,
     /// Pod cgroup.
-    pub group: Option<Seen>,
+    pub group: Option<CgroupObservation>,
     /// Cgroup of the sandbox; only at [`Depth::Full`].
-    pub sandbox: Option<Seen>,
-    /// Cgroups of the containers, in the order of [`ShownPod::containers`].
-    pub containers: Vec<Option<Seen>>,
+    pub sandbox: Option<CgroupObservation>,
+    /// Cgroups of the containers, in the order of [`ReportedPod::containers`].
+    pub containers: Vec<Option<CgroupObservation>>,
     /// Network of the pod; not at [`Depth::Core`].
     pub network: Option<Network>,
 }
 
 /// Process in the network namespace of a sandbox. It represents the pod as long as it is in that namespace, even if its
 /// cgroup is gone: if the PID was reused, the new process must be in the same namespace to count.
-struct Member {
+struct NetworkProcess {
     pid: u32,
     namespace: Namespace,
 }
@@ -80,11 +80,11 @@ struct Member {
 /// Takes snapshots. Every call blocks.
 pub struct Sampler {
     reader: Reader,
-    names: Arc<dyn PodGroups>,
+    names: Arc<dyn PodCgroupPaths>,
     clock: Arc<dyn Clock>,
     root: PathBuf,
     max_pids: u64,
-    members: HashMap<SandboxId, Member>,
+    members: HashMap<SandboxId, NetworkProcess>,
     /// Pod networks of the previous reading, if that one was at [`Depth::Summary`], and when it began.
     last: Option<(WallNs, HashMap<SandboxId, Network>)>,
     has_pressure: bool,
@@ -92,7 +92,13 @@ pub struct Sampler {
 
 impl Sampler {
     /// `root` is `/`; `max_pids` is the kernel's PID limit, 0 if unknown.
-    pub fn new(reader: Reader, names: Arc<dyn PodGroups>, clock: Arc<dyn Clock>, root: PathBuf, max_pids: u64) -> Self {
+    pub fn new(
+        reader: Reader,
+        names: Arc<dyn PodCgroupPaths>,
+        clock: Arc<dyn Clock>,
+        root: PathBuf,
+        max_pids: u64,
+    ) -> Self {
         let has_pressure = reader.has_pressure();
         Self { reader, names, clock, root, max_pids, members: HashMap::new(), last: None, has_pressure }
     }
@@ -100,7 +106,7 @@ impl Sampler {
     /// Reads all cgroups and networks once. Blocking.
     ///
     /// A full reading reuses the pod networks of a summary reading that is at most [`YOUNG_NS`] old.
-    pub fn sample(&mut self, pods: Vec<ShownPod>, system: Vec<SystemGroup>, depth: Depth) -> Snapshot {
+    pub fn sample(&mut self, pods: Vec<ReportedPod>, system: Vec<SystemGroup>, depth: Depth) -> Snapshot {
         let machine = host::memory(&self.root);
         let (wanted, above) = self.wanted(&pods, &system, depth);
         let began = wall(self.clock.now());
@@ -115,9 +121,9 @@ impl Sampler {
         let root = seen.next().flatten();
         let above = seen.by_ref().take(above).flatten().collect();
         let system = system.into_iter().filter_map(|group| Some((group, seen.next()??))).collect();
-        let mut shown: Vec<PodSeen> = pods
+        let mut shown: Vec<PodUsage> = pods
             .into_iter()
-            .map(|pod| PodSeen {
+            .map(|pod| PodUsage {
                 group: seen.next().flatten(),
                 sandbox: seen.next().flatten(),
                 containers: seen.by_ref().take(pod.containers.len()).collect(),
@@ -127,7 +133,7 @@ impl Sampler {
             .collect();
         let network = if depth == Depth::Core { None } else { self.networks(&mut shown, early) };
         if depth == Depth::Summary {
-            let of = |seen: &PodSeen| Some((seen.pod.sandbox.clone(), seen.network.clone()?));
+            let of = |seen: &PodUsage| Some((seen.pod.sandbox.clone(), seen.network.clone()?));
             self.last = Some((began, shown.iter().filter_map(of).collect()));
         }
         if depth != Depth::Full {
@@ -137,7 +143,7 @@ impl Sampler {
         Snapshot {
             depth,
             root,
-            above,
+            parent_cgroups: above,
             system,
             pods: shown,
             network,
@@ -155,8 +161,8 @@ impl Sampler {
 
     /// Cgroups to read, in this order: root, cgroups above pods, system cgroups, then per pod its own cgroup, sandbox,
     /// and containers. Also returns the number of cgroups above pods.
-    fn wanted(&self, pods: &[ShownPod], system: &[SystemGroup], depth: Depth) -> (Vec<Wanted>, usize) {
-        let at = |path: &str, depth| Wanted { key: GroupKey::At(path.into()), depth };
+    fn wanted(&self, pods: &[ReportedPod], system: &[SystemGroup], depth: Depth) -> (Vec<CgroupRequest>, usize) {
+        let at = |path: &str, depth| CgroupRequest { key: CgroupKey::At(path.into()), depth };
         let full = (depth == Depth::Full).then_some(depth);
         let mut wanted = vec![at("/", Some(depth))];
         let above = self.names.above();
@@ -168,19 +174,19 @@ impl Sampler {
             let needs_process =
                 pod.is_ready && pod.network == NetworkMode::Pod && !self.members.contains_key(&pod.sandbox);
             let sandbox = full.or_else(|| (depth == Depth::Summary && needs_process).then_some(depth));
-            wanted.push(Wanted { key: GroupKey::Pod(uid.clone()), depth: Some(depth) });
-            let key = GroupKey::Container(uid.clone(), pod.sandbox.as_str().into());
-            wanted.push(Wanted { key, depth: sandbox });
+            wanted.push(CgroupRequest { key: CgroupKey::Pod(uid.clone()), depth: Some(depth) });
+            let key = CgroupKey::Container(uid.clone(), pod.sandbox.as_str().into());
+            wanted.push(CgroupRequest { key, depth: sandbox });
             for container in &pod.containers {
-                let key = GroupKey::Container(uid.clone(), container.id.as_str().into());
-                wanted.push(Wanted { key, depth: Some(depth) });
+                let key = CgroupKey::Container(uid.clone(), container.id.as_str().into());
+                wanted.push(CgroupRequest { key, depth: Some(depth) });
             }
         }
         (wanted, above.len())
     }
 
     /// Ready sandboxes with their own network namespace and a known process in it.
-    fn known_members(&self, pods: &[ShownPod]) -> Vec<SandboxId> {
+    fn known_members(&self, pods: &[ReportedPod]) -> Vec<SandboxId> {
         let own = pods.iter().filter(|pod| pod.is_ready && pod.network == NetworkMode::Pod);
         own.map(|pod| &pod.sandbox).filter(|sandbox| self.members.contains_key(*sandbox)).cloned().collect()
     }
@@ -188,10 +194,10 @@ impl Sampler {
     /// Reads all cgroups and, in parallel, the networks of the `known` processes.
     fn pass(
         &mut self,
-        wanted: &[Wanted],
+        wanted: &[CgroupRequest],
         machine: MachineMemory,
         known: &[SandboxId],
-    ) -> (Vec<Option<Seen>>, HashMap<SandboxId, Network>) {
+    ) -> (Vec<Option<CgroupObservation>>, HashMap<SandboxId, Network>) {
         let (reader, members, clock) = (&mut self.reader, &self.members, self.clock.clone());
         let now = move || wall(clock.now());
         if known.is_empty() {
@@ -211,7 +217,7 @@ impl Sampler {
     }
 
     /// Sets the network of each pod that was not read `early`; returns the node's network.
-    fn networks(&mut self, pods: &mut [PodSeen], mut early: HashMap<SandboxId, Network>) -> Option<Network> {
+    fn networks(&mut self, pods: &mut [PodUsage], mut early: HashMap<SandboxId, Network>) -> Option<Network> {
         let proc = self.root.join("proc");
         let host = network::of_process(&proc, 1);
         for seen in pods.iter_mut() {
@@ -236,7 +242,7 @@ impl Sampler {
             if let Some((pid, (network, namespace))) = found {
                 seen.network = Some(network);
                 // Without a namespace link, each reading searches for a process again.
-                let member = namespace.map(|namespace| Member { pid, namespace });
+                let member = namespace.map(|namespace| NetworkProcess { pid, namespace });
                 self.members.extend(member.map(|member| (sandbox.clone(), member)));
             }
         }
@@ -261,7 +267,7 @@ mod tests {
 
     struct Kubepods;
 
-    impl PodGroups for Kubepods {
+    impl PodCgroupPaths for Kubepods {
         fn above(&self) -> Vec<String> {
             Vec::new()
         }

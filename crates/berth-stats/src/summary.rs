@@ -1,13 +1,13 @@
 //! Types of the stats summary: resource usage of the node and its pods. Pure.
 //!
-//! Values only: inputs ([`RuntimeReport`], [`PodPlaces`]) and output ([`Summary`], as served by `/stats/summary`).
+//! Values only: inputs ([`RuntimeReport`], [`PodPaths`]) and output ([`Summary`], as served by `/stats/summary`).
 //! Implements spec 04b §7.
 
 use std::{collections::HashMap, path::PathBuf};
 
 use jiff::Timestamp;
 
-use super::{cgroup_files::Stalls, disk::FileSystem, host::Processes, network::Network};
+use super::{cgroup_files::PressureStats, disk::FileSystem, host::Processes, network::Network};
 use berth_types::{ContainerId, PodRef};
 
 /// Seconds since the epoch.
@@ -87,7 +87,7 @@ pub struct Resources {
     /// Memory usage.
     pub memory: Option<MemoryStats>,
     /// I/O pressure, and when it was read.
-    pub io: Option<(WallNs, Stalls)>,
+    pub io: Option<(WallNs, PressureStats)>,
     /// Swap usage.
     pub swap: Option<SwapStats>,
 }
@@ -104,7 +104,7 @@ pub struct CpuStats {
     /// Cumulative usage, core-nanoseconds.
     pub usage_core_nano_seconds: Option<u64>,
     /// CPU pressure.
-    pub psi: Option<Stalls>,
+    pub psi: Option<PressureStats>,
 }
 
 /// Memory usage, bytes.
@@ -125,7 +125,7 @@ pub struct MemoryStats {
     /// Number of page faults that required I/O.
     pub major_page_faults: Option<u64>,
     /// Memory pressure.
-    pub psi: Option<Stalls>,
+    pub psi: Option<PressureStats>,
 }
 
 /// Swap usage, bytes.
@@ -230,7 +230,7 @@ pub struct RuntimeReport {
 
 /// Directories of a pod on the node's disk.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct PodPlaces {
+pub struct PodPaths {
     /// Log directory.
     pub logs: PathBuf,
     /// Hosts file.
@@ -238,12 +238,12 @@ pub struct PodPlaces {
     /// Directory that contains a directory of termination messages per container.
     pub messages: Option<PathBuf>,
     /// Measurable volumes.
-    pub volumes: Vec<VolumePlace>,
+    pub volumes: Vec<VolumePath>,
 }
 
 /// Location of a pod's volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct VolumePlace {
+pub struct VolumePath {
     /// Volume name in the pod.
     pub name: String,
     /// Directory of the volume.

@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 
 use super::{
-    cgroup_files::{Pressure, Stalls},
+    cgroup_files::{Pressure, PressureStats},
     network::Interface,
     reading::WallNs,
     summary::{
@@ -136,7 +136,7 @@ fn swap(json: &mut Json, swap: &SwapStats) {
     json.close(b'}');
 }
 
-fn psi(json: &mut Json, stalls: &Stalls) {
+fn psi(json: &mut Json, stalls: &PressureStats) {
     json.open(b'{');
     for (key, line) in [("full", &stalls.full), ("some", &stalls.some)] {
         json.member(key, Some(line), pressure);

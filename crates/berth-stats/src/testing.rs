@@ -7,25 +7,25 @@ use jiff::Timestamp;
 use super::{
     cgroup_files::{CpuTimes, MemoryStat},
     disk::{FileSystem, Usage},
+    disk_measurer::Measurement,
     host::Processes,
     network::{Interface, Network},
-    pods::{ShownContainer, ShownPod},
-    reader::Seen,
+    pods::{ReportedContainer, ReportedPod},
+    reader::CgroupObservation,
     reading::{Cpu, Depth, Memory, Reading, WallNs},
-    snapshot::{PodSeen, Snapshot, SystemGroup},
-    summarise::{Inputs, build},
-    summary::{Form, LayerUsage, PodPlaces, RuntimeReport, RuntimeUsage, Seconds, Storage, Summary, VolumePlace},
-    survey::Measured,
+    snapshot::{PodUsage, Snapshot, SystemGroup},
+    summary::{Form, LayerUsage, PodPaths, RuntimeReport, RuntimeUsage, Seconds, Storage, Summary, VolumePath},
+    summary_builder::{Inputs, build},
 };
 use berth_types::{PodRef, observed::NetworkMode};
 
 pub const AT: WallNs = 1_624_396_278_302_000_000;
 pub const AT_SECONDS: Seconds = 1_624_396_278;
 
-pub fn seen(path: &str, cpu_ns: u64, memory: u64) -> Seen {
+pub fn seen(path: &str, cpu_ns: u64, memory: u64) -> CgroupObservation {
     let reading = Reading {
         at: AT,
-        made_at: 1_600_000_000,
+        created_at: 1_600_000_000,
         cpu: Some(Cpu { times: CpuTimes { usage_ns: cpu_ns, user_ns: 2, system_ns: 3 }, ..Cpu::default() }),
         memory: Some(Memory {
             usage: memory,
@@ -45,19 +45,19 @@ pub fn seen(path: &str, cpu_ns: u64, memory: u64) -> Seen {
         outer_processes: Some((1, 2)),
         ..Reading::default()
     };
-    Seen { path: path.into(), reading }
+    CgroupObservation { path: path.into(), reading }
 }
 
-pub fn shown_pod(name: &str, containers: &[&str]) -> ShownPod {
+pub fn shown_pod(name: &str, containers: &[&str]) -> ReportedPod {
     let at = Timestamp::from_second(1_620_000_000).expect("in range");
-    let container = |name: &&str| ShownContainer {
+    let container = |name: &&str| ReportedContainer {
         id: format!("id-{name}").into(),
         name: (*name).into(),
         image: "registry/app:1".to_owned(),
         created_at: at,
         started_at: at,
     };
-    ShownPod {
+    ReportedPod {
         id: PodRef { uid: format!("uid-{name}").into(), name: name.into(), namespace: "default".into() },
         sandbox: format!("sandbox-{name}").into(),
         handler: String::new(),
@@ -68,11 +68,11 @@ pub fn shown_pod(name: &str, containers: &[&str]) -> ShownPod {
     }
 }
 
-pub fn pod_seen(name: &str, containers: &[&str]) -> PodSeen {
+pub fn pod_seen(name: &str, containers: &[&str]) -> PodUsage {
     let pod = shown_pod(name, containers);
     let directory = format!("/kubepods/poduid-{name}");
     let interface = Interface { name: "eth0".to_owned(), ..Interface::default() };
-    PodSeen {
+    PodUsage {
         group: Some(seen(&directory, 10_000_000_000, 1000)),
         sandbox: Some(seen(&format!("{directory}/sandbox-{name}"), 1, 10)),
         containers: containers.iter().map(|c| Some(seen(&format!("{directory}/id-{c}"), 5_000_000_000, 500))).collect(),
@@ -86,7 +86,7 @@ pub fn snapshot(depth: Depth) -> Snapshot {
     Snapshot {
         depth,
         root: Some(seen("/", 10_000_000_000, 5000)),
-        above: vec![seen("/kubepods", 1, 1)],
+        parent_cgroups: vec![seen("/kubepods", 1, 1)],
         system: vec![(system, seen("/kubepods", 9, 4000))],
         pods: vec![pod_seen("web", &["main", "side"]), pod_seen("zero", &[])],
         network: None,
@@ -100,7 +100,8 @@ pub fn snapshot(depth: Depth) -> Snapshot {
 pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport)) -> Result<Summary, String> {
     let (mut snapshot, mut report) = (snapshot(depth), RuntimeReport::default());
     let at = Timestamp::from_second(AT_SECONDS + 5).expect("in range");
-    let measured = |bytes, inodes| Measured { at, usage: Usage { bytes, inodes }, filesystem: None, is_abnormal: None };
+    let measured =
+        |bytes, inodes| Measurement { at, usage: Usage { bytes, inodes }, filesystem: None, is_abnormal: None };
     let disk = FileSystem { capacity: 100, free: 40, available: 30, inodes: 20, inodes_free: 15 };
     let layer = LayerUsage { at: AT, used: Some(7), inodes_used: Some(3), mountpoint: "/images".to_owned() };
     let usage = RuntimeUsage { layer: Some(layer.clone()), ..RuntimeUsage::default() };
@@ -108,13 +109,13 @@ pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport))
     report.images = Some(layer);
     report.filesystems.insert("/images".to_owned(), disk);
     change(&mut snapshot, &mut report);
-    let volume = |name: &str, storage| VolumePlace {
+    let volume = |name: &str, storage| VolumePath {
         name: name.to_owned(),
         path: format!("/v/{name}").into(),
         storage,
         claim: (name == "data").then(|| ("default".to_owned(), "claim".to_owned())),
     };
-    let places = PodPlaces {
+    let places = PodPaths {
         logs: "/logs".into(),
         etc_hosts: Some("/hosts".into()),
         messages: Some("/messages".into()),
@@ -125,8 +126,8 @@ pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport))
         ("/logs/main".into(), measured(10, 2)),
         ("/hosts".into(), measured(100, 1)),
         ("/messages/main".into(), measured(10_000, 5)),
-        ("/v/cache".into(), Measured { filesystem: Some(disk), ..measured(1000, 4) }),
-        ("/v/data".into(), Measured { is_abnormal: Some(true), ..measured(5000, 9) }),
+        ("/v/cache".into(), Measurement { filesystem: Some(disk), ..measured(1000, 4) }),
+        ("/v/data".into(), Measurement { is_abnormal: Some(true), ..measured(5000, 9) }),
     ]);
     build(&Inputs {
         form: if depth == Depth::Core { Form::Short } else { Form::Full },

@@ -24,10 +24,10 @@ const TIMED: [&str; 7] =
 
 /// Illegal transition from the previous status: a logic error of the agent.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refused {
+pub enum TransitionError {
     /// A terminated container that must not restart left the terminated state.
     #[error("terminated container {0} attempted illegal transition to non-terminated state")]
-    LeftItsEnd(String),
+    LeftTerminated(String),
     /// The init container statuses are not in the order of the specification.
     #[error("found mismatch between pod spec and status, container: {0}")]
     Mismatch(String),
@@ -42,7 +42,7 @@ pub fn accept(
     old: &api::PodStatus,
     mut status: api::PodStatus,
     now: Timestamp,
-) -> Result<api::PodStatus, Refused> {
+) -> Result<api::PodStatus, TransitionError> {
     check_moves(pod, old, &status)?;
     let seen = old.observed_generation.unwrap_or(0).max(pod.generation());
     status.observed_generation = Some(seen).filter(|g| *g != 0);
@@ -51,7 +51,7 @@ pub fn accept(
     }
     let started = old.start_time.clone().or(status.start_time.take());
     status.start_time = Some(started.unwrap_or(Time(now)));
-    normalise(pod, &mut status);
+    normalize(pod, &mut status);
     Ok(status)
 }
 
@@ -64,7 +64,7 @@ pub(super) fn set_transition_time(status: &mut api::PodStatus, old: &api::PodSta
     }
 }
 
-fn check_moves(pod: &Pod, old: &api::PodStatus, new: &api::PodStatus) -> Result<(), Refused> {
+fn check_moves(pod: &Pod, old: &api::PodStatus, new: &api::PodStatus) -> Result<(), TransitionError> {
     if pod.restart_policy() == RestartPolicy::Always || restart_all::has_rule(pod) {
         return Ok(());
     }
@@ -76,7 +76,7 @@ fn check_moves(pod: &Pod, old: &api::PodStatus, new: &api::PodStatus) -> Result<
     let init = new.init_container_statuses.as_deref().unwrap_or_default();
     for (i, before) in old.init_container_statuses.iter().flatten().enumerate() {
         let container = pod.init_containers().get(i).filter(|c| c.name == before.name);
-        let Some(container) = container else { return Err(Refused::Mismatch(before.name.clone())) };
+        let Some(container) = container else { return Err(TransitionError::Mismatch(before.name.clone())) };
         if !Pod::is_sidecar(container) {
             check_move(pod, Some(container), before, init)?;
         }
@@ -89,20 +89,20 @@ fn check_move(
     container: Option<&api::Container>,
     before: &api::ContainerStatus,
     now: &[api::ContainerStatus],
-) -> Result<(), Refused> {
+) -> Result<(), TransitionError> {
     let Some(end) = exit(before) else { return Ok(()) };
     let retried = end.exit_code != 0 && pod.restart_policy() == RestartPolicy::OnFailure;
     if retried || container.is_some_and(|c| restarts_after_exit(pod, c, end.exit_code)) {
         return Ok(());
     }
     match find(now, &before.name) {
-        Some(status) if exit(status).is_none() => Err(Refused::LeftItsEnd(before.name.clone())),
+        Some(status) if exit(status).is_none() => Err(TransitionError::LeftTerminated(before.name.clone())),
         _ => Ok(()),
     }
 }
 
 /// Normal form, on which comparison and sending rely: whole seconds, bounded messages, sorted lists.
-pub fn normalise(pod: &Pod, status: &mut api::PodStatus) {
+pub fn normalize(pod: &Pod, status: &mut api::PodStatus) {
     let containers = pod.containers().len() + pod.init_containers().len() + pod.ephemeral_containers().len();
     let limit = MESSAGES_BYTES / containers.max(1);
     status.start_time.as_mut().map(to_seconds);
@@ -159,7 +159,7 @@ fn to_seconds(time: &mut Time) {
 
 /// Container that has just terminated: one increment of `terminated_containers_total`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ended {
+pub struct TerminatedContainer {
     /// Kind of the container.
     pub kind: ContainerKind,
     /// Exit code.
@@ -169,7 +169,7 @@ pub struct Ended {
 }
 
 /// Containers that terminated between two statuses.
-pub fn newly_ended(old: &api::PodStatus, new: &api::PodStatus) -> Vec<Ended> {
+pub fn newly_ended(old: &api::PodStatus, new: &api::PodStatus) -> Vec<TerminatedContainer> {
     let lists = [
         (ContainerKind::Regular, &old.container_statuses, &new.container_statuses),
         (ContainerKind::Init, &old.init_container_statuses, &new.init_container_statuses),
@@ -182,7 +182,7 @@ pub fn newly_ended(old: &api::PodStatus, new: &api::PodStatus) -> Vec<Ended> {
             let Some(end) = exit(status) else { continue };
             if find(old, &status.name).and_then(exit).is_none() {
                 let reason = end.reason.clone().unwrap_or_default();
-                ended.push(Ended { kind, exit_code: end.exit_code, reason });
+                ended.push(TerminatedContainer { kind, exit_code: end.exit_code, reason });
             }
         }
     }
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
     use crate::{
         conditions::make,
-        testing::{at, exited, pod, pod_with, running, status, waiting},
+        fixture::{at, exited, pod, pod_with, running, status, waiting},
     };
     use proptest::prelude::*;
 
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn containers_do_not_leave_their_end() {
-        let left = |name: &str| Some(Refused::LeftItsEnd(name.to_owned()));
+        let left = |name: &str| Some(TransitionError::LeftTerminated(name.to_owned()));
         for (case, policy, before, now, expected) in [
             ("never", "Never", status("c", exited(1)), status("c", running()), left("c")),
             ("never, still ended", "Never", status("c", exited(1)), status("c", exited(0)), None),
@@ -223,7 +223,7 @@ mod tests {
         let new = with(vec![status("i", running())], vec![]);
         assert_eq!(accept(&pod("Never", &["i", "s"]), &old, new, at(0)).err(), left("i"));
         let mismatch = accept(&pod("Never", &["s", "i"]), &old, with(vec![], vec![]), at(0)).err();
-        assert_eq!(mismatch, Some(Refused::Mismatch("i".to_owned())));
+        assert_eq!(mismatch, Some(TransitionError::Mismatch("i".to_owned())));
     }
 
     #[test]
@@ -295,8 +295,11 @@ mod tests {
         end["terminated"]["reason"] = "Error".into();
         let after =
             with(vec![status("i", exited(0))], vec![status("a", end), status("b", exited(1)), status("c", exited(3))]);
-        let regular =
-            |exit_code, reason: &str| Ended { kind: ContainerKind::Regular, exit_code, reason: reason.into() };
+        let regular = |exit_code, reason: &str| TerminatedContainer {
+            kind: ContainerKind::Regular,
+            exit_code,
+            reason: reason.into(),
+        };
         assert_eq!(newly_ended(&before, &after), [regular(2, "Error"), regular(3, "")]);
         assert_eq!(newly_ended(&after, &after), []);
     }

@@ -60,7 +60,7 @@ pub(super) fn set_host_ips(status: &mut api::PodStatus, pod: &Pod, node: &[IpAdd
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{pod, pod_with};
+    use crate::fixture::{pod, pod_with};
 
     fn ips(list: &[&str]) -> Vec<IpAddr> {
         list.iter().map(|ip| ip.parse().expect("an address")).collect()

@@ -3,7 +3,7 @@
 //! Implements spec 02b §2.
 
 use super::{
-    Build, StatusInput,
+    BuildKind, StatusInput,
     addresses::{known_pod_ips, pod_ips, set_host_ips, set_pod_ips},
     conditions::{self, Containers, DISRUPTION_TARGET, is_owned},
     containers::Conversion,
@@ -31,7 +31,7 @@ pub fn build(input: &StatusInput<'_>) -> api::PodStatus {
 
     let phase = final_phase(input, old, &lists, &mut status);
     status.phase = Some(phase.as_str().to_owned());
-    readiness::judge(input, &mut lists.init, &mut lists.regular);
+    readiness::set_readiness(input, &mut lists.init, &mut lists.regular);
     status.conditions = Some(all_conditions(input, old, &lists, phase, restarting));
     lists.put_into(&mut status);
     if input.node.api_client {
@@ -118,7 +118,7 @@ fn final_phase(input: &StatusInput<'_>, old: &api::PodStatus, lists: &Lists, sta
         pod: input.pod,
         init: &lists.init,
         regular: &lists.regular,
-        terminal_build: input.kind == Build::Terminal,
+        terminal_build: input.kind == BuildKind::Terminal,
         initialized,
     });
     let ended = |phase: Option<Phase>| phase.filter(|p| p.is_terminal());
@@ -149,7 +149,7 @@ fn all_conditions(
     let pod = input.pod;
     let others = pod.status.iter().flat_map(|s| s.conditions.iter().flatten()).filter(|c| !is_owned(&c.type_));
     let mut all: Vec<api::PodCondition> = others.cloned().collect();
-    if input.kind == Build::Ongoing {
+    if input.kind == BuildKind::Ongoing {
         all.extend(input.resize.iter().cloned());
     }
     if let Some(disruption) = lookup::condition(old, DISRUPTION_TARGET) {
@@ -179,8 +179,8 @@ mod tests {
     use super::*;
     use crate::{
         Eviction, ProbeOutcome, StartFailure,
+        fixture::{RuntimeState, StatusFixture, observed, pod, pod_with, sandbox},
         lookup::{condition, exit, last_exit, waiting_reason},
-        testing::{Seen, World, observed, pod, pod_with, sandbox},
     };
     use proptest::prelude::*;
     use serde_json::json;
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn a_pod_just_accepted_waits_for_initialisation() {
         // AC-02b-1
-        let status = World::new(pod("Always", &["i", "c"]), observed(&[])).build();
+        let status = StatusFixture::new(pod("Always", &["i", "c"]), observed(&[])).build();
         for list in [&status.init_container_statuses, &status.container_statuses] {
             let entry = &list.as_ref().expect("a list")[0];
             assert_eq!(waiting_reason(entry), Some("PodInitializing"));
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_crash_loop_shows_the_back_off() {
         // AC-02b-2
-        let mut world = World::new(pod("Always", &["c"]), observed(&[("c", Seen::Exited(1))]));
+        let mut world = StatusFixture::new(pod("Always", &["c"]), observed(&[("c", RuntimeState::Exited(1))]));
         let failure = StartFailure { reason: "CrashLoopBackOff".to_owned(), message: "back-off 10s …".to_owned() };
         world.failures = BTreeMap::from([("c".to_owned(), failure)]);
         let status = world.build();
@@ -230,16 +230,34 @@ mod tests {
             (
                 "AC-02b-3",
                 "OnFailure",
-                vec![("c", Seen::Exited(0)), ("d", Seen::Exited(1))],
+                vec![("c", RuntimeState::Exited(0)), ("d", RuntimeState::Exited(1))],
                 "Running",
                 "ContainersNotReady",
             ),
-            ("AC-02b-4", "Never", vec![("c", Seen::Exited(0)), ("d", Seen::Exited(1))], "Failed", "PodFailed"),
-            ("AC-02b-5", "Never", vec![("s", Seen::Running), ("c", Seen::Exited(0))], "Running", "ContainersNotReady"),
-            ("AC-02b-6", "Never", vec![("s", Seen::Exited(137)), ("c", Seen::Exited(0))], "Succeeded", "PodCompleted"),
+            (
+                "AC-02b-4",
+                "Never",
+                vec![("c", RuntimeState::Exited(0)), ("d", RuntimeState::Exited(1))],
+                "Failed",
+                "PodFailed",
+            ),
+            (
+                "AC-02b-5",
+                "Never",
+                vec![("s", RuntimeState::Running), ("c", RuntimeState::Exited(0))],
+                "Running",
+                "ContainersNotReady",
+            ),
+            (
+                "AC-02b-6",
+                "Never",
+                vec![("s", RuntimeState::Exited(137)), ("c", RuntimeState::Exited(0))],
+                "Succeeded",
+                "PodCompleted",
+            ),
         ] {
             let names: Vec<&str> = seen.iter().map(|(n, _)| *n).collect();
-            let status = World::new(pod(policy, &names), observed(&seen)).build();
+            let status = StatusFixture::new(pod(policy, &names), observed(&seen)).build();
             assert_eq!((phase_of(&status), said(&status, "Ready").1), (expected, ready_reason), "{case}");
         }
     }
@@ -247,7 +265,7 @@ mod tests {
     #[test]
     fn a_container_that_vanished_does_not_take_the_pod_back() {
         // AC-02b-9
-        let mut world = World::new(pod("Always", &["c"]), observed(&[("c", Seen::Running)]));
+        let mut world = StatusFixture::new(pod("Always", &["c"]), observed(&[("c", RuntimeState::Running)]));
         world.previous = Some(world.build());
         world.observed = observed(&[]);
         let status = world.build();
@@ -258,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_ended_stays_ended() {
-        let mut world = World::new(pod("Always", &["c"]), observed(&[("c", Seen::Running)]));
+        let mut world = StatusFixture::new(pod("Always", &["c"]), observed(&[("c", RuntimeState::Running)]));
         let mut before = world.build();
         before.phase = Some("Failed".to_owned());
         before.reason = Some("Evicted".to_owned());
@@ -273,7 +291,7 @@ mod tests {
 
     #[test]
     fn an_eviction_fails_the_pod_with_its_own_words() {
-        let mut world = World::new(pod("Always", &["c"]), observed(&[("c", Seen::Running)]));
+        let mut world = StatusFixture::new(pod("Always", &["c"]), observed(&[("c", RuntimeState::Running)]));
         world.eviction = Some(Eviction { reason: "DeadlineExceeded".to_owned(), message: "too long".to_owned() });
         let status = world.build();
         assert_eq!(
@@ -289,7 +307,7 @@ mod tests {
     #[test]
     fn conditions_of_others_are_kept_in_front() {
         // AC-02b-10
-        let mut world = World::new(pod("Always", &["c"]), observed(&[]));
+        let mut world = StatusFixture::new(pod("Always", &["c"]), observed(&[]));
         world.set_api_status(json!({"conditions": [
             {"type": "example.com/x", "status": "True"}, {"type": "Ready", "status": "True"}]}));
         let mut old = world.build();
@@ -313,7 +331,7 @@ mod tests {
     fn a_readiness_gate_keeps_the_pod_unready() {
         // AC-02b-8
         let gated = pod_with(json!({"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "g"}]}));
-        let mut world = World::new(gated, observed(&[("c", Seen::Running)]));
+        let mut world = StatusFixture::new(gated, observed(&[("c", RuntimeState::Running)]));
         let status = world.build();
         assert_eq!((said(&status, "ContainersReady").0, said(&status, "Ready").1), ("True", "ReadinessGatesNotReady"));
         world.set_api_status(json!({"conditions": [{"type": "g", "status": "True"}]}));
@@ -323,7 +341,7 @@ mod tests {
     #[test]
     fn addresses_follow_the_nodes_family_and_outlive_the_sandbox() {
         // AC-02b-16
-        let mut world = World::new(pod("Always", &["c"]), observed(&[]));
+        let mut world = StatusFixture::new(pod("Always", &["c"]), observed(&[]));
         world.prefer_v6 = true;
         world.observed.ips = vec!["10.0.0.1".parse().expect("v4"), "fd00::1".parse().expect("v6")];
         let status = world.build();
@@ -342,10 +360,10 @@ mod tests {
 
     #[test]
     fn the_terminal_build_clears_resizes() {
-        let mut world = World::new(pod("Never", &["c"]), observed(&[("c", Seen::Exited(0))]));
+        let mut world = StatusFixture::new(pod("Never", &["c"]), observed(&[("c", RuntimeState::Exited(0))]));
         world.resize = vec![conditions::make(conditions::RESIZE_PENDING, true, "Deferred", "")];
         assert_eq!(said(&world.build(), "PodResizePending").1, "Deferred");
-        world.kind = Build::Terminal;
+        world.kind = BuildKind::Terminal;
         assert_eq!(condition(&world.build(), "PodResizePending"), None);
     }
 
@@ -355,7 +373,8 @@ mod tests {
             {"name": "a", "restartPolicy": "Never", "restartPolicyRules": [
                 {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]},
             {"name": "b"}]}));
-        let mut world = World::new(ruled, observed(&[("a", Seen::Exited(42)), ("b", Seen::Running)]));
+        let mut world =
+            StatusFixture::new(ruled, observed(&[("a", RuntimeState::Exited(42)), ("b", RuntimeState::Running)]));
         let status = world.build();
         assert_eq!(said(&status, "AllContainersRestarting").0, "True");
         assert!(restart_all::in_progress(&status));
@@ -366,13 +385,18 @@ mod tests {
         let counts: Vec<i32> = status.container_statuses.iter().flatten().map(|s| s.restart_count).collect();
         assert_eq!(counts, [1, 1]);
         world.previous = Some(status);
-        world.observed = observed(&[("a", Seen::Running), ("b", Seen::Running)]);
+        world.observed = observed(&[("a", RuntimeState::Running), ("b", RuntimeState::Running)]);
         let status = world.build();
         assert_eq!((said(&status, "AllContainersRestarting").0, phase_of(&status)), ("False", "Running"));
     }
 
-    fn any_seen() -> impl Strategy<Value = Seen> {
-        prop_oneof![Just(Seen::Running), Just(Seen::Created), (0..3i32).prop_map(Seen::Exited), Just(Seen::Unknown)]
+    fn any_seen() -> impl Strategy<Value = RuntimeState> {
+        prop_oneof![
+            Just(RuntimeState::Running),
+            Just(RuntimeState::Created),
+            (0..3i32).prop_map(RuntimeState::Exited),
+            Just(RuntimeState::Unknown)
+        ]
     }
 
     proptest! {
@@ -387,14 +411,14 @@ mod tests {
         ) {
             let names = ["i", "s", "c"];
             let seen: Vec<_> = names.iter().copied().zip(first).collect();
-            let mut world = World::new(pod(&policy, &names), observed(&seen));
+            let mut world = StatusFixture::new(pod(&policy, &names), observed(&seen));
             if deleting {
                 world.delete();
             }
-            world.probes_say(ProbeOutcome { startup: outcome.0, readiness: outcome.1 });
+            world.set_probes(ProbeOutcome { startup: outcome.0, readiness: outcome.1 });
             world.previous = Some(world.build());
             world.observed = observed(&names.iter().copied().zip(then).filter_map(|(n, s)| Some((n, s?))).collect::<Vec<_>>());
-            world.kind = if terminal { Build::Terminal } else { Build::Ongoing };
+            world.kind = if terminal { BuildKind::Terminal } else { BuildKind::Ongoing };
             // An instance that the runtime lost is reported as terminated once, then waits.
             world.previous = Some(world.build());
             let settled = world.build();

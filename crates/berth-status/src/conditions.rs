@@ -3,7 +3,7 @@
 //! Implements spec 02b §7.
 
 use super::{
-    lookup::{State, find, is_true, state},
+    lookup::{ContainerStateRef, find, is_true, state},
     phase::Phase,
 };
 use berth_types::{
@@ -139,7 +139,7 @@ impl Containers<'_> {
         }
         let regular_started = self.pod.containers().iter().filter_map(|c| find(self.statuses, &c.name)).any(|status| {
             // A regular container that has ever left waiting proves that initialization was complete.
-            matches!(state(status), State::Running | State::Terminated(_))
+            matches!(state(status), ContainerStateRef::Running | ContainerStateRef::Terminated(_))
         });
         if regular_started {
             return make(INITIALIZED, true, "", "");
@@ -197,7 +197,7 @@ pub(super) fn with_generation(pod: &Pod, mut condition: api::PodCondition) -> ap
 }
 
 /// Whether the state of a readiness gate changed, which may change `Ready`.
-pub fn gates_moved(old: &Pod, new: &Pod) -> bool {
+pub fn readiness_gates_changed(old: &Pod, new: &Pod) -> bool {
     let told = |pod: &Pod, gate: &str| {
         let all = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
         closed_gate(gate, all)
@@ -230,7 +230,7 @@ fn complaint(unknown: &[&str], word: &str, bad: &[&str]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{exited, observed, pod, pod_with, running, status, waiting};
+    use crate::fixture::{exited, observed, pod, pod_with, running, status, waiting};
 
     fn told(condition: &api::PodCondition) -> (&str, &str, &str) {
         let (reason, message) = (condition.reason.as_deref(), condition.message.as_deref());
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_sandbox_must_be_the_only_ready_one_and_have_a_network() {
-        use crate::testing::sandbox;
+        use crate::fixture::sandbox;
         let plain = pod("Always", &["c"]);
         let host = pod_with(serde_json::json!({"hostNetwork": true, "containers": [{"name": "c"}]}));
         let with = |sandboxes: Vec<_>| ObservedPod { sandboxes, ..observed(&[]) };

@@ -5,7 +5,7 @@
 
 use super::{
     StatusInput,
-    lookup::{State, exit, find, last_exit, lost, state, terminated, waiting},
+    lookup::{ContainerStateRef, end_not_observed, exit, find, last_exit, state, terminated, waiting},
     phase::RESTARTING_ALL,
     resources::container_resources,
 };
@@ -80,13 +80,13 @@ impl Conversion<'_> {
     fn missing(&self, start: api::ContainerStatus, old: Option<&api::ContainerStatus>) -> api::ContainerStatus {
         let mut status = start;
         let Some(old) = old else { return status };
-        if self.restarting && state(old) != State::Waiting {
+        if self.restarting && state(old) != ContainerStateRef::Waiting {
             status.state = Some(waiting(RESTARTING_ALL, REMOVED_FOR_RESTART));
-            status.last_state = Some(terminated(lost(RESTARTING_ALL, REMOVED_FOR_RESTART)));
+            status.last_state = Some(terminated(end_not_observed(RESTARTING_ALL, REMOVED_FOR_RESTART)));
             status.restart_count = old.restart_count.saturating_add(1);
-        } else if state(old) == State::Running && last_exit(old).is_none() {
+        } else if state(old) == ContainerStateRef::Running && last_exit(old).is_none() {
             // Reports the container as stopped, not as waiting: the pod must not return to Pending.
-            status.last_state = Some(terminated(lost(STATUS_UNKNOWN, LOST_WHILE_RUNNING)));
+            status.last_state = Some(terminated(end_not_observed(STATUS_UNKNOWN, LOST_WHILE_RUNNING)));
             if !self.input.pod.is_deleting() {
                 status.restart_count = status.restart_count.saturating_add(1);
             }
@@ -144,7 +144,7 @@ impl Conversion<'_> {
                 // Another instance must pass its own startup probe.
                 status.started = old.started.filter(|_| same);
             }
-            ContainerState::Unknown if state(old) == State::Running => {
+            ContainerState::Unknown if state(old) == ContainerStateRef::Running => {
                 status.restart_count = old.restart_count.saturating_add(1);
             }
             _ => {}
@@ -166,9 +166,9 @@ impl Conversion<'_> {
                 container_id: Some(self.full_id(instance)),
                 signal: None,
             }),
-            ContainerState::Unknown if old.is_some_and(|o| state(o) == State::Running) => {
+            ContainerState::Unknown if old.is_some_and(|o| state(o) == ContainerStateRef::Running) => {
                 let reason = if self.restarting { RESTARTING_ALL } else { STATUS_UNKNOWN };
-                terminated(lost(reason, LOST_AT_END))
+                terminated(end_not_observed(reason, LOST_AT_END))
             }
             ContainerState::Created | ContainerState::Unknown => waiting("", ""),
         }
@@ -185,7 +185,8 @@ impl Conversion<'_> {
             if newest.is_some_and(|c| c.state == ContainerState::Exited && c.exit_code == 0) {
                 return;
             }
-            let forgotten = newest.is_none() && !Pod::is_sidecar(container) && state(status) == State::Waiting;
+            let forgotten =
+                newest.is_none() && !Pod::is_sidecar(container) && state(status) == ContainerStateRef::Waiting;
             if forgotten && self.any_regular_created() {
                 status.state = Some(terminated(api::ContainerStateTerminated {
                     reason: Some("Completed".to_owned()),
@@ -244,17 +245,24 @@ mod tests {
     use super::*;
     use crate::{
         StartFailure,
+        fixture::{
+            RuntimeState, StatusFixture, exited, instance, observed, pod, pod_with, running, status, waiting,
+            waiting_after,
+        },
         lookup::waiting_reason,
-        testing::{Seen, World, exited, instance, observed, pod, pod_with, running, status, waiting, waiting_after},
     };
     use berth_types::observed::ObservedPod;
 
     /// Status of container `c` (or the first of the pod), given the old entry and the instances.
-    fn convert(world: &World, old: Option<api::ContainerStatus>) -> api::ContainerStatus {
+    fn convert(world: &StatusFixture, old: Option<api::ContainerStatus>) -> api::ContainerStatus {
         convert_with(world, old, false)
     }
 
-    fn convert_with(world: &World, old: Option<api::ContainerStatus>, restarting: bool) -> api::ContainerStatus {
+    fn convert_with(
+        world: &StatusFixture,
+        old: Option<api::ContainerStatus>,
+        restarting: bool,
+    ) -> api::ContainerStatus {
         let init = world.pod.init_containers().first();
         let kind = if init.is_some() { ContainerKind::Init } else { ContainerKind::Regular };
         let container = init.unwrap_or_else(|| &world.pod.containers()[0]);
@@ -264,19 +272,19 @@ mod tests {
 
     #[test]
     fn the_start_value_waits() {
-        let world = World::new(pod("Always", &["i", "c"]), observed(&[]));
+        let world = StatusFixture::new(pod("Always", &["i", "c"]), observed(&[]));
         let status = convert(&world, None);
         assert_eq!(
             (status.name.as_str(), status.image.as_str(), waiting_reason(&status)),
             ("i", "img:i", Some("PodInitializing"))
         );
-        let world = World::new(pod("Always", &["c"]), observed(&[]));
+        let world = StatusFixture::new(pod("Always", &["c"]), observed(&[]));
         assert_eq!(waiting_reason(&convert(&world, None)), Some("ContainerCreating"));
     }
 
     #[test]
     fn absence_means_what_the_old_state_says() {
-        let world = World::new(pod("Always", &["c"]), observed(&[]));
+        let world = StatusFixture::new(pod("Always", &["c"]), observed(&[]));
         let ended = status("c", exited(3));
         assert_eq!(convert(&world, Some(ended.clone())), ended, "terminated is kept");
 
@@ -297,14 +305,14 @@ mod tests {
         let again = convert(&world, Some(was_restarted));
         assert_eq!((last_exit(&again).map(|e| e.exit_code), again.restart_count), (Some(2), 0));
 
-        let mut deleting = World::new(pod("Always", &["c"]), observed(&[]));
+        let mut deleting = StatusFixture::new(pod("Always", &["c"]), observed(&[]));
         deleting.delete();
         assert_eq!(convert(&deleting, Some(status("c", running()))).restart_count, 0, "deleted: no restart");
     }
 
     #[test]
     fn absence_during_a_restart_of_all_is_part_of_it() {
-        let world = World::new(pod("Always", &["c"]), observed(&[]));
+        let world = StatusFixture::new(pod("Always", &["c"]), observed(&[]));
         for old in [running(), exited(42)] {
             let told = convert_with(&world, Some(status("c", old)), true);
             let last = last_exit(&told).expect("a last state");
@@ -317,21 +325,21 @@ mod tests {
     #[test]
     fn each_runtime_state_has_an_api_state() {
         for (seen, old, expected) in [
-            (Seen::Running, None, "running"),
-            (Seen::Created, None, "waiting"),
-            (Seen::Exited(7), None, "terminated"),
-            (Seen::Unknown, Some(running()), "terminated"),
-            (Seen::Unknown, Some(waiting()), "waiting"),
-            (Seen::Unknown, None, "waiting"),
+            (RuntimeState::Running, None, "running"),
+            (RuntimeState::Created, None, "waiting"),
+            (RuntimeState::Exited(7), None, "terminated"),
+            (RuntimeState::Unknown, Some(running()), "terminated"),
+            (RuntimeState::Unknown, Some(waiting()), "waiting"),
+            (RuntimeState::Unknown, None, "waiting"),
         ] {
-            let world = World::new(pod("Never", &["c"]), observed(&[("c", seen)]));
+            let world = StatusFixture::new(pod("Never", &["c"]), observed(&[("c", seen)]));
             let told = convert(&world, old.map(|o| status("c", o)));
             let json = serde_json::to_value(&told.state).expect("JSON");
             assert!(json.get(expected).is_some(), "{seen:?}: {json}");
             assert_eq!(told.container_id.as_deref(), Some("containerd://c-0"));
             assert_eq!(told.image_id, "ref:c");
         }
-        let world = World::new(pod("Never", &["c"]), observed(&[("c", Seen::Unknown)]));
+        let world = StatusFixture::new(pod("Never", &["c"]), observed(&[("c", RuntimeState::Unknown)]));
         let told = convert(&world, Some(api::ContainerStatus { restart_count: 4, ..status("c", running()) }));
         assert_eq!((exit(&told).map(|e| e.exit_code), told.restart_count), (Some(137), 5));
     }
@@ -340,21 +348,21 @@ mod tests {
     fn the_instance_before_is_the_last_state() {
         let mut seen = ObservedPod {
             containers: vec![
-                instance("c", 0, Seen::Exited(9)),
-                instance("c", 2, Seen::Running),
-                instance("c", 1, Seen::Exited(5)),
+                instance("c", 0, RuntimeState::Exited(9)),
+                instance("c", 2, RuntimeState::Running),
+                instance("c", 1, RuntimeState::Exited(5)),
             ],
             ..observed(&[])
         };
         seen.sort();
-        let told = convert(&World::new(pod("Always", &["c"]), seen), Some(status("c", waiting_after(1))));
-        assert_eq!((state(&told), last_exit(&told).map(|e| e.exit_code)), (State::Running, Some(5)));
+        let told = convert(&StatusFixture::new(pod("Always", &["c"]), seen), Some(status("c", waiting_after(1))));
+        assert_eq!((state(&told), last_exit(&told).map(|e| e.exit_code)), (ContainerStateRef::Running, Some(5)));
         assert_eq!((told.restart_count, told.container_id.as_deref()), (2, Some("containerd://c-2")));
     }
 
     #[test]
     fn the_restart_count_and_last_state_survive_removed_instances() {
-        let world = World::new(pod("Always", &["c"]), observed(&[("c", Seen::Running)]));
+        let world = StatusFixture::new(pod("Always", &["c"]), observed(&[("c", RuntimeState::Running)]));
         let mut ended = api::ContainerStatus { restart_count: 3, ..status("c", exited(1)) };
         ended.container_id = Some("containerd://older".to_owned());
         let told = convert(&world, Some(ended));
@@ -365,7 +373,7 @@ mod tests {
 
     #[test]
     fn started_is_carried_over_for_the_same_instance_only() {
-        let world = World::new(pod("Always", &["c"]), observed(&[("c", Seen::Running)]));
+        let world = StatusFixture::new(pod("Always", &["c"]), observed(&[("c", RuntimeState::Running)]));
         for (id, carried) in [("containerd://c-0", Some(true)), ("containerd://older", None)] {
             let mut old = api::ContainerStatus { started: Some(true), ..status("c", running()) };
             old.container_id = Some(id.to_owned());
@@ -377,32 +385,32 @@ mod tests {
     fn a_failure_to_start_is_the_reason_to_wait() {
         let failure = |reason: &str| StartFailure { reason: reason.to_owned(), message: "why".to_owned() };
         for (case, policy, seen, expected, last) in [
-            ("AC-02b-2", "Always", vec![("c", Seen::Exited(1))], Some("Broken"), Some(1)),
-            ("not restarted", "Never", vec![("c", Seen::Exited(1))], None, None),
+            ("AC-02b-2", "Always", vec![("c", RuntimeState::Exited(1))], Some("Broken"), Some(1)),
+            ("not restarted", "Never", vec![("c", RuntimeState::Exited(1))], None, None),
             ("never seen", "Never", vec![], Some("Broken"), None),
-            ("created", "Never", vec![("c", Seen::Created)], Some("Broken"), None),
-            ("running", "Always", vec![("c", Seen::Running)], None, None),
+            ("created", "Never", vec![("c", RuntimeState::Created)], Some("Broken"), None),
+            ("running", "Always", vec![("c", RuntimeState::Running)], None, None),
         ] {
-            let mut world = World::new(pod(policy, &["c"]), observed(&seen));
+            let mut world = StatusFixture::new(pod(policy, &["c"]), observed(&seen));
             world.failures = BTreeMap::from([("c".to_owned(), failure("Broken"))]);
             let told = convert(&world, None);
             assert_eq!((waiting_reason(&told), last_exit(&told).map(|e| e.exit_code)), (expected, last), "{case}");
         }
-        let mut world = World::new(pod("Always", &["i", "c"]), observed(&[("i", Seen::Exited(0))]));
+        let mut world = StatusFixture::new(pod("Always", &["i", "c"]), observed(&[("i", RuntimeState::Exited(0))]));
         world.failures = BTreeMap::from([("i".to_owned(), failure("Broken"))]);
         assert_eq!(exit(&convert(&world, None)).map(|e| e.exit_code), Some(0), "an init container that is done");
     }
 
     #[test]
     fn a_forgotten_init_container_counts_as_done() {
-        let world = World::new(pod("Always", &["i", "c"]), observed(&[("c", Seen::Created)]));
+        let world = StatusFixture::new(pod("Always", &["i", "c"]), observed(&[("c", RuntimeState::Created)]));
         let told = convert(&world, Some(status("i", waiting())));
         let exit = exit(&told).expect("terminated");
         assert_eq!(
             (exit.exit_code, exit.reason.as_deref(), exit.message.as_deref()),
             (0, Some("Completed"), Some(INIT_FORGOTTEN))
         );
-        let sidecar = World::new(pod("Always", &["s", "c"]), observed(&[("c", Seen::Running)]));
+        let sidecar = StatusFixture::new(pod("Always", &["s", "c"]), observed(&[("c", RuntimeState::Running)]));
         assert_eq!(waiting_reason(&convert(&sidecar, None)), Some("PodInitializing"));
     }
 
@@ -414,8 +422,8 @@ mod tests {
             {"name": "c", "mountPath": "/c", "readOnly": true, "recursiveReadOnly": "IfPossible"},
             {"name": "d", "mountPath": "/d", "readOnly": true, "recursiveReadOnly": "Enabled", "mountPropagation": "Bidirectional"},
         ]}]}));
-        let mut world = World::new(pod, observed(&[]));
-        let modes = |world: &World| -> Vec<Option<String>> {
+        let mut world = StatusFixture::new(pod, observed(&[]));
+        let modes = |world: &StatusFixture| -> Vec<Option<String>> {
             convert(world, None).volume_mounts.into_iter().flatten().map(|m| m.recursive_read_only).collect()
         };
         let (on, off) = (Some("Enabled".to_owned()), Some("Disabled".to_owned()));

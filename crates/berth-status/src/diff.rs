@@ -113,10 +113,10 @@ pub(super) fn spell_alike(old: &mut api::PodStatus, new: &mut api::PodStatus) {
 }
 
 /// Location of a quantity: container (none for the pod), field, and resource name.
-type Place = (Option<(ContainerKind, String)>, &'static str, String);
+type QuantityLocation = (Option<(ContainerKind, String)>, &'static str, String);
 
 /// Visits every quantity of a status.
-fn for_each_amount(status: &mut api::PodStatus, mut visit: impl FnMut(Place, &mut Quantity)) {
+fn for_each_amount(status: &mut api::PodStatus, mut visit: impl FnMut(QuantityLocation, &mut Quantity)) {
     let mut each = |owner: &Option<(ContainerKind, String)>,
                     allocated: &mut Option<BTreeMap<String, Quantity>>,
                     resources: &mut Option<api::ResourceRequirements>| {

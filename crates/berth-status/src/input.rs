@@ -8,7 +8,7 @@ use berth_types::{ContainerId, Pod, api, observed::ObservedPod};
 
 /// Kind of build (spec 02b §2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Build {
+pub enum BuildKind {
     /// The pod runs or is terminating.
     Ongoing,
     /// All containers are stopped permanently.
@@ -77,7 +77,7 @@ pub struct StatusInput<'a> {
     /// The last accepted status; `None` before the first one.
     pub previous: Option<&'a api::PodStatus>,
     /// Kind of build.
-    pub kind: Build,
+    pub kind: BuildKind,
     /// Last start failure by container name.
     pub start_failures: &'a BTreeMap<String, StartFailure>,
     /// Returns the probe results of a container instance.

@@ -29,7 +29,7 @@ pub struct StartSample {
     /// Number of completed pulls.
     pub pulls: usize,
     /// When a status with all containers running was written.
-    pub running_told: Timestamp,
+    pub running_published: Timestamp,
     /// Whether the pod has stateful volumes; `sli` then does not count.
     pub stateful: bool,
     /// Whether this is the first counted sample of a pod with its own network.
@@ -53,7 +53,7 @@ struct Tracked {
     init: Duration,
     /// When a status with all containers running was written, and when the watch reported it. The watch event may
     /// precede the response to the write, and no other event follows.
-    running_told: Option<Timestamp>,
+    running_published: Option<Timestamp>,
     running_shown: Option<Timestamp>,
 }
 
@@ -69,7 +69,7 @@ pub struct StartLatency {
 impl StartLatency {
     /// Handles a pod event of the watch. Returns the sample once, when the watch has reported the pod running and a
     /// status with that was written.
-    pub fn watched(&mut self, pod: &Pod, now: Timestamp) -> Option<StartSample> {
+    pub fn handle_watch_event(&mut self, pod: &Pod, now: Timestamp) -> Option<StartSample> {
         if pod.is_static() || self.settled.contains(pod.uid()) {
             return None;
         }
@@ -99,7 +99,7 @@ impl StartLatency {
     /// Returns the sample of a pod whose data is complete.
     fn sample(&mut self, uid: &PodUid) -> Option<StartSample> {
         let (running_told, running_shown) =
-            self.pods.get(uid).and_then(|tracked| tracked.running_told.zip(tracked.running_shown))?;
+            self.pods.get(uid).and_then(|tracked| tracked.running_published.zip(tracked.running_shown))?;
         let tracked = self.pods.remove(uid)?;
         self.settled.insert(uid.clone());
         let total = between(tracked.created, running_shown);
@@ -114,7 +114,7 @@ impl StartLatency {
             pulling,
             init: tracked.init,
             pulls: tracked.pulls.len(),
-            running_told,
+            running_published: running_told,
             stateful,
             first_network,
         })
@@ -153,10 +153,10 @@ impl StartLatency {
 
     /// Records a status write. Returns the sample if the watch event came first.
     pub fn status_written(&mut self, uid: &PodUid, status: &api::PodStatus, now: Timestamp) -> Option<StartSample> {
-        if let Some(tracked) = self.pods.get_mut(uid).filter(|t| t.running_told.is_none())
+        if let Some(tracked) = self.pods.get_mut(uid).filter(|t| t.running_published.is_none())
             && all_running(status)
         {
-            tracked.running_told = Some(now);
+            tracked.running_published = Some(now);
         }
         self.sample(uid)
     }
@@ -182,7 +182,7 @@ impl StartLatency {
                 pulls: Vec::new(),
                 init_seen: HashSet::new(),
                 init: Duration::ZERO,
-                running_told: None,
+                running_published: None,
                 running_shown: None,
             });
             self.pods.insert(pod.uid().clone(), tracked);
@@ -232,7 +232,7 @@ fn between(began: Timestamp, ended: Timestamp) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::at;
+    use crate::fixture::at;
     use serde_json::{Value, json};
 
     fn pod(spec: Value, status: Value) -> Pod {
@@ -256,13 +256,13 @@ mod tests {
         meanwhile: impl Fn(&mut StartLatency, &PodUid),
     ) -> Option<StartSample> {
         let uid = PodUid::from("u");
-        assert_eq!(latency.watched(&pod(spec.clone(), json!({})), at(101)), None);
+        assert_eq!(latency.handle_watch_event(&pod(spec.clone(), json!({})), at(101)), None);
         meanwhile(latency, &uid);
         let shown = pod(spec, running());
         let status = shown.status.as_deref().expect("a status");
         assert_eq!(latency.status_written(&uid, status, at(111)), None, "not shown yet");
-        let sample = latency.watched(&shown, at(112));
-        assert_eq!(latency.watched(&shown, at(113)), None, "once");
+        let sample = latency.handle_watch_event(&shown, at(112));
+        assert_eq!(latency.handle_watch_event(&shown, at(113)), None, "once");
         assert_eq!(latency.status_written(&uid, status, at(113)), None, "once");
         sample
     }
@@ -272,13 +272,13 @@ mod tests {
         let (mut latency, uid) = (StartLatency::default(), PodUid::from("u"));
         let shown = pod(json!({}), running());
         let status = shown.status.as_deref().expect("a status");
-        assert_eq!(latency.watched(&pod(json!({}), json!({})), at(101)), None);
+        assert_eq!(latency.handle_watch_event(&pod(json!({}), json!({})), at(101)), None);
         assert_eq!(latency.status_written(&uid, &api::PodStatus::default(), at(102)), None, "does not run yet");
-        assert_eq!(latency.watched(&shown, at(110)), None, "not told yet");
-        assert_eq!(latency.watched(&shown, at(111)), None, "not told yet");
+        assert_eq!(latency.handle_watch_event(&shown, at(110)), None, "not told yet");
+        assert_eq!(latency.handle_watch_event(&shown, at(111)), None, "not told yet");
         let sample = latency.status_written(&uid, status, at(112)).expect("a sample");
-        assert_eq!((sample.total, sample.running_told), (Duration::from_secs(10), at(112)), "until it was shown");
-        assert_eq!(latency.watched(&shown, at(113)), None, "once");
+        assert_eq!((sample.total, sample.running_published), (Duration::from_secs(10), at(112)), "until it was shown");
+        assert_eq!(latency.handle_watch_event(&shown, at(113)), None, "once");
     }
 
     #[test]
@@ -305,7 +305,7 @@ mod tests {
         })
         .expect("a sample");
         assert_eq!((told.total, told.pulling, told.init, told.sli), (seconds(12), seconds(3), seconds(2), seconds(7)));
-        assert_eq!((told.pulls, told.stateful, told.running_told), (2, false, at(111)));
+        assert_eq!((told.pulls, told.stateful, told.running_published), (2, false, at(111)));
     }
 
     #[test]
@@ -327,19 +327,19 @@ mod tests {
         let unscheduled = json!({"conditions": [{"type": "PodScheduled", "status": "False"}]});
         for (case, first) in [("waited for a node", unscheduled), ("started before", running())] {
             let mut latency = StartLatency::default();
-            latency.watched(&pod(json!({}), first), at(101));
+            latency.handle_watch_event(&pod(json!({}), first), at(101));
             let shown = pod(json!({}), running());
-            assert_eq!(latency.watched(&shown, at(102)), None);
+            assert_eq!(latency.handle_watch_event(&shown, at(102)), None);
             latency.status_written(&"u".into(), shown.status.as_deref().expect("a status"), at(103));
-            assert_eq!(latency.watched(&shown, at(104)), None, "{case}");
+            assert_eq!(latency.handle_watch_event(&shown, at(104)), None, "{case}");
         }
     }
 
     #[test]
     fn what_ended_is_dropped() {
         let mut latency = StartLatency::default();
-        latency.watched(&pod(json!({}), json!({})), at(101));
-        latency.watched(&pod(json!({}), json!({"phase": "Failed"})), at(102));
+        latency.handle_watch_event(&pod(json!({}), json!({})), at(101));
+        latency.handle_watch_event(&pod(json!({}), json!({"phase": "Failed"})), at(102));
         assert!(latency.pods.is_empty());
     }
 }

@@ -19,11 +19,12 @@
 
 pub mod accept;
 pub mod addresses;
-pub mod baseline;
 mod build;
 pub mod conditions;
 pub mod containers;
 pub mod diff;
+#[cfg(test)]
+mod fixture;
 mod input;
 pub mod latency;
 pub mod lookup;
@@ -31,15 +32,14 @@ mod manager;
 pub mod merge;
 pub mod patch;
 pub mod phase;
+pub mod previous_status;
 mod readiness;
 mod resources;
 pub mod restart_all;
 pub mod terminate;
-#[cfg(test)]
-mod testing;
 
 pub use build::build;
-pub use input::{Build, Eviction, NodeFacts, PodCgroup, ProbeOutcome, StartFailure, StatusInput};
-pub use manager::{Kept, Outcome, StatusEvent, StatusManager};
+pub use input::{BuildKind, Eviction, NodeFacts, PodCgroup, ProbeOutcome, StartFailure, StatusInput};
+pub use manager::{CachedStatus, StatusEvent, StatusManager, UpdateOutcome};
 pub use phase::Phase;
 pub use restart_all::{in_progress as restart_all_in_progress, triggered as restart_all_triggered};

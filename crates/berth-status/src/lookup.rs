@@ -4,7 +4,7 @@ use berth_types::api;
 
 /// State of a container status; the API allows one at a time.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum State<'a> {
+pub enum ContainerStateRef<'a> {
     /// `running` is set.
     Running,
     /// `terminated` is set.
@@ -16,12 +16,12 @@ pub enum State<'a> {
 }
 
 /// State of a container status.
-pub fn state(status: &api::ContainerStatus) -> State<'_> {
+pub fn state(status: &api::ContainerStatus) -> ContainerStateRef<'_> {
     match &status.state {
-        Some(api::ContainerState { running: Some(_), .. }) => State::Running,
-        Some(api::ContainerState { terminated: Some(exit), .. }) => State::Terminated(exit),
-        Some(api::ContainerState { waiting: Some(_), .. }) => State::Waiting,
-        _ => State::None,
+        Some(api::ContainerState { running: Some(_), .. }) => ContainerStateRef::Running,
+        Some(api::ContainerState { terminated: Some(exit), .. }) => ContainerStateRef::Terminated(exit),
+        Some(api::ContainerState { waiting: Some(_), .. }) => ContainerStateRef::Waiting,
+        _ => ContainerStateRef::None,
     }
 }
 
@@ -68,7 +68,7 @@ pub fn waiting(reason: &str, message: &str) -> api::ContainerState {
 }
 
 /// Terminated state of a container whose end was not observed: exit code 137.
-pub fn lost(reason: &str, message: &str) -> api::ContainerStateTerminated {
+pub fn end_not_observed(reason: &str, message: &str) -> api::ContainerStateTerminated {
     api::ContainerStateTerminated {
         reason: Some(reason.to_owned()),
         message: Some(message.to_owned()),

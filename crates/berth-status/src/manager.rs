@@ -20,12 +20,12 @@ use tokio::sync::{broadcast, watch};
 use tracing::error;
 
 use super::{
-    accept::{Refused, accept, newly_ended},
-    baseline::follows_object,
+    accept::{TransitionError, accept, newly_ended},
     conditions::Containers,
     diff::{is_same, without_blanks},
-    merge::Remains,
+    merge::RemainingResources,
     phase::Phase,
+    previous_status::follows_object,
     terminate::terminate,
 };
 use berth_metrics::StatusMetrics;
@@ -36,13 +36,13 @@ const EVENTS: usize = 1024;
 
 /// Result of an update.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum UpdateOutcome {
     /// Stored under this version.
     Accepted(u64),
     /// Equal to the stored status, or for a pod or container that is not known.
     Unchanged,
     /// Illegal transition from the stored status; already logged.
-    Refused(Refused),
+    Refused(TransitionError),
 }
 
 /// Change of a pod's status.
@@ -58,7 +58,7 @@ pub enum StatusEvent {
 
 /// Cached status of a pod, for the API sender.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Kept {
+pub struct CachedStatus {
     /// Identity of the pod.
     pub pod: PodRef,
     /// Whether the pod is static: the API server gets its status on the mirror pod.
@@ -72,11 +72,11 @@ pub struct Kept {
     /// Whether the pod is finished on this node and may be deleted once the status is written.
     pub finished: bool,
     /// Whether containers of the pod may run or resources of it remain.
-    pub remains: Remains,
+    pub remains: RemainingResources,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Life {
+enum PodLifecycle {
     /// Containers may run.
     Goes,
     /// All containers are stopped.
@@ -89,7 +89,7 @@ enum Life {
 
 /// Cache of the latest status of every pod. Shared as `Arc`.
 pub struct StatusManager {
-    entries: Mutex<HashMap<PodUid, Kept>>,
+    entries: Mutex<HashMap<PodUid, CachedStatus>>,
     stored: AtomicU64,
     changes: watch::Sender<u64>,
     events: broadcast::Sender<StatusEvent>,
@@ -120,7 +120,7 @@ impl StatusManager {
     }
 
     /// The previous status for the next update of a pod; `None` where that is the status in the pod's API object.
-    pub fn before(&self, pod: &Pod) -> Option<Arc<api::PodStatus>> {
+    pub fn previous(&self, pod: &Pod) -> Option<Arc<api::PodStatus>> {
         self.status(pod.uid()).filter(|kept| !follows_object(pod, kept))
     }
 
@@ -141,28 +141,28 @@ impl StatusManager {
 
     /// Stores a newly built status. Where the deletion of the pod was requested, an unchanged status is stored too, so
     /// that its termination proceeds.
-    pub fn set(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
+    pub fn set(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> UpdateOutcome {
         let first = pod.status.as_deref();
-        let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Goes };
+        let update = Update { pod, first, now, force: pod.is_deleting(), life: PodLifecycle::Goes };
         self.update(&update, |_| Some(status.clone()))
     }
 
     /// Like [`StatusManager::set`], for a pod without running containers: from then on a terminal phase may be
     /// published.
-    pub fn set_stopped(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
+    pub fn set_stopped(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> UpdateOutcome {
         let first = pod.status.as_deref();
-        let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Stopped };
+        let update = Update { pod, first, now, force: pod.is_deleting(), life: PodLifecycle::Stopped };
         self.update(&update, |_| Some(status.clone()))
     }
 
     /// Stores the final status of a pod: containers without a known end count as failed (spec 02b §7.1).
-    pub fn terminate(&self, pod: &Pod, now: Timestamp) -> Outcome {
-        let update = Update { pod, first: pod.status.as_deref(), now, force: true, life: Life::IsOver };
+    pub fn terminate(&self, pod: &Pod, now: Timestamp) -> UpdateOutcome {
+        let update = Update { pod, first: pod.status.as_deref(), now, force: true, life: PodLifecycle::IsOver };
         self.update(&update, |old| Some(terminate(pod, old)))
     }
 
     /// Applies the result of a readiness probe and recomputes the pod's readiness.
-    pub fn set_ready(&self, pod: &Pod, container: &ContainerId, ready: bool, now: Timestamp) -> Outcome {
+    pub fn set_ready(&self, pod: &Pod, container: &ContainerId, ready: bool, now: Timestamp) -> UpdateOutcome {
         self.change(pod, now, |status| {
             let changed = own(status, container).is_some_and(|c| std::mem::replace(&mut c.ready, ready) != ready);
             if changed {
@@ -173,7 +173,7 @@ impl StatusManager {
     }
 
     /// Applies the result of a startup probe.
-    pub fn set_started(&self, pod: &Pod, container: &ContainerId, started: bool, now: Timestamp) -> Outcome {
+    pub fn set_started(&self, pod: &Pod, container: &ContainerId, started: bool, now: Timestamp) -> UpdateOutcome {
         self.change(pod, now, |status| {
             own(status, container).is_some_and(|c| c.started.replace(started) != Some(started))
         })
@@ -201,24 +201,25 @@ impl StatusManager {
     }
 
     /// Cache entry of a pod.
-    pub fn kept_of(&self, uid: &PodUid) -> Option<Kept> {
+    pub fn cached(&self, uid: &PodUid) -> Option<CachedStatus> {
         self.lock().get(uid).cloned()
     }
 
     /// All cache entries, unordered.
-    pub fn kept(&self) -> Vec<Kept> {
+    pub fn all_cached(&self) -> Vec<CachedStatus> {
         self.lock().values().cloned().collect()
     }
 
-    /// Entries with changes that were not [`StatusManager::sent`] yet, oldest first.
-    pub fn unsent(&self) -> Vec<Kept> {
-        let mut all: Vec<Kept> = self.lock().values().filter(|kept| kept.unsent_since.is_some()).cloned().collect();
+    /// Entries with changes that were not [`StatusManager::mark_sent`] yet, oldest first.
+    pub fn unsent(&self) -> Vec<CachedStatus> {
+        let mut all: Vec<CachedStatus> =
+            self.lock().values().filter(|kept| kept.unsent_since.is_some()).cloned().collect();
         all.sort_by_key(|kept| kept.unsent_since);
         all
     }
 
     /// Records that this version was written; a newer one remains unsent, with its waiting time starting now.
-    pub fn sent(&self, uid: &PodUid, version: u64, now: Timestamp) {
+    pub fn mark_sent(&self, uid: &PodUid, version: u64, now: Timestamp) {
         if let Some(entry) = self.lock().get_mut(uid)
             && let Some(since) = entry.unsent_since
         {
@@ -237,8 +238,8 @@ impl StatusManager {
     }
 
     /// Updates a stored status; `change` returns whether it changed anything.
-    fn change(&self, pod: &Pod, now: Timestamp, change: impl Fn(&mut api::PodStatus) -> bool) -> Outcome {
-        let update = Update { pod, first: None, now, force: false, life: Life::Unknown };
+    fn change(&self, pod: &Pod, now: Timestamp, change: impl Fn(&mut api::PodStatus) -> bool) -> UpdateOutcome {
+        let update = Update { pod, first: None, now, force: false, life: PodLifecycle::Unknown };
         self.update(&update, |old| {
             let mut status = old.clone();
             change(&mut status).then_some(status)
@@ -246,26 +247,26 @@ impl StatusManager {
     }
 
     /// Recomputes an update from the stored status until the status did not change during the computation.
-    fn update(&self, update: &Update<'_>, make: impl Fn(&api::PodStatus) -> Option<api::PodStatus>) -> Outcome {
+    fn update(&self, update: &Update<'_>, make: impl Fn(&api::PodStatus) -> Option<api::PodStatus>) -> UpdateOutcome {
         let empty = api::PodStatus::default();
         loop {
             let cached = self.lock().get(update.pod.uid()).cloned();
             let kept = cached.as_ref().map(|e| &*e.status);
-            let old = update.before(kept).unwrap_or(&empty);
-            let Some(status) = make(old) else { return Outcome::Unchanged };
+            let old = update.previous(kept).unwrap_or(&empty);
+            let Some(status) = make(old) else { return UpdateOutcome::Unchanged };
             let status = match accept(update.pod, old, status, update.now) {
                 Ok(status) => status,
                 Err(refused) => {
                     error!(pod = %update.pod.object_name(), err = %refused, "Status update on pod aborted");
-                    return Outcome::Refused(refused);
+                    return UpdateOutcome::Refused(refused);
                 }
             };
             let ended = newly_ended(kept.unwrap_or(old), &status);
             let entry = update.entry(cached.as_ref(), status);
             let says_the_same =
-                |before: &Kept| before.remains == entry.remains && is_same(&before.status, &entry.status);
+                |before: &CachedStatus| before.remains == entry.remains && is_same(&before.status, &entry.status);
             if !update.force && cached.as_ref().is_some_and(says_the_same) {
-                return Outcome::Unchanged;
+                return UpdateOutcome::Unchanged;
             }
             if !self.store(cached.as_ref().map(|e| &e.status), &entry) {
                 continue;
@@ -273,13 +274,13 @@ impl StatusManager {
             for end in ended {
                 self.metrics.container_ended(end.kind.metric_label(), end.exit_code, &end.reason);
             }
-            self.tell(cached.as_ref(), &entry);
-            return Outcome::Accepted(entry.version);
+            self.publish(cached.as_ref(), &entry);
+            return UpdateOutcome::Accepted(entry.version);
         }
     }
 
     /// Stores an entry over the status it was computed from; `false` after a concurrent update.
-    fn store(&self, over: Option<&Arc<api::PodStatus>>, entry: &Kept) -> bool {
+    fn store(&self, over: Option<&Arc<api::PodStatus>>, entry: &CachedStatus) -> bool {
         let mut entries = self.lock();
         let same = match (entries.get(&entry.pod.uid), over) {
             (Some(stored), Some(over)) => Arc::ptr_eq(&stored.status, over),
@@ -293,7 +294,7 @@ impl StatusManager {
         same
     }
 
-    fn tell(&self, before: Option<&Kept>, entry: &Kept) {
+    fn publish(&self, before: Option<&CachedStatus>, entry: &CachedStatus) {
         let (uid, status) = (entry.pod.uid.clone(), entry.status.clone());
         let event = match before {
             Some(before) if before.finished && entry.finished => None,
@@ -308,7 +309,7 @@ impl StatusManager {
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PodUid, Kept>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PodUid, CachedStatus>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -321,31 +322,31 @@ struct Update<'a> {
     now: Timestamp,
     /// Whether to store an unchanged status.
     force: bool,
-    life: Life,
+    life: PodLifecycle,
 }
 
 impl<'a> Update<'a> {
     /// Previous status of the update. Only a newly built status may follow one other than the cached status.
-    fn before(&self, kept: Option<&'a api::PodStatus>) -> Option<&'a api::PodStatus> {
-        let is_built = matches!(self.life, Life::Goes | Life::Stopped);
+    fn previous(&self, kept: Option<&'a api::PodStatus>) -> Option<&'a api::PodStatus> {
+        let is_built = matches!(self.life, PodLifecycle::Goes | PodLifecycle::Stopped);
         kept.filter(|kept| !(is_built && follows_object(self.pod, kept))).or(self.first)
     }
 
-    fn entry(&self, cached: Option<&Kept>, status: api::PodStatus) -> Kept {
+    fn entry(&self, cached: Option<&CachedStatus>, status: api::PodStatus) -> CachedStatus {
         // A static pod may restart under its UID; any other finished pod stays finished.
         let was_finished = cached.is_some_and(|e| e.finished) && !self.pod.is_static();
         let remains = match self.life {
-            Life::Goes => Remains::Something,
-            Life::Stopped | Life::IsOver => Remains::Nothing,
-            Life::Unknown => cached.map_or(Remains::Something, |e| e.remains),
+            PodLifecycle::Goes => RemainingResources::Something,
+            PodLifecycle::Stopped | PodLifecycle::IsOver => RemainingResources::Nothing,
+            PodLifecycle::Unknown => cached.map_or(RemainingResources::Something, |e| e.remains),
         };
-        Kept {
+        CachedStatus {
             pod: self.pod.id().clone(),
             is_static: self.pod.is_static(),
             status: Arc::new(status),
             version: cached.map_or(1, |e| e.version + 1),
             unsent_since: cached.and_then(|e| e.unsent_since).or(Some(self.now)),
-            finished: was_finished || self.life == Life::IsOver,
+            finished: was_finished || self.life == PodLifecycle::IsOver,
             remains,
         }
     }
@@ -392,8 +393,8 @@ fn recompute_readiness(pod: &Pod, status: &mut api::PodStatus) {
 mod tests {
     use super::*;
     use crate::{
+        fixture::{RuntimeState, StatusFixture, at, observed, pod, static_pod},
         lookup::{condition, exit},
-        testing::{Seen, World, at, observed, pod, static_pod},
     };
     use berth_metrics::Registry;
 
@@ -402,16 +403,16 @@ mod tests {
         (StatusManager::new(StatusMetrics::new(&registry)), registry)
     }
 
-    fn world(seen: Seen) -> World {
-        World::new(pod("Always", &["c"]), observed(&[("c", seen)]))
+    fn world(seen: RuntimeState) -> StatusFixture {
+        StatusFixture::new(pod("Always", &["c"]), observed(&[("c", seen)]))
     }
 
     #[test]
     fn what_the_api_shows_word_by_word_is_kept_once() {
         let (manager, _) = manager();
-        let world = world(Seen::Running);
+        let world = world(RuntimeState::Running);
         manager.set(&world.pod, world.build(), at(10));
-        let kept = || manager.kept_of(world.pod.uid()).expect("kept");
+        let kept = || manager.cached(world.pod.uid()).expect("kept");
         // Like servers: conditions in another order, and empty values dropped.
         let mut shown = (*kept().status).clone();
         shown.conditions.as_mut().expect("conditions").reverse();
@@ -424,7 +425,7 @@ mod tests {
         assert!(Arc::ptr_eq(&kept().status, &shown));
         assert_eq!((kept().version, *manager.changes().borrow()), (1, 1), "nothing is told anew");
         manager.share(&"unknown".into(), &shown);
-        assert_eq!(manager.kept().len(), 1);
+        assert_eq!(manager.all_cached().len(), 1);
     }
 
     fn version(manager: &StatusManager) -> Option<u64> {
@@ -435,19 +436,19 @@ mod tests {
     fn only_changes_make_versions() {
         // AC-02b-11
         let (manager, _) = manager();
-        let mut world = world(Seen::Running);
+        let mut world = world(RuntimeState::Running);
         let mut changes = manager.changes();
-        assert_eq!(manager.set(&world.pod, world.build(), at(10)), Outcome::Accepted(1));
+        assert_eq!(manager.set(&world.pod, world.build(), at(10)), UpdateOutcome::Accepted(1));
         world.previous = manager.status(world.pod.uid()).as_deref().cloned();
-        assert_eq!(manager.set(&world.pod, world.build(), at(20)), Outcome::Unchanged);
+        assert_eq!(manager.set(&world.pod, world.build(), at(20)), UpdateOutcome::Unchanged);
         assert_eq!(*changes.borrow_and_update(), 1);
-        world.observed = observed(&[("c", Seen::Exited(1))]);
-        assert_eq!(manager.set(&world.pod, world.build(), at(30)), Outcome::Accepted(2));
+        world.observed = observed(&[("c", RuntimeState::Exited(1))]);
+        assert_eq!(manager.set(&world.pod, world.build(), at(30)), UpdateOutcome::Accepted(2));
         assert!(changes.has_changed().expect("alive"));
         let unsent = manager.unsent();
         assert_eq!((unsent[0].version, unsent[0].unsent_since, unsent[0].finished), (2, Some(at(10)), false));
         assert_eq!(manager.stored(), 2);
-        manager.sent(world.pod.uid(), 2, at(40));
+        manager.mark_sent(world.pod.uid(), 2, at(40));
         assert_eq!(manager.stored(), 2, "the same status");
         manager.forget(world.pod.uid());
         assert_eq!(manager.stored(), 3, "none is another one");
@@ -457,7 +458,7 @@ mod tests {
     fn what_was_said_before_the_mirror_was_seen_is_said_anew() {
         // AC-10a-38: row 7
         let (manager, _) = manager();
-        let mut world = World::new(static_pod("Always", &["c"]), observed(&[("c", Seen::Running)]));
+        let mut world = StatusFixture::new(static_pod("Always", &["c"]), observed(&[("c", RuntimeState::Running)]));
         let uid = world.pod.uid().clone();
         let starts = || manager.status(&uid).and_then(|s| s.start_time.clone()).map(|t| t.0);
         manager.set(&world.pod, world.build(), at(100));
@@ -468,54 +469,54 @@ mod tests {
             condition.last_transition_time = Some(at(11).into());
         }
         world.set_api_status(serde_json::to_value(&told).expect("JSON"));
-        assert_eq!(manager.before(&world.pod), None, "the mirror's");
-        assert_eq!(manager.set(&world.pod, world.build(), at(101)), Outcome::Accepted(2));
+        assert_eq!(manager.previous(&world.pod), None, "the mirror's");
+        assert_eq!(manager.set(&world.pod, world.build(), at(101)), UpdateOutcome::Accepted(2));
         let status = manager.status(&uid).expect("a status");
         let times = status.conditions.iter().flatten().map(|c| c.last_transition_time.as_ref().map(|t| t.0));
         assert!(times.into_iter().all(|time| time == Some(at(11))), "{status:?}");
-        assert_eq!((starts(), manager.before(&world.pod)), (Some(at(10)), Some(status)));
-        assert_eq!(manager.set(&world.pod, world.build(), at(102)), Outcome::Unchanged);
+        assert_eq!((starts(), manager.previous(&world.pod)), (Some(at(10)), Some(status)));
+        assert_eq!(manager.set(&world.pod, world.build(), at(102)), UpdateOutcome::Unchanged);
     }
 
     #[test]
     fn a_deleted_pod_is_stored_even_unchanged() {
         let (manager, _) = manager();
-        let mut world = world(Seen::Running);
+        let mut world = world(RuntimeState::Running);
         world.delete();
-        assert_eq!(manager.set(&world.pod, world.build(), at(10)), Outcome::Accepted(1));
-        assert_eq!(manager.set(&world.pod, world.build(), at(10)), Outcome::Accepted(2));
+        assert_eq!(manager.set(&world.pod, world.build(), at(10)), UpdateOutcome::Accepted(1));
+        assert_eq!(manager.set(&world.pod, world.build(), at(10)), UpdateOutcome::Accepted(2));
     }
 
     #[test]
     fn probe_results_change_readiness() {
         let (manager, _) = manager();
-        let world = world(Seen::Running);
+        let world = world(RuntimeState::Running);
         let (pod, id) = (&world.pod, ContainerId::from("c-0"));
-        assert_eq!(manager.set_ready(pod, &id, false, at(1)), Outcome::Unchanged, "no status yet");
+        assert_eq!(manager.set_ready(pod, &id, false, at(1)), UpdateOutcome::Unchanged, "no status yet");
         manager.set(pod, world.build(), at(10));
-        assert_eq!(manager.set_ready(pod, &id, true, at(20)), Outcome::Unchanged);
-        assert_eq!(manager.set_ready(pod, &"other".into(), false, at(20)), Outcome::Unchanged);
-        assert_eq!(manager.set_ready(pod, &id, false, at(20)), Outcome::Accepted(2));
+        assert_eq!(manager.set_ready(pod, &id, true, at(20)), UpdateOutcome::Unchanged);
+        assert_eq!(manager.set_ready(pod, &"other".into(), false, at(20)), UpdateOutcome::Unchanged);
+        assert_eq!(manager.set_ready(pod, &id, false, at(20)), UpdateOutcome::Accepted(2));
         let status = manager.status(pod.uid()).expect("a status");
         for type_ in ["Ready", "ContainersReady"] {
             let told = condition(&status, type_).expect("the condition");
             let changed = told.last_transition_time.as_ref().map(|t| t.0);
             assert_eq!((told.status.as_str(), changed), ("False", Some(at(20))), "{type_}");
         }
-        assert_eq!(manager.set_started(pod, &id, true, at(30)), Outcome::Unchanged);
-        assert_eq!(manager.set_started(pod, &id, false, at(30)), Outcome::Accepted(3));
+        assert_eq!(manager.set_started(pod, &id, true, at(30)), UpdateOutcome::Unchanged);
+        assert_eq!(manager.set_started(pod, &id, false, at(30)), UpdateOutcome::Accepted(3));
     }
 
     #[test]
     fn a_probe_that_knows_an_older_pod_sets_no_generation_back() {
         let (manager, _) = manager();
-        let world = world(Seen::Running);
+        let world = world(RuntimeState::Running);
         let newer = world.pod.generation();
         let mut older = world.pod.to_object();
         older.metadata.generation = Some(newer - 1);
         let older = Pod::new(older).expect("complete");
         manager.set(&world.pod, world.build(), at(10));
-        assert_eq!(manager.set_ready(&older, &"c-0".into(), false, at(20)), Outcome::Accepted(2));
+        assert_eq!(manager.set_ready(&older, &"c-0".into(), false, at(20)), UpdateOutcome::Accepted(2));
         let status = manager.status(older.uid()).expect("a status");
         let told = condition(&status, "Ready").expect("the condition");
         assert_eq!((told.status.as_str(), told.observed_generation), ("False", Some(newer)));
@@ -526,9 +527,9 @@ mod tests {
         // AC-02b-13
         let (manager, _) = manager();
         let mut events = manager.events();
-        let world = world(Seen::Running);
+        let world = world(RuntimeState::Running);
         manager.set(&world.pod, world.build(), at(10));
-        assert_eq!(manager.terminate(&world.pod, at(20)), Outcome::Accepted(2));
+        assert_eq!(manager.terminate(&world.pod, at(20)), UpdateOutcome::Accepted(2));
         let status = manager.status(world.pod.uid()).expect("a status");
         let ended = status.container_statuses.iter().flatten().all(|c| exit(c).is_some());
         assert_eq!((status.phase.as_deref(), ended), (Some("Failed"), true));
@@ -543,7 +544,7 @@ mod tests {
             });
         }
         assert_eq!(kinds, ["added", "removed"]);
-        let fixed = World::new(static_pod("Always", &["c"]), observed(&[]));
+        let fixed = StatusFixture::new(static_pod("Always", &["c"]), observed(&[]));
         manager.forget(fixed.pod.uid());
         manager.terminate(&fixed.pod, at(20));
         manager.set(&fixed.pod, fixed.build(), at(30));
@@ -553,11 +554,11 @@ mod tests {
     #[test]
     fn illegal_moves_store_nothing() {
         let (manager, _) = manager();
-        let mut world = World::new(pod("Never", &["c"]), observed(&[("c", Seen::Exited(1))]));
+        let mut world = StatusFixture::new(pod("Never", &["c"]), observed(&[("c", RuntimeState::Exited(1))]));
         manager.set(&world.pod, world.build(), at(10));
-        world.observed = observed(&[("c", Seen::Running)]);
+        world.observed = observed(&[("c", RuntimeState::Running)]);
         let refused = manager.set(&world.pod, world.build(), at(20));
-        assert_eq!(refused, Outcome::Refused(Refused::LeftItsEnd("c".to_owned())));
+        assert_eq!(refused, UpdateOutcome::Refused(TransitionError::LeftTerminated("c".to_owned())));
         assert_eq!(version(&manager), Some(1));
     }
 
@@ -565,8 +566,8 @@ mod tests {
     fn ends_are_counted_once() {
         // AC-08-6
         let (manager, registry) = manager();
-        let mut world = World::new(pod("Never", &["c"]), observed(&[("c", Seen::Running)]));
-        for seen in [Seen::Running, Seen::Exited(0), Seen::Exited(0)] {
+        let mut world = StatusFixture::new(pod("Never", &["c"]), observed(&[("c", RuntimeState::Running)]));
+        for seen in [RuntimeState::Running, RuntimeState::Exited(0), RuntimeState::Exited(0)] {
             world.observed = observed(&[("c", seen)]);
             manager.set(&world.pod, world.build(), at(10));
         }
@@ -585,30 +586,30 @@ mod tests {
     fn that_nothing_runs_any_more_is_a_change() {
         // AC-02b-12
         let (manager, _) = manager();
-        let world = world(Seen::Exited(0));
+        let world = world(RuntimeState::Exited(0));
         manager.set(&world.pod, world.build(), at(10));
         let remains = || manager.unsent()[0].remains;
         assert_eq!(
             (manager.set(&world.pod, world.build(), at(20)), remains()),
-            (Outcome::Unchanged, Remains::Something)
+            (UpdateOutcome::Unchanged, RemainingResources::Something)
         );
         let stopped = manager.set_stopped(&world.pod, world.build(), at(30));
-        assert_eq!((stopped, remains()), (Outcome::Accepted(2), Remains::Nothing));
+        assert_eq!((stopped, remains()), (UpdateOutcome::Accepted(2), RemainingResources::Nothing));
         manager.set_ready(&world.pod, &"c-0".into(), true, at(40));
-        assert_eq!(remains(), Remains::Nothing, "a probe knows nothing of it");
+        assert_eq!(remains(), RemainingResources::Nothing, "a probe knows nothing of it");
     }
 
     #[test]
     fn what_was_sent_is_not_sent_again() {
         let (manager, registry) = manager();
-        let mut world = world(Seen::Running);
+        let mut world = world(RuntimeState::Running);
         let uid = world.pod.uid().clone();
         manager.set(&world.pod, world.build(), at(10));
-        world.observed = observed(&[("c", Seen::Exited(1))]);
+        world.observed = observed(&[("c", RuntimeState::Exited(1))]);
         manager.set(&world.pod, world.build(), at(12));
-        manager.sent(&uid, 1, at(15));
+        manager.mark_sent(&uid, 1, at(15));
         assert_eq!(manager.unsent()[0].unsent_since, Some(at(15)), "version 2 waits since then");
-        manager.sent(&uid, 2, at(16));
+        manager.mark_sent(&uid, 2, at(16));
         assert_eq!(manager.unsent(), []);
         let families = registry.gather();
         let family = families.iter().find(|f| f.name() == "kubelet_pod_status_sync_duration_seconds").expect("there");
@@ -620,19 +621,22 @@ mod tests {
     fn orphans_are_forgotten() {
         // AC-02b-14
         let (manager, _) = manager();
-        let world = world(Seen::Running);
+        let world = world(RuntimeState::Running);
         manager.set(&world.pod, world.build(), at(10));
         manager.retain(&HashSet::from([world.pod.uid().clone()]));
         assert_eq!((manager.snapshot().len(), manager.stored()), (1, 1));
         manager.retain(&HashSet::new());
         assert_eq!((manager.status(world.pod.uid()), manager.stored()), (None, 2));
-        assert_eq!(manager.set(&world.pod, world.build(), at(20)), Outcome::Accepted(1));
+        assert_eq!(manager.set(&world.pod, world.build(), at(20)), UpdateOutcome::Accepted(1));
     }
 
     #[test]
     fn concurrent_updates_do_not_lose_each_other() {
         let (manager, _) = manager();
-        let world = World::new(pod("Always", &["c", "d"]), observed(&[("c", Seen::Running), ("d", Seen::Running)]));
+        let world = StatusFixture::new(
+            pod("Always", &["c", "d"]),
+            observed(&[("c", RuntimeState::Running), ("d", RuntimeState::Running)]),
+        );
         manager.set(&world.pod, world.build(), at(10));
         std::thread::scope(|scope| {
             for id in ["c-0", "d-0"] {

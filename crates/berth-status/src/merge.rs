@@ -5,16 +5,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
     accept::set_transition_time,
-    baseline::is_unaware,
     conditions::{CONTAINERS_READY, DISRUPTION_TARGET, READY, is_owned, make},
     lookup::{condition, is_true},
     phase::Phase,
+    previous_status::starts_after,
 };
 use berth_types::api;
 
 /// Whether the pod may still use what its termination releases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Remains {
+pub enum RemainingResources {
     /// Containers may run, or resources remain: a terminal phase is not published yet.
     Something,
     /// No containers run and no resources remain.
@@ -22,20 +22,25 @@ pub enum Remains {
 }
 
 /// Status to write over the current one of the API server.
-pub fn merge(api: &api::PodStatus, cached: &api::PodStatus, remains: Remains, now: Timestamp) -> api::PodStatus {
+pub fn merge(
+    api: &api::PodStatus,
+    cached: &api::PodStatus,
+    remains: RemainingResources,
+    now: Timestamp,
+) -> api::PodStatus {
     let ended = |status| Phase::of(status).is_some_and(Phase::is_terminal);
     let ending = !ended(api) && ended(cached);
     let mut merged = cached.clone();
-    merged.conditions = Some(merged_conditions(api, cached, ending && remains == Remains::Nothing, now));
+    merged.conditions = Some(merged_conditions(api, cached, ending && remains == RemainingResources::Nothing, now));
     merged.resource_claim_statuses.clone_from(&api.resource_claim_statuses);
     merged.extended_resource_claim_status.clone_from(&api.extended_resource_claim_status);
     merged.node_allocatable_resource_claim_statuses.clone_from(&api.node_allocatable_resource_claim_statuses);
-    if ending && remains == Remains::Something {
+    if ending && remains == RemainingResources::Something {
         merged.phase.clone_from(&api.phase);
         merged.reason.clone_from(&api.reason);
         merged.message.clone_from(&api.message);
     }
-    if ended(cached) && is_unaware(cached, api) {
+    if ended(cached) && starts_after(cached, api) {
         keep_times(&mut merged, api);
     }
     if ended(&merged) && (is_true(&merged, READY) || is_true(&merged, CONTAINERS_READY)) {
@@ -97,14 +102,14 @@ fn put(status: &mut api::PodStatus, mut new: api::PodCondition, now: Timestamp) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::at;
+    use crate::fixture::at;
     use serde_json::{Value, json};
 
     fn status(v: Value) -> api::PodStatus {
         serde_json::from_value(v).expect("a status")
     }
 
-    fn merged(api: Value, cached: Value, remains: Remains) -> Value {
+    fn merged(api: Value, cached: Value, remains: RemainingResources) -> Value {
         let merged = merge(&status(api), &status(cached), remains, at(0));
         serde_json::to_value(merged).expect("JSON")
     }
@@ -119,7 +124,7 @@ mod tests {
             {"type": "example.com/x", "status": "False"}, {"type": "Ready", "status": "True"},
             {"type": "DisruptionTarget", "status": "True"}]});
         assert_eq!(
-            merged(api, cached, Remains::Nothing),
+            merged(api, cached, RemainingResources::Nothing),
             json!({"phase": "Running", "resourceClaimStatuses": [{"name": "r"}], "conditions": [
                 {"type": "example.com/x", "status": "True"}, {"type": "Ready", "status": "True"}]})
         );
@@ -132,10 +137,16 @@ mod tests {
             json!({"phase": phase, "startTime": at, "conditions": [
                 {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}]})
         };
-        assert_eq!(merged(told(1, "Succeeded"), told(9, "Succeeded"), Remains::Nothing), told(1, "Succeeded"));
-        assert_eq!(merged(told(9, "Succeeded"), told(1, "Succeeded"), Remains::Nothing), told(1, "Succeeded"));
         assert_eq!(
-            merged(told(1, "Failed"), told(9, "Running"), Remains::Something),
+            merged(told(1, "Succeeded"), told(9, "Succeeded"), RemainingResources::Nothing),
+            told(1, "Succeeded")
+        );
+        assert_eq!(
+            merged(told(9, "Succeeded"), told(1, "Succeeded"), RemainingResources::Nothing),
+            told(1, "Succeeded")
+        );
+        assert_eq!(
+            merged(told(1, "Failed"), told(9, "Running"), RemainingResources::Something),
             told(9, "Running"),
             "another life"
         );
@@ -151,7 +162,7 @@ mod tests {
                 {"type": "Ready", "status": "True"}]})
         };
         assert_eq!(
-            merged(api(), cached(), Remains::Something),
+            merged(api(), cached(), RemainingResources::Something),
             json!({"phase": "Running", "message": "m", "observedGeneration": 3,
                 "conditions": [{"type": "Ready", "status": "True"}]})
         );
@@ -161,7 +172,7 @@ mod tests {
                 "lastTransitionTime": epoch})
         };
         assert_eq!(
-            merged(api(), cached(), Remains::Nothing),
+            merged(api(), cached(), RemainingResources::Nothing),
             json!({"phase": "Failed", "reason": "Evicted", "observedGeneration": 3, "conditions": [
                 {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": epoch},
                 not_ready("Ready"), not_ready("ContainersReady")]})

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::lookup::{State, find, last_exit, state};
+use super::lookup::{ContainerStateRef, find, last_exit, state};
 use berth_types::{Pod, api, restart::restarts_after_exit};
 
 /// Reason of a state left by a restart of all containers.
@@ -101,8 +101,8 @@ pub fn phase(input: &PhaseInput<'_>) -> Phase {
 impl Counts {
     fn count_init(&mut self, pod: &Pod, container: &api::Container, status: Option<&api::ContainerStatus>) {
         let exit = match status.map(state) {
-            Some(State::Terminated(exit)) => Some(exit),
-            Some(State::Waiting) => status.and_then(last_exit),
+            Some(ContainerStateRef::Terminated(exit)) => Some(exit),
+            Some(ContainerStateRef::Waiting) => status.and_then(last_exit),
             _ => None,
         };
         match exit {
@@ -118,18 +118,18 @@ impl Counts {
             return;
         };
         match state(status) {
-            State::Running => {
+            ContainerStateRef::Running => {
                 self.running += 1;
                 self.pending_sidecar += usize::from(status.started != Some(true));
             }
             // A terminated sidecar, even a failed one, never decides the phase.
-            State::Terminated(_) => {}
-            State::Waiting if last_exit(status).is_some() => {}
-            State::Waiting => {
+            ContainerStateRef::Terminated(_) => {}
+            ContainerStateRef::Waiting if last_exit(status).is_some() => {}
+            ContainerStateRef::Waiting => {
                 self.pending_sidecar += 1;
                 self.waiting += 1;
             }
-            State::None => {
+            ContainerStateRef::None => {
                 self.pending_sidecar += 1;
                 self.unknown += 1;
             }
@@ -142,18 +142,18 @@ impl Counts {
             return;
         };
         match (state(status), last_exit(status)) {
-            (State::Running, _) => self.running += 1,
-            (State::Terminated(exit), _) => {
+            (ContainerStateRef::Running, _) => self.running += 1,
+            (ContainerStateRef::Terminated(exit), _) => {
                 self.stopped += 1;
                 self.succeeded += usize::from(exit.exit_code == 0);
                 self.stopped_final += usize::from(!restartable(pod, container, exit));
             }
-            (State::Waiting, Some(exit)) => {
+            (ContainerStateRef::Waiting, Some(exit)) => {
                 self.stopped += 1;
                 self.stopped_final += usize::from(!restartable(pod, container, exit));
             }
-            (State::Waiting, None) => self.waiting += 1,
-            (State::None, _) => self.unknown += 1,
+            (ContainerStateRef::Waiting, None) => self.waiting += 1,
+            (ContainerStateRef::None, _) => self.unknown += 1,
         }
     }
 
@@ -186,7 +186,7 @@ fn restartable(pod: &Pod, container: &api::Container, exit: &api::ContainerState
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{exited, pod, running, status, waiting, waiting_after};
+    use crate::fixture::{exited, pod, running, status, waiting, waiting_after};
     use proptest::prelude::*;
 
     /// `policy`, then containers as name (`i…` init, `s…` sidecar, otherwise regular) and state.
@@ -195,7 +195,8 @@ mod tests {
         let pod = pod(policy, &names);
         let statuses: Vec<api::ContainerStatus> = containers.iter().map(|(n, s)| status(n, s.clone())).collect();
         let (init, regular): (Vec<_>, Vec<_>) = statuses.into_iter().partition(|s| s.name.starts_with(['i', 's']));
-        let initialized = regular.iter().any(|s| !matches!(state(s), State::Waiting | State::None));
+        let initialized =
+            regular.iter().any(|s| !matches!(state(s), ContainerStateRef::Waiting | ContainerStateRef::None));
         phase(&PhaseInput { pod: &pod, init: &init, regular: &regular, terminal_build: terminal, initialized })
     }
 
@@ -235,7 +236,7 @@ mod tests {
 
     #[test]
     fn static_pods_are_not_forced_to_an_end() {
-        let pod = crate::testing::static_pod("Always", &["c"]);
+        let pod = crate::fixture::static_pod("Always", &["c"]);
         let regular = [status("c", exited(0))];
         let input = PhaseInput { pod: &pod, init: &[], regular: &regular, terminal_build: true, initialized: true };
         assert_eq!(phase(&input), Phase::Running);
@@ -252,7 +253,7 @@ mod tests {
     #[test]
     fn a_restart_rule_keeps_the_pod_running() {
         // AC-02b-7
-        let pod = crate::testing::pod_with(serde_json::json!({"restartPolicy": "Never", "containers": [
+        let pod = crate::fixture::pod_with(serde_json::json!({"restartPolicy": "Never", "containers": [
             {"name": "c", "restartPolicy": "Never", "restartPolicyRules": [
                 {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}]}));
         for (code, expected) in [(42, Phase::Running), (1, Phase::Failed)] {

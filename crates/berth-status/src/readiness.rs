@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     ProbeOutcome, StatusInput,
-    lookup::{State, exit, state},
+    lookup::{ContainerStateRef, exit, state},
 };
 use berth_types::{ContainerId, Pod, api};
 
@@ -12,7 +12,11 @@ use berth_types::{ContainerId, Pod, api};
 const BEFORE_AGENT: Duration = Duration::from_secs(10);
 
 /// Sets `started` and `ready` of all init and regular containers.
-pub(super) fn judge(input: &StatusInput<'_>, init: &mut [api::ContainerStatus], regular: &mut [api::ContainerStatus]) {
+pub(super) fn set_readiness(
+    input: &StatusInput<'_>,
+    init: &mut [api::ContainerStatus],
+    regular: &mut [api::ContainerStatus],
+) {
     for (container, status) in input.pod.init_containers().iter().zip(init) {
         status.started = Some(started(input, container, status));
         status.ready = if Pod::is_sidecar(container) {
@@ -29,7 +33,7 @@ pub(super) fn judge(input: &StatusInput<'_>, init: &mut [api::ContainerStatus], 
 }
 
 fn started(input: &StatusInput<'_>, container: &api::Container, status: &api::ContainerStatus) -> bool {
-    if state(status) != State::Running {
+    if state(status) != ContainerStateRef::Running {
         return false;
     }
     match outcome(input, status).startup {
@@ -74,7 +78,9 @@ fn outcome(input: &StatusInput<'_>, status: &api::ContainerStatus) -> ProbeOutco
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{AGENT_STARTED, Seen, World, at, exited, observed, pod_with, running, status, waiting};
+    use crate::fixture::{
+        AGENT_STARTED, RuntimeState, StatusFixture, at, exited, observed, pod_with, running, status, waiting,
+    };
 
     fn judged(
         probes: serde_json::Value,
@@ -84,12 +90,14 @@ mod tests {
     ) -> (Option<bool>, bool) {
         let mut container = probes;
         container["name"] = "c".into();
-        let mut world =
-            World::new(pod_with(serde_json::json!({"containers": [container]})), observed(&[("c", Seen::Running)]));
+        let mut world = StatusFixture::new(
+            pod_with(serde_json::json!({"containers": [container]})),
+            observed(&[("c", RuntimeState::Running)]),
+        );
         world.set_api_status(api_status);
-        world.probes_say(outcome);
+        world.set_probes(outcome);
         let mut list = [entry];
-        judge(&world.input(), &mut [], &mut list);
+        set_readiness(&world.input(), &mut [], &mut list);
         (list[0].started, list[0].ready)
     }
 
@@ -153,9 +161,9 @@ mod tests {
 
     #[test]
     fn init_containers_are_ready_when_done() {
-        let world = World::new(crate::testing::pod("Always", &["i", "i2", "s", "c"]), observed(&[]));
+        let world = StatusFixture::new(crate::fixture::pod("Always", &["i", "i2", "s", "c"]), observed(&[]));
         let mut init = [status("i", exited(0)), status("i2", exited(1)), status("s", running())];
-        judge(&world.input(), &mut init, &mut []);
+        set_readiness(&world.input(), &mut init, &mut []);
         assert_eq!(init.map(|s| (s.started, s.ready)), [(Some(false), true), (Some(false), false), (Some(true), true)]);
     }
 }

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
     PodCgroup,
-    lookup::{State, state},
+    lookup::{ContainerStateRef, state},
     phase::Phase,
 };
 use berth_types::{
@@ -36,7 +36,7 @@ pub(super) fn container_resources(
         return resources;
     }
     let before = old
-        .filter(|o| state(o) == State::Running && o.container_id.as_deref() == full_id)
+        .filter(|o| state(o) == ContainerStateRef::Running && o.container_id.as_deref() == full_id)
         .and_then(|o| o.resources.as_ref());
     let seen = instance.resources.clone().unwrap_or_default();
     if let Some(limits) = resources.limits.as_mut() {
@@ -144,11 +144,11 @@ fn some(list: List) -> Option<List> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Seen, instance, pod_with, running, status};
+    use crate::fixture::{RuntimeState, instance, pod_with, running, status};
     use berth_types::observed::ObservedResources;
     use serde_json::{Value, json};
 
-    fn shown(granted: Value, seen: Seen, told: ObservedResources, old: Option<Value>) -> Value {
+    fn shown(granted: Value, seen: RuntimeState, told: ObservedResources, old: Option<Value>) -> Value {
         let container = api::Container {
             resources: Some(serde_json::from_value(granted).expect("resources")),
             ..Default::default()
@@ -172,11 +172,11 @@ mod tests {
             memory_limit_bytes: Some(512 << 20),
         };
         assert_eq!(
-            shown(granted(), Seen::Running, told.clone(), None),
+            shown(granted(), RuntimeState::Running, told.clone(), None),
             json!({"limits": {"cpu": "2", "memory": "512Mi"}, "requests": {"cpu": "700m", "memory": "1Gi"}})
         );
-        assert_eq!(shown(granted(), Seen::Exited(0), told.clone(), None), granted(), "not running");
-        assert_eq!(shown(json!({}), Seen::Running, told, None), json!({}), "only inside maps that exist");
+        assert_eq!(shown(granted(), RuntimeState::Exited(0), told.clone(), None), granted(), "not running");
+        assert_eq!(shown(json!({}), RuntimeState::Running, told, None), json!({}), "only inside maps that exist");
     }
 
     #[test]
@@ -187,17 +187,17 @@ mod tests {
             cpu_request_milli: Some(request),
             memory_limit_bytes: None,
         };
-        assert_eq!(shown(granted(), Seen::Running, told(10, 2), None), granted());
+        assert_eq!(shown(granted(), RuntimeState::Running, told(10, 2), None), granted());
         let larger = json!({"limits": {"cpu": "11m"}, "requests": {"cpu": "3m"}});
-        assert_eq!(shown(granted(), Seen::Running, told(11, 3), None), larger);
+        assert_eq!(shown(granted(), RuntimeState::Running, told(11, 3), None), larger);
     }
 
     #[test]
     fn what_the_runtime_does_not_tell_stays() {
         let granted = || json!({"limits": {"cpu": "1"}, "requests": {"cpu": "1"}});
         let before = json!({"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "3"}});
-        assert_eq!(shown(granted(), Seen::Running, ObservedResources::default(), Some(before.clone())), before);
-        assert_eq!(shown(granted(), Seen::Running, ObservedResources::default(), None), granted());
+        assert_eq!(shown(granted(), RuntimeState::Running, ObservedResources::default(), Some(before.clone())), before);
+        assert_eq!(shown(granted(), RuntimeState::Running, ObservedResources::default(), None), granted());
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
             json!({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2"}}),
             "not running yet"
         );
-        crate::testing::set_status(&mut pod, json!({"phase": "Running"}));
+        crate::fixture::set_status(&mut pod, json!({"phase": "Running"}));
         assert_eq!(
             value(pod_resources(&pod, cgroup, &none)),
             json!({"requests": {"cpu": "1500m", "memory": "1Gi"}, "limits": {"cpu": "2500m"}})

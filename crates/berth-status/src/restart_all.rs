@@ -70,7 +70,7 @@ fn all(pod: &Pod) -> impl Iterator<Item = &api::Container> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Seen, exited, observed, pod_with, status};
+    use crate::fixture::{RuntimeState, exited, observed, pod_with, status};
 
     fn ruled() -> Pod {
         pod_with(serde_json::json!({"restartPolicy": "Never", "containers": [
@@ -87,11 +87,11 @@ mod tests {
     fn the_newest_exit_decides_and_the_status_where_nothing_is_left() {
         let none = api::PodStatus::default();
         for (case, seen, status, expected) in [
-            ("exit matches", vec![("a", Seen::Exited(42)), ("b", Seen::Running)], none.clone(), true),
-            ("exit does not match", vec![("a", Seen::Exited(1))], none.clone(), false),
-            ("another container's exit", vec![("b", Seen::Exited(42))], none, false),
-            ("gone, told", vec![("b", Seen::Running)], told(42), true),
-            ("runs again", vec![("a", Seen::Running)], told(42), false),
+            ("exit matches", vec![("a", RuntimeState::Exited(42)), ("b", RuntimeState::Running)], none.clone(), true),
+            ("exit does not match", vec![("a", RuntimeState::Exited(1))], none.clone(), false),
+            ("another container's exit", vec![("b", RuntimeState::Exited(42))], none, false),
+            ("gone, told", vec![("b", RuntimeState::Running)], told(42), true),
+            ("runs again", vec![("a", RuntimeState::Running)], told(42), false),
         ] {
             assert_eq!(triggered(&ruled(), &observed(&seen), &status), expected, "{case}");
         }
@@ -99,14 +99,17 @@ mod tests {
 
     #[test]
     fn it_ends_when_nothing_is_left() {
-        let condition = |seen: &[(&str, Seen)], triggered, phase| {
+        let condition = |seen: &[(&str, RuntimeState)], triggered, phase| {
             let c = condition(&ruled(), &observed(seen), triggered, phase);
             (c.status, c.reason.unwrap_or_default())
         };
         let started = ("True".to_owned(), "RestartAllContainersStarted".to_owned());
-        assert_eq!(condition(&[("b", Seen::Running)], true, Phase::Running), started);
+        assert_eq!(condition(&[("b", RuntimeState::Running)], true, Phase::Running), started);
         assert_eq!(condition(&[], true, Phase::Running), ("False".to_owned(), String::new()));
-        assert_eq!(condition(&[("b", Seen::Running)], false, Phase::Running), ("False".to_owned(), String::new()));
+        assert_eq!(
+            condition(&[("b", RuntimeState::Running)], false, Phase::Running),
+            ("False".to_owned(), String::new())
+        );
         assert_eq!(condition(&[], true, Phase::Failed), ("False".to_owned(), "PodFailed".to_owned()));
     }
 }

@@ -4,7 +4,7 @@
 
 use super::{
     containers::{LOST_AT_END, STATUS_UNKNOWN},
-    lookup::{State, exit, last_exit, lost, state, terminated},
+    lookup::{ContainerStateRef, end_not_observed, exit, last_exit, state, terminated},
     phase::Phase,
 };
 use berth_types::{Pod, api};
@@ -15,13 +15,13 @@ pub fn terminate(pod: &Pod, status: &api::PodStatus) -> api::PodStatus {
     let mut status = status.clone();
     if initialized(pod, &status) {
         for container in status.container_statuses.iter_mut().flatten() {
-            close(container);
+            mark_terminated(container);
         }
     }
     if let Some(init) = status.init_container_statuses.as_mut() {
         // Init containers after the last one that ever started were never due to start.
         let started = init.iter().rposition(was_started).map_or(1, |last| last + 1);
-        init.iter_mut().take(started).for_each(close);
+        init.iter_mut().take(started).for_each(mark_terminated);
     }
     if !pod.is_static() && !Phase::of(&status).is_some_and(Phase::is_terminal) {
         status.phase = Some(Phase::Failed.as_str().to_owned());
@@ -39,23 +39,23 @@ fn initialized(pod: &Pod, status: &api::PodStatus) -> bool {
     let is_sidecar = pod.init_containers().iter().any(|c| c.name == last.name && Pod::is_sidecar(c));
     done(exit(last))
         || done(last_exit(last))
-        || (is_sidecar && state(last) == State::Running && last.started == Some(true))
+        || (is_sidecar && state(last) == ContainerStateRef::Running && last.started == Some(true))
 }
 
 fn was_started(status: &api::ContainerStatus) -> bool {
-    state(status) != State::Waiting || last_exit(status).is_some()
+    state(status) != ContainerStateRef::Waiting || last_exit(status).is_some()
 }
 
-fn close(status: &mut api::ContainerStatus) {
+fn mark_terminated(status: &mut api::ContainerStatus) {
     if exit(status).is_none() {
-        status.state = Some(terminated(lost(STATUS_UNKNOWN, LOST_AT_END)));
+        status.state = Some(terminated(end_not_observed(STATUS_UNKNOWN, LOST_AT_END)));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{exited, pod, running, static_pod, status, waiting, waiting_after};
+    use crate::fixture::{exited, pod, running, static_pod, status, waiting, waiting_after};
 
     /// Exit codes in the final status, `None` for containers that stay open; init containers first.
     fn codes(entries: &[(&str, serde_json::Value)]) -> Vec<Option<i32>> {

@@ -24,7 +24,7 @@ use rustix::{
 
 /// An opened file or directory.
 #[derive(Debug)]
-pub enum Found {
+pub enum OpenedEntry {
     /// A regular file, open for reading.
     File(File),
     /// A directory, open for reading.
@@ -35,7 +35,7 @@ pub enum Found {
 ///
 /// # Errors
 /// `NotFound`, also for other file types and for links; otherwise the kernel's error.
-pub fn open(root: &Path, path: &Path) -> io::Result<Found> {
+pub fn open(root: &Path, path: &Path) -> io::Result<OpenedEntry> {
     let root_fd = rustix::fs::openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let found = match beneath(&root_fd, path) {
         Err(Errno::LOOP) => {
@@ -51,10 +51,10 @@ pub fn open(root: &Path, path: &Path) -> io::Result<Found> {
     match FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) {
         FileType::Directory => {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            Ok(Found::Directory(rustix::fs::openat(&found, ".", flags, Mode::empty())?))
+            Ok(OpenedEntry::Directory(rustix::fs::openat(&found, ".", flags, Mode::empty())?))
         }
         // Our own link to the descriptor just checked: nobody can replace it.
-        FileType::RegularFile => File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map(Found::File),
+        FileType::RegularFile => File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map(OpenedEntry::File),
         _ => Err(io::ErrorKind::NotFound.into()),
     }
 }
@@ -119,8 +119,8 @@ mod tests {
 
     fn kind(root: &Path, path: &str) -> Result<&'static str, io::ErrorKind> {
         match open(root, Path::new(path)) {
-            Ok(Found::File(_)) => Ok("file"),
-            Ok(Found::Directory(_)) => Ok("directory"),
+            Ok(OpenedEntry::File(_)) => Ok("file"),
+            Ok(OpenedEntry::Directory(_)) => Ok("directory"),
             Err(error) => Err(error.kind()),
         }
     }
@@ -179,7 +179,7 @@ mod tests {
             fs::write(dir.path().join(name), "").expect("writable");
         }
         fs::create_dir(dir.path().join("d")).expect("makeable");
-        let Ok(Found::Directory(directory)) = open(dir.path(), Path::new("")) else { panic!("a directory") };
+        let Ok(OpenedEntry::Directory(directory)) = open(dir.path(), Path::new("")) else { panic!("a directory") };
         let names = list(&directory, 100).expect("listable");
         let file = |name: &str| (name.to_owned(), false);
         assert_eq!(names, [file("a"), file("b"), file("c"), ("d".to_owned(), true)]);

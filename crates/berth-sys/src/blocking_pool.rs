@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 
-use crate::panics::said;
+use crate::panics::panic_message;
 
 /// Error of a call that was not started or not completed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ impl BlockingPool {
             call()
         });
         task.await.map_err(|error| {
-            let cause = error.try_into_panic().map_or_else(|error| error.to_string(), |panic| said(&*panic));
+            let cause = error.try_into_panic().map_or_else(|error| error.to_string(), |panic| panic_message(&*panic));
             BlockingError::Aborted(cause)
         })
     }

@@ -90,7 +90,7 @@ pub fn count_files(directory: &Path, mut pace: impl FnMut() -> io::Result<()>) -
     for entry in Dir::read_from(&here)? {
         let entry = entry?;
         pace()?;
-        if let Some(stat) = look(&here, entry.file_name())?
+        if let Some(stat) = stat_entry(&here, entry.file_name())?
             && !FileType::from_raw_mode(stat.st_mode).is_dir()
             && walk.is_first(&stat)?
         {
@@ -144,7 +144,7 @@ impl Walk {
                 continue;
             }
             pace()?;
-            let Some(stat) = look(here, name)? else { continue };
+            let Some(stat) = stat_entry(here, name)? else { continue };
             if !FileType::from_raw_mode(stat.st_mode).is_dir() {
                 if self.is_first(&stat)? {
                     self.usage.add(&stat);
@@ -189,7 +189,7 @@ fn open(at: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
 }
 
 /// Stats an entry; `None` if it disappeared.
-fn look(directory: &OwnedFd, name: &CStr) -> io::Result<Option<Stat>> {
+fn stat_entry(directory: &OwnedFd, name: &CStr) -> io::Result<Option<Stat>> {
     match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
         Err(Errno::NOENT) => Ok(None),

@@ -60,18 +60,18 @@ impl FileWatch {
     }
 
     /// Waits for a change of one of the names. Cancel-safe.
-    pub async fn moved(&mut self) {
+    pub async fn changed(&mut self) {
         loop {
             let Some(events) = &mut self.events else { return std::future::pending().await };
             match events.next().await {
-                Some(Ok(event)) if self.counts(&event) => return,
+                Some(Ok(event)) if self.is_relevant(&event) => return,
                 Some(Ok(_)) => {}
                 Some(Err(_)) | None => self.events = None, // recreated by the next `arm`
             }
         }
     }
 
-    fn counts(&self, event: &Event<OsString>) -> bool {
+    fn is_relevant(&self, event: &Event<OsString>) -> bool {
         let lost = EventMask::Q_OVERFLOW | EventMask::IGNORED | EventMask::UNMOUNT;
         event.mask.intersects(lost)
             || event.name.as_ref().is_some_and(|name| {
@@ -89,9 +89,9 @@ mod tests {
     use super::*;
 
     async fn noticed(watch: &mut FileWatch, change: &str) {
-        timeout(Duration::from_secs(60), watch.moved()).await.expect(change);
+        timeout(Duration::from_secs(60), watch.changed()).await.expect(change);
         // One change may cause several notifications.
-        while timeout(Duration::from_millis(50), watch.moved()).await.is_ok() {}
+        while timeout(Duration::from_millis(50), watch.changed()).await.is_ok() {}
     }
 
     fn replace(file: &Path) {
@@ -111,7 +111,7 @@ mod tests {
 
         fs::write(at("other"), "x").expect("written");
         fs::write(at("real/other"), "x").expect("written");
-        assert!(timeout(Duration::from_millis(50), watch.moved()).await.is_err(), "another file");
+        assert!(timeout(Duration::from_millis(50), watch.changed()).await.is_err(), "another file");
 
         replace(&at("real/pair.pem"));
         noticed(&mut watch, "what a link leads to").await;
@@ -131,6 +131,6 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_waited_for_in_vain() {
         let mut watch = FileWatch::new(Vec::new());
-        assert!(timeout(Duration::from_millis(10), watch.moved()).await.is_err());
+        assert!(timeout(Duration::from_millis(10), watch.changed()).await.is_err());
     }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use rustix::fs::MemfdFlags;
 
-use super::heap;
+use super::jemalloc;
 
 /// Average number of bytes between two samples; `lg_prof_sample` of jemalloc's options.
 pub const SAMPLE_INTERVAL: u64 = 512 << 10;
@@ -43,7 +43,7 @@ pub struct HeapSample {
 /// # Errors
 /// If jemalloc refuses.
 pub fn start() -> io::Result<bool> {
-    heap::tune();
+    jemalloc::tune();
     let (mut was_active, mut size, mut active) = (false, size_of::<bool>(), true);
     let (old, new) = ((&raw mut was_active).cast(), (&raw mut active).cast());
     // SAFETY: the control reads and writes a bool.

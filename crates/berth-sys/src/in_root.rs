@@ -24,7 +24,7 @@ const MOST_LINKS: usize = 40;
 
 /// What to create if the path does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Missing {
+pub enum CreateKind {
     /// A directory, 0755.
     Directory,
     /// An empty file, 0644.
@@ -75,7 +75,7 @@ pub fn is_ordinary_directory(root: BorrowedFd<'_>, path: &Path) -> io::Result<bo
 ///
 /// # Errors
 /// The kernel's error; `ELOOP` for too many links.
-pub fn open_or_make(root: BorrowedFd<'_>, path: &Path, missing: Missing) -> io::Result<OwnedFd> {
+pub fn open_or_make(root: BorrowedFd<'_>, path: &Path, missing: CreateKind) -> io::Result<OwnedFd> {
     let mut wanted = path.to_owned();
     for _ in 0..MOST_LINKS {
         match open(root, &wanted) {
@@ -91,7 +91,7 @@ pub fn open_or_make(root: BorrowedFd<'_>, path: &Path, missing: Missing) -> io::
 }
 
 /// Creates the missing components of a path; at a dangling link it stops and returns the path that the link leads to.
-fn make(root: BorrowedFd<'_>, path: &Path, missing: Missing) -> io::Result<Option<PathBuf>> {
+fn make(root: BorrowedFd<'_>, path: &Path, missing: CreateKind) -> io::Result<Option<PathBuf>> {
     let parts: Vec<Component<'_>> = path.components().collect();
     let mut parent = open(root, Path::new("/"))?;
     for (index, part) in parts.iter().enumerate() {
@@ -111,7 +111,7 @@ fn make(root: BorrowedFd<'_>, path: &Path, missing: Missing) -> io::Result<Optio
         }
         let is_last = index + 1 == parts.len();
         let made = match missing {
-            Missing::File if is_last => {
+            CreateKind::File if is_last => {
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 rustix::fs::openat(&parent, *name, flags, Mode::from_raw_mode(0o644)).map(drop)
             }
@@ -162,24 +162,24 @@ mod tests {
         symlink("far", at("etc/farther")).expect("makeable");
         let root = fs::File::open(dir.path()).expect("openable");
         for (path, missing, made) in [
-            ("/a/b/c/d", Missing::Directory, "a/b/c/d"),
-            ("/a/b/file", Missing::File, "a/b/file"),
-            ("/a/run/secrets/x", Missing::File, "run/secrets/x"),
-            ("/a/up/up", Missing::Directory, "up"),
-            ("/etc/resolv.conf", Missing::File, "run/systemd/resolve/stub-resolv.conf"),
-            ("/../etc/hosts", Missing::File, "tmp/elsewhere"),
-            ("/etc/hostname", Missing::File, "etc/nowhere"),
-            ("/etc/farther", Missing::File, "etc/y/z"),
+            ("/a/b/c/d", CreateKind::Directory, "a/b/c/d"),
+            ("/a/b/file", CreateKind::File, "a/b/file"),
+            ("/a/run/secrets/x", CreateKind::File, "run/secrets/x"),
+            ("/a/up/up", CreateKind::Directory, "up"),
+            ("/etc/resolv.conf", CreateKind::File, "run/systemd/resolve/stub-resolv.conf"),
+            ("/../etc/hosts", CreateKind::File, "tmp/elsewhere"),
+            ("/etc/hostname", CreateKind::File, "etc/nowhere"),
+            ("/etc/farther", CreateKind::File, "etc/y/z"),
         ] {
             open_or_make(root.as_fd(), Path::new(path), missing).expect(path);
             let found = fs::symlink_metadata(at(made)).expect(made);
-            assert_eq!(found.is_dir(), missing == Missing::Directory, "{path}");
+            assert_eq!(found.is_dir(), missing == CreateKind::Directory, "{path}");
         }
         assert!(!at("etc/run").exists(), "nothing is made elsewhere");
-        open_or_make(root.as_fd(), Path::new("/out/x"), Missing::Directory).expect("made inside");
+        open_or_make(root.as_fd(), Path::new("/out/x"), CreateKind::Directory).expect("made inside");
         assert_eq!(fs::read_dir(outside.path()).expect("readable").count(), 0, "nothing is made outside");
-        assert!(open_or_make(root.as_fd(), Path::new("/loop/x"), Missing::Directory).is_err());
-        assert!(open_or_make(root.as_fd(), Path::new("/a/b/file/x"), Missing::Directory).is_err());
+        assert!(open_or_make(root.as_fd(), Path::new("/loop/x"), CreateKind::Directory).is_err());
+        assert!(open_or_make(root.as_fd(), Path::new("/a/b/file/x"), CreateKind::Directory).is_err());
     }
 
     #[test]

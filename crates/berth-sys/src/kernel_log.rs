@@ -14,7 +14,7 @@ use rustix::{
     io::{Errno, read},
 };
 
-use super::watched::Watched;
+use super::polled_fd::PolledFd;
 
 /// Device of the kernel log.
 const LOG: &str = "/dev/kmsg";
@@ -26,7 +26,7 @@ const OVERRUNS: u32 = 16;
 /// A reader that starts at the oldest available record.
 #[derive(Debug)]
 pub struct KernelLog {
-    log: Watched,
+    log: PolledFd,
     record: Vec<u8>,
 }
 
@@ -42,7 +42,7 @@ impl KernelLog {
     fn at(path: &Path) -> io::Result<Self> {
         let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
         let file = OpenOptions::new().read(true).custom_flags(nonblock).open(path)?;
-        Ok(Self { log: Watched::new(OwnedFd::from(file))?, record: vec![0; RECORD] })
+        Ok(Self { log: PolledFd::new(OwnedFd::from(file))?, record: vec![0; RECORD] })
     }
 
     /// Next record; `None` if there is none yet. Skips records that were overwritten before they were read: their
@@ -50,7 +50,7 @@ impl KernelLog {
     ///
     /// # Errors
     /// If the read fails.
-    pub fn take(&mut self) -> io::Result<Option<&[u8]>> {
+    pub fn next_record(&mut self) -> io::Result<Option<&[u8]>> {
         let log = self.log.get_ref();
         let length = catch_up(|record| read(log, record), &mut self.record)?;
         Ok(length.and_then(|length| self.record.get(..length)))
@@ -118,7 +118,7 @@ mod tests {
         }
         let found = async {
             loop {
-                while let Some(record) = log.take().expect("readable") {
+                while let Some(record) = log.next_record().expect("readable") {
                     if String::from_utf8_lossy(record).contains(&mark) {
                         return;
                     }

@@ -12,15 +12,16 @@ pub mod cpu_profile;
 #[allow(unsafe_code, reason = "bpf has no safe interface")]
 pub mod device_filter;
 pub mod disk_walk;
+pub mod failpoint;
 pub mod file_watch;
 pub mod grpc_deadline;
-#[allow(unsafe_code, reason = "the allocator has no safe interface")]
-pub mod heap;
 #[allow(unsafe_code, reason = "the allocator has no safe interface")]
 pub mod heap_profile;
 pub mod in_root;
 #[allow(unsafe_code, reason = "interface requests have no safe interface")]
 pub mod interface;
+#[allow(unsafe_code, reason = "the allocator has no safe interface")]
+pub mod jemalloc;
 pub mod kernel_log;
 pub mod landlock;
 pub mod logind;
@@ -30,14 +31,16 @@ pub mod mount;
 #[allow(unsafe_code, reason = "mount_setattr has no safe interface")]
 pub mod mount_api;
 pub mod mount_table;
-#[allow(unsafe_code, reason = "the C library's resolver has no safe interface")]
-pub mod names;
 pub mod net_namespace;
 #[allow(unsafe_code, reason = "the runtime polls descriptors by an unsafe interface only")]
 pub mod netlink;
+#[allow(unsafe_code, reason = "the C library's resolver has no safe interface")]
+pub mod nss;
 pub mod oom_events;
 pub mod open_files;
 pub mod panics;
+#[allow(unsafe_code, reason = "watching a descriptor has no safe interface")]
+pub mod polled_fd;
 pub mod privileges;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]
 pub mod remove_tree;
@@ -47,11 +50,8 @@ pub mod signal;
 pub mod single_flight;
 #[allow(unsafe_code, reason = "processes without a program have no safe interface")]
 pub mod spawn;
-pub mod step;
 pub mod sub_path;
 pub mod tls;
 pub mod token_bucket;
-#[allow(unsafe_code, reason = "watching a descriptor has no safe interface")]
-pub mod watched;
 #[allow(unsafe_code, reason = "beginning to write has no safe interface")]
 pub mod write_back;

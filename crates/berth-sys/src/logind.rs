@@ -80,11 +80,11 @@ pub struct Signals {
 
 /// A shutdown signal of logind.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Heard {
+pub enum ShutdownSignal {
     /// A shutdown begins (true) or is cancelled (false).
-    Begins(bool),
+    InProgress(bool),
     /// Kind of shutdown: `reboot`, `power-off`, `soft-reboot`, …
-    How(String),
+    Kind(String),
 }
 
 /// Maximum length of the kind of shutdown, characters.
@@ -134,7 +134,7 @@ async fn listen(connection: &Connection, member: &'static str) -> zbus::Result<M
 }
 
 /// Kind of shutdown; `None` if the message has none or cancels the shutdown.
-fn how(message: &Message) -> Option<String> {
+fn shutdown_kind(message: &Message) -> Option<String> {
     let (begins, mut said): (bool, HashMap<String, OwnedVariant>) = message.body().deserialize().ok()?;
     let how = String::try_from(said.remove("type")?).ok()?;
     begins
@@ -146,7 +146,7 @@ impl Session {
     ///
     /// # Errors
     /// If the property cannot be read.
-    pub async fn longest_delay(&self) -> Result<Duration, LogindError> {
+    pub async fn max_inhibit_delay(&self) -> Result<Duration, LogindError> {
         let value = self.property("InhibitDelayMaxUSec").await?;
         let microseconds = u64::try_from(value);
         microseconds
@@ -213,21 +213,21 @@ impl Signals {
     ///
     /// # Errors
     /// If the connection is lost.
-    pub async fn next(&mut self) -> Result<Heard, LogindError> {
+    pub async fn next(&mut self) -> Result<ShutdownSignal, LogindError> {
         loop {
             // Signals with an unexpected body are skipped.
             tokio::select! {
                 biased;
                 message = self.details.next() => {
                     let message = message.ok_or(LogindError::Lost)?.map_err(|_| LogindError::Lost)?;
-                    if let Some(how) = how(&message) {
-                        return Ok(Heard::How(how));
+                    if let Some(how) = shutdown_kind(&message) {
+                        return Ok(ShutdownSignal::Kind(how));
                     }
                 }
                 message = self.ends.next() => {
                     let message = message.ok_or(LogindError::Lost)?.map_err(|_| LogindError::Lost)?;
                     if let Ok(begins) = message.body().deserialize::<bool>() {
-                        return Ok(Heard::Begins(begins));
+                        return Ok(ShutdownSignal::InProgress(begins));
                     }
                 }
             }

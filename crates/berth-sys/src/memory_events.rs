@@ -21,7 +21,7 @@ use rustix::{
 
 use tokio_stream::StreamExt;
 
-use super::watched::Watched;
+use super::polled_fd::PolledFd;
 
 /// PSI triggers: stall time and window in microseconds. Without privileges the kernel accepts only windows that are
 /// multiples of two seconds.
@@ -34,9 +34,9 @@ const EVENTS: usize = 1024;
 
 /// PSI trigger: notifies when tasks stall on memory.
 #[derive(Debug)]
-pub struct Stalls(Watched);
+pub struct PressureTrigger(PolledFd);
 
-impl Stalls {
+impl PressureTrigger {
     /// Registers a trigger on a PSI file (`/proc/pressure/memory`). Must be called within a runtime.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl Stalls {
         for trigger in STALLS {
             let mut opened = open()?;
             match opened.write_all(trigger.as_bytes()) {
-                Ok(()) => return Watched::for_priority(OwnedFd::from(opened)).map(Self),
+                Ok(()) => return PolledFd::for_priority(OwnedFd::from(opened)).map(Self),
                 Err(error) => refused = error,
             }
         }
@@ -68,9 +68,9 @@ impl Stalls {
 }
 
 /// Watcher of a cgroup v2: notifies when it reaches one of its memory limits.
-pub struct GroupEvents(EventStream<Vec<u8>>);
+pub struct CgroupMemoryEvents(EventStream<Vec<u8>>);
 
-impl GroupEvents {
+impl CgroupMemoryEvents {
     /// Watches the cgroup of that directory. Must be called within a runtime.
     ///
     /// # Errors
@@ -96,15 +96,15 @@ impl GroupEvents {
 
 /// Usage threshold of a cgroup v1: notifies when memory usage crosses it in either direction.
 #[derive(Debug)]
-pub struct UsageLine(Counter);
+pub struct UsageThreshold(CgroupEventFd);
 
-impl UsageLine {
+impl UsageThreshold {
     /// Sets a threshold in bytes for the cgroup of that directory. Must be called within a runtime.
     ///
     /// # Errors
     /// If the cgroup does not exist, or the kernel refuses the threshold.
-    pub fn draw(group: &Path, bytes: u64) -> io::Result<Self> {
-        Counter::of(group, "memory.usage_in_bytes", &format!(" {bytes}")).map(Self)
+    pub fn set(group: &Path, bytes: u64) -> io::Result<Self> {
+        CgroupEventFd::of(group, "memory.usage_in_bytes", &format!(" {bytes}")).map(Self)
     }
 
     /// Waits until usage crosses the threshold. Cancel-safe.
@@ -118,16 +118,16 @@ impl UsageLine {
 
 /// Eventfd of a cgroup v1 notification; the kernel also signals it when the cgroup is removed.
 #[derive(Debug)]
-pub(super) struct Counter(Watched);
+pub(super) struct CgroupEventFd(PolledFd);
 
-impl Counter {
+impl CgroupEventFd {
     /// Registers for the notifications of a cgroup file; `arguments` begin with a blank.
     pub(super) fn of(group: &Path, file: &str, arguments: &str) -> io::Result<Self> {
         let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let of = File::open(group.join(file))?;
         let wish = format!("{} {}{arguments}", counter.as_raw_fd(), of.as_raw_fd());
         OpenOptions::new().write(true).open(group.join("cgroup.event_control"))?.write_all(wish.as_bytes())?;
-        Watched::new(counter).map(Self)
+        PolledFd::new(counter).map(Self)
     }
 
     /// Waits for the next notification. Cancel-safe.
@@ -154,18 +154,18 @@ mod tests {
     #[tokio::test]
     async fn a_file_that_tells_nothing_is_an_error() {
         let file = tempfile::NamedTempFile::new().expect("a file");
-        assert!(Stalls::of(file.path()).is_err(), "no pressure file");
-        assert!(Stalls::of(Path::new("/no/such/file")).is_err());
-        assert!(UsageLine::draw(Path::new("/no/such/group"), 1).is_err());
+        assert!(PressureTrigger::of(file.path()).is_err(), "no pressure file");
+        assert!(PressureTrigger::of(Path::new("/no/such/file")).is_err());
+        assert!(UsageThreshold::set(Path::new("/no/such/group"), 1).is_err());
     }
 
     #[tokio::test]
     async fn a_group_that_meets_a_limit_is_told_of_until_it_goes() {
         let group = tempfile::tempdir().expect("a folder");
-        assert!(GroupEvents::of(group.path()).is_err(), "no such file");
+        assert!(CgroupMemoryEvents::of(group.path()).is_err(), "no such file");
         let file = group.path().join(LIMITS_MET);
         fs::write(&file, "max 0\n").expect("written");
-        let mut events = GroupEvents::of(group.path()).expect("watched");
+        let mut events = CgroupMemoryEvents::of(group.path()).expect("watched");
         fs::write(&file, "max 1\n").expect("written");
         let patience = Duration::from_secs(60);
         tokio::time::timeout(patience, events.next()).await.expect("in time").expect("told");
@@ -181,7 +181,7 @@ mod tests {
             println!("skipped: this_kernel_tells_of_stalls_if_it_counts_them: no {}", file.display());
             return;
         }
-        let stalls = Stalls::of(file).expect("watched");
+        let stalls = PressureTrigger::of(file).expect("watched");
         // The machine may stall during the test: what matters is that the wait neither fails nor spins.
         let heard = tokio::time::timeout(Duration::from_millis(10), stalls.next()).await;
         assert!(heard.is_err() || heard.is_ok_and(|told| told.is_ok()));
@@ -195,7 +195,7 @@ mod tests {
             println!("skipped: {test}: needs root and the old hierarchy of memory");
             return;
         }
-        let line = UsageLine::draw(&group, 8 << 20).expect("drawn");
+        let line = UsageThreshold::set(&group, 8 << 20).expect("drawn");
         let quiet = tokio::time::timeout(Duration::from_millis(10), line.next()).await;
         let script = format!(
             "echo $$ > {}/cgroup.procs && head -c 33554432 /dev/zero | tail -c 33554432 | wc -c",

@@ -21,7 +21,7 @@ use rustix::{
 };
 
 use super::{
-    mount_api::{self, Change, Reach},
+    mount_api::{self, Change, MountScope},
     mount_table::{self, Mount},
 };
 
@@ -80,10 +80,10 @@ pub fn file_system(new: NewFileSystem<'_>, target: &Path) -> io::Result<()> {
 /// The kernel's error.
 pub fn bind(source: impl AsFd, target: &Path, options: &[String]) -> io::Result<()> {
     let (flags, _) = split(options);
-    let made = mount_api::clone_at(source.as_fd(), Reach::Top).and_then(|mount| {
+    let made = mount_api::clone_at(source.as_fd(), MountScope::Top).and_then(|mount| {
         let set = mount_api::attributes(flags);
         if set != 0 {
-            mount_api::change(mount.as_fd(), Reach::Top, Change { set, ..Change::default() })?;
+            mount_api::change(mount.as_fd(), MountScope::Top, Change { set, ..Change::default() })?;
         }
         let at = open(target)?;
         mount_api::attach(mount.as_fd(), at.as_fd())
@@ -105,12 +105,12 @@ pub fn share(directory: &Path) -> io::Result<bool> {
 }
 
 fn share_with(directory: &Path, table: &[Mount]) -> io::Result<bool> {
-    if mount_table::holding(table, directory).is_some_and(|mount| mount.is_shared) {
+    if mount_table::containing_mount(table, directory).is_some_and(|mount| mount.is_shared) {
         return Ok(false);
     }
-    let made = mount_api::clone_path(directory, Reach::Tree).and_then(|mount| {
+    let made = mount_api::clone_path(directory, MountScope::Tree).and_then(|mount| {
         let shared = Change { propagation: libc::MS_SHARED, ..Change::default() };
-        mount_api::change(mount.as_fd(), Reach::Tree, shared)?;
+        mount_api::change(mount.as_fd(), MountScope::Tree, shared)?;
         mount_api::attach(mount.as_fd(), open(directory)?.as_fd())
     });
     match made {
@@ -243,7 +243,7 @@ mod tests {
             if let Err(e) = unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS) {
                 return println!("skipped: what_is_mounted_in_a_shared_directory_travels needs root ({e})");
             }
-            mount_api::change_root(libc::MS_PRIVATE, Reach::Tree).expect("private");
+            mount_api::change_root(libc::MS_PRIVATE, MountScope::Tree).expect("private");
             let (root, copy, earlier) = (path.join("root"), path.join("copy"), path.join("root/earlier"));
             for directory in [&root, &copy, &earlier, &root.join("later")] {
                 fs::create_dir(directory).expect("makeable");
@@ -253,9 +253,9 @@ mod tests {
             fs::write(earlier.join("file"), "x").expect("writable");
             // The table of the thread: that of the process belongs to another namespace.
             let table = || mount_table::parse(&fs::read("/proc/thread-self/mountinfo").expect("a table"));
-            assert!(!mount_table::holding(&table(), &root).expect("in /").is_shared);
+            assert!(!mount_table::containing_mount(&table(), &root).expect("in /").is_shared);
             share_with(&root, &table()).expect("shareable");
-            assert!(mount_table::holding(&table(), &root).expect("itself").is_shared);
+            assert!(mount_table::containing_mount(&table(), &root).expect("itself").is_shared);
             assert!(earlier.join("file").exists(), "what was mounted before is not hidden");
             // As in a container with bidirectional propagation.
             rustix::mount::mount_bind_recursive(&root, &copy).expect("bindable");

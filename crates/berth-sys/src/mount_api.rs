@@ -19,7 +19,7 @@ use rustix::{
 
 /// Scope of a mount operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reach {
+pub enum MountScope {
     /// Only the mount itself.
     Top,
     /// The mount and all submounts.
@@ -30,7 +30,7 @@ pub enum Reach {
 ///
 /// # Errors
 /// The kernel's error.
-pub fn clone_path(path: &Path, reach: Reach) -> io::Result<OwnedFd> {
+pub fn clone_path(path: &Path, reach: MountScope) -> io::Result<OwnedFd> {
     Ok(open_tree(CWD, path, clone_flags(reach))?)
 }
 
@@ -38,13 +38,13 @@ pub fn clone_path(path: &Path, reach: Reach) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// The kernel's error; `EINVAL` if it belongs to another mount namespace.
-pub fn clone_at(at: BorrowedFd<'_>, reach: Reach) -> io::Result<OwnedFd> {
+pub fn clone_at(at: BorrowedFd<'_>, reach: MountScope) -> io::Result<OwnedFd> {
     Ok(open_tree(at, "", clone_flags(reach) | OpenTreeFlags::AT_EMPTY_PATH)?)
 }
 
-fn clone_flags(reach: Reach) -> OpenTreeFlags {
+fn clone_flags(reach: MountScope) -> OpenTreeFlags {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    if reach == Reach::Tree { flags | OpenTreeFlags::AT_RECURSIVE } else { flags }
+    if reach == MountScope::Tree { flags | OpenTreeFlags::AT_RECURSIVE } else { flags }
 }
 
 /// Creates a detached mount of a new file system: its type, options as `mount(8)` spells them, and `MS_*` flags.
@@ -102,7 +102,7 @@ pub struct Change<'a> {
 ///
 /// # Errors
 /// The kernel's error.
-pub fn change(mount: BorrowedFd<'_>, reach: Reach, change: Change<'_>) -> io::Result<()> {
+pub fn change(mount: BorrowedFd<'_>, reach: MountScope, change: Change<'_>) -> io::Result<()> {
     let mut attr =
         libc::mount_attr { attr_set: change.set, attr_clr: 0, propagation: change.propagation, userns_fd: 0 };
     if let Some(ids) = change.ids {
@@ -113,7 +113,7 @@ pub fn change(mount: BorrowedFd<'_>, reach: Reach, change: Change<'_>) -> io::Re
     if attr.attr_set & libc::MOUNT_ATTR__ATIME != 0 {
         attr.attr_clr |= libc::MOUNT_ATTR__ATIME;
     }
-    let reach = if reach == Reach::Tree { libc::AT_RECURSIVE } else { 0 };
+    let reach = if reach == MountScope::Tree { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is an empty string, `attr` a complete struct of the given size; both outlive the call, and the
     // descriptors are open.
     let done = unsafe {
@@ -147,7 +147,7 @@ pub fn attributes(flags: u64) -> u64 {
 ///
 /// # Errors
 /// The kernel's error.
-pub fn change_root(propagation: u64, reach: Reach) -> io::Result<()> {
+pub fn change_root(propagation: u64, reach: MountScope) -> io::Result<()> {
     let root =
         rustix::fs::open("/", rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
     change(root.as_fd(), reach, Change { propagation, ..Change::default() })

@@ -48,13 +48,13 @@ pub fn read() -> io::Result<Vec<Mount>> {
 /// # Errors
 /// If `/proc` cannot be read.
 pub fn below(path: &Path) -> io::Result<Vec<Mount>> {
-    static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
+    static SEEN: Mutex<Option<CachedTable>> = Mutex::new(None);
     let mounts = {
         let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
         // After a failure the file is reopened next time.
         let mut table = match seen.take() {
             Some(table) => table,
-            None => Seen::open()?,
+            None => CachedTable::open()?,
         };
         let mounts = table.current()?;
         *seen = Some(table);
@@ -64,25 +64,25 @@ pub fn below(path: &Path) -> io::Result<Vec<Mount>> {
 }
 
 /// The mount that contains a path without symbolic links: the last one of the deepest.
-pub fn holding<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+pub fn containing_mount<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let leading = mounts.iter().filter(|mount| path.starts_with(&mount.target));
     leading.max_by_key(|mount| mount.target.components().count())
 }
 
 /// Cached table. The kernel notifies each open file of a change once, by `POLLPRI`.
-struct Seen {
+struct CachedTable {
     file: File,
     mounts: Option<Arc<[Mount]>>,
 }
 
-impl Seen {
+impl CachedTable {
     fn open() -> io::Result<Self> {
         Ok(Self { file: File::open(TABLE)?, mounts: None })
     }
 
     fn current(&mut self) -> io::Result<Arc<[Mount]>> {
         // Before the read: a change during the read is noticed the next time.
-        let is_old = self.is_old()?;
+        let is_old = self.is_stale()?;
         if let Some(mounts) = self.mounts.as_ref().filter(|_| !is_old) {
             return Ok(mounts.clone());
         }
@@ -94,7 +94,7 @@ impl Seen {
         Ok(mounts)
     }
 
-    fn is_old(&self) -> io::Result<bool> {
+    fn is_stale(&self) -> io::Result<bool> {
         let mut asked = [PollFd::new(&self.file, PollFlags::PRI)];
         poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
         Ok(asked.iter().any(|one| one.revents().intersects(PollFlags::PRI | PollFlags::ERR)))
@@ -188,9 +188,13 @@ mod tests {
         for (path, expected) in
             [("/", "a"), ("/v", "a"), ("/var", "c"), ("/var/libx", "c"), ("/var/lib", "b"), ("/var/lib/k/pods", "e")]
         {
-            assert_eq!(holding(&table, Path::new(path)).map(|mount| mount.kind.as_str()), Some(expected), "{path}");
+            assert_eq!(
+                containing_mount(&table, Path::new(path)).map(|mount| mount.kind.as_str()),
+                Some(expected),
+                "{path}"
+            );
         }
-        assert_eq!(holding(&[], Path::new("/")), None);
+        assert_eq!(containing_mount(&[], Path::new("/")), None);
     }
 
     /// Needs root.

@@ -13,7 +13,7 @@ use futures::{
 };
 use inotify::{EventMask, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
 
-use super::memory_events::Counter;
+use super::memory_events::CgroupEventFd;
 
 /// Event counters of a cgroup and its descendants (cgroup v2).
 const UNIFIED: &str = "memory.events";
@@ -33,11 +33,11 @@ pub struct OomEvents(Kind);
 
 /// Which cgroups an event concerns.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Stir {
+pub enum OomEvent {
     /// The cgroup of that name.
-    In(Arc<str>),
+    Cgroup(Arc<str>),
     /// Any cgroup: the kernel's event queue overflowed.
-    Anywhere,
+    Overflow,
 }
 
 enum Kind {
@@ -81,7 +81,7 @@ impl OomEvents {
                 if kills(group, false).is_none() {
                     return Err(io::ErrorKind::Unsupported.into());
                 }
-                let counter = Counter::of(group, OLD, "")?;
+                let counter = CgroupEventFd::of(group, OLD, "")?;
                 let group = group.to_owned();
                 all.push(Box::pin(unfold((counter, group, name), |(counter, group, name)| async move {
                     counter.next().await.ok()?;
@@ -106,23 +106,23 @@ impl OomEvents {
     ///
     /// # Errors
     /// If the inotify descriptor fails.
-    pub async fn next(&mut self) -> io::Result<Stir> {
+    pub async fn next(&mut self) -> io::Result<OomEvent> {
         match &mut self.0 {
             Kind::Unified { events, names, watched, .. } => loop {
                 let event = events.next().await.ok_or(io::ErrorKind::UnexpectedEof)??;
                 if event.mask.contains(EventMask::Q_OVERFLOW) {
-                    return Ok(Stir::Anywhere);
+                    return Ok(OomEvent::Overflow);
                 }
                 if event.mask.contains(EventMask::IGNORED) {
                     if let Some(name) = names.remove(&event.wd) {
                         watched.remove(&name);
                     }
                 } else if let Some(name) = names.get(&event.wd) {
-                    return Ok(Stir::In(name.clone()));
+                    return Ok(OomEvent::Cgroup(name.clone()));
                 }
             },
             Kind::Old(all) => match all.next().await {
-                Some(name) => Ok(Stir::In(name)),
+                Some(name) => Ok(OomEvent::Cgroup(name)),
                 None => std::future::pending().await,
             },
         }
@@ -131,7 +131,7 @@ impl OomEvents {
 
 /// OOM kills in a cgroup since its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Kills {
+pub struct OomKills {
     /// Killed processes.
     pub processes: u64,
     /// Kills of the whole cgroup at once.
@@ -139,7 +139,7 @@ pub struct Kills {
 }
 
 /// Reads the OOM kills of the cgroup of that directory; `None` if it is gone, or the kernel does not count.
-pub fn kills(group: &Path, is_unified: bool) -> Option<Kills> {
+pub fn kills(group: &Path, is_unified: bool) -> Option<OomKills> {
     let text = std::fs::read_to_string(group.join(if is_unified { UNIFIED } else { OLD })).ok()?;
     let number =
         |name: &str| -> Option<u64> { text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok() };
@@ -147,7 +147,7 @@ pub fn kills(group: &Path, is_unified: bool) -> Option<Kills> {
     let ends_as_one = || std::fs::read_to_string(group.join(AS_ONE)).is_ok_and(|text| text.trim() == "1");
     // Kernels without the counter: the whole cgroup was killed at most once, since nothing is left to be killed again.
     let groups = number(WHOLE).unwrap_or_else(|| u64::from(is_unified && processes > 0 && ends_as_one()));
-    Some(Kills { processes, groups })
+    Some(OomKills { processes, groups })
 }
 
 #[cfg(test)]
@@ -160,7 +160,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    async fn told(events: &mut OomEvents) -> Stir {
+    async fn told(events: &mut OomEvents) -> OomEvent {
         timeout(PATIENCE, events.next()).await.expect("in time").expect("told")
     }
 
@@ -187,12 +187,12 @@ mod tests {
             b.write_all(b"x").expect("written");
         }
         let mut heard = 0;
-        while told(&mut events).await != Stir::Anywhere {
+        while told(&mut events).await != OomEvent::Overflow {
             heard += 1;
         }
         assert!(heard <= kept, "{heard}");
         a.write_all(b"x").expect("written");
-        assert_eq!(told(&mut events).await, Stir::In("a".into()), "and it goes on");
+        assert_eq!(told(&mut events).await, OomEvent::Cgroup("a".into()), "and it goes on");
     }
 
     #[tokio::test]
@@ -208,9 +208,9 @@ mod tests {
             events.add(group, name.into()).expect("watched");
         }
         fs::write(groups[1].join(UNIFIED), "oom 1\noom_kill 2\noom_group_kill 1\n").expect("written");
-        assert_eq!(told(&mut events).await, Stir::In("b".into()));
-        assert_eq!(kills(&groups[0], true), Some(Kills::default()));
-        assert_eq!(kills(&groups[1], true), Some(Kills { processes: 2, groups: 1 }));
+        assert_eq!(told(&mut events).await, OomEvent::Cgroup("b".into()));
+        assert_eq!(kills(&groups[0], true), Some(OomKills::default()));
+        assert_eq!(kills(&groups[1], true), Some(OomKills { processes: 2, groups: 1 }));
         fs::remove_file(groups[0].join(UNIFIED)).expect("removed");
         assert_eq!(kills(&groups[0], true), None);
         let gone = async {
@@ -254,7 +254,7 @@ mod tests {
         fs::write(&file, "oom_kill 0\n").expect("written");
         events.add(root.path(), "d".into()).expect("watched");
         fs::write(&file, "oom_kill 1\n").expect("written");
-        assert_eq!(told(&mut events).await, Stir::In("d".into()), "the kernel tells of no other");
+        assert_eq!(told(&mut events).await, OomEvent::Cgroup("d".into()), "the kernel tells of no other");
     }
 
     #[test]
@@ -265,7 +265,7 @@ mod tests {
             assert_eq!(kills(root.path(), false), None, "{garbage:?}");
         }
         fs::write(root.path().join(OLD), "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n").expect("written");
-        assert_eq!(kills(root.path(), false), Some(Kills { processes: 7, groups: 0 }));
+        assert_eq!(kills(root.path(), false), Some(OomKills { processes: 7, groups: 0 }));
     }
 
     #[tokio::test]
@@ -330,7 +330,7 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(told.expect("in time").expect("told"), Stir::In("c".into()));
+        assert_eq!(told.expect("in time").expect("told"), OomEvent::Cgroup("c".into()));
         ended.expect("in time").expect("no panic").expect("a shell");
         assert_eq!(before.zip(after).map(|(b, a)| (b.processes, a.processes)), Some((0, 1)));
     }

@@ -19,7 +19,7 @@ pub struct OpenFiles {
 }
 
 /// Counts the open files of these processes, by their PIDs in `proc`. Processes that exit meanwhile count as none.
-pub fn of(proc: &Path, processes: impl Iterator<Item = u32>) -> OpenFiles {
+pub fn count(proc: &Path, processes: impl Iterator<Item = u32>) -> OpenFiles {
     let mut open = OpenFiles::default();
     for (place, pid) in processes.enumerate() {
         let process = proc.join(pid.to_string());
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn our_own_files_are_open() {
         let _socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
-        let open = of(Path::new("/proc"), [std::process::id(), u32::MAX].into_iter());
+        let open = count(Path::new("/proc"), [std::process::id(), u32::MAX].into_iter());
         assert!(open.descriptors > 3 && open.sockets > 0 && open.soft_limit.is_some(), "{open:?}");
     }
 }

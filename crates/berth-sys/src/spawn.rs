@@ -1,7 +1,7 @@
 //! `clone3` without exec, and the setup a child performs on itself before `execve`.
 //!
 //! A child that continues in our code inherits only the calling thread: a lock that another thread holds stays locked
-//! forever. Therefore only a single-threaded process may clone; [`Alone`] is the proof, and stays valid in the child.
+//! forever. Therefore only a single-threaded process may clone; [`SingleThreaded`] is the proof, and stays valid in the child.
 //! Implements spec 09 D8, 09a §7.5, §10, §11.
 
 use std::{
@@ -15,9 +15,9 @@ use nix::libc;
 
 /// Proof that the process is single-threaded.
 #[derive(Clone, Copy, Debug)]
-pub struct Alone(());
+pub struct SingleThreaded(());
 
-impl Alone {
+impl SingleThreaded {
     /// Counts the threads of this process.
     ///
     /// # Errors
@@ -32,7 +32,7 @@ impl Alone {
 
 /// Parent of a new process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kin {
+pub enum NewParent {
     /// The calling process.
     Child,
     /// The parent of the calling process (`CLONE_PARENT`).
@@ -45,7 +45,12 @@ pub enum Kin {
 ///
 /// # Errors
 /// The kernel's error: `EBUSY` if the cgroup has children of its own, `EOPNOTSUPP` if its type forbids it.
-pub fn spawn(_: Alone, kin: Kin, group: Option<BorrowedFd<'_>>, body: impl FnOnce() -> i32) -> io::Result<u32> {
+pub fn spawn(
+    _: SingleThreaded,
+    kin: NewParent,
+    group: Option<BorrowedFd<'_>>,
+    body: impl FnOnce() -> i32,
+) -> io::Result<u32> {
     match clone3(kin, group)? {
         0 => {
             let code = catch_unwind(AssertUnwindSafe(body)).unwrap_or(127);
@@ -59,7 +64,7 @@ pub fn spawn(_: Alone, kin: Kin, group: Option<BorrowedFd<'_>>, body: impl FnOnc
 /// `CLONE_INTO_CGROUP`: the C library's constant is too narrow for its own value.
 const INTO_CGROUP: u64 = 1 << 33;
 
-fn clone3(kin: Kin, group: Option<BorrowedFd<'_>>) -> io::Result<i64> {
+fn clone3(kin: NewParent, group: Option<BorrowedFd<'_>>) -> io::Result<i64> {
     let mut flags = 0_u64;
     let mut target = 0_u64;
     if let Some(group) = group {
@@ -68,8 +73,8 @@ fn clone3(kin: Kin, group: Option<BorrowedFd<'_>>) -> io::Result<i64> {
     }
     // A sibling notifies our parent as our own exit would; the kernel rejects an exit signal of its own.
     let exit_signal = match kin {
-        Kin::Child => libc::SIGCHLD as u64,
-        Kin::Sibling => {
+        NewParent::Child => libc::SIGCHLD as u64,
+        NewParent::Sibling => {
             flags |= libc::CLONE_PARENT as u64;
             0
         }
@@ -80,7 +85,7 @@ fn clone3(kin: Kin, group: Option<BorrowedFd<'_>>) -> io::Result<i64> {
     args.exit_signal = exit_signal;
     args.cgroup = target;
     // SAFETY: `args` is a complete struct of that size; no memory is shared and no stack is given, so the child
-    // continues in its own copy. The caller proved (`Alone`) that no other thread can hold a lock the copy inherits.
+    // continues in its own copy. The caller proved (`SingleThreaded`) that no other thread can hold a lock the copy inherits.
     let done = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
     match (done, io::Error::last_os_error()) {
         (-1, error) if error.raw_os_error() == Some(libc::ENOSYS) && group.is_none() => old_clone(kin),
@@ -90,10 +95,10 @@ fn clone3(kin: Kin, group: Option<BorrowedFd<'_>>) -> io::Result<i64> {
 }
 
 /// Fallback for a seccomp filter that answers `clone3` with ENOSYS, as those of containers do.
-fn old_clone(kin: Kin) -> io::Result<i64> {
+fn old_clone(kin: NewParent) -> io::Result<i64> {
     let flags = match kin {
-        Kin::Child => i64::from(libc::SIGCHLD),
-        Kin::Sibling => i64::from(libc::SIGCHLD | libc::CLONE_PARENT),
+        NewParent::Child => i64::from(libc::SIGCHLD),
+        NewParent::Sibling => i64::from(libc::SIGCHLD | libc::CLONE_PARENT),
     };
     // SAFETY: as in `clone3`: nothing is shared, no stack, no thread-local storage.
     let done = unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, 0_usize, 0_usize, 0_usize) };
@@ -106,7 +111,7 @@ fn old_clone(kin: Kin) -> io::Result<i64> {
 ///
 /// # Errors
 /// The kernel's error.
-pub fn close_all_but(_: Alone, keep: &[RawFd]) -> io::Result<()> {
+pub fn close_all_but(_: SingleThreaded, keep: &[RawFd]) -> io::Result<()> {
     let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
     keep.sort_unstable();
     keep.dedup();
@@ -258,7 +263,7 @@ mod tests {
     #[test]
     fn a_process_with_threads_may_not_fork() {
         let _other = std::thread::spawn(std::thread::park);
-        assert!(Alone::check().is_err());
+        assert!(SingleThreaded::check().is_err());
     }
 
     #[test]

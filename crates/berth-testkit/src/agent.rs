@@ -7,13 +7,13 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use berth::{
     engine::{
-        self, Command, EngineConfig, EngineHandle, Inputs, SourcesReady, WorkerContext, WorkerView,
+        self, Command, EngineConfig, EngineHandle, Inputs, SourceReadiness, WorkerContext, WorkerView,
         allocation::{Allocator, AllocatorDeps},
     },
     images,
     pleg::{self, ContainerDied, CriEvents, Pleg, PlegConfig, PlegDeps},
     runtime::{ActuatedStore, RuntimeCheck, RuntimeConfig, RuntimeDeps, RuntimeManager},
-    sources::{Door, Mux, SourceSet},
+    sources::{Mux, SourceSender, SourceSet},
 };
 use berth_metrics::{
     AdmissionMetrics, AllocationMetrics, EngineMetrics, PlegMetrics, Registry, RuntimeMetrics, SourceMetrics,
@@ -29,9 +29,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     clock::TokioClock,
-    leash::{Fuse, Leash},
-    players::{Disk, MemoryFile, MirrorWishes, NoApi, NoLogs, PlainRequests, Probes, Recorder, RuntimeMessages},
+    kill_switch::{KillPoint, KillSwitch},
     pods::simple,
+    port_fakes::{
+        Disk, MemoryFile, MirrorPodRecorder, NoApi, NoLogs, PlainRequests, Probes, Recorder, RuntimeMessages,
+    },
     scripted::ScriptedCri,
 };
 
@@ -98,13 +100,13 @@ pub struct Agent {
     /// Scripted probe results.
     pub probes: Arc<Probes>,
     /// Desired mirror pods.
-    pub mirrors: Arc<MirrorWishes>,
+    pub mirrors: Arc<MirrorPodRecorder>,
     /// Metrics registry of this run.
     pub registry: Registry,
     /// Tracker of all tasks of this run.
     pub tasks: TaskTracker,
-    doors: BTreeMap<PodSource, Door>,
-    leash: Leash,
+    source_senders: BTreeMap<PodSource, SourceSender>,
+    leash: KillSwitch,
     shutdown: CancellationToken,
 }
 
@@ -128,14 +130,14 @@ impl Machine {
     }
 
     /// Ends failing mounts, mount delays, and failing writes of state files; exhausted limits and hung removals stay.
-    pub fn mend_disk(&self) {
+    pub fn clear_disk_faults(&self) {
         self.disk.allow_mounts();
         self.disk.set_pace(Duration::ZERO);
         self.refuse_writes(false);
     }
 
     /// Pod UIDs in the state files: allocated, and actuated.
-    pub fn remembered(&self) -> [Vec<PodUid>; 2] {
+    pub fn stored_uids(&self) -> [Vec<PodUid>; 2] {
         [self.allocated.pods(), self.actuated.pods()]
     }
 
@@ -148,7 +150,7 @@ impl Machine {
         let (reports, reported) = engine::reports();
         let allocator = self.allocator(&parts).await;
         let status = Arc::new(StatusManager::new(StatusMetrics::new(&registry)));
-        let mirrors = Arc::<MirrorWishes>::default();
+        let mirrors = Arc::<MirrorPodRecorder>::default();
         let context = Arc::new(WorkerContext {
             runtime: parts.runtime.clone(),
             observer: parts.pleg.clone(),
@@ -170,9 +172,10 @@ impl Machine {
             shutdown: parts.shutdown.clone(),
         });
         let (to_mux, sets) = mpsc::channel(1);
-        let doors = self.setup.sources.iter().map(|source| (*source, Door::new(*source, to_mux.clone()))).collect();
+        let doors =
+            self.setup.sources.iter().map(|source| (*source, SourceSender::new(*source, to_mux.clone()))).collect();
         let changes = self.mux(&parts, sets);
-        let ready = SourcesReady::new(self.setup.sources.iter().copied());
+        let ready = SourceReadiness::new(self.setup.sources.iter().copied());
         let engine = engine::start(context, Inputs { changes, reports: reported, ready, allocator });
         let (tasks, stop) = (&parts.tasks, &parts.shutdown);
         tasks.spawn(check.run(stop.clone()));
@@ -188,14 +191,14 @@ impl Machine {
             mirrors,
             registry,
             tasks: parts.tasks,
-            doors,
+            source_senders: doors,
             leash: parts.leash,
             shutdown: parts.shutdown,
         }
     }
 
     async fn parts(&self) -> Parts {
-        let (registry, leash) = (Registry::new(), Leash::new(self.cri.clone()));
+        let (registry, leash) = (Registry::new(), KillSwitch::new(self.cri.clone()));
         let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
         let (events, probes) = (Arc::<Recorder>::default(), Arc::<Probes>::default());
         let images = self.images(&leash, &events, &registry).await;
@@ -231,7 +234,7 @@ impl Machine {
         Parts { leash, registry, tasks, shutdown, events, probes, pleg, died, runtime }
     }
 
-    async fn images(&self, leash: &Leash, events: &Arc<Recorder>, registry: &Registry) -> Arc<images::Manager> {
+    async fn images(&self, leash: &KillSwitch, events: &Arc<Recorder>, registry: &Registry) -> Arc<images::Manager> {
         let nowhere = PathBuf::from("/nonexistent");
         let deps = images::ImagesDeps {
             images: Arc::new(leash.clone()),
@@ -239,7 +242,7 @@ impl Machine {
             events: events.clone(),
             clock: self.clock.clone(),
             registry: registry.clone(),
-            room: Arc::new(|_| Ok(images::Room { capacity: 1000, available: 1000 })),
+            room: Arc::new(|_| Ok(images::DiskSpace { capacity: 1000, available: 1000 })),
             on_pull: Arc::new(|_, _| {}),
             accounts: None,
         };
@@ -307,7 +310,7 @@ impl Default for Machine {
 }
 
 struct Parts {
-    leash: Leash,
+    leash: KillSwitch,
     registry: Registry,
     tasks: TaskTracker,
     shutdown: CancellationToken,
@@ -344,27 +347,27 @@ async fn prune(
 
 impl Agent {
     /// Submits the full pod set of a source.
-    pub async fn hand_in(&self, source: PodSource, pods: impl IntoIterator<Item = Arc<api::Pod>>) {
+    pub async fn submit(&self, source: PodSource, pods: impl IntoIterator<Item = Arc<api::Pod>>) {
         let pods = pods.into_iter().map(|pod| Arc::new(Pod::new((*pod).clone()).expect("a whole pod")));
-        self.doors[&source].hand_in(pods.collect()).await;
+        self.source_senders[&source].send(pods.collect()).await;
     }
 
     /// Submits these pods as the file source, and an empty set for every other source.
     pub async fn only_static<'a>(&self, pods: impl IntoIterator<Item = &'a Arc<Pod>>) {
-        for source in self.doors.keys().filter(|source| **source != PodSource::File) {
-            self.hand_in(*source, []).await;
+        for source in self.source_senders.keys().filter(|source| **source != PodSource::File) {
+            self.submit(*source, []).await;
         }
         self.files(pods).await;
     }
 
     /// Submits these pods as the file source.
     pub async fn files<'a>(&self, pods: impl IntoIterator<Item = &'a Arc<Pod>>) {
-        self.hand_in(PodSource::File, pods.into_iter().map(|pod| Arc::new(pod.to_object()))).await;
+        self.submit(PodSource::File, pods.into_iter().map(|pod| Arc::new(pod.to_object()))).await;
     }
 
     /// Submits these pods as the API source.
     pub async fn api<'a>(&self, pods: impl IntoIterator<Item = &'a Arc<Pod>>) {
-        self.hand_in(PodSource::Api, pods.into_iter().map(|pod| Arc::new(pod.to_object()))).await;
+        self.submit(PodSource::Api, pods.into_iter().map(|pod| Arc::new(pod.to_object()))).await;
     }
 
     /// State of every pod worker.
@@ -443,7 +446,7 @@ impl Agent {
     }
 
     /// Kills the agent at one of its next calls of runtime or state files.
-    pub fn set_fuse(&self, fuse: Option<Fuse>) {
+    pub fn set_kill_point(&self, fuse: Option<KillPoint>) {
         self.leash.set_fuse(fuse);
     }
 

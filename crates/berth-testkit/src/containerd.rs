@@ -16,7 +16,7 @@ use berth_metrics::Registry;
 use futures::future::join_all;
 
 use super::{
-    embedded::traces::unmount_below,
+    embedded::cleanup::unmount_below,
     image::{BUSYBOX, Image, write_archive},
     subnet::Subnet,
 };

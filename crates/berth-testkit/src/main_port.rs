@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use berth::certificates::{Authority, PairFiles, Validity};
+use berth::certificates::{Authority, CertificatePairPaths, Validity};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -44,19 +44,19 @@ impl MainPort {
     pub fn serve(&self, by: &Authority) {
         let names = ["127.0.0.1", "localhost"].map(str::to_owned);
         let issued = by.serving("node", &names, Self::valid()).expect("a certificate");
-        PairFiles::of(self.folder.path(), "serving").write(&issued).expect("written");
+        CertificatePairPaths::of(self.folder.path(), "serving").write(&issued).expect("written");
     }
 
     /// Issues a client certificate of the test's authority.
-    pub fn client(&self, name: &str, groups: &[&str]) -> PairFiles {
-        let files = PairFiles::of(self.folder.path(), name);
+    pub fn client(&self, name: &str, groups: &[&str]) -> CertificatePairPaths {
+        let files = CertificatePairPaths::of(self.folder.path(), name);
         files.write(&self.authority.client(name, groups, Self::valid()).expect("a certificate")).expect("written");
         files
     }
 
     /// Configuration fields that open the port to every client with a certificate.
     pub fn fields(&self) -> Value {
-        let serving = PairFiles::of(self.folder.path(), "serving");
+        let serving = CertificatePairPaths::of(self.folder.path(), "serving");
         json!({
             "enableServer": true,
             "port": self.port,
@@ -105,7 +105,7 @@ impl MainPort {
     }
 
     /// Like [`Self::curl`], with a client certificate.
-    pub async fn curl_with(&self, client: &PairFiles, path: &str) -> Answer {
+    pub async fn curl_with(&self, client: &CertificatePairPaths, path: &str) -> Answer {
         let (certificate, key) = (client.certificate.display().to_string(), client.key.display().to_string());
         self.curl(path, &["--cert", &certificate, "--key", &key]).await
     }

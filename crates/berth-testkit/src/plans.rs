@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use berth_shim::plan::{ExecPlan, LaunchPlan, Process, Processes, Root, RootKind};
+use berth_shim::plan::{ExecPlan, LaunchPlan, PidNamespace, Process, Root, RootKind};
 
 /// Container on the host's root directory that runs a program: no cgroups, mounts, or log.
 pub fn plain(id: &str, args: &[&str]) -> LaunchPlan {
@@ -10,7 +10,7 @@ pub fn plain(id: &str, args: &[&str]) -> LaunchPlan {
         container: id.to_owned(),
         groups: Vec::new(),
         has_group_namespace: false,
-        processes: Processes::Own,
+        processes: PidNamespace::Own,
         root: Root {
             stage: PathBuf::from("/"),
             kind: RootKind::Directory(PathBuf::from("/")),

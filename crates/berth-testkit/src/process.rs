@@ -49,7 +49,7 @@ pub fn skips(test: &str) -> bool {
 
 /// Name by which the binary is started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Called {
+pub enum BinaryName {
     /// `kubelet`: the drop-in replacement.
     Kubelet,
     /// `berth run`.
@@ -82,7 +82,7 @@ pub struct Home {
     config: Value,
     flags: Vec<String>,
     environment: Vec<(String, String)>,
-    called: Called,
+    called: BinaryName,
     healthz: u16,
     read_only: u16,
 }
@@ -125,7 +125,7 @@ impl Home {
             config,
             flags,
             environment: Vec::new(),
-            called: Called::Kubelet,
+            called: BinaryName::Kubelet,
             healthz,
             read_only,
         }
@@ -156,7 +156,7 @@ impl Home {
 
     /// Sets the name by which the binary is started.
     #[must_use]
-    pub fn called(mut self, name: Called) -> Self {
+    pub fn binary_name(mut self, name: BinaryName) -> Self {
         self.called = name;
         self
     }
@@ -207,7 +207,7 @@ impl Home {
 
     /// Starts the process and returns without waiting for it.
     pub fn spawn(&self) -> Agent {
-        let program = self.path().join(if self.called == Called::Kubelet { "kubelet" } else { "berth" });
+        let program = self.path().join(if self.called == BinaryName::Kubelet { "kubelet" } else { "berth" });
         if !program.exists() {
             std::os::unix::fs::symlink(programs::berth(), &program).expect("a link");
         }
@@ -217,7 +217,7 @@ impl Home {
         let log = fs::OpenOptions::new().create(true).append(true).open(&path).expect("a log");
         let log_start = log.metadata().expect("a size").len();
         let mut command = Command::new(program);
-        if self.called == Called::Berth {
+        if self.called == BinaryName::Berth {
             command.arg("run");
         }
         let child = command

@@ -31,7 +31,7 @@ pub enum Real {
 
 /// Sandbox or container of the runtime.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Held {
+pub struct RuntimeObject {
     /// CRI ID.
     pub id: String,
     /// Whether the container runs, or the sandbox is ready.
@@ -105,24 +105,24 @@ impl Real {
     }
 
     /// Sandboxes of a pod, by its UID.
-    pub fn sandboxes(&self, uid: &str) -> Vec<Held> {
+    pub fn sandboxes(&self, uid: &str) -> Vec<RuntimeObject> {
         let filter = cri::PodSandboxFilter { label_selector: labels(uid), ..Default::default() };
         self.ask(move |mut cri| async move {
             let asked = cri::ListPodSandboxRequest { filter: Some(filter) };
             let items = cri.list_pod_sandbox(asked).await.expect("a list").into_inner().items;
             let is_up = |state| state == cri::PodSandboxState::SandboxReady as i32;
-            items.into_iter().map(|item| Held { is_up: is_up(item.state), id: item.id }).collect()
+            items.into_iter().map(|item| RuntimeObject { is_up: is_up(item.state), id: item.id }).collect()
         })
     }
 
     /// Containers of a pod, by its UID.
-    pub fn containers(&self, uid: &str) -> Vec<Held> {
+    pub fn containers(&self, uid: &str) -> Vec<RuntimeObject> {
         let filter = cri::ContainerFilter { label_selector: labels(uid), ..Default::default() };
         self.ask(move |mut cri| async move {
             let asked = cri::ListContainersRequest { filter: Some(filter) };
             let items = cri.list_containers(asked).await.expect("a list").into_inner().containers;
             let is_up = |state| state == cri::ContainerState::ContainerRunning as i32;
-            items.into_iter().map(|item| Held { is_up: is_up(item.state), id: item.id }).collect()
+            items.into_iter().map(|item| RuntimeObject { is_up: is_up(item.state), id: item.id }).collect()
         })
     }
 

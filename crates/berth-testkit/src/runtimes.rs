@@ -12,8 +12,8 @@ use super::{
     containerd::{self, Containerd},
     cri_calls,
     embedded::{
+        fixture::{self, RuntimeFixture},
         in_process::{self, Daemon, daemon},
-        place::{self, Place},
     },
     image::{Image, write_archive},
 };
@@ -28,14 +28,14 @@ macro_rules! on_real_runtimes {
         mod on_containerd {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name($crate::runtimes::On::Containerd(stringify!($name))).await;
+                super::$name($crate::runtimes::TestRuntime::Containerd(stringify!($name))).await;
             })*
         }
 
         mod on_embedded {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name($crate::runtimes::On::Embedded(stringify!($name))).await;
+                super::$name($crate::runtimes::TestRuntime::Embedded(stringify!($name))).await;
             })*
         }
     };
@@ -43,21 +43,21 @@ macro_rules! on_real_runtimes {
 
 /// Runtime of a test, with the test's name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum On {
+pub enum TestRuntime {
     /// Private containerd.
     Containerd(&'static str),
     /// Embedded runtime in this process.
     Embedded(&'static str),
 }
 
-impl On {
+impl TestRuntime {
     /// Starts the runtime; prints a message and returns `None` if this machine cannot run it.
     pub async fn runtime(self) -> Option<Runtime> {
         match self {
             Self::Containerd(test) => containerd::start_or_skip(test).map(Runtime::Containerd),
-            Self::Embedded(test) if place::skips(test) => None,
+            Self::Embedded(test) if fixture::skips(test) => None,
             Self::Embedded(_) => {
-                let place = Place::new();
+                let place = RuntimeFixture::new();
                 Some(Runtime::Embedded(Box::new(daemon(place.path()).await), place))
             }
         }
@@ -69,7 +69,7 @@ pub enum Runtime {
     /// Separate process.
     Containerd(Containerd),
     /// In this process.
-    Embedded(Box<Daemon>, Place),
+    Embedded(Box<Daemon>, RuntimeFixture),
 }
 
 impl Drop for Runtime {

@@ -18,7 +18,7 @@ use super::{
 
 /// Result of reading a ConfigMap or Secret.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Read<T> {
+pub enum ObjectRead<T> {
     /// The data of the object.
     Found(Arc<T>),
     /// The object does not exist; the text is the error of a reference that is not optional.
@@ -61,9 +61,9 @@ pub struct EnvInputs<'a> {
     /// empty list.
     pub services: Option<&'a [Arc<api::Service>]>,
     /// ConfigMaps by name.
-    pub config_maps: &'a HashMap<String, Read<BTreeMap<String, String>>>,
+    pub config_maps: &'a HashMap<String, ObjectRead<BTreeMap<String, String>>>,
     /// Secrets by name.
-    pub secrets: &'a HashMap<String, Read<BTreeMap<String, Vec<u8>>>>,
+    pub secrets: &'a HashMap<String, ObjectRead<BTreeMap<String, Vec<u8>>>>,
     /// Env files by volume and path.
     pub files: &'a HashMap<(String, String), ReadFile>,
     /// Resolves a `fieldRef` to its value or error text.
@@ -160,7 +160,7 @@ pub fn build(container: &api::Container, inputs: &EnvInputs<'_>) -> Result<Vec<(
     let links = inputs.service_links.ok_or(EnvError::NoServiceLinks)?;
     let services = inputs.services.ok_or(EnvError::NoServices)?;
     let service_env = service_variables(services, inputs.namespace, links);
-    let mut env = Declared::default();
+    let mut env = DeclaredVariables::default();
     for (name, value) in inputs.devices {
         env.set(name.clone(), value.clone());
     }
@@ -191,14 +191,14 @@ pub fn build(container: &api::Container, inputs: &EnvInputs<'_>) -> Result<Vec<(
 
 /// Variables in the order of their first declaration; a later value replaces an earlier one.
 #[derive(Default)]
-struct Declared {
+struct DeclaredVariables {
     list: Vec<(String, String)>,
     /// Total size of the values, bytes.
     size: usize,
     index: HashMap<String, usize>,
 }
 
-impl Declared {
+impl DeclaredVariables {
     fn set(&mut self, name: String, value: String) {
         self.size += value.len();
         match self.index.get(&name).and_then(|&at| self.list.get_mut(at)) {
@@ -226,7 +226,7 @@ fn has_value(variable: &api::EnvVar) -> bool {
     variable.value.as_deref().is_some_and(|v| !v.is_empty())
 }
 
-fn import(env: &mut Declared, source: &api::EnvFromSource, inputs: &EnvInputs<'_>) -> Result<(), EnvError> {
+fn import(env: &mut DeclaredVariables, source: &api::EnvFromSource, inputs: &EnvInputs<'_>) -> Result<(), EnvError> {
     let prefix = source.prefix.as_deref().unwrap_or_default();
     if let Some(reference) = &source.config_map_ref {
         let optional = reference.optional == Some(true);
@@ -293,11 +293,11 @@ fn from_file(key: &api::FileKeySelector, inputs: &EnvInputs<'_>) -> Result<Optio
 }
 
 /// Returns the data of an object; `None` if it is absent and optional.
-fn found<'a, T>(read: Option<&'a Read<T>>, name: &str, optional: bool) -> Result<Option<&'a T>, EnvError> {
+fn found<'a, T>(read: Option<&'a ObjectRead<T>>, name: &str, optional: bool) -> Result<Option<&'a T>, EnvError> {
     match read {
-        Some(Read::Found(data)) => Ok(Some(&**data)),
-        Some(Read::Absent(_)) if optional => Ok(None),
-        Some(Read::Absent(why) | Read::Failed(why)) => Err(EnvError::Unreadable(why.clone())),
+        Some(ObjectRead::Found(data)) => Ok(Some(&**data)),
+        Some(ObjectRead::Absent(_)) if optional => Ok(None),
+        Some(ObjectRead::Absent(why) | ObjectRead::Failed(why)) => Err(EnvError::Unreadable(why.clone())),
         None => Err(EnvError::Unreadable(format!("{name:?} was not read"))),
     }
 }
@@ -339,13 +339,16 @@ mod tests {
             service_links: links,
             services: Some(&[service("n", "web"), service("default", "kubernetes")]),
             config_maps: &HashMap::from([
-                ("cm".to_owned(), Read::Found(Arc::new(cm))),
-                ("gone".to_owned(), Read::Absent("configmaps \"gone\" not found".to_owned())),
-                ("down".to_owned(), Read::Failed("couldn't get configMap n/down, no kubeClient defined".to_owned())),
+                ("cm".to_owned(), ObjectRead::Found(Arc::new(cm))),
+                ("gone".to_owned(), ObjectRead::Absent("configmaps \"gone\" not found".to_owned())),
+                (
+                    "down".to_owned(),
+                    ObjectRead::Failed("couldn't get configMap n/down, no kubeClient defined".to_owned()),
+                ),
             ]),
             secrets: &HashMap::from([
-                ("sec".to_owned(), Read::Found(Arc::new(sec))),
-                ("gone".to_owned(), Read::Absent("secrets \"gone\" not found".to_owned())),
+                ("sec".to_owned(), ObjectRead::Found(Arc::new(sec))),
+                ("gone".to_owned(), ObjectRead::Absent("secrets \"gone\" not found".to_owned())),
             ]),
             files: &HashMap::from([
                 (("v".to_owned(), "f".to_owned()), ReadFile::Text("A='from file'\nE=''\nbroken".to_owned())),

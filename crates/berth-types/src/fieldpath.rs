@@ -46,7 +46,7 @@ pub enum FieldError {
 
 /// Addresses and node name, which are not part of the pod spec.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Whereabouts<'a> {
+pub struct NodeAddresses<'a> {
     /// Name of this node, for pods whose spec has none.
     pub node_name: &'a str,
     /// Host addresses, primary first.
@@ -59,7 +59,7 @@ pub struct Whereabouts<'a> {
 ///
 /// # Errors
 /// The field or API version is not supported, the subscript is invalid, or the host addresses are unknown.
-pub fn env_field(pod: &Pod, selector: &api::ObjectFieldSelector, at: Whereabouts<'_>) -> Result<String, FieldError> {
+pub fn env_field(pod: &Pod, selector: &api::ObjectFieldSelector, at: NodeAddresses<'_>) -> Result<String, FieldError> {
     let path = selector.field_path.as_str();
     if let Some(version) = selector.api_version.as_deref().filter(|v| !matches!(*v, "" | "v1")) {
         return Err(FieldError::Version(version.to_owned()));
@@ -275,7 +275,7 @@ mod tests {
 
     fn env(path: &str) -> Result<String, String> {
         let ips: Vec<IpAddr> = ["10.0.0.1", "fd00::1"].map(|ip| ip.parse().expect("an address")).into();
-        let at = Whereabouts { node_name: "node", host_ips: &ips[..1], pod_ips: &ips };
+        let at = NodeAddresses { node_name: "node", host_ips: &ips[..1], pod_ips: &ips };
         let selector = api::ObjectFieldSelector { api_version: None, field_path: path.to_owned() };
         env_field(&pod(), &selector, at).map_err(|e| e.to_string())
     }
@@ -316,12 +316,12 @@ mod tests {
         assert_eq!(volume_field(&pod(), "status.podIP"), Err(FieldError::Path("status.podIP".to_owned())));
         let other =
             api::ObjectFieldSelector { api_version: Some("v2".to_owned()), field_path: "metadata.name".to_owned() };
-        assert_eq!(env_field(&pod(), &other, Whereabouts::default()), Err(FieldError::Version("v2".to_owned())));
+        assert_eq!(env_field(&pod(), &other, NodeAddresses::default()), Err(FieldError::Version("v2".to_owned())));
         assert_eq!(
             env_field(
                 &pod(),
                 &api::ObjectFieldSelector { api_version: None, field_path: "status.hostIP".to_owned() },
-                Whereabouts::default()
+                NodeAddresses::default()
             ),
             Err(FieldError::NoHostIp)
         );

@@ -153,7 +153,7 @@ impl ObservedPod {
     }
 
     /// Whether the runtime has no sandbox and no container of the pod.
-    pub fn is_gone(&self) -> bool {
+    pub fn is_absent(&self) -> bool {
         self.sandboxes.is_empty() && self.containers.is_empty()
     }
 

@@ -35,12 +35,12 @@ impl<T: Serialize> Member for Vec<T> {
 }
 
 /// Conversion of a member to and from its stored form.
-trait Keep<T> {
+trait StoredMember<T> {
     fn keep(whole: T) -> Self;
     fn whole(&self) -> T;
 }
 
-impl<T: Clone> Keep<T> for T {
+impl<T: Clone> StoredMember<T> for T {
     fn keep(whole: T) -> Self {
         whole
     }
@@ -51,7 +51,7 @@ impl<T: Clone> Keep<T> for T {
 }
 
 /// Boxed, because the member is large and few pods set it.
-impl<T: Clone> Keep<Option<T>> for Option<Box<T>> {
+impl<T: Clone> StoredMember<Option<T>> for Option<Box<T>> {
     fn keep(whole: Option<T>) -> Self {
         whole.map(Box::new)
     }
@@ -76,7 +76,7 @@ macro_rules! members {
         impl From<api::PodSpec> for PodSpec {
             fn from(spec: api::PodSpec) -> Self {
                 let volumes = spec.volumes.map(|all| all.into_iter().map(Volume::from).collect());
-                Self { $($member: Keep::keep(spec.$member),)* volumes }
+                Self { $($member: StoredMember::keep(spec.$member),)* volumes }
             }
         }
 
@@ -84,7 +84,7 @@ macro_rules! members {
             /// Returns the API object (a deep copy).
             pub fn to_object(&self) -> api::PodSpec {
                 let volumes = self.volumes.as_ref().map(|all| all.iter().map(Volume::to_object).collect());
-                api::PodSpec { $($member: Keep::whole(&self.$member),)* volumes }
+                api::PodSpec { $($member: StoredMember::whole(&self.$member),)* volumes }
             }
         }
 

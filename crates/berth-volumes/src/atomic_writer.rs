@@ -24,7 +24,7 @@ use jiff::{Timestamp, tz::TimeZone};
 use tracing::debug;
 
 use berth_sys::{
-    beneath::{self, Found},
+    beneath::{self, OpenedEntry},
     remove_tree::remove_tree,
 };
 
@@ -109,7 +109,7 @@ pub fn is_published(dir: &Path) -> bool {
 /// than `longest` bytes.
 pub fn read(dir: &Path, path: &str, longest: u64) -> Option<Vec<u8>> {
     let version = current(dir)?;
-    let Found::File(file) = beneath::open(dir, &version.join(path)).ok()? else { return None };
+    let OpenedEntry::File(file) = beneath::open(dir, &version.join(path)).ok()? else { return None };
     let mut data = Vec::new();
     let read = file.take(longest.saturating_add(1)).read_to_end(&mut data).ok()?;
     (u64::try_from(read).ok()? <= longest).then_some(data)

@@ -47,7 +47,7 @@ pub fn reference(pod: &Pod, volume: &api::Volume) -> Option<Reference> {
 /// # Errors
 /// Message for the pod, if the claim cannot be used.
 pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volume) -> Result<VolumeSpec, String> {
-    let Some(reference) = reference(pod, volume) else { return said(volume, pod.namespace()) };
+    let Some(reference) = reference(pod, volume) else { return resolve_inline(volume, pod.namespace()) };
     let namespace = pod.namespace();
     let wrapped = |error: String| format!("error processing PVC {namespace}/{}: {error}", reference.name);
     let read = storage.claim(namespace, &reference.name).await;
@@ -55,7 +55,7 @@ pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volu
     if reference.kind == Kind::Ephemeral {
         made_for(&claim, pod)?;
     }
-    let name = bound(&claim).map_err(wrapped)?;
+    let name = bound_volume(&claim).map_err(wrapped)?;
     let read = storage.volume(name).await;
     let persistent = read.map_err(|e| wrapped(format!("failed to fetch PV {name} from API server: {e}")))?;
     belongs(&persistent, &claim).map_err(wrapped)?;
@@ -71,7 +71,7 @@ pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volu
 ///
 /// # Errors
 /// If an in-tree cloud volume cannot be translated to CSI, or its name cannot be a directory name.
-pub fn said(volume: &api::Volume, namespace: &str) -> Result<VolumeSpec, String> {
+pub fn resolve_inline(volume: &api::Volume, namespace: &str) -> Result<VolumeSpec, String> {
     let Some((of_driver, read_only)) = migrate::inline(volume, namespace)? else {
         return Ok(VolumeSpec::inline(volume));
     };
@@ -79,7 +79,7 @@ pub fn said(volume: &api::Volume, namespace: &str) -> Result<VolumeSpec, String>
 }
 
 /// Returns the name of the volume that the claim is bound to.
-fn bound(claim: &api::PersistentVolumeClaim) -> Result<&str, String> {
+fn bound_volume(claim: &api::PersistentVolumeClaim) -> Result<&str, String> {
     let is_protected = claim.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);
     if claim.metadata.deletion_timestamp.is_some() && !is_protected {
         return Err("PVC is being deleted".to_owned());

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value, json};
 
 use super::{
-    device::{Class, DevicePlugin, Expansion, OpError, Trouble, Usage},
+    attachable::{AttachableVolumePlugin, Class, ErrorCause, Expansion, OpError, Usage},
     spec::VolumeSpec,
 };
 use berth_ports::{Event, EventKind, EventSink, StorageObjects};
@@ -23,39 +23,39 @@ const NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
 
 /// How to run and report an expansion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum ExpansionMode {
     /// The claim has no allocated resources (before recovery from resize failure).
     Legacy,
     /// The claim's resize status is updated at each step.
-    Followed,
+    Tracked,
     /// The expansion is complete elsewhere; this node may still need its own.
-    OnlyHere,
+    NodeOnly,
     /// No expansion is due on the node.
     Nothing,
 }
 
-fn way(spec: &VolumeSpec, to: u64) -> Way {
-    let Some(persistent) = spec.as_persistent() else { return Way::Nothing };
+fn expansion_mode(spec: &VolumeSpec, to: u64) -> ExpansionMode {
+    let Some(persistent) = spec.as_persistent() else { return ExpansionMode::Nothing };
     let status = persistent.claim.status.clone().unwrap_or_default();
     let state = status.allocated_resource_statuses.as_ref().and_then(|all| all.get("storage")).map(String::as_str);
     let is_allocated = status.allocated_resources.as_ref().is_some_and(|all| all.contains_key("storage"));
     let has = status.capacity.as_ref().and_then(|all| all.get("storage")).and_then(|size| bytes(&size.0));
     match state {
-        None if !is_allocated => Way::Legacy,
-        Some(PENDING | IN_PROGRESS) => Way::Followed,
+        None if !is_allocated => ExpansionMode::Legacy,
+        Some(PENDING | IN_PROGRESS) => ExpansionMode::Tracked,
         None if has.is_some_and(|has| has >= to) => {
             let is_shared = spec.access_modes().iter().any(|mode| mode == "ReadWriteMany");
             let annotations = persistent.volume.metadata.annotations.as_ref();
             let is_needless = annotations.is_some_and(|all| all.contains_key(NOT_REQUIRED));
-            if is_shared && !is_needless { Way::OnlyHere } else { Way::Nothing }
+            if is_shared && !is_needless { ExpansionMode::NodeOnly } else { ExpansionMode::Nothing }
         }
-        _ => Way::Nothing,
+        _ => ExpansionMode::Nothing,
     }
 }
 
 /// Whether an expansion to that size is due on the node, according to the claim.
 pub fn is_due(spec: &VolumeSpec, to: u64) -> bool {
-    way(spec, to) != Way::Nothing
+    expansion_mode(spec, to) != ExpansionMode::Nothing
 }
 
 fn bytes(text: &str) -> Option<u64> {
@@ -63,16 +63,16 @@ fn bytes(text: &str) -> Option<u64> {
 }
 
 /// Returns the requested size as spelled in the API object.
-fn target(spec: &VolumeSpec, way: Way) -> Option<String> {
+fn target(spec: &VolumeSpec, way: ExpansionMode) -> Option<String> {
     let persistent = spec.as_persistent()?;
     let status = persistent.claim.status.as_ref();
     let allocated = status.and_then(|status| status.allocated_resources.as_ref()?.get("storage"));
     let capacity = persistent.volume.spec.as_ref()?.capacity.as_ref()?.get("storage");
-    if way == Way::Followed { allocated.or(capacity) } else { capacity }.map(|size| size.0.clone())
+    if way == ExpansionMode::Tracked { allocated.or(capacity) } else { capacity }.map(|size| size.0.clone())
 }
 
 /// Returns the status patch for a completed expansion.
-fn finished(claim: &api::PersistentVolumeClaim, size: &str, way: Way) -> Value {
+fn finished(claim: &api::PersistentVolumeClaim, size: &str, way: ExpansionMode) -> Value {
     let present = claim.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let over: Vec<Value> = present
         .iter()
@@ -84,23 +84,25 @@ fn finished(claim: &api::PersistentVolumeClaim, size: &str, way: Way) -> Value {
     if !over.is_empty() {
         status.insert("conditions".to_owned(), Value::Array(over));
     }
-    if way == Way::Followed {
+    if way == ExpansionMode::Tracked {
         status.insert("allocatedResourceStatuses".to_owned(), json!({"storage": null}));
     }
     json!({"metadata": versioned(claim, way), "status": status})
 }
 
 /// Returns the patch metadata: the resource version detects concurrent writes, unless an earlier patch changed it.
-fn versioned(claim: &api::PersistentVolumeClaim, way: Way) -> Value {
+fn versioned(claim: &api::PersistentVolumeClaim, way: ExpansionMode) -> Value {
     match (&claim.metadata.resource_version, way) {
-        (Some(version), Way::Legacy | Way::OnlyHere | Way::Nothing) => json!({"resourceVersion": version}),
+        (Some(version), ExpansionMode::Legacy | ExpansionMode::NodeOnly | ExpansionMode::Nothing) => {
+            json!({"resourceVersion": version})
+        }
         // The first of the two patches changes the version.
         _ => json!({}),
     }
 }
 
 /// Returns the status patch for a started expansion.
-fn begun(claim: &api::PersistentVolumeClaim) -> Value {
+fn started_patch(claim: &api::PersistentVolumeClaim) -> Value {
     let version = claim.metadata.resource_version.clone().unwrap_or_default();
     json!({"metadata": {"resourceVersion": version}, "status": {"allocatedResourceStatuses": {"storage": IN_PROGRESS}}})
 }
@@ -111,16 +113,16 @@ fn failed(error: &OpError, now: jiff::Timestamp) -> Value {
         "message": format!("failed to expand pvc with {error}")});
     let mut status = Map::new();
     status.insert("conditions".to_owned(), json!([condition]));
-    if error.trouble == Trouble::Infeasible {
+    if error.trouble == ErrorCause::Infeasible {
         status.insert("allocatedResourceStatuses".to_owned(), json!({"storage": INFEASIBLE}));
     }
     json!({"status": status})
 }
 
 /// Expansion that is due.
-pub struct Work<'a> {
+pub struct NodeExpansion<'a> {
     /// Plugin of the volume.
-    pub plugin: &'a dyn DevicePlugin,
+    pub plugin: &'a dyn AttachableVolumePlugin,
     /// API server access for the claim.
     pub storage: &'a dyn StorageObjects,
     /// Sink for events about the result.
@@ -135,7 +137,7 @@ pub struct Work<'a> {
     pub path: PathBuf,
 }
 
-impl Work<'_> {
+impl NodeExpansion<'_> {
     /// Runs the expansion and updates the claim.
     ///
     /// # Errors
@@ -151,28 +153,28 @@ impl Work<'_> {
             self.record(EventKind::Warning, "FileSystemResizeFailed", &text);
             return Ok(());
         }
-        let way = way(&spec, to);
+        let way = expansion_mode(&spec, to);
         let (Some(persistent), Some(size)) = (spec.as_persistent(), target(&spec, way)) else { return Ok(()) };
-        if way == Way::Nothing {
+        if way == ExpansionMode::Nothing {
             return Ok(());
         }
         let to = bytes(&size).unwrap_or(to);
-        if way == Way::Followed {
-            self.tell(&spec, begun(&persistent.claim)).await?;
+        if way == ExpansionMode::Tracked {
+            self.patch_claim(&spec, started_patch(&persistent.claim)).await?;
         }
         let expansion = Expansion { usage: self.usage.clone(), path: self.path.clone(), from, to };
         match self.plugin.expand(&expansion).await {
             Ok(_) => {}
-            Err(e) if e.trouble == Trouble::Unsupported && way != Way::Followed => return Ok(()),
+            Err(e) if e.trouble == ErrorCause::Unsupported && way != ExpansionMode::Tracked => return Ok(()),
             Err(e) => {
-                if way == Way::Followed && e.class == Class::Final && e.trouble != Trouble::InUse {
-                    self.tell(&spec, failed(&e, jiff::Timestamp::now())).await?;
+                if way == ExpansionMode::Tracked && e.class == Class::Final && e.trouble != ErrorCause::InUse {
+                    self.patch_claim(&spec, failed(&e, jiff::Timestamp::now())).await?;
                 }
                 return Err(e);
             }
         }
-        if way != Way::OnlyHere {
-            self.tell(&spec, finished(&persistent.claim, &size, way)).await?;
+        if way != ExpansionMode::NodeOnly {
+            self.patch_claim(&spec, finished(&persistent.claim, &size, way)).await?;
         }
         let text = format!("MountVolume.NodeExpandVolume succeeded for volume {:?} {}", spec.name, self.node);
         self.record(EventKind::Normal, "FileSystemResizeSuccessful", &text);
@@ -191,7 +193,7 @@ impl Work<'_> {
         }
     }
 
-    async fn tell(&self, spec: &VolumeSpec, patch: Value) -> Result<(), OpError> {
+    async fn patch_claim(&self, spec: &VolumeSpec, patch: Value) -> Result<(), OpError> {
         let (namespace, name) = spec.claim().unwrap_or_default();
         let told = self.storage.patch_claim(namespace, name, patch.to_string()).await;
         told.map_err(|e| OpError::transient(e.to_string()))
@@ -221,21 +223,21 @@ mod tests {
         };
         let done = || json!({"capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}});
         for (status, modes, annotations, expected) in [
-            (json!({"capacity": {"storage": "1Gi"}}), shared(), json!({}), Way::Legacy),
-            (allocated(json!({"storage": PENDING})), shared(), json!({}), Way::Followed),
-            (allocated(json!({"storage": IN_PROGRESS})), shared(), json!({}), Way::Followed),
-            (allocated(json!({"storage": INFEASIBLE})), shared(), json!({}), Way::Nothing),
-            (allocated(json!({})), shared(), json!({}), Way::Nothing),
-            (done(), shared(), json!({}), Way::OnlyHere),
-            (done(), shared(), json!({NOT_REQUIRED: ""}), Way::Nothing),
-            (done(), json!(["ReadWriteOnce"]), json!({}), Way::Nothing),
+            (json!({"capacity": {"storage": "1Gi"}}), shared(), json!({}), ExpansionMode::Legacy),
+            (allocated(json!({"storage": PENDING})), shared(), json!({}), ExpansionMode::Tracked),
+            (allocated(json!({"storage": IN_PROGRESS})), shared(), json!({}), ExpansionMode::Tracked),
+            (allocated(json!({"storage": INFEASIBLE})), shared(), json!({}), ExpansionMode::Nothing),
+            (allocated(json!({})), shared(), json!({}), ExpansionMode::Nothing),
+            (done(), shared(), json!({}), ExpansionMode::NodeOnly),
+            (done(), shared(), json!({NOT_REQUIRED: ""}), ExpansionMode::Nothing),
+            (done(), json!(["ReadWriteOnce"]), json!({}), ExpansionMode::Nothing),
         ] {
             let spec = spec(status.clone(), modes, annotations);
-            assert_eq!(way(&spec, 2 << 30), expected, "{status}");
+            assert_eq!(expansion_mode(&spec, 2 << 30), expected, "{status}");
         }
         let followed = spec(allocated(json!({"storage": PENDING})), shared(), json!({}));
-        assert_eq!(target(&followed, Way::Followed).as_deref(), Some("3Gi"));
-        assert_eq!(target(&followed, Way::Legacy).as_deref(), Some("2Gi"));
+        assert_eq!(target(&followed, ExpansionMode::Tracked).as_deref(), Some("3Gi"));
+        assert_eq!(target(&followed, ExpansionMode::Legacy).as_deref(), Some("2Gi"));
     }
 
     #[test]
@@ -248,15 +250,15 @@ mod tests {
         let claim = &spec.as_persistent().expect("a claim").claim;
         let over = json!([{"$patch": "delete", "type": "Resizing"}]);
         assert_eq!(
-            finished(claim, "2Gi", Way::Legacy),
+            finished(claim, "2Gi", ExpansionMode::Legacy),
             json!({"metadata": {"resourceVersion": "7"}, "status": {"capacity": {"storage": "2Gi"}, "conditions": over}})
         );
         assert_eq!(
-            finished(claim, "2Gi", Way::Followed),
+            finished(claim, "2Gi", ExpansionMode::Tracked),
             json!({"metadata": {}, "status": {"capacity": {"storage": "2Gi"}, "conditions": over,
                 "allocatedResourceStatuses": {"storage": null}}})
         );
-        let error = OpError::failed("no").because(Trouble::Infeasible);
+        let error = OpError::failed("no").with_cause(ErrorCause::Infeasible);
         assert_eq!(
             failed(&error, jiff::Timestamp::UNIX_EPOCH),
             json!({"status": {"conditions": [{"type": "NodeResizeError", "status": "True",

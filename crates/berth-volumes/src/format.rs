@@ -8,8 +8,8 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::{
-    device::{OpError, Trouble},
-    machine::{self, Ended, Ends, Work},
+    attachable::{ErrorCause, OpError},
+    machine::{self, KillPolicy, ProgramExit, Work},
 };
 
 /// Bytes read to check that a device is readable, and the timeout of that read.
@@ -25,7 +25,7 @@ enum Content {
 }
 
 /// Parses the result of `blkid -p -s TYPE -s PTTYPE -o export`.
-fn content(ended: &Ended) -> Result<Content, OpError> {
+fn content(ended: &ProgramExit) -> Result<Content, OpError> {
     if ended.code == Some(2) {
         return Ok(Content::Nothing);
     }
@@ -46,13 +46,13 @@ async fn run<S: AsRef<OsStr>>(
     work: &Work,
     program: &str,
     arguments: impl IntoIterator<Item = S>,
-) -> Result<Ended, OpError> {
+) -> Result<ProgramExit, OpError> {
     let arguments: Vec<String> = arguments.into_iter().map(|one| one.as_ref().to_string_lossy().into_owned()).collect();
-    let ended = work.run(program, &arguments, Ends::ByItself).await;
+    let ended = work.run(program, &arguments, KillPolicy::Never).await;
     ended.map_err(|e| OpError::failed(format!("running {program}: {e}")))
 }
 
-fn text(ended: &Ended) -> &str {
+fn text(ended: &ProgramExit) -> &str {
     berth_types::cut_at_char(&ended.output, 1024)
 }
 
@@ -122,13 +122,13 @@ pub async fn format_and_mount(
         Content::Filesystem(other) if other != kind => {
             let cause =
                 format!("failed to mount the volume as {kind:?}, it already contains {other}. Mount error: {cause}");
-            Err(OpError::failed(cause).because(Trouble::WrongFilesystem))
+            Err(OpError::failed(cause).with_cause(ErrorCause::WrongFilesystem))
         }
         Content::Unknown => {
             let cause = format!(
                 "failed to mount the volume as {kind:?}, it already contains unknown data, probably partitions. Mount error: {cause}"
             );
-            Err(OpError::failed(cause).because(Trouble::WrongFilesystem))
+            Err(OpError::failed(cause).with_cause(ErrorCause::WrongFilesystem))
         }
         _ => Err(OpError::failed(cause)),
     }
@@ -251,7 +251,7 @@ mod tests {
             (0, "DEVNAME=/dev/x\n", Ok(Content::Unknown)),
             (4, "", Err(())),
         ] {
-            let ended = Ended { code: Some(code), how: String::new(), output: output.to_owned() };
+            let ended = ProgramExit { code: Some(code), how: String::new(), output: output.to_owned() };
             assert_eq!(content(&ended).map_err(drop), expected, "{code} {output}");
         }
     }
@@ -261,7 +261,7 @@ mod tests {
         // `blkid` reports both as blank.
         let folder = tempfile::tempdir().expect("a folder");
         let error = look(&work(), &folder.path().join("gone")).await.expect_err("there is none");
-        assert!(error.class == crate::device::Class::Transient && error.text.starts_with("cannot read"), "{error}");
+        assert!(error.class == crate::attachable::Class::Transient && error.text.starts_with("cannot read"), "{error}");
         let blank = folder.path().join("blank");
         File::create(&blank).and_then(|file| file.set_len(1 << 20)).expect("a file");
         // Without `blkid` the probe fails.

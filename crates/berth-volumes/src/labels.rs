@@ -3,20 +3,20 @@
 //! The policy is in `selinux.rs`. Implements spec 07 §11.
 
 use super::{
-    device::{Traits, Usage},
-    owner::Board,
-    selinux::{self, Label, Odds, Policy, Refusal},
+    attachable::{Usage, VolumeTraits},
+    reconciler::ReconcilerRegistry,
+    selinux::{self, ConflictScope, Label, LabelError, Policy},
 };
-use berth_metrics::{LabelOdds, SelinuxMetrics};
+use berth_metrics::{LabelConflict, SelinuxMetrics};
 
 /// SELinux label decisions of a node with SELinux.
 #[derive(Clone, Debug)]
-pub struct Labels {
+pub struct LabelPolicy {
     policy: Policy,
     metrics: SelinuxMetrics,
 }
 
-impl Labels {
+impl LabelPolicy {
     /// Creates the decisions from the node policy.
     pub fn new(policy: Policy, metrics: SelinuxMetrics) -> Self {
         Self { policy, metrics }
@@ -26,7 +26,13 @@ impl Labels {
     ///
     /// # Errors
     /// If the pod is denied the volume, with the message of the upstream kubelet.
-    pub fn of(&self, board: &Board, usage: &Usage, volume: &str, traits: &Traits) -> Result<Label, String> {
+    pub fn of(
+        &self,
+        board: &ReconcilerRegistry,
+        usage: &Usage,
+        volume: &str,
+        traits: &VolumeTraits,
+    ) -> Result<Label, String> {
         let (pod, spec) = (&usage.pod, &usage.spec);
         let decided = self.policy.decide(pod, volume, spec);
         if board.has_volume(pod.uid(), &usage.unique) {
@@ -35,13 +41,13 @@ impl Labels {
         }
         let mode = selinux::access_mode(spec);
         let plugin = traits.label.replacen(':', "/", 1);
-        let count = |refusal: &Refusal| {
+        let count = |refusal: &LabelError| {
             let odds = match refusal.odds {
-                Odds::Container => LabelOdds::Container,
-                Odds::Pod => LabelOdds::Pod,
-                Odds::Volume => LabelOdds::Volume,
+                ConflictScope::Container => LabelConflict::Container,
+                ConflictScope::Pod => LabelConflict::Pod,
+                ConflictScope::Volume => LabelConflict::Volume,
             };
-            self.metrics.at_odds(odds, refusal.is_binding, &plugin, mode);
+            self.metrics.conflict(odds, refusal.is_binding, &plugin, mode);
         };
         let label = match decided {
             Ok(label) => label,
@@ -59,9 +65,9 @@ impl Labels {
             }
             return Ok(label);
         };
-        if there != label.asked {
-            let text = selinux::conflict(&spec.name, there.as_deref(), label.asked.as_deref());
-            let refusal = Refusal { odds: Odds::Volume, text, is_binding: self.policy.is_binding(spec) };
+        if there != label.original {
+            let text = selinux::conflict(&spec.name, there.as_deref(), label.original.as_deref());
+            let refusal = LabelError { odds: ConflictScope::Volume, text, is_binding: self.policy.is_binding(spec) };
             count(&refusal);
             if refusal.is_binding {
                 return Err(refusal.text);

@@ -19,24 +19,19 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
+mod api_objects;
 mod atomic_writer;
-mod block;
+mod attachable;
+mod block_mapper;
 mod blocking_pools;
-mod blocks;
 mod claims;
 pub mod csi;
 mod desired;
-mod device;
-mod devices;
-mod disks;
 mod expand;
 mod fc;
-mod fetched;
 mod format;
-mod found;
-mod fullness;
-mod give;
-mod held;
+mod global_mount;
+mod group_ownership;
 mod iscsi;
 mod labels;
 mod layout;
@@ -45,29 +40,35 @@ mod machine;
 mod manager;
 mod memory;
 mod migrate;
+mod mount_wait;
 mod nfs;
 mod operation;
 mod orphan;
-mod owner;
+mod orphan_backoff;
 pub mod ownership;
+mod pending_operations;
 mod plugins;
+mod pod_volumes;
 mod rebuild;
-mod refused;
+mod rebuild_files;
+mod reconciler;
+mod scsi;
 mod selinux;
 mod spec;
+mod state_of_world;
 #[cfg(test)]
 mod testing;
-mod turns;
-mod waiting;
-mod worlds;
+mod token_reuse;
+mod usage_stats;
 
-pub use blocking_pools::THREADS;
-pub use device::{
-    Class, DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage,
+pub use attachable::{
+    AttachableVolumePlugin, Class, ErrorCause, Expansion, FoundVolume, FsGroup, OpError, Published,
+    ReconstructedVolume, Removal, Usage, VolumeTraits,
 };
+pub use blocking_pools::THREADS;
 pub use fc::FcPlugin;
 pub use iscsi::IscsiPlugin;
-pub use labels::Labels;
+pub use labels::LabelPolicy;
 pub use layout::PodLayout;
 pub use local::LocalPlugin;
 pub use machine::{Machine, ThisMachine};

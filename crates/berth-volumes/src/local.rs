@@ -17,14 +17,17 @@ use rustix::{
 };
 
 use super::{
-    device::{DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Usage},
-    disks, format, give,
+    attachable::{
+        AttachableVolumePlugin, Expansion, FoundVolume, FsGroup, OpError, Published, ReconstructedVolume, Removal,
+        Usage, VolumeTraits,
+    },
+    format, global_mount, group_ownership,
     machine::{Machine, ThisMachine, Work},
     operation::Operation,
     rebuild,
     spec::{Mode, VolumeSpec},
 };
-use berth_ports::{Event, EventSink, Fullness};
+use berth_ports::{Event, EventSink, VolumeStats};
 use berth_sys::{mount, mount_table};
 use berth_types::{Pod, api};
 
@@ -50,13 +53,13 @@ enum Kind {
 }
 
 /// Returns a formatter for errors before any change: they prove nothing about the existing state.
-fn told(action: &str, path: &Path) -> impl Fn(io::Error) -> OpError {
+fn io_error(action: &str, path: &Path) -> impl Fn(io::Error) -> OpError {
     let path = path.display().to_string();
     move |cause| OpError::transient(format!("{action} {path}: {cause}"))
 }
 
 fn kind_of(path: &Path) -> Result<Kind, OpError> {
-    let found = fs::metadata(path).map_err(told("looking at", path))?.file_type();
+    let found = fs::metadata(path).map_err(io_error("looking at", path))?.file_type();
     match (found.is_dir(), found.is_block_device()) {
         (true, _) => Ok(Kind::Directory),
         (_, true) => Ok(Kind::Device),
@@ -78,12 +81,12 @@ fn path_of(spec: &VolumeSpec) -> Result<PathBuf, OpError> {
 }
 
 fn is_mounted(path: &Path) -> Result<bool, OpError> {
-    let table = mount_table::read().map_err(told("reading the mounts below", path))?;
+    let table = mount_table::read().map_err(io_error("reading the mounts below", path))?;
     Ok(table.iter().any(|mount| mount.target == path))
 }
 
 pub(super) fn make(path: &Path) -> Result<(), OpError> {
-    DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(told("creating", path))
+    DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(io_error("creating", path))
 }
 
 /// Maximum mounts stacked on one mount point that are unmounted.
@@ -105,7 +108,7 @@ fn take_down(path: &Path) -> Result<(), OpError> {
         }
     }
     match fs::remove_dir(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(told("removing", path)(e)),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io_error("removing", path)(e)),
         _ => Ok(()),
     }
 }
@@ -139,29 +142,29 @@ impl LocalPlugin {
             if is_mounted(&target)? {
                 return Ok(false);
             }
-            mount_bind(&source, &target).map_err(|e| undo(&target, told("binding on", &target)(e.into())))?;
+            mount_bind(&source, &target).map_err(|e| undo(&target, io_error("binding on", &target)(e.into())))?;
             restrict(&target, read_only, &options).map_err(|e| undo(&target, e))?;
             Ok(true)
         });
         let is_new = is_new.await?;
-        let group = usage.group.filter(|_| !usage.is_shared_now && !usage.is_republish && !read_only);
+        let group = usage.group.filter(|_| !usage.has_other_users && !usage.is_republish && !read_only);
         if let Some(of) = group {
             // An earlier agent's bind mount has the right group if its root shows that: the root is changed last.
             let was_given = !is_new && usage.was_rebuilt;
-            let of = GroupOf { on_root_mismatch: of.on_root_mismatch || was_given, ..of };
-            give::give(usage, NAME, usage.target.clone(), of).await?;
+            let of = FsGroup { on_root_mismatch: of.on_root_mismatch || was_given, ..of };
+            group_ownership::apply_fs_group(usage, NAME, usage.target.clone(), of).await?;
         }
         Ok(Published { path: usage.target.clone(), relabel: true })
     }
 
     /// Records an event if another pod already uses the volume with a different group.
-    async fn tell_of_group(&self, usage: &Usage) {
+    async fn record_group_mismatch(&self, usage: &Usage) {
         use std::os::unix::fs::MetadataExt;
-        let (Some(wanted), Ok(path)) = (usage.group.filter(|_| usage.is_shared_now), path_of(&usage.spec)) else {
+        let (Some(wanted), Ok(path)) = (usage.group.filter(|_| usage.has_other_users), path_of(&usage.spec)) else {
             return;
         };
         let look = usage.operation.blocking(move || {
-            let found = fs::metadata(&path).map_err(told("looking at", &path))?;
+            let found = fs::metadata(&path).map_err(io_error("looking at", &path))?;
             Ok(found.gid())
         });
         let Ok(found) = look.await else { return };
@@ -204,12 +207,12 @@ pub(super) fn restrict(target: &Path, read_only: bool, options: &[String]) -> Re
         return Ok(());
     }
     // A remount replaces all flags, so that those inherited from the source must be repeated.
-    let flags = flags | mount::inherited(target).map_err(told("looking at", target))?;
-    mount_remount(target, flags, c"").map_err(|e| told("remounting", target)(e.into()))
+    let flags = flags | mount::inherited(target).map_err(io_error("looking at", target))?;
+    mount_remount(target, flags, c"").map_err(|e| io_error("remounting", target)(e.into()))
 }
 
 #[async_trait]
-impl DevicePlugin for LocalPlugin {
+impl AttachableVolumePlugin for LocalPlugin {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -218,7 +221,7 @@ impl DevicePlugin for LocalPlugin {
         spec.volume().is_some_and(|volume| volume.local.is_some())
     }
 
-    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError> {
+    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<VolumeTraits, OpError> {
         Ok(traits(&spec.name))
     }
 
@@ -254,7 +257,7 @@ impl DevicePlugin for LocalPlugin {
                 Err(OpError::transient("only a block device can be given to a pod as one"))
             }
             (Mode::Filesystem, kind) => {
-                self.tell_of_group(usage).await;
+                self.record_group_mismatch(usage).await;
                 let source = if kind == Kind::Directory { path } else { self.global(&usage.spec) };
                 self.bind(usage, source).await
             }
@@ -284,11 +287,11 @@ impl DevicePlugin for LocalPlugin {
         Ok(expansion.to)
     }
 
-    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
-        disks::fullness(usage, path).await
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<VolumeStats, OpError> {
+        global_mount::fullness(usage, path).await
     }
 
-    fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+    fn rebuild(&self, found: &FoundVolume) -> Result<ReconstructedVolume, String> {
         let mode = Some(found.mode.as_str().to_owned());
         // The path on the node is not needed: only the agent's own directories are torn down.
         let spec = api::PersistentVolumeSpec {
@@ -299,30 +302,30 @@ impl DevicePlugin for LocalPlugin {
         let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
         volume.metadata.name = Some(found.name.clone());
         let spec = VolumeSpec::persistent(Arc::new(volume), super::claims::unknown_claim(), false);
-        Ok(Rebuilt { spec, traits: traits(&found.name), label: None })
+        Ok(ReconstructedVolume { spec, traits: traits(&found.name), label: None })
     }
 
-    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+    fn staged(&self) -> Result<Vec<(Mode, ReconstructedVolume)>, String> {
         let mut found = Vec::new();
         for (place, mode) in [(&self.mounts, Mode::Filesystem), (&self.devices, Mode::Block)] {
             let listed = rebuild::children(place);
             for path in listed.map_err(|error| format!("listing {}: {error}", place.display()))? {
                 let Some(name) = path.file_name().and_then(|name| name.to_str()).map(str::to_owned) else { continue };
-                found.push((mode, self.rebuild(&Found { pod: "".into(), name, mode, path })?));
+                found.push((mode, self.rebuild(&FoundVolume { pod: "".into(), name, mode, path })?));
             }
         }
         Ok(found)
     }
 }
 
-fn traits(volume: &str) -> Traits {
-    Traits {
+fn traits(volume: &str) -> VolumeTraits {
+    VolumeTraits {
         volume: volume.to_owned(),
         label: NAME.to_owned(),
         stages: true,
         mount_options: true,
         expands: true,
-        ..Traits::default()
+        ..VolumeTraits::default()
     }
 }
 

@@ -23,7 +23,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{device::OpError, local, operation::Operation};
+use super::{attachable::OpError, local, operation::Operation};
 use berth_sys::mount_table::{self, Mount};
 use berth_types::cut_at_char;
 
@@ -32,13 +32,13 @@ const KEPT: u64 = 16 * 1024;
 /// Maximum bytes of program output in an error message.
 const SHOWN: usize = 1024;
 /// How long to read the outputs of an exited program: a descendant may keep the pipes open indefinitely.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// Maximum mounts stacked on one mount point that are unmounted.
 const STACKED: usize = 16;
 
 /// Exit of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ended {
+pub struct ProgramExit {
     /// Exit code; `None` where a signal terminated it.
     pub code: Option<i32>,
     /// Exit status as text: `exit status 32`, `signal: 9`.
@@ -47,7 +47,7 @@ pub struct Ended {
     pub output: String,
 }
 
-impl Ended {
+impl ProgramExit {
     /// Whether the exit code is 0.
     pub fn is_success(&self) -> bool {
         self.code == Some(0)
@@ -65,19 +65,19 @@ pub enum RunError {
     TimedOut(Duration),
     /// The operation was canceled and the program killed.
     #[error("context canceled")]
-    Unwanted,
+    Canceled,
 }
 
 /// When to kill a running program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ends {
+pub enum KillPolicy {
     /// Never: a file system must not be left half created.
-    ByItself,
+    Never,
     /// After this duration, or when the agent stops, but not when the operation is canceled: the program tears
     /// something down.
     Within(Duration),
     /// After this duration, or when the operation is canceled or the agent stops.
-    WhileWanted(Duration),
+    UnlessCanceled(Duration),
 }
 
 /// Host operations that storage code needs; replaced by a fake in tests.
@@ -92,8 +92,8 @@ pub trait Machine: Send + Sync + 'static {
         operation: &Operation,
         program: &str,
         arguments: &[String],
-        ends: Ends,
-    ) -> Result<Ended, RunError>;
+        ends: KillPolicy,
+    ) -> Result<ProgramExit, RunError>;
 
     /// Returns the mount table, in mount order.
     ///
@@ -123,15 +123,15 @@ impl ThisMachine {
 }
 
 /// Process group of a program; killed on drop unless the program has exited.
-struct Group(Option<Pid>);
+struct ProcessGroup(Option<Pid>);
 
-impl Group {
+impl ProcessGroup {
     fn of(child: &Child) -> Self {
         Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if let Some(group) = self.0 {
             // The process group may have exited already.
@@ -160,7 +160,7 @@ async fn read(from: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) {
 }
 
 /// Waits for a program and returns its output and exit status.
-async fn ended(child: &mut Child) -> io::Result<Ended> {
+async fn wait_with_output(child: &mut Child) -> io::Result<ProgramExit> {
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let (mut said, mut complained) = (Vec::new(), Vec::new());
     let status = {
@@ -169,45 +169,45 @@ async fn ended(child: &mut Child) -> io::Result<Ended> {
         tokio::select! {
             _ = &mut reading => child.wait().await?,
             status = child.wait() => {
-                let _ = timeout(LAST_WORDS, &mut reading).await;
+                let _ = timeout(OUTPUT_GRACE, &mut reading).await;
                 status?
             }
         }
     };
     said.append(&mut complained);
     let output = String::from_utf8_lossy(&said).trim().to_owned();
-    Ok(Ended { code: status.code(), how: how(status), output })
+    Ok(ProgramExit { code: status.code(), how: how(status), output })
 }
 
 /// Waits until the program must be killed; returns the reason.
-async fn over(operation: &Operation, ends: Ends) -> RunError {
+async fn kill_reason(operation: &Operation, ends: KillPolicy) -> RunError {
     let (limit, is_undoing) = match ends {
-        Ends::ByItself => return std::future::pending().await,
-        Ends::Within(limit) => (limit, true),
-        Ends::WhileWanted(limit) => (limit, false),
+        KillPolicy::Never => return std::future::pending().await,
+        KillPolicy::Within(limit) => (limit, true),
+        KillPolicy::UnlessCanceled(limit) => (limit, false),
     };
     tokio::select! {
         biased;
-        () = operation.deps().stop.cancelled() => RunError::Unwanted,
-        () = operation.deps().unwanted.cancelled(), if !is_undoing => RunError::Unwanted,
+        () = operation.deps().stop.cancelled() => RunError::Canceled,
+        () = operation.deps().canceled.cancelled(), if !is_undoing => RunError::Canceled,
         () = sleep(limit) => RunError::TimedOut(limit),
     }
 }
 
 /// Reports the exit of a program, and keeps the operation until the program is gone.
-async fn attend(
+async fn supervise(
     operation: Operation,
     mut child: Child,
-    ends: Ends,
-    tell: oneshot::Sender<Result<io::Result<Ended>, RunError>>,
+    ends: KillPolicy,
+    tell: oneshot::Sender<Result<io::Result<ProgramExit>, RunError>>,
 ) {
-    let mut group = if ends == Ends::ByItself { Group(None) } else { Group::of(&child) };
+    let mut group = if ends == KillPolicy::Never { ProcessGroup(None) } else { ProcessGroup::of(&child) };
     let done = tokio::select! {
         biased;
-        ended = ended(&mut child) => Ok(ended),
-        error = over(&operation, ends) => Err(error),
+        ended = wait_with_output(&mut child) => Ok(ended),
+        error = kill_reason(&operation, ends) => Err(error),
         // A program that is never killed outlives the agent.
-        () = operation.deps().stop.cancelled(), if ends == Ends::ByItself => return,
+        () = operation.deps().stop.cancelled(), if ends == KillPolicy::Never => return,
     };
     let is_over = done.is_ok();
     if is_over {
@@ -228,11 +228,11 @@ impl Machine for ThisMachine {
         operation: &Operation,
         program: &str,
         arguments: &[String],
-        ends: Ends,
-    ) -> Result<Ended, RunError> {
+        ends: KillPolicy,
+    ) -> Result<ProgramExit, RunError> {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.kill_on_drop(ends != Ends::ByItself).process_group(0);
+        command.kill_on_drop(ends != KillPolicy::Never).process_group(0);
         if let Some(path) = &self.path {
             command.env("PATH", path);
         }
@@ -242,8 +242,8 @@ impl Machine for ThisMachine {
         };
         let child = command.spawn().map_err(|error| RunError::NotStarted(failed(error)))?;
         let (tell, told) = oneshot::channel();
-        operation.deps().tasks.spawn(attend(operation.clone(), child, ends, tell));
-        let done = told.await.map_err(|_| RunError::Unwanted)?;
+        operation.deps().tasks.spawn(supervise(operation.clone(), child, ends, tell));
+        let done = told.await.map_err(|_| RunError::Canceled)?;
         done?.map_err(|error| RunError::NotStarted(failed(error)))
     }
 
@@ -285,7 +285,7 @@ impl Work {
     ///
     /// # Errors
     /// As [`Machine::run`].
-    pub async fn run(&self, program: &str, arguments: &[String], ends: Ends) -> Result<Ended, RunError> {
+    pub async fn run(&self, program: &str, arguments: &[String], ends: KillPolicy) -> Result<ProgramExit, RunError> {
         self.machine.run(&self.operation, program, arguments, ends).await
     }
 
@@ -295,7 +295,7 @@ impl Work {
     /// If the table cannot be read.
     pub async fn mounts(&self) -> Result<Vec<Mount>, OpError> {
         let machine = self.machine.clone();
-        self.operation.blocking(move || machine.mounts().map_err(unread)).await
+        self.operation.blocking(move || machine.mounts().map_err(mount_table_error)).await
     }
 
     /// Whether something is mounted exactly at that path.
@@ -308,7 +308,7 @@ impl Work {
 }
 
 /// Converts a failure to read the mount table into a transient error.
-pub fn unread(error: io::Error) -> OpError {
+pub fn mount_table_error(error: io::Error) -> OpError {
     OpError::transient(format!("reading the mounts: {error}"))
 }
 
@@ -375,7 +375,7 @@ impl Work {
         for (force, limit) in UNMOUNTS {
             let arguments: Vec<String> =
                 force.map(str::to_owned).into_iter().chain([path.display().to_string()]).collect();
-            match self.run("umount", &arguments, Ends::Within(limit)).await {
+            match self.run("umount", &arguments, KillPolicy::Within(limit)).await {
                 Ok(ended) if ended.is_success() => return Ok(()),
                 // The mount may be gone despite the error.
                 Ok(ended) => {
@@ -400,7 +400,7 @@ mod tests {
     use super::*;
     use crate::{operation::OperationDeps, testing::FakeMachine};
 
-    const LIMIT: Ends = Ends::WhileWanted(Duration::from_secs(60));
+    const LIMIT: KillPolicy = KillPolicy::UnlessCanceled(Duration::from_secs(60));
 
     fn script(text: &str) -> Vec<String> {
         vec!["-c".to_owned(), text.to_owned()]
@@ -444,7 +444,7 @@ mod tests {
     async fn what_hangs_is_killed_with_what_it_started() {
         let dir = tempfile::tempdir().expect("a directory");
         let pid = dir.path().join("pid");
-        let ends = Ends::Within(Duration::from_millis(500));
+        let ends = KillPolicy::Within(Duration::from_millis(500));
         let hangs = format!("sleep 1000 & echo $! > {}; wait", pid.display());
         let run = ThisMachine::default().run(&Operation::default(), "sh", &script(&hangs), ends).await;
         assert_eq!(run, Err(RunError::TimedOut(Duration::from_millis(500))));
@@ -463,12 +463,12 @@ mod tests {
     async fn what_nobody_wants_is_killed_and_keeps_the_turn_until_it_is_gone() {
         let turn = Arc::new(tokio::sync::Semaphore::new(1));
         let operation = Operation::new(turn.clone().try_acquire_owned().expect("free"), OperationDeps::default());
-        operation.deps().unwanted.cancel();
+        operation.deps().canceled.cancel();
         let machine = ThisMachine::default();
         let killed = machine.run(&operation, "sh", &script("sleep 1000"), LIMIT).await;
-        assert_eq!(killed, Err(RunError::Unwanted));
+        assert_eq!(killed, Err(RunError::Canceled));
         // A teardown program ignores the cancellation.
-        let limit = Ends::Within(Duration::from_secs(60));
+        let limit = KillPolicy::Within(Duration::from_secs(60));
         let ended = machine.run(&operation, "sh", &script("echo undone"), limit).await.expect("ended");
         assert_eq!(ended.output, "undone");
         drop(operation);

@@ -20,26 +20,25 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
 use super::{
+    attachable::AttachableVolumePlugin,
     blocking_pools, desired,
-    device::DevicePlugin,
-    devices::{Awaited, Devices, Missing, Resolved},
-    found,
-    labels::Labels,
+    labels::LabelPolicy,
     layout::{self, PodLayout},
     memory::Credentials,
+    mount_wait::MountWaitError,
     orphan,
-    owner::{Board, BoardDeps},
-    plugins::Looked,
-    rebuild,
-    refused::Refused,
-    turns::{Lane, Once, TurnError, Turns},
-    waiting::Waiting,
-    worlds::Worlds,
+    orphan_backoff::OrphanBackoff,
+    pending_operations::{Once, PendingOperationError, PendingOperations, SerialQueue},
+    plugins::VerifiedCache,
+    pod_volumes::{MissingVolumes, PendingVolume, PodVolumes, Resolved},
+    rebuild, rebuild_files,
+    reconciler::{ReconcilerDeps, ReconcilerRegistry},
+    state_of_world::StateOfWorld,
 };
 use berth_metrics::VolumeMetrics;
 use berth_ports::{
-    ClaimedVolume, ClaimedVolumes, Clock, EventSink, Fullness, MountedVolumes, NodeFacts, ObjectSource, StorageObjects,
-    VolumeError, VolumeManager,
+    ClaimedVolume, ClaimedVolumes, Clock, EventSink, MountedVolumes, NodeFacts, ObjectSource, StorageObjects,
+    VolumeError, VolumeManager, VolumeStats,
 };
 use berth_types::{Pod, PodUid};
 
@@ -76,9 +75,9 @@ pub struct VolumesDeps {
     /// Access to claims and persistent volumes.
     pub storage: Arc<dyn StorageObjects>,
     /// Plugins of volumes that need an owner task.
-    pub plugins: Vec<Arc<dyn DevicePlugin>>,
+    pub plugins: Vec<Arc<dyn AttachableVolumePlugin>>,
     /// SELinux label policy; `None` on a node without SELinux.
-    pub labels: Option<Labels>,
+    pub labels: Option<LabelPolicy>,
     /// Volumes that the API server lists in `node.status.volumesInUse`.
     pub reported: watch::Receiver<Arc<BTreeSet<String>>>,
     /// Receives the names of volumes in use; `None` until they are known.
@@ -90,23 +89,23 @@ pub struct VolumesDeps {
 }
 
 /// Result of the scan at startup: file-based volumes, and volumes that need an owner task.
-type Scanned = (Vec<(PodUid, found::Complete)>, io::Result<rebuild::Left>);
+type Scanned = (Vec<(PodUid, rebuild_files::Complete)>, io::Result<rebuild::ScanResult>);
 
 /// Volume manager for all pods. The authoritative state is on disk.
 pub struct Manager {
-    devices: Devices,
+    devices: PodVolumes,
     is_rebuilt: OnceCell<()>,
     root: PathBuf,
     credentials: Credentials,
     deps: VolumesDeps,
-    turns: Turns,
+    turns: PendingOperations,
     /// Serializes listings of pod directories.
-    listing: Lane,
+    listing: SerialQueue,
     /// Runs the scan for volumes of an earlier agent.
     scanning: Once<Scanned>,
-    worlds: Worlds,
-    looked: Arc<Looked>,
-    refused: Refused,
+    worlds: StateOfWorld,
+    looked: Arc<VerifiedCache>,
+    refused: OrphanBackoff,
 }
 
 impl Manager {
@@ -114,11 +113,11 @@ impl Manager {
     pub fn new(config: VolumesConfig, deps: VolumesDeps) -> Self {
         // The mount table contains only paths without symlinks.
         let root = fs::canonicalize(&config.root).unwrap_or(config.root);
-        let worlds = Worlds::new(deps.metrics.clone());
-        let refused = Refused::new(deps.metrics.orphans());
+        let worlds = StateOfWorld::new(deps.metrics.clone());
+        let refused = OrphanBackoff::new(deps.metrics.orphans());
         // Separate pools: hanging devices leave threads for the file-based volumes of all other pods.
         let files = blocking_pools::files();
-        let board = BoardDeps {
+        let board = ReconcilerDeps {
             root: root.clone(),
             facts: deps.facts.clone(),
             storage: deps.storage.clone(),
@@ -129,8 +128,8 @@ impl Manager {
             stop: deps.stop.clone(),
             pool: blocking_pools::operations(),
         };
-        let board = Board::new(board, deps.in_use.clone());
-        let devices = Devices::new(board, deps.plugins.clone(), deps.storage.clone(), deps.labels.clone());
+        let board = ReconcilerRegistry::new(board, deps.in_use.clone());
+        let devices = PodVolumes::new(board, deps.plugins.clone(), deps.storage.clone(), deps.labels.clone());
         let is_rebuilt = OnceCell::new();
         Self {
             devices,
@@ -138,9 +137,9 @@ impl Manager {
             root,
             credentials: config.credentials,
             deps,
-            listing: Lane::new(files.clone()),
+            listing: SerialQueue::new(files.clone()),
             scanning: Once::new(files.clone()),
-            turns: Turns::new(files),
+            turns: PendingOperations::new(files),
             worlds,
             looked: Arc::default(),
             refused,
@@ -155,13 +154,13 @@ impl Manager {
     pub async fn rebuild(&self) -> Result<(), VolumeError> {
         let scan = self.is_rebuilt.get_or_try_init(async || {
             let (root, plugins) = (self.root.clone(), self.devices.plugins().to_vec());
-            let look = move || (found::complete(&root), rebuild::scan(&root, &plugins));
+            let look = move || (rebuild_files::complete(&root), rebuild::scan(&root, &plugins));
             let (complete, left) = self.scanning.take(REBUILD_LIMIT, look).await.map_err(|e| e.to_string())?;
             let left = left.map_err(|e| e.to_string())?;
             let files: usize = complete.iter().map(|(_, volumes)| volumes.len()).sum();
             info!(volumes = left.volumes.len(), files, failed = left.failed, "Reconstructed volumes");
             self.deps.metrics.rebuilt(left.volumes.len() + files + left.failed, left.failed);
-            complete.into_iter().for_each(|(pod, volumes)| self.worlds.found(&pod, volumes));
+            complete.into_iter().for_each(|(pod, volumes)| self.worlds.adopt_complete(&pod, volumes));
             self.devices.board().adopt(left.volumes, left.staged, left.failed == 0);
             self.devices.board().synced();
             Ok::<_, String>(())
@@ -210,7 +209,7 @@ impl VolumeManager for Manager {
         let Resolved { local, mut awaited, failed } = self.devices.resolve(pod, &layout, &used).await;
         drop(used); // frees kilobytes per volume before waiting
         let mut all = self.set_up(pod, layout, local).await?;
-        let refused = |missing: Vec<String>, awaited: &[Awaited], cause: &str| Waiting {
+        let refused = |missing: Vec<String>, awaited: &[PendingVolume], cause: &str| MountWaitError {
             unattached: awaited.iter().filter(|one| one.is_unattached()).map(|one| one.volume.clone()).collect(),
             missing,
             failed: failed.iter().map(|(name, _)| name.clone()).collect(),
@@ -225,7 +224,7 @@ impl VolumeManager for Manager {
             let text = refused(missing, &awaited, &causes.join("; ")).to_string();
             return Err(beyond(&awaited, &text).await.unwrap_or(VolumeError::Failed(text)));
         }
-        let Missing { volumes: missing, hindrance } = self.devices.wait(pod.uid(), &mut awaited, until).await;
+        let MissingVolumes { volumes: missing, hindrance } = self.devices.wait(pod.uid(), &mut awaited, until).await;
         if let Some(hindrance) = hindrance {
             return Err(VolumeError::Failed(refused(missing, &awaited, &hindrance).to_string()));
         }
@@ -249,7 +248,7 @@ impl VolumeManager for Manager {
         self.release(pod, &layout, VOLUMES_LIMIT).await?;
         self.looked.forget(layout.pod());
         let done = flat(self.turns.take(pod, VOLUMES_LIMIT, move || orphan::tear_down(&layout)).await);
-        self.worlds.torn_down(pod, done.is_ok(), began.elapsed());
+        self.worlds.record_teardown(pod, done.is_ok(), began.elapsed());
         done
     }
 
@@ -257,7 +256,7 @@ impl VolumeManager for Manager {
         let pods = layout::pods(&self.root);
         match self.listing.take(LIST_LIMIT, move || directories(&pods)).await {
             Ok(Ok(found)) => {
-                self.refused.swept(&found);
+                self.refused.start_sweep(&found);
                 found
             }
             Ok(Err(e)) => {
@@ -272,7 +271,7 @@ impl VolumeManager for Manager {
     }
 
     async fn remove_directory(&self, pod: &PodUid) -> Result<(), VolumeError> {
-        if let Some(error) = self.refused.pausing(pod) {
+        if let Some(error) = self.refused.error_in_backoff(pod) {
             return Err(VolumeError::Failed(error));
         }
         self.rebuild().await?;
@@ -281,7 +280,7 @@ impl VolumeManager for Manager {
         let removed = match self.release(pod, &layout, GONE_LIMIT).await {
             Ok(()) => self.turns.take(pod, VOLUMES_LIMIT, move || orphan::remove_pod(&layout)).await,
             Err(left) => {
-                self.refused.refused(pod, &left.to_string());
+                self.refused.record_failure(pod, &left.to_string());
                 return Err(left);
             }
         };
@@ -294,7 +293,7 @@ impl VolumeManager for Manager {
                 Ok(())
             }
             Err(error) => {
-                self.refused.refused(pod, &error);
+                self.refused.record_failure(pod, &error);
                 Err(VolumeError::Failed(error))
             }
         }
@@ -307,12 +306,12 @@ impl ClaimedVolumes for Manager {
         self.devices.board().claimed(pod)
     }
 
-    async fn fullness(&self, path: &Path) -> Result<Fullness, String> {
+    async fn usage(&self, path: &Path) -> Result<VolumeStats, String> {
         self.devices.board().fullness(path).await
     }
 }
 
-fn flat(done: Result<Result<(), orphan::LeftOver>, TurnError>) -> Result<(), VolumeError> {
+fn flat(done: Result<Result<(), orphan::TeardownError>, PendingOperationError>) -> Result<(), VolumeError> {
     match done {
         Ok(done) => done.map_err(|e| VolumeError::Failed(e.to_string())),
         Err(e) => Err(VolumeError::Failed(e.to_string())),
@@ -320,8 +319,8 @@ fn flat(done: Result<Result<(), orphan::LeftOver>, TurnError>) -> Result<(), Vol
 }
 
 /// Returns the error of a pod whose volumes exceed the node's attach limit, if that is the case.
-async fn beyond(awaited: &[Awaited], text: &str) -> Option<VolumeError> {
-    let asked = join_all(awaited.iter().map(Awaited::is_over_limit)).await;
+async fn beyond(awaited: &[PendingVolume], text: &str) -> Option<VolumeError> {
+    let asked = join_all(awaited.iter().map(PendingVolume::is_over_limit)).await;
     let text = format!("Node has reached its volume attachment limit, rejecting pod. {text}");
     asked.contains(&true).then_some(VolumeError::LimitExceeded(text))
 }

@@ -31,7 +31,9 @@ type Csi = api::CSIPersistentVolumeSource;
 /// # Errors
 /// If it has a value that the driver does not support.
 pub fn persistent(volume: &api::PersistentVolume) -> Result<Option<api::PersistentVolume>, String> {
-    let Some(csi) = volume.spec.as_ref().map(|spec| driven(volume, spec)).transpose().map_err(told)?.flatten() else {
+    let Some(csi) =
+        volume.spec.as_ref().map(|spec| csi_source(volume, spec)).transpose().map_err(translation_error)?.flatten()
+    else {
         return Ok(None);
     };
     let mut volume = volume.clone();
@@ -54,12 +56,12 @@ pub fn persistent(volume: &api::PersistentVolume) -> Result<Option<api::Persiste
     Ok(Some(volume))
 }
 
-fn told(error: String) -> String {
+fn translation_error(error: String) -> String {
     format!("failed to translate in-tree pv to CSI: {error}")
 }
 
 /// Returns the CSI source of a persistent volume.
-fn driven(volume: &api::PersistentVolume, spec: &api::PersistentVolumeSpec) -> Result<Option<Csi>, String> {
+fn csi_source(volume: &api::PersistentVolume, spec: &api::PersistentVolumeSpec) -> Result<Option<Csi>, String> {
     if let Some(source) = &spec.aws_elastic_block_store {
         return ebs(source).map(Some);
     }
@@ -87,7 +89,9 @@ fn driven(volume: &api::PersistentVolume, spec: &api::PersistentVolumeSpec) -> R
 /// # Errors
 /// If it has a value that the driver does not support, or its name cannot be a directory name.
 pub fn inline(volume: &api::Volume, namespace: &str) -> Result<Option<(api::PersistentVolume, bool)>, String> {
-    let Some((name, mode, csi)) = said(volume, namespace).map_err(told)? else { return Ok(None) };
+    let Some((name, mode, csi)) = inline_csi_source(volume, namespace).map_err(translation_error)? else {
+        return Ok(None);
+    };
     let read_only = csi.read_only == Some(true);
     let spec = api::PersistentVolumeSpec {
         access_modes: Some(vec![mode.to_owned()]),
@@ -96,7 +100,7 @@ pub fn inline(volume: &api::Volume, namespace: &str) -> Result<Option<(api::Pers
         ..api::PersistentVolumeSpec::default()
     };
     if !is_directory(&name) {
-        return Err(told(format!("{name:?} cannot be the name of a directory")));
+        return Err(translation_error(format!("{name:?} cannot be the name of a directory")));
     }
     let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
     volume.metadata.name = Some(name);
@@ -109,7 +113,7 @@ fn is_directory(name: &str) -> bool {
 }
 
 /// Returns name, access mode, and CSI source of an inline volume.
-fn said(volume: &api::Volume, namespace: &str) -> Result<Option<(String, &'static str, Csi)>, String> {
+fn inline_csi_source(volume: &api::Volume, namespace: &str) -> Result<Option<(String, &'static str, Csi)>, String> {
     const ONCE: &str = "ReadWriteOnce";
     let of_driver = |csi: Csi, mode| Some((format!("{}-{}", csi.driver, csi.volume_handle), mode, csi));
     let read = |read_only: Option<bool>| if read_only == Some(true) { "ReadOnlyMany" } else { ONCE };

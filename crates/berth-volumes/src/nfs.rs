@@ -8,12 +8,15 @@ use std::{net::Ipv6Addr, path::Path, sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    device::{DevicePlugin, Found, OpError, Published, Rebuilt, Removal, Traits, Usage},
-    disks, fullness, local,
-    machine::{self, Ends, Machine, RunError, Work},
+    attachable::{
+        AttachableVolumePlugin, FoundVolume, OpError, Published, ReconstructedVolume, Removal, Usage, VolumeTraits,
+    },
+    global_mount, local,
+    machine::{self, KillPolicy, Machine, RunError, Work},
     spec::{Mode, VolumeSpec},
+    usage_stats,
 };
-use berth_ports::Fullness;
+use berth_ports::VolumeStats;
 use berth_types::{Pod, api};
 
 const NAME: &str = "kubernetes.io/nfs";
@@ -64,14 +67,14 @@ impl NfsPlugin {
 async fn mount(work: &Work, share: &Share, options: &[String], target: &Path) -> Result<(), OpError> {
     let arguments = machine::mount_arguments("nfs", options, &share.source(), target);
     let told = |how: &str, output: &str| machine::mount_failed(how, "mount", &arguments, output);
-    let error = match work.run("mount", &arguments, Ends::WhileWanted(MOUNTING)).await {
+    let error = match work.run("mount", &arguments, KillPolicy::UnlessCanceled(MOUNTING)).await {
         Ok(ended) if ended.is_success() => return Ok(()),
         Ok(ended) => OpError::failed(told(&ended.how, &ended.output)),
         Err(RunError::NotStarted(cause)) => OpError::failed(told(&cause, "")),
         // The mount may still complete.
-        Err(error @ (RunError::TimedOut(_) | RunError::Unwanted)) => OpError::uncertain(told(&error.to_string(), "")),
+        Err(error @ (RunError::TimedOut(_) | RunError::Canceled)) => OpError::uncertain(told(&error.to_string(), "")),
     };
-    match disks::unpublish(work, target).await {
+    match global_mount::unpublish(work, target).await {
         Ok(()) => Err(error),
         Err(left) => {
             tracing::warn!(path = %target.display(), err = %left, "Could not take down a mount that failed");
@@ -81,7 +84,7 @@ async fn mount(work: &Work, share: &Share, options: &[String], target: &Path) ->
 }
 
 #[async_trait]
-impl DevicePlugin for NfsPlugin {
+impl AttachableVolumePlugin for NfsPlugin {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -91,7 +94,7 @@ impl DevicePlugin for NfsPlugin {
             || spec.volume().is_some_and(|volume| volume.nfs.is_some())
     }
 
-    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError> {
+    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<VolumeTraits, OpError> {
         Ok(traits(&spec.name))
     }
 
@@ -111,16 +114,16 @@ impl DevicePlugin for NfsPlugin {
         Ok(Published { path: target, relabel: false })
     }
 
-    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
-        fullness::of_share(&Work::new(&self.machine, &usage.operation), path).await
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<VolumeStats, OpError> {
+        usage_stats::of_share(&Work::new(&self.machine, &usage.operation), path).await
     }
 
     async fn unpublish(&self, removal: &Removal) -> Result<(), OpError> {
         let Some((_, target)) = &removal.pod else { return Ok(()) };
-        disks::unpublish(&Work::new(&self.machine, &removal.operation), target).await
+        global_mount::unpublish(&Work::new(&self.machine, &removal.operation), target).await
     }
 
-    fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+    fn rebuild(&self, found: &FoundVolume) -> Result<ReconstructedVolume, String> {
         if found.mode == Mode::Block {
             return Err("directories of NFS servers are no devices".to_owned());
         }
@@ -130,7 +133,7 @@ impl DevicePlugin for NfsPlugin {
             nfs: Some(api::NFSVolumeSource::default()),
             ..api::Volume::default()
         };
-        Ok(Rebuilt { spec: VolumeSpec::inline(&volume), traits: traits(&found.name), label: None })
+        Ok(ReconstructedVolume { spec: VolumeSpec::inline(&volume), traits: traits(&found.name), label: None })
     }
 
     fn limit(&self) -> Duration {
@@ -138,8 +141,8 @@ impl DevicePlugin for NfsPlugin {
     }
 }
 
-fn traits(volume: &str) -> Traits {
-    Traits { volume: volume.to_owned(), label: NAME.to_owned(), mount_options: true, ..Traits::default() }
+fn traits(volume: &str) -> VolumeTraits {
+    VolumeTraits { volume: volume.to_owned(), label: NAME.to_owned(), mount_options: true, ..VolumeTraits::default() }
 }
 
 #[cfg(test)]

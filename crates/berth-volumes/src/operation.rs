@@ -18,8 +18,8 @@ use tokio::{process::Command, sync::OwnedSemaphorePermit};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    attachable::OpError,
     blocking_pools::{self, WAIT},
-    device::OpError,
 };
 use berth_metrics::VolumeMetrics;
 use berth_ports::EventSink;
@@ -36,7 +36,7 @@ pub struct OperationDeps {
     /// Tracker of spawned tasks.
     pub tasks: TaskTracker,
     /// Canceled when the operation is no longer needed, or the agent stops.
-    pub unwanted: CancellationToken,
+    pub canceled: CancellationToken,
     /// Canceled when the agent stops.
     pub stop: CancellationToken,
 }
@@ -48,7 +48,7 @@ impl Default for OperationDeps {
             events: None,
             metrics: None,
             tasks: TaskTracker::default(),
-            unwanted: CancellationToken::default(),
+            canceled: CancellationToken::default(),
             stop: CancellationToken::default(),
         }
     }
@@ -70,7 +70,7 @@ struct Inner {
 
 impl std::fmt::Debug for Operation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Operation").field("signs", &self.signs()).finish_non_exhaustive()
+        f.debug_struct("Operation").field("signs", &self.progress()).finish_non_exhaustive()
     }
 }
 
@@ -86,18 +86,18 @@ impl Operation {
     }
 
     /// Records progress: the operation is slow but does not hang.
-    pub fn is_alive(&self) {
+    pub fn report_progress(&self) {
         self.inner.signs.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Progress counter; unchanged while nothing is done.
-    pub fn signs(&self) -> u64 {
+    pub fn progress(&self) -> u64 {
         self.inner.signs.load(Ordering::Relaxed)
     }
 
     /// Whether the operation is canceled.
-    pub fn is_unwanted(&self) -> bool {
-        self.deps().unwanted.is_cancelled()
+    pub fn is_canceled(&self) -> bool {
+        self.deps().canceled.is_cancelled()
     }
 
     /// Runs blocking work on the thread pool.

@@ -25,7 +25,7 @@ const IN_MEMORY: [&str; 2] = ["tmpfs", "hugetlbfs"];
 
 /// Error of a teardown.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum LeftOver {
+pub enum TeardownError {
     /// File systems that this agent did not mount are still mounted.
     #[error("mounted volumes=[{}]", .0.join(" "))]
     Mounted(Vec<String>),
@@ -70,7 +70,7 @@ pub enum LeftOver {
 }
 
 /// Unmounts and removes the volumes of a terminated pod; keeps the pod directory.
-pub fn tear_down(layout: &PodLayout) -> Result<(), LeftOver> {
+pub fn tear_down(layout: &PodLayout) -> Result<(), TeardownError> {
     unmount_sub_paths(layout).map_err(|e| not_down("", &e))?;
     unmount_in_memory(layout, &OWNED)?;
     nothing_mounted(&layout.volumes())?;
@@ -85,16 +85,16 @@ pub fn tear_down(layout: &PodLayout) -> Result<(), LeftOver> {
     Ok(())
 }
 
-fn not_down(volume: &str, cause: &dyn std::fmt::Display) -> LeftOver {
-    LeftOver::TearDown { volume: volume.to_owned(), reason: cause.to_string() }
+fn not_down(volume: &str, cause: &dyn std::fmt::Display) -> TeardownError {
+    TeardownError::TearDown { volume: volume.to_owned(), reason: cause.to_string() }
 }
 
 /// Removes the whole directory of an orphaned pod; returns whether it contained volumes.
-pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
+pub fn remove_pod(layout: &PodLayout) -> Result<bool, TeardownError> {
     let pod = layout.pod().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let other = |what: String| {
         let pod = pod.clone();
-        move |e: io::Error| LeftOver::Other { pod, what, reason: e.to_string() }
+        move |e: io::Error| TeardownError::Other { pod, what, reason: e.to_string() }
     };
     let parts = children(layout.pod()).map_err(other("the pod directory".to_owned()))?;
     if let Some(foreign) = parts.iter().find(|part| !is_of_a_pod(part)) {
@@ -104,7 +104,7 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
     // The pod was removed while no agent ran. The agent's own bind mounts and memory-backed file systems are unmounted
     // as for any pod; memory-backed data ends with its pod.
     for mount in mounted_below(&layout.sub_paths())?.into_iter().rev() {
-        unmount(&mount.target, UnmountFlags::NOFOLLOW).map_err(|e| LeftOver::SubPath {
+        unmount(&mount.target, UnmountFlags::NOFOLLOW).map_err(|e| TeardownError::SubPath {
             pod: pod.clone(),
             path: mount.target.display().to_string(),
             reason: e.to_string(),
@@ -119,14 +119,14 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
         let marker = layout.marker(&plugin, &name);
         let ours = OWNED.contains(&plugin.as_str()) && marker.join("ready").exists();
         let removed = if ours { remove_tree(&path) } else { remove_empty_directory(&path) };
-        removed.map_err(|e| LeftOver::Volume {
+        removed.map_err(|e| TeardownError::Volume {
             pod: pod.clone(),
             path: path.display().to_string(),
             reason: e.to_string(),
         })?;
     }
     for path in sub_paths(layout).map_err(other("the volume-subpaths dir".to_owned()))? {
-        remove_one(&path).map_err(|e| LeftOver::SubPath {
+        remove_one(&path).map_err(|e| TeardownError::SubPath {
             pod: pod.clone(),
             path: path.display().to_string(),
             reason: e.to_string(),
@@ -152,7 +152,7 @@ fn is_of_a_pod(part: &Path) -> bool {
 }
 
 /// Unmounts memory-backed file systems at volume roots of these plugins: this agent or an earlier one mounted them.
-fn unmount_in_memory(layout: &PodLayout, plugins: &[&str]) -> Result<(), LeftOver> {
+fn unmount_in_memory(layout: &PodLayout, plugins: &[&str]) -> Result<(), TeardownError> {
     let found = volumes(layout).map_err(|e| not_down("", &e))?.into_iter();
     let roots: Vec<PathBuf> = found.filter(|(plugin, ..)| plugins.contains(&plugin.as_str())).map(|v| v.2).collect();
     for mount in mounted_below(&layout.volumes())?.into_iter().rev() {
@@ -177,17 +177,17 @@ pub fn unmount_sub_paths(layout: &PodLayout) -> io::Result<()> {
     empty_directories(&layout.sub_paths())
 }
 
-fn mounted_below(path: &Path) -> Result<Vec<mount_table::Mount>, LeftOver> {
+fn mounted_below(path: &Path) -> Result<Vec<mount_table::Mount>, TeardownError> {
     // An unreadable mount table counts as something mounted.
-    mount_table::below(path).map_err(|e| LeftOver::Mounted(vec![e.to_string()]))
+    mount_table::below(path).map_err(|e| TeardownError::Mounted(vec![e.to_string()]))
 }
 
-fn nothing_mounted(path: &Path) -> Result<(), LeftOver> {
+fn nothing_mounted(path: &Path) -> Result<(), TeardownError> {
     let mounted = mounted_below(path)?;
     if mounted.is_empty() {
         return Ok(());
     }
-    Err(LeftOver::Mounted(mounted.into_iter().map(|mount| mount.target.display().to_string()).collect()))
+    Err(TeardownError::Mounted(mounted.into_iter().map(|mount| mount.target.display().to_string()).collect()))
 }
 
 /// Returns plugin directory, name, and path of every volume on disk.

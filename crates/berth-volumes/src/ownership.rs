@@ -34,13 +34,13 @@ const WALKERS: usize = 4;
 /// Number of entries from which a tree counts as large.
 const LARGE: u64 = 2_048;
 /// Maximum queued directories; beyond that, a thread walks the directory that it found itself.
-const WAITING: usize = 256;
+const MAX_QUEUED: usize = 256;
 /// Maximum directory depth: as deep as a path can be upstream, and a bound on open files.
 const DEEPEST: usize = 1_024;
 /// Entries between two checks of the clock and of cancellation.
 const STRIDE: u64 = 256;
 /// Delay of the first notification about a slow walk, and the interval of the following ones.
-const TOLD: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(60));
+const SLOW_NOTICE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(60));
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Group access to the volume.
@@ -119,7 +119,7 @@ impl Slow {
 }
 
 /// Ownership change request.
-pub struct Order<'a> {
+pub struct OwnershipChange<'a> {
     /// Group to apply.
     pub group: u32,
     /// Access of the group.
@@ -132,7 +132,7 @@ pub struct Order<'a> {
     pub slow: &'a (dyn Fn(Slow) + Sync),
 }
 
-impl Order<'_> {
+impl OwnershipChange<'_> {
     /// Changes the whole tree, whatever its root shows, without cancellation: for volumes that this agent writes.
     pub fn whole(group: u32, access: GroupAccess) -> Self {
         Self { group, access, policy: Policy::Always, cancelled: &|| false, slow: &|_| {} }
@@ -142,16 +142,16 @@ impl Order<'_> {
 /// Applies group ownership to a whole tree, whatever its root shows, without cancellation.
 ///
 /// # Errors
-/// As [`carry_out`].
+/// As [`apply_change`].
 pub fn apply(root: &Path, group: u32, access: GroupAccess) -> io::Result<()> {
-    carry_out(root, &Order::whole(group, access))
+    apply_change(root, &OwnershipChange::whole(group, access))
 }
 
 /// Applies an ownership change to a tree. Skips what cannot be changed, as upstream does.
 ///
 /// # Errors
 /// If the tree cannot be walked, or with kind `Interrupted` if the change is canceled.
-pub fn carry_out(root: &Path, order: &Order<'_>) -> io::Result<()> {
+pub fn apply_change(root: &Path, order: &OwnershipChange<'_>) -> io::Result<()> {
     let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a path of an entry"));
     };
@@ -171,7 +171,7 @@ pub fn carry_out(root: &Path, order: &Order<'_>) -> io::Result<()> {
 }
 
 /// Whether the root shows that an earlier walk finished.
-fn is_finished(root: &Stat, order: &Order<'_>) -> bool {
+fn is_finished(root: &Stat, order: &OwnershipChange<'_>) -> bool {
     // With read-only access, the root is finished with the read-only bits.
     let wanted = match order.access {
         GroupAccess::ReadWrite => 0o2770,
@@ -215,18 +215,18 @@ struct Shared {
 }
 
 struct Walk<'a> {
-    order: &'a Order<'a>,
+    order: &'a OwnershipChange<'a>,
     group: Gid,
     began: Instant,
     shared: Mutex<Shared>,
     more: Condvar,
     entries: AtomicU64,
     /// Seconds after the start at which the next notification about a slow walk is due.
-    next_told: AtomicU64,
+    next_notice: AtomicU64,
 }
 
 impl<'a> Walk<'a> {
-    fn new(order: &'a Order<'a>) -> Self {
+    fn new(order: &'a OwnershipChange<'a>) -> Self {
         Self {
             order,
             group: Gid::from_raw(order.group),
@@ -234,7 +234,7 @@ impl<'a> Walk<'a> {
             shared: Mutex::default(),
             more: Condvar::new(),
             entries: AtomicU64::new(0),
-            next_told: AtomicU64::new(TOLD.0.as_secs()),
+            next_notice: AtomicU64::new(SLOW_NOTICE.0.as_secs()),
         }
     }
 
@@ -331,7 +331,7 @@ impl<'a> Walk<'a> {
                 continue;
             }
             level.open.fetch_add(1, Ordering::Relaxed);
-            if let Some(job) = self.give(Job { above: level.clone(), name: name.to_owned() }) {
+            if let Some(job) = self.enqueue(Job { above: level.clone(), name: name.to_owned() }) {
                 self.below(job, hire)?;
             }
         }
@@ -340,9 +340,9 @@ impl<'a> Walk<'a> {
     }
 
     /// Queues a directory for another thread; returns it where the queue is full.
-    fn give(&self, job: Job) -> Option<Job> {
+    fn enqueue(&self, job: Job) -> Option<Job> {
         let mut shared = self.shared();
-        if shared.jobs.len() >= WAITING {
+        if shared.jobs.len() >= MAX_QUEUED {
             return Some(job);
         }
         shared.jobs.push(job);
@@ -373,12 +373,12 @@ impl<'a> Walk<'a> {
             // Another thread failed and has recorded the error.
             return Err(io::Error::other("stopped"));
         }
-        let (elapsed, due) = (self.began.elapsed().as_secs(), self.next_told.load(Ordering::Relaxed));
-        let next = due.saturating_add(TOLD.1.as_secs());
-        let is_mine =
-            elapsed >= due && self.next_told.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let (elapsed, due) = (self.began.elapsed().as_secs(), self.next_notice.load(Ordering::Relaxed));
+        let next = due.saturating_add(SLOW_NOTICE.1.as_secs());
+        let is_mine = elapsed >= due
+            && self.next_notice.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if is_mine {
-            (self.order.slow)(if due == TOLD.0.as_secs() { Slow::Still } else { Slow::Entries(entries) });
+            (self.order.slow)(if due == SLOW_NOTICE.0.as_secs() { Slow::Still } else { Slow::Entries(entries) });
         }
         Ok(entries)
     }

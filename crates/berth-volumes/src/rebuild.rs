@@ -14,32 +14,32 @@ use std::{
 use tracing::warn;
 
 use super::{
-    block,
-    device::{DevicePlugin, Found},
+    attachable::{AttachableVolumePlugin, FoundVolume},
+    block_mapper,
     layout::{self, PodLayout},
-    owner::{Leftover, Staged},
+    reconciler::{ReconstructedPodVolume, ReconstructedStage},
     spec::Mode,
 };
-use berth_sys::panics::said;
+use berth_sys::panics::panic_message;
 use berth_types::PodUid;
 
 /// Result of the scan.
 #[derive(Default)]
-pub struct Left {
+pub struct ScanResult {
     /// Reconstructed volumes.
-    pub volumes: Vec<Leftover>,
+    pub volumes: Vec<ReconstructedPodVolume>,
     /// Number of volumes or directories that could not be understood or read.
     pub failed: usize,
     /// Staged volumes, whether or not a pod uses them.
-    pub staged: Vec<Staged>,
+    pub staged: Vec<ReconstructedStage>,
 }
 
 /// Scans the directories of all pods.
 ///
 /// # Errors
 /// If the list of pods cannot be read.
-pub fn scan(root: &Path, plugins: &[Arc<dyn DevicePlugin>]) -> io::Result<Left> {
-    let mut left = Left::default();
+pub fn scan(root: &Path, plugins: &[Arc<dyn AttachableVolumePlugin>]) -> io::Result<ScanResult> {
+    let mut left = ScanResult::default();
     for pod in children(&layout::pods(root))? {
         let Some(uid) = name_of(&pod) else { continue };
         for (folder, mode) in [("volumes", Mode::Filesystem), ("volumeDevices", Mode::Block)] {
@@ -53,10 +53,14 @@ pub fn scan(root: &Path, plugins: &[Arc<dyn DevicePlugin>]) -> io::Result<Left> 
         }
     }
     for plugin in plugins {
-        match caught(|| plugin.staged()) {
+        match catch_panic(|| plugin.staged()) {
             Ok(staged) => {
                 let staged = staged.into_iter();
-                left.staged.extend(staged.map(|(mode, rebuilt)| Staged { plugin: plugin.clone(), mode, rebuilt }));
+                left.staged.extend(staged.map(|(mode, rebuilt)| ReconstructedStage {
+                    plugin: plugin.clone(),
+                    mode,
+                    rebuilt,
+                }));
             }
             Err(cause) => {
                 warn!(plugin = plugin.name(), err = %cause, "Could not find out what is staged");
@@ -72,16 +76,16 @@ pub fn scan(root: &Path, plugins: &[Arc<dyn DevicePlugin>]) -> io::Result<Left> 
     Ok(left)
 }
 
-impl Left {
+impl ScanResult {
     /// Adds block devices that pods may have without a link: an agent ended before it was created or after it was
     /// removed.
     fn mapped(&mut self, root: &Path) {
         let mut found = Vec::new();
-        for Staged { plugin, mode, rebuilt } in &self.staged {
+        for ReconstructedStage { plugin, mode, rebuilt } in &self.staged {
             if *mode != Mode::Block {
                 continue;
             }
-            let is_known = |pod: &PodUid, left: &Leftover| {
+            let is_known = |pod: &PodUid, left: &ReconstructedPodVolume| {
                 let same = (left.mode, left.plugin.name(), &left.rebuilt.traits.volume);
                 left.pod == *pod && same == (*mode, plugin.name(), &rebuilt.traits.volume)
             };
@@ -95,7 +99,7 @@ impl Left {
                 }
             };
             // A plugin may keep its own record in the directory too.
-            let marks = marks.iter().filter(|mark| block::is_mark(mark)).filter_map(|mark| name_of(mark));
+            let marks = marks.iter().filter(|mark| block_mapper::is_mark(mark)).filter_map(|mark| name_of(mark));
             for pod in marks.map(|uid| PodUid::from(uid.as_str())) {
                 let Ok(layout) = PodLayout::new(root, &pod) else { continue };
                 if self.volumes.iter().all(|left| !is_known(&pod, left)) {
@@ -107,19 +111,21 @@ impl Left {
                     }
                     let path = layout.device(&plugin.name().replace('/', "~"), &rebuilt.spec.directory());
                     let (plugin, rebuilt) = (plugin.clone(), rebuilt.clone());
-                    found.push(Leftover { plugin, pod, path, mode: *mode, rebuilt });
+                    found.push(ReconstructedPodVolume { plugin, pod, path, mode: *mode, rebuilt });
                 }
             }
         }
         self.volumes.extend(found);
     }
 
-    fn one(&mut self, plugin: &Arc<dyn DevicePlugin>, uid: &str, path: PathBuf, mode: Mode) {
+    fn one(&mut self, plugin: &Arc<dyn AttachableVolumePlugin>, uid: &str, path: PathBuf, mode: Mode) {
         let Some(name) = name_of(&path) else { return };
         let pod = PodUid::from(uid);
-        let found = Found { pod: pod.clone(), name, mode, path: path.clone() };
-        match caught(|| plugin.rebuild(&found)) {
-            Ok(rebuilt) => self.volumes.push(Leftover { plugin: plugin.clone(), pod, path, mode, rebuilt }),
+        let found = FoundVolume { pod: pod.clone(), name, mode, path: path.clone() };
+        match catch_panic(|| plugin.rebuild(&found)) {
+            Ok(rebuilt) => {
+                self.volumes.push(ReconstructedPodVolume { plugin: plugin.clone(), pod, path, mode, rebuilt })
+            }
             Err(cause) => {
                 warn!(podUID = %uid, path = %path.display(), err = %cause, "Could not construct volume information from its directory");
                 self.failed += 1;
@@ -137,8 +143,8 @@ impl Left {
 }
 
 /// Catches a panic of a plugin, so that one volume does not prevent the reconstruction of the others.
-fn caught<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(said(&*panic)))
+fn catch_panic<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panic_message(&*panic)))
 }
 
 fn name_of(path: &Path) -> Option<String> {
@@ -161,15 +167,15 @@ pub fn children(path: &Path) -> io::Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{device::Traits, testing::FakePlugin};
+    use crate::{attachable::VolumeTraits, testing::FakePlugin};
 
     #[test]
     fn what_cannot_be_read_is_not_empty() {
         let root = tempfile::tempdir().expect("a directory");
-        let plugin = FakePlugin::new(Traits::default());
-        let found = Found { pod: "".into(), name: "pv".to_owned(), mode: Mode::Filesystem, path: PathBuf::new() };
+        let plugin = FakePlugin::new(VolumeTraits::default());
+        let found = FoundVolume { pod: "".into(), name: "pv".to_owned(), mode: Mode::Filesystem, path: PathBuf::new() };
         let staged = (Mode::Filesystem, plugin.rebuild(&found).expect("understood"));
-        let plugins: Vec<Arc<dyn DevicePlugin>> = vec![plugin.clone()];
+        let plugins: Vec<Arc<dyn AttachableVolumePlugin>> = vec![plugin.clone()];
         let scan = || scan(root.path(), &plugins);
         assert!(scan().is_ok_and(|left| left.volumes.is_empty() && left.failed == 0), "there are no pods yet");
         let place = |pod: &str| root.path().join("pods").join(pod).join("volumes/kubernetes.io~fake");
@@ -191,12 +197,12 @@ mod tests {
     #[test]
     fn a_device_without_its_link_is_found_by_its_mark() {
         let root = tempfile::tempdir().expect("a directory");
-        let plugin = FakePlugin::new(Traits { stages: true, ..Traits::default() });
-        let found = Found { pod: "".into(), name: "pv".to_owned(), mode: Mode::Filesystem, path: PathBuf::new() };
+        let plugin = FakePlugin::new(VolumeTraits { stages: true, ..VolumeTraits::default() });
+        let found = FoundVolume { pod: "".into(), name: "pv".to_owned(), mode: Mode::Filesystem, path: PathBuf::new() };
         let rebuilt = plugin.rebuild(&found).expect("understood");
         let marks = plugin.map_dir(root.path(), &rebuilt.spec);
         plugin.staged.lock().expect("not poisoned").push((Mode::Block, rebuilt));
-        let plugins: Vec<Arc<dyn DevicePlugin>> = vec![plugin];
+        let plugins: Vec<Arc<dyn AttachableVolumePlugin>> = vec![plugin];
         fs::create_dir_all(&marks).expect("directories");
         assert!(scan(root.path(), &plugins).expect("read").volumes.is_empty());
         fs::write(marks.join("u"), "").expect("a mark");
@@ -211,7 +217,7 @@ mod tests {
     #[test]
     fn a_plugin_that_breaks_on_one_volume_knows_the_others() {
         let root = tempfile::tempdir().expect("a directory");
-        let plugins: Vec<Arc<dyn DevicePlugin>> = vec![FakePlugin::new(Traits::default())];
+        let plugins: Vec<Arc<dyn AttachableVolumePlugin>> = vec![FakePlugin::new(VolumeTraits::default())];
         for name in ["breaks", "odd", "pv"] {
             let place = root.path().join("pods/a/volumes/kubernetes.io~fake").join(name);
             fs::create_dir_all(place).expect("directories");

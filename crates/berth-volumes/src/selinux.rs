@@ -21,14 +21,14 @@ pub struct Policy {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Label {
     /// Label that all pods of the volume must agree on (`originalSELinuxLabel`).
-    pub asked: Option<String>,
+    pub original: Option<String>,
     /// Label that the volume is mounted with (`effectiveSELinuxLabel`).
     pub mounted: Option<String>,
 }
 
 /// Scope of an SELinux label conflict, as counted in the metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Odds {
+pub enum ConflictScope {
     /// A container requests an invalid label.
     Container,
     /// Containers of the pod request different labels.
@@ -39,9 +39,9 @@ pub enum Odds {
 
 /// Label conflict or error.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refusal {
+pub struct LabelError {
     /// Scope of the conflict.
-    pub odds: Odds,
+    pub odds: ConflictScope,
     /// Message of the upstream kubelet.
     pub text: String,
     /// The pod is denied the volume; otherwise the conflict is only counted.
@@ -88,21 +88,21 @@ impl Policy {
     ///
     /// # Errors
     /// If the containers request an invalid label or different labels.
-    pub fn decide(&self, pod: &Pod, volume: &str, spec: &VolumeSpec) -> Result<Label, Refusal> {
+    pub fn decide(&self, pod: &Pod, volume: &str, spec: &VolumeSpec) -> Result<Label, LabelError> {
         let context = pod.spec().security_context.as_ref();
         let is_relabelled =
             context.and_then(|of| of.se_linux_change_policy.as_deref()).is_some_and(|policy| policy == "Recursive");
         let is_binding = self.is_binding(spec);
-        let refused = |odds, text| Refusal { odds, text, is_binding: is_binding && !is_relabelled };
+        let refused = |odds, text| LabelError { odds, text, is_binding: is_binding && !is_relabelled };
         let labels: Result<BTreeSet<String>, String> =
             options_of(pod, volume).into_iter().map(|options| self.label(options)).collect();
-        let mut labels = labels.map_err(|text| refused(Odds::Container, text))?;
+        let mut labels = labels.map_err(|text| refused(ConflictScope::Container, text))?;
         if labels.len() > 1 {
             let all = labels.into_iter().collect::<Vec<_>>().join(",");
-            return Err(refused(Odds::Pod, format!("multiple SELinux labels found: {all}")));
+            return Err(refused(ConflictScope::Pod, format!("multiple SELinux labels found: {all}")));
         }
         let asked = labels.pop_first().filter(|_| !is_relabelled);
-        Ok(Label { mounted: asked.clone().filter(|_| is_binding), asked })
+        Ok(Label { mounted: asked.clone().filter(|_| is_binding), original: asked })
     }
 }
 
@@ -141,7 +141,7 @@ pub fn option(label: &str) -> String {
 }
 
 /// Returns the label of a mount from its options in the mount table.
-pub fn mounted_with(options: &str) -> Option<String> {
+pub fn label_of_mount(options: &str) -> Option<String> {
     let mut is_quoted = false;
     let all = options.split(|letter| {
         is_quoted ^= letter == '"';
@@ -213,8 +213,8 @@ mod tests {
             let decided =
                 Policy::new(FILES, false).expect("a context").decide(&pod(own, a, b), "v", &spec(&json!(one)));
             let expected = match expected {
-                Ok(label) => Ok(Label { mounted: label.clone(), asked: label }),
-                Err(text) => Err(Refusal { odds: Odds::Pod, text, is_binding: true }),
+                Ok(label) => Ok(Label { mounted: label.clone(), original: label }),
+                Err(text) => Err(LabelError { odds: ConflictScope::Pod, text, is_binding: true }),
             };
             assert_eq!(decided, expected, "{told}");
         }
@@ -236,7 +236,7 @@ mod tests {
         ] {
             let decided = Policy::new(FILES, all_modes).expect("a context").decide(&asking(policy), "v", &spec(&modes));
             let (asked, mounted) = expected;
-            assert_eq!(decided, Ok(Label { asked, mounted }), "{modes} {all_modes} {policy}");
+            assert_eq!(decided, Ok(Label { original: asked, mounted }), "{modes} {all_modes} {policy}");
         }
     }
 
@@ -254,7 +254,7 @@ mod tests {
         ] {
             let policy_of_node = Policy::new(FILES, all_modes).expect("a context");
             let refusal = policy_of_node.decide(&two(policy), "v", &spec(&json!([modes]))).expect_err("two labels");
-            assert_eq!((refusal.odds, refusal.is_binding), (Odds::Pod, expected), "{modes} {all_modes}");
+            assert_eq!((refusal.odds, refusal.is_binding), (ConflictScope::Pod, expected), "{modes} {all_modes}");
         }
     }
 
@@ -264,7 +264,7 @@ mod tests {
         for bad in ["s0\",suid,context=\"x", "s0 c1", "s0\n", "s0\\", "s0;x"] {
             let pod = pod(Value::Null, json!({"level": bad}), Value::Null);
             let refusal = policy.decide(&pod, "v", &spec(&json!(["ReadWriteOnce"]))).expect_err(bad);
-            assert_eq!((refusal.odds, refusal.is_binding), (Odds::Container, true), "{bad}");
+            assert_eq!((refusal.odds, refusal.is_binding), (ConflictScope::Container, true), "{bad}");
             assert!(refusal.text.starts_with("failed to construct SELinux label from context"), "{}", refusal.text);
         }
         for bad in ["", "a:b:c", "::::", "a:b:c:\"", "a b:c:d:s0"] {
@@ -287,7 +287,7 @@ mod tests {
             ("context=".to_owned(), None),
             (String::new(), None),
         ] {
-            assert_eq!(mounted_with(&options), expected, "{options}");
+            assert_eq!(label_of_mount(&options), expected, "{options}");
         }
     }
 

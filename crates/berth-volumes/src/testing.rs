@@ -17,11 +17,14 @@ mod machine;
 pub use machine::{FakeMachine, disk, removal, session, usage};
 
 use super::{
-    device::{DevicePlugin, Expansion, Found, OpError, Published, Rebuilt, Removal, Traits, Usage},
+    attachable::{
+        AttachableVolumePlugin, Expansion, FoundVolume, OpError, Published, ReconstructedVolume, Removal, Usage,
+        VolumeTraits,
+    },
     operation::Operation,
     spec::{Mode, VolumeSpec},
 };
-use berth_ports::{Attached, Fullness, StorageError, StorageObjects};
+use berth_ports::{AttachedVolumes, StorageError, StorageObjects, VolumeStats};
 use berth_types::{Pod, api};
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -45,13 +48,13 @@ pub enum Answer {
 
 /// Fake plugin for volumes of type `nfs`, inline or claimed, which exist only in memory.
 pub struct FakePlugin {
-    pub traits: Traits,
+    pub traits: VolumeTraits,
     calls: Mutex<Vec<String>>,
     answers: Mutex<BTreeMap<&'static str, VecDeque<Answer>>>,
     /// UIDs of pods with a published volume, and `""` for the stage.
     pub there: Mutex<BTreeSet<String>>,
     /// Volumes staged by an earlier agent.
-    pub staged: Mutex<Vec<(Mode, Rebuilt)>>,
+    pub staged: Mutex<Vec<(Mode, ReconstructedVolume)>>,
     limit: Mutex<Option<Duration>>,
     /// The node reached its attach limit.
     pub is_over: std::sync::atomic::AtomicBool,
@@ -60,10 +63,10 @@ pub struct FakePlugin {
 }
 
 impl FakePlugin {
-    pub fn new(traits: Traits) -> Arc<Self> {
+    pub fn new(traits: VolumeTraits) -> Arc<Self> {
         let label = "kubernetes.io/fake".to_owned();
         Arc::new(Self {
-            traits: Traits { label, ..traits },
+            traits: VolumeTraits { label, ..traits },
             calls: Mutex::default(),
             answers: Mutex::default(),
             there: Mutex::default(),
@@ -111,10 +114,10 @@ impl FakePlugin {
             Some(Answer::Works(long)) => {
                 let until = tokio::time::Instant::now() + long;
                 while tokio::time::Instant::now() < until {
-                    if operation.is_unwanted() {
+                    if operation.is_canceled() {
                         return Err(OpError::uncertain("it was cancelled"));
                     }
-                    operation.is_alive();
+                    operation.report_progress();
                     tokio::time::sleep(Duration::from_secs(10)).await;
                 }
                 Ok(())
@@ -137,7 +140,7 @@ fn labelled(usage: &Usage) -> String {
 }
 
 #[async_trait]
-impl DevicePlugin for FakePlugin {
+impl AttachableVolumePlugin for FakePlugin {
     fn name(&self) -> &'static str {
         "kubernetes.io/fake"
     }
@@ -147,8 +150,8 @@ impl DevicePlugin for FakePlugin {
             || spec.volume().is_some_and(|volume| volume.nfs.is_some())
     }
 
-    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError> {
-        Ok(Traits { volume: spec.name.clone(), ..self.traits.clone() })
+    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<VolumeTraits, OpError> {
+        Ok(VolumeTraits { volume: spec.name.clone(), ..self.traits.clone() })
     }
 
     async fn stage(&self, usage: &Usage) -> Result<(), OpError> {
@@ -181,7 +184,7 @@ impl DevicePlugin for FakePlugin {
         Ok(expansion.to)
     }
 
-    fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+    fn rebuild(&self, found: &FoundVolume) -> Result<ReconstructedVolume, String> {
         if found.name == "odd" {
             return Err("nobody knows what this is".to_owned());
         }
@@ -192,18 +195,18 @@ impl DevicePlugin for FakePlugin {
             ..api::Volume::default()
         };
         assert_eq!(found.mode, Mode::Filesystem);
-        let traits = Traits { volume: found.name.clone(), ..self.traits.clone() };
-        Ok(Rebuilt { spec: VolumeSpec::inline(&volume), traits, label: None })
+        let traits = VolumeTraits { volume: found.name.clone(), ..self.traits.clone() };
+        Ok(ReconstructedVolume { spec: VolumeSpec::inline(&volume), traits, label: None })
     }
 
-    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+    fn staged(&self) -> Result<Vec<(Mode, ReconstructedVolume)>, String> {
         Ok(locked(&self.staged).clone())
     }
 
-    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<VolumeStats, OpError> {
         self.answer("fullness", usage.pod.name(), &usage.operation).await?;
         assert_eq!(usage.target, path);
-        Ok(Fullness { source: "fake".to_owned(), capacity: 100, ..Fullness::default() })
+        Ok(VolumeStats { source: "fake".to_owned(), capacity: 100, ..VolumeStats::default() })
     }
 
     async fn is_over_limit(&self, _usage: &Usage) -> bool {
@@ -214,7 +217,7 @@ impl DevicePlugin for FakePlugin {
         locked(&self.limit).unwrap_or(Duration::from_secs(120))
     }
 
-    fn cured(&self) -> watch::Receiver<u64> {
+    fn recovered(&self) -> watch::Receiver<u64> {
         self.cured.subscribe()
     }
 }
@@ -223,7 +226,7 @@ impl DevicePlugin for FakePlugin {
 pub struct FakeStorage {
     pub claims: Mutex<BTreeMap<String, Arc<api::PersistentVolumeClaim>>>,
     pub volumes: Mutex<BTreeMap<String, Arc<api::PersistentVolume>>>,
-    pub attached: watch::Sender<Attached>,
+    pub attached: watch::Sender<AttachedVolumes>,
     pub reads: Mutex<usize>,
     pub patches: Mutex<Vec<String>>,
     moved: watch::Sender<u64>,
@@ -304,11 +307,11 @@ impl StorageObjects for FakeStorage {
         Ok(())
     }
 
-    fn attached(&self) -> watch::Receiver<Attached> {
+    fn attached(&self) -> watch::Receiver<AttachedVolumes> {
         self.attached.subscribe()
     }
 
-    fn moved(&self) -> watch::Receiver<u64> {
+    fn retry_signal(&self) -> watch::Receiver<u64> {
         self.moved.subscribe()
     }
 }

@@ -1,8 +1,8 @@
 //! `berth images`: image commands, sent to the running embedded runtime or run on its store.
 
-mod bars;
-mod door;
 mod files;
+mod order_client;
+mod progress_bars;
 mod table;
 
 use std::{
@@ -14,12 +14,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
-use self::{bars::Bars, door::Answer};
+use self::{order_client::OrderResult, progress_bars::ProgressBars};
 use berth_runtime::{
     config::EmbeddedConfig,
     images::{
-        orders::{Image, Order, Told},
-        platform::{self, Wanted},
+        commands::{CommandResponse, Image, ImageCommand},
+        platform::{self, PlatformSelection},
         record::Platform,
     },
     settings,
@@ -191,16 +191,21 @@ async fn carry_out(command: Command) -> Result<ExitCode> {
 }
 
 /// Runs one order with progress bars and returns its answer.
-async fn ordered(config: &EmbeddedConfig, order: Order, file: Option<std::fs::File>, quiet: bool) -> Result<Answer> {
-    let mut bars = Bars::new(quiet);
-    let answer = door::order(config, order, file, |shown| bars.show(&shown)).await;
+async fn run_order(
+    config: &EmbeddedConfig,
+    order: ImageCommand,
+    file: Option<std::fs::File>,
+    quiet: bool,
+) -> Result<OrderResult> {
+    let mut bars = ProgressBars::new(quiet);
+    let answer = order_client::run_order(config, order, file, |shown| bars.show(&shown)).await;
     bars.end();
     answer
 }
 
 async fn list(config: &EmbeddedConfig, wanted: &List) -> Result<ExitCode> {
     let name = wanted.image.clone().unwrap_or_default();
-    let images = ordered(config, Order::List { name: name.clone() }, None, true).await?.images()?;
+    let images = run_order(config, ImageCommand::List { name: name.clone() }, None, true).await?.images()?;
     if images.is_empty() && !name.is_empty() {
         bail!("image {name:?}: not found");
     }
@@ -228,17 +233,17 @@ async fn pull(config: &EmbeddedConfig, wanted: Pull) -> Result<ExitCode> {
             eprintln!("pulling {name}");
         }
         let (user, password) = (user.clone(), password.clone());
-        let order = Order::Pull { name: name.clone(), user, password, platform: wanted.platform.clone() };
-        told_images("pulled", ordered(config, order, None, wanted.quiet).await?.images()?, wanted.quiet)
+        let order = ImageCommand::Pull { name: name.clone(), user, password, platform: wanted.platform.clone() };
+        print_images("pulled", run_order(config, order, None, wanted.quiet).await?.images()?, wanted.quiet)
     })
     .await
 }
 
 async fn import(config: &EmbeddedConfig, wanted: &Import) -> Result<ExitCode> {
     let platforms = match &wanted.platform {
-        _ if wanted.all_platforms => Wanted::All,
-        Some(platform) => Wanted::Only(platform.clone()),
-        None => Wanted::Host,
+        _ if wanted.all_platforms => PlatformSelection::All,
+        Some(platform) => PlatformSelection::Only(platform.clone()),
+        None => PlatformSelection::Host,
     };
     each(&wanted.files, async |path| {
         let shown = path.display();
@@ -246,17 +251,17 @@ async fn import(config: &EmbeddedConfig, wanted: &Import) -> Result<ExitCode> {
         if !wanted.quiet {
             eprintln!("importing {shown}");
         }
-        let order = Order::Import { name: wanted.name.clone(), platforms: platforms.clone() };
-        let answer = ordered(config, order, Some(archive), wanted.quiet).await?;
-        told_images("imported", answer.images().with_context(|| shown.to_string())?, wanted.quiet)
+        let order = ImageCommand::Import { name: wanted.name.clone(), platforms: platforms.clone() };
+        let answer = run_order(config, order, Some(archive), wanted.quiet).await?;
+        print_images("imported", answer.images().with_context(|| shown.to_string())?, wanted.quiet)
     })
     .await
 }
 
 async fn export(config: &EmbeddedConfig, wanted: Export) -> Result<ExitCode> {
     let target = files::Target::open(wanted.output.as_deref())?;
-    let order = Order::Export { names: wanted.images };
-    ordered(config, order, Some(target.file()?), wanted.quiet).await?.done()?;
+    let order = ImageCommand::Export { names: wanted.images };
+    run_order(config, order, Some(target.file()?), wanted.quiet).await?.done()?;
     target.finish()?;
     Ok(ExitCode::SUCCESS)
 }
@@ -265,10 +270,10 @@ async fn export(config: &EmbeddedConfig, wanted: Export) -> Result<ExitCode> {
 async fn inspect(config: &EmbeddedConfig, wanted: &Inspect) -> Result<ExitCode> {
     let (mut code, mut all) = (ExitCode::SUCCESS, Vec::new());
     for name in &wanted.images {
-        let told = ordered(config, Order::Inspect { name: name.clone() }, None, true).await?.told();
+        let told = run_order(config, ImageCommand::Inspect { name: name.clone() }, None, true).await?.told();
         match told {
             Ok(told) => {
-                let piece = |told| if let Told::Piece(piece) = told { Some(piece) } else { None };
+                let piece = |told| if let CommandResponse::Piece(piece) = told { Some(piece) } else { None };
                 let text: String = told.into_iter().filter_map(piece).collect();
                 all.push(serde_json::from_str::<serde_json::Value>(&text).context("read what the runtime told")?);
             }
@@ -284,7 +289,7 @@ async fn inspect(config: &EmbeddedConfig, wanted: &Inspect) -> Result<ExitCode> 
 
 async fn remove(config: &EmbeddedConfig, wanted: &Remove) -> Result<ExitCode> {
     each(&wanted.images, async |name| {
-        let answer = ordered(config, Order::Remove { name: name.clone() }, None, true).await?;
+        let answer = run_order(config, ImageCommand::Remove { name: name.clone() }, None, true).await?;
         if answer.is_unknown() && wanted.ignore_not_found {
             return Ok(());
         }
@@ -300,11 +305,11 @@ async fn remove(config: &EmbeddedConfig, wanted: &Remove) -> Result<ExitCode> {
 }
 
 async fn verify(config: &EmbeddedConfig, wanted: &Verify) -> Result<ExitCode> {
-    let answer = ordered(config, Order::Verify { repair: wanted.repair }, None, wanted.quiet).await?;
+    let answer = run_order(config, ImageCommand::Verify { repair: wanted.repair }, None, wanted.quiet).await?;
     let (mut broken, mut is_whole) = (0, true);
     for told in answer.told()? {
         match told {
-            Told::Broken { image, cause, mended } => {
+            CommandResponse::Broken { image, cause, mended } => {
                 broken += 1;
                 is_whole &= matches!(mended, Some(Ok(())));
                 let fate = match mended {
@@ -314,7 +319,7 @@ async fn verify(config: &EmbeddedConfig, wanted: &Verify) -> Result<ExitCode> {
                 };
                 print(&format!("{image}: {cause}{fate}\n"))?;
             }
-            Told::Verified(images, layers) => {
+            CommandResponse::Verified(images, layers) => {
                 print(&format!("{images} images of {layers} layers, {broken} broken\n"))?;
             }
             _ => {}
@@ -342,7 +347,7 @@ async fn each<T>(all: &[T], one: impl AsyncFn(&T) -> Result<()>) -> Result<ExitC
     Ok(code)
 }
 
-fn told_images(what: &str, images: Vec<Image>, quiet: bool) -> Result<()> {
+fn print_images(what: &str, images: Vec<Image>, quiet: bool) -> Result<()> {
     for image in images {
         let line = if quiet {
             format!("{}\n", image.id)

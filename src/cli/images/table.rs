@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use crate::cli::table::{self, columns};
-use berth_runtime::images::orders::Image;
+use berth_runtime::images::commands::Image;
 
 /// Displayed hexadecimal digits of an id.
 const SHORT: usize = 12;

@@ -9,10 +9,10 @@ use anyhow::Result;
 use clap::Args;
 
 use super::{
-    door::{self, Door},
-    names::{self, PodArguments},
+    node_client::{self, NodeClient},
+    pod_lookup::{self, PodArguments},
     session::{self, Streams},
-    terminal::Raw,
+    terminal::RawMode,
 };
 
 /// Where, and what.
@@ -33,22 +33,23 @@ pub(in crate::cli) struct Exec {
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
     #[command(flatten)]
-    door: door::Arguments,
+    door: node_client::ConnectionArguments,
 }
 
 /// Runs the command and returns its exit code.
 pub(in crate::cli) async fn run(wanted: Exec) -> Result<ExitCode> {
-    let door = Door::open(&wanted.door)?;
+    let door = NodeClient::open(&wanted.door)?;
     let pod = wanted.pod.find(&door).await?;
-    let container = names::container(&pod, wanted.container.as_deref())?;
+    let container = pod_lookup::container(&pod, wanted.container.as_deref())?;
     let terminal = wanted.tty && io::stdin().is_terminal();
     if wanted.tty && !terminal {
         eprintln!("standard input is no terminal: the command gets none");
     }
     let streams = Streams { input: wanted.stdin, terminal };
-    let (namespace, name) = (names::namespace(&pod), names::name(&pod));
-    let path = format!("/exec/{}?{}", names::path(&[namespace, name, &container]), query(&wanted.command, streams));
-    let raw = if terminal && wanted.stdin { Some(Raw::enter()?) } else { None };
+    let (namespace, name) = (pod_lookup::namespace(&pod), pod_lookup::name(&pod));
+    let path =
+        format!("/exec/{}?{}", pod_lookup::path(&[namespace, name, &container]), query(&wanted.command, streams));
+    let raw = if terminal && wanted.stdin { Some(RawMode::enter()?) } else { None };
     let code = session::run(&door, &path, streams).await;
     drop(raw);
     Ok(ExitCode::from(code?))

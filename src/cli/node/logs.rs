@@ -9,8 +9,8 @@ use jiff::Timestamp;
 
 use super::{
     Reader,
-    door::{self, Door},
-    names::{self, PodArguments},
+    node_client::{self, NodeClient},
+    pod_lookup::{self, PodArguments},
     print,
 };
 use berth_config::GoDuration;
@@ -46,17 +46,17 @@ pub(in crate::cli) struct Logs {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(i64).range(1..))]
     limit_bytes: Option<i64>,
     #[command(flatten)]
-    door: door::Arguments,
+    door: node_client::ConnectionArguments,
 }
 
 /// Prints the log.
 pub(in crate::cli) async fn print_log(wanted: Logs) -> Result<ExitCode> {
-    let door = Door::open(&wanted.door)?;
+    let door = NodeClient::open(&wanted.door)?;
     let pod = wanted.pod.find(&door).await?;
-    let container = names::container(&pod, wanted.container.as_deref())?;
-    let (namespace, name) = (names::namespace(&pod), names::name(&pod));
-    let path = format!("/containerLogs/{}?{}", names::path(&[namespace, name, &container]), query(&wanted));
-    let mut body = door.ask(&path, &[]).await?.into_body();
+    let container = pod_lookup::container(&pod, wanted.container.as_deref())?;
+    let (namespace, name) = (pod_lookup::namespace(&pod), pod_lookup::name(&pod));
+    let path = format!("/containerLogs/{}?{}", pod_lookup::path(&[namespace, name, &container]), query(&wanted));
+    let mut body = door.get(&path, &[]).await?.into_body();
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { bail!("the log breaks off here: the node ended the connection") };
         if let Some(bytes) = frame.data_ref()

@@ -2,12 +2,12 @@
 //!
 //! They authenticate with the local administrator's certificate.
 
-mod door;
 pub(super) mod exec;
 pub(super) mod logs;
-mod names;
+mod node_client;
+mod pod_lookup;
+mod pod_table;
 pub(super) mod pods;
-mod rows;
 mod session;
 mod terminal;
 pub(super) mod top;
@@ -57,8 +57,8 @@ pub(super) fn run(command: impl Future<Output = Result<ExitCode>>) -> ExitCode {
             }),
             _ = tokio::signal::ctrl_c() => ExitCode::from(INTERRUPTED),
             // Handled, so that the terminal is restored before exit.
-            () = told_to_end(SignalKind::terminate()) => ExitCode::from(TERMINATED),
-            () = told_to_end(SignalKind::hangup()) => ExitCode::from(HUNG_UP),
+            () = wait_for_signal(SignalKind::terminate()) => ExitCode::from(TERMINATED),
+            () = wait_for_signal(SignalKind::hangup()) => ExitCode::from(HUNG_UP),
         }
     });
     // A blocking read of standard input ends with the process.
@@ -92,7 +92,7 @@ fn in_colour() -> bool {
 }
 
 /// Waits for a signal; never returns if its handler cannot be installed.
-async fn told_to_end(kind: SignalKind) {
+async fn wait_for_signal(kind: SignalKind) {
     match signal(kind) {
         Ok(mut told) => drop(told.recv().await),
         Err(_) => std::future::pending().await,

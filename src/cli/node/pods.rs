@@ -8,11 +8,10 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{
-    Output,
-    door::{self, Door},
-    in_colour,
-    names::{self, namespace},
-    print, rows,
+    Output, in_colour,
+    node_client::{self, NodeClient},
+    pod_lookup::{self, namespace},
+    pod_table, print,
 };
 
 /// Which pods.
@@ -28,12 +27,12 @@ pub(in crate::cli) struct Pods {
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     #[command(flatten)]
-    door: door::Arguments,
+    door: node_client::ConnectionArguments,
 }
 
 /// Prints the pods.
 pub(in crate::cli) async fn list(wanted: Pods) -> Result<ExitCode> {
-    let door = Door::open(&wanted.door)?;
+    let door = NodeClient::open(&wanted.door)?;
     let text = if wanted.output == Output::Json {
         let mut page: Value = door.document("/pods").await?;
         if let (Some(wanted), Some(items)) = (&wanted.namespace, page.get_mut("items").and_then(Value::as_array_mut)) {
@@ -41,13 +40,13 @@ pub(in crate::cli) async fn list(wanted: Pods) -> Result<ExitCode> {
         }
         format!("{}\n", serde_json::to_string_pretty(&page)?)
     } else {
-        let mut pods = names::pods(&door).await?;
+        let mut pods = pod_lookup::pods(&door).await?;
         pods.retain(|pod| wanted.namespace.as_deref().is_none_or(|wanted| namespace(pod) == wanted));
         if pods.is_empty() {
             eprintln!("There are no pods.");
             return Ok(ExitCode::SUCCESS);
         }
-        rows::table(&pods, wanted.output == Output::Wide, Timestamp::now(), in_colour())
+        pod_table::table(&pods, wanted.output == Output::Wide, Timestamp::now(), in_colour())
     };
     print(text)?;
     Ok(ExitCode::SUCCESS)

@@ -24,7 +24,7 @@ use tokio_tungstenite::{
     tungstenite::{Message, handshake::derive_accept_key, protocol::Role},
 };
 
-use super::{Reader, door::Door, show, terminal};
+use super::{Reader, node_client::NodeClient, show, terminal};
 
 /// Subprotocol that can close standard input.
 const ENDS_INPUT: &str = "v5.channel.k8s.io";
@@ -55,7 +55,7 @@ pub(super) struct Streams {
 /// Status message on the error channel: how the command ended.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Ended {
+struct CommandStatus {
     status: String,
     message: String,
     reason: String,
@@ -76,7 +76,7 @@ struct Cause {
 }
 
 /// Runs a session to its end; returns the command's exit code.
-pub(super) async fn run(door: &Door, path: &str, streams: Streams) -> Result<u8> {
+pub(super) async fn run(door: &NodeClient, path: &str, streams: Streams) -> Result<u8> {
     let key = BASE64_STANDARD.encode(rand::random::<[u8; 16]>());
     let asked = [
         (header::CONNECTION, "Upgrade"),
@@ -85,7 +85,7 @@ pub(super) async fn run(door: &Door, path: &str, streams: Streams) -> Result<u8>
         (header::SEC_WEBSOCKET_KEY, key.as_str()),
         (header::SEC_WEBSOCKET_PROTOCOL, VERSIONS),
     ];
-    let answer = door.ask(path, &asked).await?;
+    let answer = door.get(path, &asked).await?;
     let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_accepted = header(header::SEC_WEBSOCKET_ACCEPT) == derive_accept_key(key.as_bytes());
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS || !is_accepted {
@@ -114,7 +114,7 @@ pub(super) async fn run(door: &Door, path: &str, streams: Streams) -> Result<u8>
         tokio::select! {
             heard = from.next() => {
                 let Some(Ok(heard)) = heard else { bail!("the node ended the connection before the command did") };
-                if let Some(code) = hear(heard)? {
+                if let Some(code) = handle_message(heard)? {
                     break code;
                 }
             }
@@ -180,7 +180,7 @@ fn message(channel: u8, bytes: &[u8]) -> Message {
 }
 
 /// Handles a message: prints output, or returns the exit code.
-fn hear(message: Message) -> Result<Option<u8>> {
+fn handle_message(message: Message) -> Result<Option<u8>> {
     let bytes = match message {
         Message::Binary(bytes) => bytes,
         Message::Text(text) => Bytes::from(text),
@@ -193,22 +193,22 @@ fn hear(message: Message) -> Result<Option<u8>> {
         OUTPUT if show(io::stdout().lock(), said)? == Reader::Left => return Ok(Some(0)),
         // Standard output may still have a reader.
         COMPLAINTS => _ = show(io::stderr().lock(), said)?,
-        END if !said.is_empty() => return ended(said).map(Some),
+        END if !said.is_empty() => return exit_code(said).map(Some),
         _ => {}
     }
     Ok(None)
 }
 
 /// Parses the exit code; a failure without one is an error. Pure.
-fn ended(said: &[u8]) -> Result<u8> {
-    let ended: Ended = serde_json::from_slice(said).context("how the command ended cannot be read")?;
+fn exit_code(said: &[u8]) -> Result<u8> {
+    let ended: CommandStatus = serde_json::from_slice(said).context("how the command ended cannot be read")?;
     if ended.status == "Success" {
         return Ok(0);
     }
     let code = ended.details.causes.iter().find(|cause| cause.reason == "ExitCode");
     match code.and_then(|cause| cause.message.parse::<i32>().ok()) {
         Some(code) if ended.reason == "NonZeroExitCode" => Ok(u8::try_from(code & 0xff).unwrap_or(1)),
-        _ => bail!("{}", crate::cli::table::tame(&ended.message)),
+        _ => bail!("{}", crate::cli::table::sanitize(&ended.message)),
     }
 }
 
@@ -234,7 +234,7 @@ mod tests {
             ),
             ("garbage".to_owned(), Err("how the command ended cannot be read")),
         ] {
-            let told = ended(said.as_bytes()).map_err(|error| error.to_string());
+            let told = exit_code(said.as_bytes()).map_err(|error| error.to_string());
             assert_eq!(told, expected.map_err(str::to_owned), "{said}");
         }
     }

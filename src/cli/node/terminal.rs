@@ -5,11 +5,11 @@ use std::io;
 use rustix::termios::{self, OptionalActions, Termios};
 
 /// Raw mode of the terminal on standard input; restored on drop.
-pub(super) struct Raw {
+pub(super) struct RawMode {
     before: Termios,
 }
 
-impl Raw {
+impl RawMode {
     /// Enters raw mode: every key is passed to the command.
     pub(super) fn enter() -> io::Result<Self> {
         let before = termios::tcgetattr(io::stdin())?;
@@ -20,7 +20,7 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawMode {
     fn drop(&mut self) {
         // The terminal may be closed already.
         let _ = termios::tcsetattr(io::stdin(), OptionalActions::Now, &self.before);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     Output,
-    door::{self, Door},
+    node_client::{self, NodeClient},
     print,
 };
 use crate::cli::table::columns;
@@ -27,7 +27,7 @@ pub(in crate::cli) struct Top {
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     #[command(flatten)]
-    door: door::Arguments,
+    door: node_client::ConnectionArguments,
 }
 
 /// Subset of the stats summary (`/stats/summary`) that is printed.
@@ -84,7 +84,7 @@ struct Memory {
 
 /// Prints the usage table or the JSON document.
 pub(in crate::cli) async fn list(wanted: Top) -> Result<ExitCode> {
-    let door = Door::open(&wanted.door)?;
+    let door = NodeClient::open(&wanted.door)?;
     let mut document: Value = door.document("/stats/summary").await?;
     only(&mut document, wanted.namespace.as_deref());
     let text = match wanted.output {

@@ -8,15 +8,14 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{
-    Output,
-    door::{self, Door, is_not_found},
-    in_colour,
-    names::{self, PodArguments},
+    Output, in_colour,
+    node_client::{self, NodeClient, is_not_found},
+    pod_lookup::{self, PodArguments},
     print,
 };
 use crate::{
-    cli::table::{Cell, Colour, age, line, paint, painted, seconds, tame},
-    diagnostics::{Container, Probe, Waits, Why},
+    cli::table::{Cell, Color, age, line, paint, painted, sanitize, seconds},
+    diagnostics::{Container, PodDiagnosis, Probe, WaitInfo},
 };
 
 /// Maximum characters of a long text; `-o json` has all of it.
@@ -24,19 +23,19 @@ const LINE: usize = 200;
 
 /// Which pod, and how it is told.
 #[derive(Args, Debug)]
-pub(in crate::cli) struct Wanted {
+pub(in crate::cli) struct WhyArguments {
     #[command(flatten)]
     pod: PodArguments,
     /// How to tell it
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     #[command(flatten)]
-    door: door::Arguments,
+    door: node_client::ConnectionArguments,
 }
 
 /// Prints the diagnostics of a pod.
-pub(in crate::cli) async fn tell(wanted: Wanted) -> Result<ExitCode> {
-    let door = Door::open(&wanted.door)?;
+pub(in crate::cli) async fn print_diagnostics(wanted: WhyArguments) -> Result<ExitCode> {
+    let door = NodeClient::open(&wanted.door)?;
     let document = found(&door, &wanted.pod).await?;
     let text = if wanted.output == Output::Json {
         format!("{}\n", serde_json::to_string_pretty(&document)?)
@@ -50,13 +49,13 @@ pub(in crate::cli) async fn tell(wanted: Wanted) -> Result<ExitCode> {
 
 /// Requests the diagnostics of the pod. A pod that is no longer desired is not listed while it terminates, but is still
 /// found by its former name.
-async fn found(door: &Door, pod: &PodArguments) -> Result<Value> {
-    let pods = names::pods(door).await?;
+async fn found(door: &NodeClient, pod: &PodArguments) -> Result<Value> {
+    let pods = pod_lookup::pods(door).await?;
     let (first, others, unknown) = match pod.named(&pods) {
-        Ok(named) => (named.clone(), names::with_node(&named, &pods), None),
+        Ok(named) => (named.clone(), pod_lookup::with_node(&named, &pods), None),
         Err(unknown) => {
             let Some(named) = pod.unlisted(&pods) else { return Err(unknown) };
-            (named.clone(), names::with_node(&named, &pods), Some(unknown))
+            (named.clone(), pod_lookup::with_node(&named, &pods), Some(unknown))
         }
     };
     let mut refused = unknown;
@@ -70,29 +69,29 @@ async fn found(door: &Door, pod: &PodArguments) -> Result<Value> {
 }
 
 /// Renders the diagnostics. Pure.
-fn screen(why: &Why, now: Timestamp, in_colour: bool) -> String {
+fn screen(why: &PodDiagnosis, now: Timestamp, in_colour: bool) -> String {
     let colour = |colour| Some(colour).filter(|_| in_colour);
     let phase = match why.phase.as_str() {
         "" => "no status yet",
         phase => phase,
     };
     let phase_colour = match phase {
-        "Running" | "Succeeded" => Colour::Green,
-        "Failed" => Colour::Red,
-        _ => Colour::Yellow,
+        "Running" | "Succeeded" => Color::Green,
+        "Failed" => Color::Red,
+        _ => Color::Yellow,
     };
     let source = if why.source.is_empty() { "nobody wants it any more" } else { &why.source };
     let mut out = format!(
         "{}   {}   {}   {}\n",
-        tame(&format!("{}/{}", why.namespace, why.name)),
-        paint(&tame(phase), colour(phase_colour)),
-        tame(&why.life),
-        paint(&tame(&format!("{} from {source}", why.uid)), colour(Colour::Dim)),
+        sanitize(&format!("{}/{}", why.namespace, why.name)),
+        paint(&sanitize(phase), colour(phase_colour)),
+        sanitize(&why.life),
+        paint(&sanitize(&format!("{} from {source}", why.uid)), colour(Color::Dim)),
     );
     let reason: Vec<&str> =
         [&why.reason, &why.message].into_iter().map(String::as_str).filter(|t| !t.is_empty()).collect();
     if !reason.is_empty() {
-        out.push_str(&format!("Because    {}\n", tame(&line(&reason.join(": "), LINE))));
+        out.push_str(&format!("Because    {}\n", sanitize(&line(&reason.join(": "), LINE))));
     }
     out.push_str(&format!(
         "Waits for  {}\n",
@@ -100,8 +99,8 @@ fn screen(why: &Why, now: Timestamp, in_colour: bool) -> String {
     ));
     for error in why.errors.iter().rev() {
         let last = error.last.map_or_else(String::new, |last| format!(", {} ago", age(last, now)));
-        let told = format!("Error      {} ({}x{last})\n", tame(&line(&error.text, usize::MAX)), error.times);
-        out.push_str(&paint(told.trim_end(), colour(Colour::Red)));
+        let told = format!("Error      {} ({}x{last})\n", sanitize(&line(&error.text, usize::MAX)), error.times);
+        out.push_str(&paint(told.trim_end(), colour(Color::Red)));
         out.push('\n');
     }
     let sections =
@@ -113,8 +112,8 @@ fn screen(why: &Why, now: Timestamp, in_colour: bool) -> String {
     out
 }
 
-fn waiting(waits: &Waits, now: Timestamp) -> String {
-    let mut text = tame(&waits.stage);
+fn waiting(waits: &WaitInfo, now: Timestamp) -> String {
+    let mut text = sanitize(&waits.stage);
     if waits.since.is_some() {
         text.push_str(&format!(", for {}", seconds(waits.seconds)));
     }
@@ -136,10 +135,10 @@ fn containers(all: &[Container], now: Timestamp, in_colour: bool) -> String {
     let mut rows = vec![heads(&["CONTAINER", "STATE", "READY", "RESTARTS", "LAST EXIT", "REASON"])];
     for container in all {
         let colour = match container.state.as_str() {
-            "running" if container.ready => Colour::Green,
-            "terminated" if container.reason == "Completed" => Colour::Dim,
-            "running" | "waiting" if container.reason != "CrashLoopBackOff" => Colour::Yellow,
-            _ => Colour::Red,
+            "running" if container.ready => Color::Green,
+            "terminated" if container.reason == "Completed" => Color::Dim,
+            "running" | "waiting" if container.reason != "CrashLoopBackOff" => Color::Yellow,
+            _ => Color::Red,
         };
         let exit = container.last_exit.as_ref().map_or_else(String::new, |exit| {
             let at = exit.at.map_or_else(String::new, |at| format!(", {} ago", age(at, now)));
@@ -159,7 +158,7 @@ fn containers(all: &[Container], now: Timestamp, in_colour: bool) -> String {
     painted(&rows, in_colour)
 }
 
-fn unmet(why: &Why) -> String {
+fn unmet(why: &PodDiagnosis) -> String {
     if why.unmet.is_empty() {
         return String::new();
     }
@@ -180,9 +179,9 @@ fn probes(all: &[Probe], now: Timestamp, in_colour: bool) -> String {
         // Latest first: it explains the current state.
         for (at, run) in probe.runs.iter().rev().enumerate() {
             let colour = match run.outcome.as_str() {
-                "success" => Colour::Green,
-                "failure" => Colour::Red,
-                _ => Colour::Yellow,
+                "success" => Color::Green,
+                "failure" => Color::Red,
+                _ => Color::Yellow,
             };
             let name = |text: String| if at == 0 { text } else { String::new() };
             let before = if probe.previous { " (previous)" } else { "" };
@@ -199,12 +198,12 @@ fn probes(all: &[Probe], now: Timestamp, in_colour: bool) -> String {
     painted(&rows, in_colour)
 }
 
-fn stages(why: &Why) -> String {
+fn stages(why: &PodDiagnosis) -> String {
     if why.stages.is_empty() {
         return String::new();
     }
     let mut rows = vec![heads(&["STAGE", "FIRST TOOK", "LAST", "LONGEST", "TIMES"])];
-    let of = |stage: &crate::diagnostics::Passed| -> Vec<Cell> {
+    let of = |stage: &crate::diagnostics::StageTiming| -> Vec<Cell> {
         vec![
             stage.stage.clone().into(),
             seconds(stage.first_seconds).into(),
@@ -225,7 +224,7 @@ mod tests {
 
     #[test]
     fn all_that_is_known_on_one_screen() {
-        let why: Why = serde_json::from_value(json!({
+        let why: PodDiagnosis = serde_json::from_value(json!({
             "namespace": "n", "name": "web", "uid": "u", "source": "file", "phase": "Pending", "life": "sync",
             "waits": {"stage": "back-off", "reason": "back_off", "since": "2026-01-01T00:00:00Z", "seconds": 30.0,
                       "until": "2026-01-01T00:00:40Z"},
@@ -262,7 +261,7 @@ STAGE     FIRST TOOK   LAST   LONGEST   TIMES
 volumes   1.2s         0      2.0s      2
 ";
         assert_eq!(text, expected);
-        let quiet = screen(&Why::default(), Timestamp::UNIX_EPOCH, true);
+        let quiet = screen(&PodDiagnosis::default(), Timestamp::UNIX_EPOCH, true);
         assert!(quiet.contains("no status yet") && quiet.ends_with("Waits for  nothing\n"), "{quiet}");
     }
 }

@@ -18,7 +18,7 @@ fn id() -> PodRef {
 fn what_is_known_is_told() {
     let steady = Instant::now() + Duration::from_secs(1000);
     let ago = |seconds: u64| steady - Duration::from_secs(seconds);
-    let standing = Standing { id: id(), life: Lifecycle::Syncing, progress: None, line: None };
+    let standing = PodWorkerStatus { id: id(), life: Lifecycle::Syncing, progress: None, line: None };
     let status: api::PodStatus = serde_json::from_value(json!({
         "phase": "Pending",
         "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": "m"},
@@ -31,7 +31,7 @@ fn what_is_known_is_told() {
     }))
     .expect("a status");
     let run = Run { outcome: "failure", text: "404".into(), times: 7, first: at(-60), last: at(-1) };
-    let known = Known {
+    let known = DiagnosisInputs {
         pod: None,
         status: Some(&status),
         standing: Some(&standing),
@@ -44,7 +44,7 @@ fn what_is_known_is_told() {
             last: Duration::ZERO,
             longest: Duration::from_secs(2),
         }],
-        probes: vec![Probed {
+        probes: vec![ContainerProbeHistory {
             container: "main".into(),
             instance: Instance::Previous,
             history: History { kind: "Readiness", runs: vec![run] },
@@ -70,17 +70,17 @@ fn what_is_known_is_told() {
                 "longestSeconds": 2.0}],
         })
     );
-    assert_eq!(serde_json::from_value::<Why>(told).expect("read back"), why);
+    assert_eq!(serde_json::from_value::<PodDiagnosis>(told).expect("read back"), why);
 }
 
 #[test]
 fn who_waits_for_nothing_says_so() {
     let now = Now { wall: at(0), steady: Instant::now() };
     let idle = StepView { name: "idle".into(), since: now.steady, until: None };
-    let standing = Standing { id: id(), life: Lifecycle::Syncing, progress: None, line: None };
-    let idles = Known { standing: Some(&standing), step: Some(idle), ..Known::default() };
+    let standing = PodWorkerStatus { id: id(), life: Lifecycle::Syncing, progress: None, line: None };
+    let idles = DiagnosisInputs { standing: Some(&standing), step: Some(idle), ..DiagnosisInputs::default() };
     assert_eq!(document(&id(), &idles, now).waits, None);
-    let refused = document(&id(), &Known::default(), now);
+    let refused = document(&id(), &DiagnosisInputs::default(), now);
     assert_eq!((refused.life.as_str(), refused.waits), ("refused", None));
 }
 
@@ -154,9 +154,14 @@ async fn troubles_have_their_words() {
         let progress = PodProgress::new();
         let _open = act(&progress);
         tokio::time::advance(minute).await;
-        let standing = Standing { id: id(), life: Lifecycle::Syncing, progress: Some(progress.clone()), line: None };
-        let known =
-            Known { standing: Some(&standing), step: standing.view(), errors: progress.errors(), ..Known::default() };
+        let standing =
+            PodWorkerStatus { id: id(), life: Lifecycle::Syncing, progress: Some(progress.clone()), line: None };
+        let known = DiagnosisInputs {
+            standing: Some(&standing),
+            step: standing.view(),
+            errors: progress.errors(),
+            ..DiagnosisInputs::default()
+        };
         let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
         let waits = told.waits.expect("it waits");
         let seen = (waits.stage.as_str(), waits.reason.as_str(), waits.seconds, waits.until.is_some());
@@ -171,14 +176,15 @@ async fn who_stands_in_line_is_told_behind_what() {
     let begun = Instant::now();
     tokio::time::advance(Duration::from_secs(7)).await;
     for (line, life, stage, reason) in [
-        (Line::Name, "sync", "turn behind another pod of its name", "turn"),
-        (Line::Runtime, "sync", "runtime to show what it holds", "runtime"),
-        (Line::Removal, "sync", "removal of what is left of it", "removal"),
-        (Line::Preemption, "preempting", "preemption of other pods", "preemption"),
-        (Line::NodeLabels, "admission", "labels of the node", "node_labels"),
+        (StartWait::Name, "sync", "turn behind another pod of its name", "turn"),
+        (StartWait::Runtime, "sync", "runtime to show what it holds", "runtime"),
+        (StartWait::Removal, "sync", "removal of what is left of it", "removal"),
+        (StartWait::Preemption, "preempting", "preemption of other pods", "preemption"),
+        (StartWait::NodeLabels, "admission", "labels of the node", "node_labels"),
     ] {
-        let standing = Standing { id: id(), life: Lifecycle::Syncing, progress: None, line: Some((line, begun)) };
-        let known = Known { standing: Some(&standing), step: standing.view(), ..Known::default() };
+        let standing =
+            PodWorkerStatus { id: id(), life: Lifecycle::Syncing, progress: None, line: Some((line, begun)) };
+        let known = DiagnosisInputs { standing: Some(&standing), step: standing.view(), ..DiagnosisInputs::default() };
         let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
         let waits = told.waits.expect("it waits");
         assert_eq!((told.life.as_str(), waits.stage.as_str(), waits.reason.as_str()), (life, stage, reason));
@@ -196,7 +202,7 @@ fn what_a_container_left_behind_is_told_whole() {
             "state": {"terminated": {"exitCode": 2, "reason": "Error", "message": text}}}],
     }))
     .expect("a status");
-    let known = Known { status: Some(&status), ..Known::default() };
+    let known = DiagnosisInputs { status: Some(&status), ..DiagnosisInputs::default() };
     let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
     assert_eq!((told.life.as_str(), told.reason.as_str(), told.waits), ("refused", "Evicted", None));
     assert_eq!(told.containers[0].message, text);

@@ -20,7 +20,7 @@ pub(super) fn check(input: &AdmitInput<'_>, admitted: &mut Admitted) -> Result<(
     if !input.pod.is_critical() {
         return Err(Refusal::of(failures));
     }
-    recover(input, failures, admitted)
+    preempt(input, failures, admitted)
 }
 
 /// Checks of the platform: each refuses at once.
@@ -67,7 +67,7 @@ fn failures(input: &AdmitInput<'_>) -> Vec<Failure> {
 }
 
 /// A critical pod that only lacks resources preempts other pods (spec 02a §6.3).
-fn recover(input: &AdmitInput<'_>, failures: Vec<Failure>, admitted: &mut Admitted) -> Result<(), Refusal> {
+fn preempt(input: &AdmitInput<'_>, failures: Vec<Failure>, admitted: &mut Admitted) -> Result<(), Refusal> {
     let (mut short, mut other) = (Vec::<Insufficient>::new(), Vec::new());
     for failure in failures {
         match failure {

@@ -64,7 +64,7 @@ impl Refusal {
 
     /// Whether node affinity is the only failure: re-read the node once and retry admission
     /// (spec 02a §6.2).
-    pub fn wants_fresh_node(&self) -> bool {
+    pub fn is_node_affinity_only(&self) -> bool {
         matches!(self.failures.as_slice(), [Failure::Predicate { name: "NodeAffinity", .. }])
     }
 

@@ -75,7 +75,7 @@ impl Allowlist {
         if pattern.len() > MAX_LENGTH || !VALID.is_match(pattern) {
             return Err(SysctlError::Malformed(pattern.to_owned()));
         }
-        let name = normalise(pattern);
+        let name = normalize(pattern);
         let unknown = || SysctlError::NotNamespaced(pattern.to_owned());
         match name.split_once('*') {
             Some((stem, _)) => self.prefixes.push((stem.to_owned(), namespace(stem).ok_or_else(unknown)?)),
@@ -95,7 +95,7 @@ impl Allowlist {
 
 /// Converts a sysctl name to dots as separators: where the first separator is a slash, slashes become
 /// dots and dots become slashes (`net/ipv4/conf/eth0.1/x` → `net.ipv4.conf.eth0/1.x`).
-pub fn normalise(name: &str) -> String {
+pub fn normalize(name: &str) -> String {
     match name.find(['.', '/']).and_then(|i| name.get(i..)) {
         Some(rest) if rest.starts_with('/') => name
             .chars()
@@ -117,7 +117,7 @@ pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refu
     let spec = input.pod.spec();
     let forbidden = |text: String| Err(Refusal::new("SysctlForbidden", format!("forbidden sysctl: {text}")));
     for sysctl in spec.security_context.iter().flat_map(|s| s.sysctls.iter().flatten()) {
-        let name = normalise(&sysctl.name);
+        let name = normalize(&sysctl.name);
         let shared = match input.rules.sysctls.find(&name) {
             None => return forbidden(format!("{name:?} not allowlisted")),
             Some(Namespace::Net) => (spec.host_network == Some(true)).then_some("Net"),
@@ -215,7 +215,7 @@ mod tests {
             ("net.ipv4.conf.eth0/1.x", "net.ipv4.conf.eth0/1.x"),
             ("plain", "plain"),
         ] {
-            assert_eq!(normalise(name), normal);
+            assert_eq!(normalize(name), normal);
         }
     }
 }

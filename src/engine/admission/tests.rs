@@ -86,7 +86,7 @@ fn a_pod_that_does_not_fit_is_refused() {
         refused.status_message(),
         "Pod was rejected: Node didn't have enough resource: cpu, requested: 8000, used: 1000, capacity: 4000"
     );
-    assert!(!refused.wants_fresh_node());
+    assert!(!refused.is_node_affinity_only());
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn the_first_failure_speaks_and_all_are_kept() {
     let refused = Case::new().ask(&pod("web", object), Purpose::New).expect_err("all wrong");
     assert_eq!((refused.reason.as_ref(), refused.failures.len()), ("OutOfcpu", 3));
     let only_labels = pod("web", json!({"spec": {"nodeSelector": {"zone": "b"}}}));
-    assert!(Case::new().ask(&only_labels, Purpose::New).expect_err("wrong zone").wants_fresh_node());
+    assert!(Case::new().ask(&only_labels, Purpose::New).expect_err("wrong zone").is_node_affinity_only());
 }
 
 #[test]

@@ -32,14 +32,14 @@ pub enum Progress<'a> {
 pub struct Allocations(Arc<Inner>);
 
 struct Inner {
-    state: Mutex<State>,
+    state: Mutex<AllocationState>,
     events: Arc<dyn EventSink>,
     clock: Arc<dyn Clock>,
     metrics: AllocationMetrics,
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct AllocationState {
     pub(super) entries: ResourceEntries,
     pub(super) conditions: HashMap<PodUid, ResizeConditions>,
 }
@@ -51,7 +51,7 @@ impl Allocations {
         clock: Arc<dyn Clock>,
         metrics: AllocationMetrics,
     ) -> Self {
-        let state = Mutex::new(State { entries, ..State::default() });
+        let state = Mutex::new(AllocationState { entries, ..AllocationState::default() });
         Self(Arc::new(Inner { state, events, clock, metrics }))
     }
 
@@ -120,12 +120,12 @@ impl Allocations {
         self.change(|state| state.conditions.remove(pod));
     }
 
-    pub(super) fn read<R>(&self, look: impl FnOnce(&State) -> R) -> R {
+    pub(super) fn read<R>(&self, look: impl FnOnce(&AllocationState) -> R) -> R {
         look(&self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Applies a change to the state and updates the condition metrics.
-    pub(super) fn change<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
+    pub(super) fn change<R>(&self, act: impl FnOnce(&mut AllocationState) -> R) -> R {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut state);
         state.conditions.retain(|_, c| !c.is_empty());
@@ -133,7 +133,7 @@ impl Allocations {
         result
     }
 
-    fn count(&self, state: &State) {
+    fn count(&self, state: &AllocationState) {
         let metrics = &self.0.metrics;
         metrics.pending.reset();
         let mut in_progress = 0;

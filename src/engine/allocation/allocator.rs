@@ -14,7 +14,7 @@ use tracing::{error, info, warn};
 
 use super::{
     Allocations, Checkpoint, PendingReason, StateError, Writer,
-    resize::{Waiting, order, requested_changes, summary},
+    resize::{PendingResize, order, requested_changes, summary},
     writer::{self, WriterHandle},
 };
 use crate::engine::admission::{AdmissionRules, AdmitInput, Admitted, Purpose, Refusal, admit};
@@ -121,7 +121,7 @@ pub struct Preempt {
 
 /// Result of one round of resize attempts.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Retried {
+pub struct RetryResult {
     /// Delay until the next round.
     pub next: Duration,
     /// Pods whose allocation or conditions changed: sync them with a fresh observation.
@@ -202,7 +202,7 @@ impl Allocator {
     pub fn store(&mut self, pod: &Arc<Pod>) {
         self.rejected.remove(pod.uid());
         self.shared.change(|state| state.entries.insert(pod.uid().clone(), PodResources::of(pod)));
-        self.writer.soon();
+        self.writer.schedule_write();
     }
 
     /// Marks a pod as rejected and removes its allocation. Updates the metric and records the event.
@@ -244,7 +244,7 @@ impl Allocator {
             state.entries.len() != before
         });
         if went {
-            self.writer.soon();
+            self.writer.schedule_write();
         }
     }
 
@@ -283,15 +283,15 @@ impl Allocator {
     }
 
     /// Attempts all pending resizes in priority order.
-    pub async fn retry(&mut self, retry: Retry<'_>) -> Retried {
+    pub async fn retry(&mut self, retry: Retry<'_>) -> RetryResult {
         if !retry.sources_ready {
-            return Retried { next: RETRY_FIRST, ..Retried::default() };
+            return RetryResult { next: RETRY_FIRST, ..RetryResult::default() };
         }
         if retry.trigger == Trigger::Periodic {
             self.named.clear();
         }
-        let mut done = Retried { next: RETRY, ..Retried::default() };
-        for pod in self.in_turn(retry.active) {
+        let mut done = RetryResult { next: RETRY, ..RetryResult::default() };
+        for pod in self.take_pending(retry.active) {
             if self.attempt(&pod, &retry, &mut done).await {
                 self.pending.push(pod.uid().clone());
             }
@@ -310,13 +310,13 @@ impl Allocator {
     }
 
     /// Empties the pending list; returns its pods that are still active, in priority order.
-    fn in_turn(&mut self, active: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
+    fn take_pending(&mut self, active: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
         let known: HashMap<&PodUid, &Arc<Pod>> = active.iter().map(|p| (p.uid(), p)).collect();
         let found = std::mem::take(&mut self.pending).into_iter().filter_map(|uid| known.get(&uid).copied());
         let pods: Vec<(Arc<Pod>, Arc<Pod>)> = found.map(|p| (p.clone(), self.shared.allocated(p))).collect();
-        let mut waiting: Vec<Waiting<'_>> = pods
+        let mut waiting: Vec<PendingResize<'_>> = pods
             .iter()
-            .map(|(desired, allocated)| Waiting { desired, allocated, since: self.pending_since(desired.uid()) })
+            .map(|(desired, allocated)| PendingResize { desired, allocated, since: self.pending_since(desired.uid()) })
             .collect();
         order(&mut waiting);
         waiting.iter().filter_map(|w| known.get(w.desired.uid()).map(|p| (*p).clone())).collect()
@@ -327,7 +327,7 @@ impl Allocator {
     }
 
     /// Attempts one resize; returns whether it stays pending.
-    async fn attempt(&mut self, pod: &Arc<Pod>, retry: &Retry<'_>, done: &mut Retried) -> bool {
+    async fn attempt(&mut self, pod: &Arc<Pod>, retry: &Retry<'_>, done: &mut RetryResult) -> bool {
         let uid = pod.uid();
         if !self.shared.wants_resize(pod) {
             if self.clear_pending(uid) {
@@ -342,11 +342,11 @@ impl Allocator {
                 true
             }
             Ok(_) => self.grant(pod, retry.trigger, done).await,
-            Err(refusal) => self.hold_back(pod, &refusal, done),
+            Err(refusal) => self.set_pending(pod, &refusal, done),
         }
     }
 
-    fn preempt_for(&mut self, pod: &Pod, mut admitted: Admitted, done: &mut Retried) {
+    fn preempt_for(&mut self, pod: &Pod, mut admitted: Admitted, done: &mut RetryResult) {
         admitted.victims.retain(|victim| self.named.insert(victim.uid().clone()));
         if !admitted.victims.is_empty() {
             warn!(pod = %pod.object_name(), signal = %admitted.signal, "Resize of a critical pod preempts other pods");
@@ -354,7 +354,7 @@ impl Allocator {
         }
     }
 
-    async fn grant(&mut self, pod: &Arc<Pod>, trigger: Trigger, done: &mut Retried) -> bool {
+    async fn grant(&mut self, pod: &Arc<Pod>, trigger: Trigger, done: &mut RetryResult) -> bool {
         if let Err(e) = self.write_with(pod).await {
             error!(err = %e, pod = %pod.object_name(), "Failed to store a granted resize");
             return true;
@@ -374,7 +374,7 @@ impl Allocator {
         false
     }
 
-    fn hold_back(&mut self, pod: &Pod, refusal: &Refusal, done: &mut Retried) -> bool {
+    fn set_pending(&mut self, pod: &Pod, refusal: &Refusal, done: &mut RetryResult) -> bool {
         let is_final = refusal.reason == "Infeasible";
         let reason = if is_final { PendingReason::Infeasible } else { PendingReason::Deferred };
         if let Some(detail) = refusal.detail {
@@ -409,6 +409,6 @@ impl Allocator {
     async fn write_with(&self, pod: &Arc<Pod>) -> io::Result<()> {
         let mut entries = self.shared.read(|state| state.entries.clone());
         entries.insert(pod.uid().clone(), PodResources::of(pod));
-        self.writer.now(entries).await
+        self.writer.write(entries).await
     }
 }

@@ -20,7 +20,7 @@ mod tests;
 mod writer;
 
 pub use allocations::{Allocations, Progress};
-pub use allocator::{Allocator, AllocatorDeps, Candidate, Preempt, Presence, Retried, Retry, Trigger};
+pub use allocator::{Allocator, AllocatorDeps, Candidate, Preempt, Presence, Retry, RetryResult, Trigger};
 pub use checkpoint::{Checkpoint, StateError};
 pub use conditions::{PendingReason, ResizeCondition, ResizeConditions};
 pub use writer::Writer;

@@ -123,7 +123,7 @@ pub fn has_shrunk(before: &Pod, after: &Pod) -> bool {
 
 /// A pod with a pending resize, with the inputs of its retry order.
 #[derive(Clone, Debug)]
-pub struct Waiting<'a> {
+pub struct PendingResize<'a> {
     /// The pod as desired.
     pub desired: &'a Pod,
     /// The pod as allocated.
@@ -134,7 +134,7 @@ pub struct Waiting<'a> {
 
 /// Sorts pods into retry order: resizes that increase no request, then higher priority, then
 /// Guaranteed, then longest pending; ties keep their order.
-pub fn order(waiting: &mut [Waiting<'_>]) {
+pub fn order(waiting: &mut [PendingResize<'_>]) {
     waiting.sort_by_key(|w| {
         (
             grows(w.desired, w.allocated),
@@ -292,11 +292,11 @@ mod tests {
         let one = burst("1", 0, "held");
         let (high, old, new) = (burst("2", 9, "high"), burst("2", 0, "old"), burst("2", 0, "new"));
         let mut waiting = [
-            Waiting { desired: &new, allocated: &one, since: None },
-            Waiting { desired: &old, allocated: &one, since: at(5) },
-            Waiting { desired: &large, allocated: &small, since: at(9) },
-            Waiting { desired: &high, allocated: &one, since: at(7) },
-            Waiting { desired: &one, allocated: &new, since: at(9) },
+            PendingResize { desired: &new, allocated: &one, since: None },
+            PendingResize { desired: &old, allocated: &one, since: at(5) },
+            PendingResize { desired: &large, allocated: &small, since: at(9) },
+            PendingResize { desired: &high, allocated: &one, since: at(7) },
+            PendingResize { desired: &one, allocated: &new, since: at(9) },
         ];
         order(&mut waiting);
         let names: Vec<&str> = waiting.iter().map(|w| w.desired.name()).collect();

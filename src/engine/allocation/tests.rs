@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Allocator, AllocatorDeps, Candidate, Presence, Progress, Retried, Retry, Trigger};
+use super::{Allocator, AllocatorDeps, Candidate, Presence, Progress, Retry, RetryResult, Trigger};
 use crate::engine::admission::AdmissionRules;
 use berth_metrics::{AdmissionMetrics, AllocationMetrics, Registry};
 use berth_ports::{Clock, Event, EventSink, NodeFacts, StateFile};
@@ -101,7 +101,7 @@ impl Bench {
         to.admit(Candidate { pod, presence: Presence::Absent, active, node: &self.node }).is_ok()
     }
 
-    async fn retry(&self, on: &mut Allocator, trigger: Trigger, active: &[Arc<Pod>]) -> Retried {
+    async fn retry(&self, on: &mut Allocator, trigger: Trigger, active: &[Arc<Pod>]) -> RetryResult {
         on.retry(Retry { trigger, sources_ready: true, active, node: &self.node }).await
     }
 

@@ -23,7 +23,7 @@ const GATHER: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(10);
 
 /// Request to write these entries before the caller continues.
-struct Order {
+struct WriteRequest {
     entries: ResourceEntries,
     written: oneshot::Sender<io::Result<()>>,
 }
@@ -31,7 +31,7 @@ struct Order {
 /// The allocator's handle to the writer.
 pub(super) struct WriterHandle {
     dirty: Arc<Notify>,
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<WriteRequest>,
 }
 
 /// Owner of the checkpoint file; run it as a task.
@@ -39,7 +39,7 @@ pub struct Writer {
     checkpoint: Checkpoint,
     shared: Allocations,
     dirty: Arc<Notify>,
-    orders: mpsc::Receiver<Order>,
+    orders: mpsc::Receiver<WriteRequest>,
 }
 
 pub(super) fn pair(checkpoint: Checkpoint, shared: Allocations) -> (WriterHandle, Writer) {
@@ -51,7 +51,7 @@ pub(super) fn pair(checkpoint: Checkpoint, shared: Allocations) -> (WriterHandle
 
 impl WriterHandle {
     /// Schedules a write of the shared allocations.
-    pub(super) fn soon(&self) {
+    pub(super) fn schedule_write(&self) {
         self.dirty.notify_one();
     }
 
@@ -59,10 +59,10 @@ impl WriterHandle {
     ///
     /// # Errors
     /// The write failed, or the writer has ended.
-    pub(super) async fn now(&self, entries: ResourceEntries) -> io::Result<()> {
+    pub(super) async fn write(&self, entries: ResourceEntries) -> io::Result<()> {
         let ended = || io::Error::other("the writer of allocations has ended");
         let (written, answer) = oneshot::channel();
-        self.orders.send(Order { entries, written }).await.map_err(|_| ended())?;
+        self.orders.send(WriteRequest { entries, written }).await.map_err(|_| ended())?;
         answer.await.unwrap_or_else(|_| Err(ended()))
     }
 }

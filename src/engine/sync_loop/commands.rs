@@ -6,13 +6,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     SyncLoop,
-    records::{Record, State, send},
+    records::{Record, RecordState, send},
 };
 use crate::engine::{
     grace::kill_wait,
-    lifecycle::{Lifecycle, StatusOverride, StopCause, StopOrder},
-    standings::Standing,
+    lifecycle::{Lifecycle, StatusOverride, StopCause, StopRequest},
     worker::Cause,
+    worker_status::PodWorkerStatus,
 };
 use berth_ports::{PodProgress, StepView};
 use berth_types::{Pod, PodRef, PodUid};
@@ -21,7 +21,7 @@ use berth_types::{Pod, PodRef, PodUid};
 #[derive(Debug)]
 pub enum Command {
     /// Resyncs the pod (for example, after a probe result changed).
-    Poke(PodUid),
+    Resync(PodUid),
     /// Kills a pod for eviction, preemption, or shutdown; replies with a watch on its lifecycle.
     Kill {
         /// UID of the pod.
@@ -45,14 +45,14 @@ pub enum Command {
     /// Describes all workers.
     Describe(oneshot::Sender<Vec<WorkerView>>),
     /// A sweep has listed pod directories and pod cgroups.
-    Swept(Found),
+    SweepResult(Leftovers),
     /// The leftovers of that pod are removed, or their removal failed.
     SweepDone(PodUid),
 }
 
 /// Leftovers of pods outside the runtime.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct Leftovers {
     /// Pods with a directory.
     pub directories: Vec<PodUid>,
     /// Pods with a cgroup.
@@ -73,17 +73,17 @@ pub struct WorkerView {
 impl SyncLoop {
     pub(super) async fn on_command(&mut self, command: Command) {
         match command {
-            Command::Poke(uid) => {
+            Command::Resync(uid) => {
                 if let Some(record) = self.records.get_mut(&uid) {
                     send(record, Cause::Sync);
                 }
             }
             Command::Kill { uid, cause, grace, status, reply } => {
-                let order = StopOrder { cause, grace_override: grace, status };
+                let order = StopRequest { cause, grace_override: grace, status };
                 self.stop(&uid, order);
                 let life = self.records.get(&uid).and_then(|record| match &record.state {
-                    State::Working(handle) => Some(handle.life.clone()),
-                    State::Waiting(..) | State::Finished => None,
+                    RecordState::Working(handle) => Some(handle.life.clone()),
+                    RecordState::Waiting(..) | RecordState::Finished => None,
                 });
                 let _ = reply.send(life); // the requester may be gone
             }
@@ -91,13 +91,13 @@ impl SyncLoop {
                 self.changed |= self.awaiting_admission.remove(pod.uid()).is_some();
                 let begun = self.records.contains_key(pod.uid()); // its deletion has begun
                 if let Some(pod) = self.pods.pod(pod.uid()).filter(|_| !begun).cloned() {
-                    self.add_beside(pod, &ending).await;
+                    self.add_ignoring(pod, &ending).await;
                 }
             }
             Command::Describe(reply) => {
                 let _ = reply.send(self.describe()); // the requester may be gone
             }
-            Command::Swept(found) => self.on_swept(found),
+            Command::SweepResult(found) => self.on_swept(found),
             Command::SweepDone(uid) => {
                 self.sweeping.remove(&uid);
                 self.try_start(&uid, Cause::Create);
@@ -109,7 +109,7 @@ impl SyncLoop {
         let view = |record: &Record| {
             let standing = record.standing();
             let step = standing.progress.as_ref().map(PodProgress::view);
-            let Standing { id, life, .. } = standing;
+            let PodWorkerStatus { id, life, .. } = standing;
             WorkerView { id, life, step }
         };
         self.records.values().map(view).collect()

@@ -13,16 +13,16 @@ use tokio::time::Instant;
 use tracing::{debug, error, info};
 
 use super::{
-    Command, Found, SyncLoop,
-    records::{Record, State, send},
+    Command, Leftovers, SyncLoop,
+    records::{Record, RecordState, send},
 };
 use crate::engine::{
     allocation::Trigger,
-    lifecycle::{Lifecycle, Wish},
-    standings::Line,
+    lifecycle::{DesiredState, Lifecycle},
     worker::Cause,
+    worker_status::StartWait,
 };
-use berth_ports::MirrorFate;
+use berth_ports::MirrorPodState;
 use berth_types::{Pod, PodFullName, PodRef, PodUid, observed::ObservedPod};
 
 /// Period of sweeps for leftovers on disk when no pod was removed.
@@ -34,7 +34,7 @@ impl SyncLoop {
     pub(super) async fn housekeeping(&mut self) {
         let begun = Instant::now();
         self.count();
-        self.watch_the_clock();
+        self.check_wall_clock();
         self.start_waiting();
         if Instant::now() >= self.retry_at {
             self.retry_resizes(Trigger::Periodic).await;
@@ -51,9 +51,9 @@ impl SyncLoop {
         for uid in unwanted {
             self.stop_unwanted(&uid);
         }
-        self.revive();
-        self.bury_orphans();
-        self.context.mirrors.keep(self.mirror_fates());
+        self.recreate_workers();
+        self.terminate_orphans();
+        self.context.mirrors.set_desired(self.mirror_fates());
         self.sweep();
         let taken = begun.elapsed();
         if taken > Duration::from_secs(1) {
@@ -62,9 +62,9 @@ impl SyncLoop {
     }
 
     /// Resyncs pods with an active deadline after the wall clock was set or the machine slept.
-    fn watch_the_clock(&mut self) {
+    fn check_wall_clock(&mut self) {
         let (wall, uptime) = (self.context.clock.now(), self.heartbeat.since_start());
-        let Some(jump) = self.wall_clock.jumped(wall, uptime) else { return };
+        let Some(jump) = self.wall_clock.detect_jump(wall, uptime) else { return };
         info!(by = ?jump, "The wall clock was set, or the machine slept");
         let has_deadline =
             |record: &&Record| record.pod.as_ref().is_some_and(|pod| pod.spec().active_deadline_seconds.is_some());
@@ -72,27 +72,27 @@ impl SyncLoop {
     }
 
     /// Recreates workers of active pods that have none; these pods were already admitted.
-    fn revive(&mut self) {
+    fn recreate_workers(&mut self) {
         let known = |pod: &&Arc<Pod>| !self.records.contains_key(pod.uid());
         let wanted = |pod: &&Arc<Pod>| !self.rejected.contains(pod.uid()) && !pod.is_api_terminal();
         let forgotten: Vec<Arc<Pod>> = self.pods.pods().filter(known).filter(wanted).cloned().collect();
         for pod in
             forgotten.into_iter().filter(|pod| !self.awaiting_admission.contains_key(pod.uid())).collect::<Vec<_>>()
         {
-            self.hand_over(&pod, Cause::Create);
+            self.dispatch(&pod, Cause::Create);
         }
     }
 
     /// Full names that may have a mirror pod: desired static pods, and pods that are terminating.
-    fn mirror_fates(&self) -> HashMap<PodFullName, MirrorFate> {
-        let going = self.records.values().map(|record| (record.id.full_name(), MirrorFate::Leaving));
+    fn mirror_fates(&self) -> HashMap<PodFullName, MirrorPodState> {
+        let going = self.records.values().map(|record| (record.id.full_name(), MirrorPodState::Terminating));
         let fixed = self.pods.pods().filter(|pod| pod.is_static());
-        going.chain(fixed.map(|pod| (pod.full_name(), MirrorFate::Desired(pod.uid().clone())))).collect()
+        going.chain(fixed.map(|pod| (pod.full_name(), MirrorPodState::Desired(pod.uid().clone())))).collect()
     }
 
     /// Retries static pods that wait for the first list of the runtime.
     fn start_waiting(&mut self) {
-        let waits = |record: &Record| matches!(record.state, State::Waiting(..)) && !record.leftovers_seen;
+        let waits = |record: &Record| matches!(record.state, RecordState::Waiting(..)) && !record.leftovers_seen;
         let held = self.records.iter().filter(|(_, record)| waits(record)).map(|(uid, _)| uid.clone());
         for uid in held.collect::<Vec<_>>() {
             self.try_start(&uid, Cause::Create);
@@ -100,18 +100,18 @@ impl SyncLoop {
     }
 
     /// Terminates pods that exist in the runtime only, running or not.
-    fn bury_orphans(&mut self) {
+    fn terminate_orphans(&mut self) {
         let Some(known) = self.context.observer.known() else { return };
         for (uid, observed) in known.pods {
             if self.records.contains_key(&uid) || self.pods.contains(&uid) {
                 continue;
             }
-            self.bury(&observed);
+            self.terminate_orphan(&observed);
         }
     }
 
     /// Creates a record and a worker that terminates a pod that only the runtime knows.
-    pub(super) fn bury(&mut self, observed: &ObservedPod) {
+    pub(super) fn terminate_orphan(&mut self, observed: &ObservedPod) {
         let id = observed.id.clone();
         if observed.is_alive() {
             info!(pod = %id.object_name(), podUID = %id.uid, "Killing a pod that nobody wants");
@@ -120,10 +120,10 @@ impl SyncLoop {
         let record = Record {
             id: id.clone(),
             pod: None,
-            wish: Wish::default(),
+            wish: DesiredState::default(),
             // Terminating from the start, so that a new pod of this UID starts only afterwards.
-            life: Lifecycle::Syncing.heed(&Wish::default(), None),
-            state: State::Waiting(Line::Removal, Instant::now()),
+            life: Lifecycle::Syncing.apply(&DesiredState::default(), None),
+            state: RecordState::Waiting(StartWait::Removal, Instant::now()),
             restart_requested: false,
             leftovers_seen: true,
         };
@@ -138,18 +138,20 @@ impl SyncLoop {
             return;
         }
         self.sweep_due = false;
-        self.heartbeat.swept();
-        self.forget_others();
+        self.heartbeat.record_sweep();
+        self.remove_stale_state();
         let (context, commands) = (self.context.clone(), self.commands.clone());
         self.context.tasks.spawn(async move {
-            let found =
-                Found { directories: context.volumes.pods_on_disk().await, cgroups: context.resources.pods().await };
-            let _ = commands.send(Command::Swept(found)).await; // the sync loop may have ended
+            let found = Leftovers {
+                directories: context.volumes.pods_on_disk().await,
+                cgroups: context.resources.pods().await,
+            };
+            let _ = commands.send(Command::SweepResult(found)).await; // the sync loop may have ended
         });
     }
 
     /// Removes state, also from state files, of pods that were deleted while the agent was not running.
-    fn forget_others(&mut self) {
+    fn remove_stale_state(&mut self) {
         let desired = self.pods.pods().map(|pod| pod.uid());
         let known: HashSet<PodUid> = desired.chain(self.records.keys()).cloned().collect();
         self.allocator.retain(&known);
@@ -159,7 +161,7 @@ impl SyncLoop {
 
     /// Removes leftovers of unknown pods; a new pod of such a UID waits until its leftovers are
     /// removed.
-    pub(super) fn on_swept(&mut self, found: Found) {
+    pub(super) fn on_swept(&mut self, found: Leftovers) {
         let Some(known) = self.context.observer.known() else { return };
         let nobodys =
             |uid: &PodUid| !self.records.contains_key(uid) && !self.pods.contains(uid) && !known.pods.contains_key(uid);

@@ -11,9 +11,9 @@
 //! pod's worker or in a separate task. Implements spec 02a §3, §4, §9, §11, with the improvements of
 //! §14 (readiness per source, immediate restarts, a runtime outage only blocks runtime calls).
 
-mod changes;
 mod commands;
 mod housekeeping;
+mod mux_operations;
 mod records;
 
 use std::{
@@ -28,20 +28,20 @@ use tokio::{
 };
 use tracing::info;
 
-pub use commands::{Command, Found, WorkerView, kill_and_wait};
+pub use commands::{Command, Leftovers, WorkerView, kill_and_wait};
 use records::Record;
 
 use super::{
     allocation::Allocator,
-    heartbeat::Heartbeat,
     lifecycle::Lifecycle,
     pod_manager::PodManager,
     pod_snapshot::{PodReader, PodSnapshot},
-    ready::SourcesReady,
-    standings::{Line, Standing},
+    source_readiness::SourceReadiness,
     static_order::StaticOrder,
+    sync_loop_liveness::SyncLoopLiveness,
     wall_clock::WallClock,
     worker::{Report, WorkerContext},
+    worker_status::{PodWorkerStatus, StartWait},
 };
 use berth_types::{Pod, PodChange, PodUid};
 
@@ -53,7 +53,7 @@ pub struct EngineHandle {
     /// All pods: desired ones, lifecycles, workers.
     pub pods: PodReader,
     /// Liveness timestamps of the loop.
-    pub heartbeat: Heartbeat,
+    pub heartbeat: SyncLoopLiveness,
 }
 
 /// Inputs of the sync loop.
@@ -63,7 +63,7 @@ pub struct Inputs {
     /// Reports of the workers.
     pub reports: mpsc::Receiver<Report>,
     /// Readiness of the registered sources.
-    pub ready: SourcesReady,
+    pub ready: SourceReadiness,
     /// Admission and allocation.
     pub allocator: Allocator,
 }
@@ -75,11 +75,11 @@ pub struct SyncLoop {
     pods: PodManager,
     records: HashMap<PodUid, Record>,
     order: StaticOrder,
-    ready: SourcesReady,
+    ready: SourceReadiness,
     allocator: Allocator,
     retry_at: Instant,
     /// Pods whose admission is to be retried: what they wait for, and since when.
-    awaiting_admission: HashMap<PodUid, (Line, Instant)>,
+    awaiting_admission: HashMap<PodUid, (StartWait, Instant)>,
     /// Pods whose admission was retried after a node affinity rejection.
     retried_admission: HashSet<PodUid>,
     rejected: HashSet<PodUid>,
@@ -87,7 +87,7 @@ pub struct SyncLoop {
     sweep_due: bool,
     published: watch::Sender<Arc<PodSnapshot>>,
     changed: bool,
-    heartbeat: Heartbeat,
+    heartbeat: SyncLoopLiveness,
     wall_clock: WallClock,
 }
 
@@ -98,7 +98,7 @@ const FIRST_LIST: Duration = Duration::from_secs(5);
 pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
     let (commands, received) = mpsc::channel(256);
     let (published, snapshots) = watch::channel(Arc::default());
-    let heartbeat = Heartbeat::new();
+    let heartbeat = SyncLoopLiveness::new();
     if let Some(writer) = inputs.allocator.take_writer() {
         context.tasks.spawn(writer.run(context.shutdown.clone()));
     }
@@ -144,7 +144,7 @@ impl SyncLoop {
         tokio::pin!(first_list);
         let mut listed = false;
         loop {
-            self.heartbeat.beat();
+            self.heartbeat.record_iteration();
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
@@ -173,7 +173,7 @@ impl SyncLoop {
         let awaiting = self.awaiting_admission.iter().filter(|(uid, _)| !self.records.contains_key(*uid));
         let awaiting = awaiting.filter_map(|(uid, line)| {
             let id = self.pods.pod(uid)?.id().clone();
-            Some(Standing { id, life: Lifecycle::Syncing, progress: None, line: Some(*line) })
+            Some(PodWorkerStatus { id, life: Lifecycle::Syncing, progress: None, line: Some(*line) })
         });
         let workers = self.records.values().map(Record::standing).chain(awaiting).collect();
         let (sources_ready, desired) = (self.ready.all(), Arc::new(desired));

@@ -10,15 +10,15 @@ use tracing::debug;
 
 use super::SyncLoop;
 use crate::engine::{
-    lifecycle::{self, Lifecycle, StopCause, StopOrder, Wish},
-    standings::{Line, Standing},
+    lifecycle::{self, DesiredState, Lifecycle, StopCause, StopRequest},
     worker::{self, Cause, Desired, Report, WorkerHandle},
+    worker_status::{PodWorkerStatus, StartWait},
 };
 use berth_types::{Pod, PodFullName, PodRef, PodUid};
 
-pub(super) enum State {
+pub(super) enum RecordState {
     /// Waits for a worker: reason, and since when.
-    Waiting(Line, Instant),
+    Waiting(StartWait, Instant),
     /// Has a worker.
     Working(WorkerHandle),
     /// Its worker has finished.
@@ -28,9 +28,9 @@ pub(super) enum State {
 pub(super) struct Record {
     pub(super) id: PodRef,
     pub(super) pod: Option<Arc<Pod>>,
-    pub(super) wish: Wish,
+    pub(super) wish: DesiredState,
     pub(super) life: Lifecycle,
-    pub(super) state: State,
+    pub(super) state: RecordState,
     pub(super) restart_requested: bool,
     /// Whether leftovers of its full name in the runtime have been checked.
     pub(super) leftovers_seen: bool,
@@ -43,22 +43,22 @@ impl Record {
     }
 
     /// Status of the pod for `berth why`.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> PodWorkerStatus {
         let (progress, line) = match &self.state {
-            State::Working(handle) => (Some(handle.progress.clone()), None),
-            State::Waiting(line, since) => (None, Some((*line, *since))),
-            State::Finished => (None, None),
+            RecordState::Working(handle) => (Some(handle.progress.clone()), None),
+            RecordState::Waiting(line, since) => (None, Some((*line, *since))),
+            RecordState::Finished => (None, None),
         };
-        Standing { id: self.id.clone(), life: self.life.clone(), progress, line }
+        PodWorkerStatus { id: self.id.clone(), life: self.life.clone(), progress, line }
     }
 }
 
 impl SyncLoop {
     /// Dispatches the latest definition to the pod's worker; creates record and worker if needed.
-    pub(super) fn hand_over(&mut self, pod: &Arc<Pod>, cause: Cause) {
+    pub(super) fn dispatch(&mut self, pod: &Arc<Pod>, cause: Cause) {
         let allocated = self.allocator.allocated(pod);
         // The API status of a static pod is that of its mirror pod.
-        let allocated = match self.pods.told_of(pod) {
+        let allocated = match self.pods.mirror_status(pod) {
             Some(told) => Arc::new(allocated.with_status(told.clone())),
             None => allocated,
         };
@@ -80,8 +80,8 @@ impl SyncLoop {
             id: pod.id().clone(),
             life: Lifecycle::first(pod.is_api_terminal(), alive),
             pod: Some(allocated),
-            wish: Wish::default(),
-            state: State::Waiting(Line::Removal, Instant::now()),
+            wish: DesiredState::default(),
+            state: RecordState::Waiting(StartWait::Removal, Instant::now()),
             restart_requested: false,
             leftovers_seen: false,
         };
@@ -92,36 +92,36 @@ impl SyncLoop {
     /// Starts a record's worker unless it has to wait for its full name or for a removal.
     pub(super) fn try_start(&mut self, uid: &PodUid, cause: Cause) {
         let Some(record) = self.records.get(uid) else { return };
-        if !matches!(record.state, State::Waiting(..)) {
+        if !matches!(record.state, RecordState::Waiting(..)) {
             return;
         }
         if self.sweeping.contains(uid) {
-            self.stands_behind(uid, Line::Removal);
+            self.set_start_wait(uid, StartWait::Removal);
             return;
         }
         let is_static = record.pod.as_ref().is_some_and(|pod| pod.is_static());
         let (id, name) = (record.id.clone(), record.id.full_name());
-        if is_static && !self.let_leftovers_first(uid, &name) {
+        if is_static && !self.terminate_leftovers(uid, &name) {
             debug!(pod = %id.object_name(), podUID = %uid, "Static pod waits for what the runtime holds");
-            self.stands_behind(uid, Line::Runtime);
+            self.set_start_wait(uid, StartWait::Runtime);
             return;
         }
         if is_static && !self.order.enter(&name, uid) {
             debug!(pod = %id.object_name(), podUID = %uid, "Static pod waits for another of its name");
-            self.stands_behind(uid, Line::Name);
+            self.set_start_wait(uid, StartWait::Name);
             return;
         }
         let Some(record) = self.records.get_mut(uid) else { return };
-        let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, handed_at: Instant::now() };
+        let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, sent_at: Instant::now() };
         let handle = worker::spawn(self.context.clone(), record.id.clone(), record.life.clone(), desired);
-        record.state = State::Working(handle);
+        record.state = RecordState::Working(handle);
         self.changed = true;
     }
 
     /// Records what a waiting pod waits for; the time restarts if the reason changed.
-    fn stands_behind(&mut self, uid: &PodUid, line: Line) {
+    fn set_start_wait(&mut self, uid: &PodUid, line: StartWait) {
         let Some(record) = self.records.get_mut(uid) else { return };
-        if let State::Waiting(known, since) = &mut record.state
+        if let RecordState::Waiting(known, since) = &mut record.state
             && *known != line
         {
             (*known, *since) = (line, Instant::now());
@@ -132,7 +132,7 @@ impl SyncLoop {
     /// A static pod that was changed while the agent was not running still runs under its old UID. That
     /// pod is terminated first, even if other sources are not ready (none of them can desire a static
     /// pod of the same name). Returns false until the runtime has listed its pods.
-    fn let_leftovers_first(&mut self, uid: &PodUid, name: &PodFullName) -> bool {
+    fn terminate_leftovers(&mut self, uid: &PodUid, name: &PodFullName) -> bool {
         match self.records.get_mut(uid) {
             Some(record) if !record.leftovers_seen => {}
             _ => return true,
@@ -147,7 +147,7 @@ impl SyncLoop {
             match self.records.get(&other) {
                 None => {
                     self.order.enter(name, &other);
-                    self.bury(&observed);
+                    self.terminate_orphan(&observed);
                 }
                 Some(record) if record.pod.is_none() && !record.life.is_terminated() => {
                     self.order.enter(name, &other);
@@ -166,25 +166,25 @@ impl SyncLoop {
             debug!(podUID = %uid, "Skipping delete because the source is not ready yet");
             return;
         }
-        self.stop(uid, StopOrder { cause: StopCause::Deleted, grace_override: None, status: None });
+        self.stop(uid, StopRequest { cause: StopCause::Deleted, grace_override: None, status: None });
     }
 
-    pub(super) fn stop(&mut self, uid: &PodUid, order: StopOrder) {
+    pub(super) fn stop(&mut self, uid: &PodUid, order: StopRequest) {
         let Some(record) = self.records.get_mut(uid) else { return };
         record.restart_requested = false;
-        let folded = lifecycle::fold(record.wish.stop.take(), order);
+        let folded = lifecycle::merge_stop_requests(record.wish.stop.take(), order);
         record.wish.stop = Some(folded);
         match record.state {
-            State::Working(_) => send(record, Cause::Kill),
-            State::Waiting(..) => {
+            RecordState::Working(_) => send(record, Cause::Kill),
+            RecordState::Waiting(..) => {
                 // Never started: nothing runs, no runtime call is needed.
-                record.state = State::Finished;
+                record.state = RecordState::Finished;
                 record.life = Lifecycle::Finished { cause: StopCause::Deleted };
-                self.leave_line(uid);
+                self.leave_start_queue(uid);
                 self.on_finished(uid);
             }
-            State::Finished => {
-                record.life = record.life.clone().heed(&record.wish, record.pod.as_deref());
+            RecordState::Finished => {
+                record.life = record.life.clone().apply(&record.wish, record.pod.as_deref());
                 self.on_finished(uid);
             }
         }
@@ -197,21 +197,21 @@ impl SyncLoop {
         record.life = report.life;
         let (terminated, finished) = (record.life.is_terminated(), record.life.is_finished());
         if finished {
-            record.state = State::Finished;
+            record.state = RecordState::Finished;
             // The finished worker has not received, and no longer receives, updates sent in the
             // meantime.
-            record.life = record.life.clone().heed(&record.wish, record.pod.as_deref());
+            record.life = record.life.clone().apply(&record.wish, record.pod.as_deref());
         }
         self.changed = true;
         if terminated {
-            self.leave_line(uid);
+            self.leave_start_queue(uid);
         }
         if finished {
             self.on_finished(&uid.clone());
         }
     }
 
-    fn leave_line(&mut self, uid: &PodUid) {
+    fn leave_start_queue(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get(uid) else { return };
         if let Some(next) = self.order.leave(&record.id.full_name(), uid) {
             self.try_start(&next, Cause::Create);
@@ -237,12 +237,12 @@ impl SyncLoop {
             let label = berth_metrics::static_label(pod.is_static());
             self.context.metrics.restarted_pods.with_label_values(&[label]).inc();
             self.context.status.forget(uid);
-            self.hand_over(&pod, Cause::Create);
+            self.dispatch(&pod, Cause::Create);
         }
     }
 
     fn purge(&mut self, uid: &PodUid) {
-        self.leave_line(uid);
+        self.leave_start_queue(uid);
         if self.records.remove(uid).is_none() {
             return;
         }
@@ -257,8 +257,8 @@ impl SyncLoop {
 }
 
 pub(super) fn send(record: &Record, cause: Cause) {
-    if let State::Working(handle) = &record.state {
-        let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, handed_at: Instant::now() };
+    if let RecordState::Working(handle) = &record.state {
+        let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, sent_at: Instant::now() };
         handle.desired.send_replace(desired);
     }
 }

@@ -23,7 +23,7 @@ pub struct EngineConfig {
     /// Period of housekeeping.
     pub housekeeping_period: Duration,
     /// Timeout for one observation of a pod; the sync fails after it.
-    pub look_limit: Duration,
+    pub observation_timeout: Duration,
     /// Whether an API client exists (addresses are published, mirror pods are created).
     pub api_client: bool,
     /// Whether the first node address is IPv6.
@@ -37,7 +37,7 @@ impl Default for EngineConfig {
         Self {
             sync_frequency: Duration::from_secs(60),
             housekeeping_period: Duration::from_secs(2),
-            look_limit: Duration::from_secs(120),
+            observation_timeout: Duration::from_secs(120),
             api_client: false,
             prefer_ipv6: false,
             started_at: Timestamp::UNIX_EPOCH,

@@ -12,8 +12,8 @@
 //! Implements spec 02a §9.
 
 mod context;
-mod ends;
-mod ground;
+mod deadline;
+mod prerequisites;
 mod resize;
 mod stop;
 mod sync;
@@ -31,8 +31,8 @@ use tracing::{debug, error};
 pub use context::{EngineConfig, WorkerContext};
 
 use super::{
-    lifecycle::{Lifecycle, Wish},
-    work_queue::{self, TurnEnd},
+    lifecycle::{DesiredState, Lifecycle},
+    sync_delay::{self, SyncResult},
 };
 use berth_ports::{Grace, PodProgress, PodView};
 use berth_types::{Pod, PodRef};
@@ -68,11 +68,11 @@ pub struct Desired {
     /// The pod with its allocated resources; `None` for a pod that only the runtime knows.
     pub pod: Option<Arc<Pod>>,
     /// Desired lifecycle state: stop requests.
-    pub wish: Wish,
+    pub wish: DesiredState,
     /// Cause of this message.
     pub cause: Cause,
     /// When this message was sent to the worker.
-    pub handed_at: Instant,
+    pub sent_at: Instant,
 }
 
 /// Lifecycle report of a worker to the sync loop.
@@ -102,7 +102,7 @@ pub fn spawn(context: Arc<WorkerContext>, id: PodRef, first: Lifecycle, desired:
     let (life_sender, life) = watch::channel(first.clone());
     let view = context.observer.view(&id);
     let mut worker = Worker {
-        memory: sync::Memory::new(id, progress.clone(), view),
+        memory: sync::WorkerState::new(id, progress.clone(), view),
         mailbox,
         life: first,
         life_sender,
@@ -117,7 +117,7 @@ struct Worker {
     mailbox: watch::Receiver<Desired>,
     life: Lifecycle,
     life_sender: watch::Sender<Lifecycle>,
-    memory: sync::Memory,
+    memory: sync::WorkerState,
 }
 
 impl Worker {
@@ -134,7 +134,7 @@ impl Worker {
             };
             self.heed(&desired).await;
             let _ = runtime_state.borrow_and_update();
-            let begun = fresh_word.then_some((desired.handed_at, desired.cause));
+            let begun = fresh_word.then_some((desired.sent_at, desired.cause));
             let (end, overheard) = tokio::select! {
                 biased;
                 () = context.shutdown.cancelled() => return,
@@ -146,13 +146,13 @@ impl Worker {
             if let Some((handed_at, cause)) = begun {
                 context.metrics.worker_duration(cause.label(), handed_at.elapsed());
             }
-            if overheard || end == TurnEnd::Again {
+            if overheard || end == SyncResult::SyncAgain {
                 fresh_word = overheard;
                 continue;
             }
-            let mut wait = work_queue::delay(&end, context.config.sync_frequency, rand::rng().random());
+            let mut wait = sync_delay::delay(&end, context.config.sync_frequency, rand::rng().random());
             if self.life == Lifecycle::Syncing
-                && let Some(left) = sync::Turn::until_deadline(&context, &self.memory)
+                && let Some(left) = sync::SyncContext::until_deadline(&context, &self.memory)
             {
                 wait = wait.min(left);
             }
@@ -165,7 +165,7 @@ impl Worker {
                     Ok(()) => fresh_word = true,
                     Err(_) => return, // the sync loop has ended
                 },
-                () = moved(&mut self.memory.view, work_queue::observation_delay(&end)) => {}
+                () = moved(&mut self.memory.view, sync_delay::observation_delay(&end)) => {}
                 Ok(()) = runtime_state.changed(), if self.memory.blocked_on_runtime => {}
                 () = tokio::time::sleep(wait) => {}
             }
@@ -174,14 +174,14 @@ impl Worker {
     }
 
     /// Shows what the next sync waits for.
-    fn rest(&self, end: &TurnEnd, wait: Duration) {
+    fn rest(&self, end: &SyncResult, wait: Duration) {
         let name = end.waits_for(self.memory.blocked_on_runtime);
-        self.memory.progress.pause(name, (*end != TurnEnd::Settled).then(|| Instant::now() + wait));
+        self.memory.progress.pause(name, (*end != SyncResult::Settled).then(|| Instant::now() + wait));
     }
 
     /// Applies the latest desired state; reports a lifecycle transition to the sync loop.
     async fn heed(&mut self, desired: &Desired) {
-        let next = self.life.clone().heed(&desired.wish, desired.pod.as_deref());
+        let next = self.life.clone().apply(&desired.wish, desired.pod.as_deref());
         self.enter(next).await;
     }
 
@@ -199,32 +199,38 @@ impl Worker {
     }
 
     /// Runs one sync; also returns whether an update arrived in the meantime.
-    async fn turn(&mut self, desired: &Desired, fresh_word: bool) -> (TurnEnd, bool) {
+    async fn turn(&mut self, desired: &Desired, fresh_word: bool) -> (SyncResult, bool) {
         let stopping = CancellationToken::new();
         let (grace, grace_seen) = watch::channel(self.grace());
-        let turn =
-            sync::Turn { context: &self.context, memory: &mut self.memory, pod: desired.pod.clone(), fresh_word };
+        let turn = sync::SyncContext {
+            context: &self.context,
+            memory: &mut self.memory,
+            pod: desired.pod.clone(),
+            update_pending: fresh_word,
+        };
         let order = desired.wish.stop.as_ref().and_then(|stop| stop.status.clone());
-        let running = Running { mailbox: &mut self.mailbox, stopping: stopping.clone(), grace };
+        let running = UpdateListener { mailbox: &mut self.mailbox, stopping: stopping.clone(), grace };
         let (outcome, overheard) = match &self.life {
-            Lifecycle::Syncing => running.overhearing(self.life.clone(), turn.sync(stopping)).await,
-            Lifecycle::Terminating { .. } => running.overhearing(self.life.clone(), turn.stop(grace_seen, order)).await,
-            Lifecycle::Terminated { .. } => {
-                running.overhearing(self.life.clone(), turn.clean_up(self.life.content_removable())).await
+            Lifecycle::Syncing => running.run_with_updates(self.life.clone(), turn.sync(stopping)).await,
+            Lifecycle::Terminating { .. } => {
+                running.run_with_updates(self.life.clone(), turn.stop(grace_seen, order)).await
             }
-            Lifecycle::Finished { .. } => return (TurnEnd::Settled, false),
+            Lifecycle::Terminated { .. } => {
+                running.run_with_updates(self.life.clone(), turn.clean_up(self.life.content_removable())).await
+            }
+            Lifecycle::Finished { .. } => return (SyncResult::Settled, false),
         };
         match outcome {
             Ok(sync::Outcome::Moved(done)) => {
                 let next = self.life.clone().after(done, desired.pod.as_deref());
                 self.enter(next).await;
-                (TurnEnd::Again, overheard)
+                (SyncResult::SyncAgain, overheard)
             }
-            Ok(sync::Outcome::Stays(end)) => (end, overheard),
+            Ok(sync::Outcome::Unchanged(end)) => (end, overheard),
             Err(text) => {
                 self.memory.progress.fail(&text);
                 error!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
-                (TurnEnd::Failed, overheard)
+                (SyncResult::Failed, overheard)
             }
         }
     }
@@ -242,20 +248,20 @@ async fn moved(view: &mut PodView, least: Duration) {
     if !least.is_zero() {
         tokio::time::sleep(least).await;
     }
-    view.moved().await;
+    view.changed().await;
 }
 
 /// Receives mailbox updates while a sync runs.
-struct Running<'a> {
+struct UpdateListener<'a> {
     mailbox: &'a mut watch::Receiver<Desired>,
     stopping: CancellationToken,
     grace: watch::Sender<Option<Grace>>,
 }
 
-impl Running<'_> {
+impl UpdateListener<'_> {
     /// Runs the sync to completion. A stop request that arrives in the meantime cancels a sync's
     /// pending starts; a shorter grace period is passed to the kill in progress.
-    async fn overhearing<T>(self, mut life: Lifecycle, turn: impl Future<Output = T>) -> (T, bool) {
+    async fn run_with_updates<T>(self, mut life: Lifecycle, turn: impl Future<Output = T>) -> (T, bool) {
         tokio::pin!(turn);
         let mut overheard = false;
         loop {
@@ -268,7 +274,7 @@ impl Running<'_> {
                     }
                     overheard = true;
                     let word = self.mailbox.borrow_and_update().clone();
-                    life = life.heed(&word.wish, word.pod.as_deref());
+                    life = life.apply(&word.wish, word.pod.as_deref());
                     if let Lifecycle::Terminating { grace, .. } = &life {
                         self.stopping.cancel();
                         self.grace.send_if_modified(|current| {

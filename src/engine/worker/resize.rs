@@ -4,7 +4,7 @@
 
 use tracing::debug;
 
-use super::sync::Turn;
+use super::sync::SyncContext;
 use crate::engine::allocation::Progress;
 use berth_ports::{ActionKind, PodCgroupValues, SyncOutcome};
 use berth_status::Phase;
@@ -14,14 +14,14 @@ use berth_types::{Pod, observed::ObservedPod};
 const UNLIMITED: i64 = i64::MAX - (1 << 20);
 
 /// Pod-level resource values, read once per definition and after each resize.
-pub(super) struct InForce {
+pub(super) struct PodLevelValues {
     /// Generation of the pod for which the values were read.
     generation: i64,
     /// Values read from the pod's cgroup.
     pub values: berth_status::PodCgroup,
 }
 
-impl Turn<'_> {
+impl SyncContext<'_> {
     /// Reports whether the running containers have the allocated resources, by a fresh observation.
     pub(super) async fn note_resize_progress(&mut self, pod: &Pod, observed: &ObservedPod) {
         let in_progress = self.context.runtime.resize_in_progress(pod, observed);
@@ -31,7 +31,7 @@ impl Turn<'_> {
     }
 
     /// Reports a failed resize; success is detected by the next observation.
-    pub(super) fn note_resize(&mut self, done: &SyncOutcome) {
+    pub(super) fn report_resize_failure(&mut self, done: &SyncOutcome) {
         let Some(pod) = &self.pod else { return };
         let mut resizes = done.actions.iter().filter(|a| a.action == ActionKind::ResizePodInPlace).peekable();
         if resizes.peek().is_some() {
@@ -65,7 +65,7 @@ impl Turn<'_> {
                 return;
             }
         };
-        self.memory.in_force = Some(InForce { generation: pod.generation(), values });
+        self.memory.in_force = Some(PodLevelValues { generation: pod.generation(), values });
     }
 }
 

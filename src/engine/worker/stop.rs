@@ -11,10 +11,10 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::sync::{Outcome, Turn};
-use crate::engine::lifecycle::{Done, StatusOverride};
+use super::sync::{Outcome, SyncContext};
+use crate::engine::lifecycle::{StatusOverride, SyncTransition};
 use berth_ports::{Event, Grace, KillPod};
-use berth_status::{Build, Phase};
+use berth_status::{BuildKind, Phase};
 use berth_types::{Pod, api, observed::ObservedPod};
 
 /// Longest wait for the unready status to be sent before containers are stopped.
@@ -22,7 +22,7 @@ const HEARD: Duration = Duration::from_secs(1);
 /// Polling interval of that wait.
 const LOOK: Duration = Duration::from_millis(10);
 
-impl Turn<'_> {
+impl SyncContext<'_> {
     /// Stops all containers of the pod. `grace` is live: shortening it shortens the running kill.
     pub async fn stop(
         mut self,
@@ -37,18 +37,18 @@ impl Turn<'_> {
             // answer.
             self.context.probes.stop_liveness(pod.uid());
         }
-        let observed = self.look().await?;
+        let observed = self.observe().await?;
         if let Some(pod) = self.pod.clone() {
-            self.publish(&pod, &observed, Build::Ongoing, order.as_ref());
+            self.publish(&pod, &observed, BuildKind::Ongoing, order.as_ref());
         }
         match order.as_ref().filter(|order| order.is_unready) {
-            Some(order) => self.kill_unready(observed, grace, order.words).await?,
+            Some(order) => self.kill_unready(observed, grace, order.status_reserve).await?,
             None => self.kill(observed, grace).await?,
         }
         if let Some(pod) = &self.pod {
             self.context.probes.remove(pod.uid());
         }
-        let observed = self.look().await?;
+        let observed = self.observe().await?;
         let running: Vec<String> = observed.running().map(|c| c.id.to_string()).collect();
         if !running.is_empty() {
             let ids = running.join(" ");
@@ -56,15 +56,15 @@ impl Turn<'_> {
             return Err(format!("detected running containers after a successful KillPod, CRI violation: [{ids}]"));
         }
         match self.pod.clone() {
-            Some(pod) => self.publish(&pod, &observed, Build::Terminal, order.as_ref()),
-            None => self.bury(&observed).await?, // no other component does
+            Some(pod) => self.publish(&pod, &observed, BuildKind::Terminal, order.as_ref()),
+            None => self.remove_orphan(&observed).await?, // no other component does
         }
-        Ok(Outcome::Moved(Done::Stopped))
+        Ok(Outcome::Moved(SyncTransition::Stopped))
     }
 
     /// Removes leftovers of a pod that only the runtime knew. Housekeeping removes what remains on disk
     /// or in the cgroup tree.
-    async fn bury(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
+    async fn remove_orphan(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
         self.remove_from_runtime(observed).await?;
         let id = self.memory.id.clone();
         self.memory.progress.enter("remove pod cgroup");
@@ -93,7 +93,7 @@ impl Turn<'_> {
         words: Duration,
     ) -> Result<(), String> {
         let given = *grace.borrow_and_update();
-        let waited = self.told(given).await;
+        let waited = self.wait_status_sent(given).await;
         let words = if self.context.config.api_client { words } else { Duration::ZERO };
         let left = |grace: Option<Grace>| grace.map(|Grace(grace)| Grace(left_of(grace, waited, words)));
         let (shorter, live) = watch::channel(left(given));
@@ -110,12 +110,12 @@ impl Turn<'_> {
     }
 
     /// Waits until the status was sent, or the timeout expired; returns the time spent.
-    async fn told(&mut self, grace: Option<Grace>) -> Duration {
+    async fn wait_status_sent(&mut self, grace: Option<Grace>) -> Duration {
         let pod = self.pod.as_ref().filter(|_| self.context.config.api_client);
         let Some(uid) = pod.map(|pod| pod.uid().clone()) else { return Duration::ZERO };
         self.memory.progress.enter("tell that the pod is unready");
         let (began, status) = (Instant::now(), self.context.status.clone());
-        let is_unsent = || status.kept_of(&uid).is_some_and(|kept| kept.unsent_since.is_some());
+        let is_unsent = || status.cached(&uid).is_some_and(|kept| kept.unsent_since.is_some());
         let sent = async {
             while is_unsent() {
                 sleep(LOOK).await;
@@ -129,7 +129,7 @@ impl Turn<'_> {
         self.memory.progress.enter("kill");
         let request = KillPod { pod: self.pod.clone(), observed, grace, progress: self.memory.progress.clone() };
         let killed = self.context.runtime.kill_pod(request).await;
-        self.memory.wanted = self.context.observer.acted(&self.memory.id.uid);
+        self.memory.wanted = self.context.observer.action_completed(&self.memory.id.uid);
         killed.map_err(|error| {
             let text = format!("error killing pod: {error}");
             self.context.events.record(Event::warning(&self.memory.id, "FailedKillPod", text.clone()));
@@ -140,9 +140,9 @@ impl Turn<'_> {
     /// Cleans up after a pod that no longer runs: volumes, cgroup, and, if its content is removable,
     /// its dead containers and sandboxes.
     pub async fn clean_up(mut self, content_removable: bool) -> Result<Outcome, String> {
-        let observed = self.look().await?;
-        let Some(pod) = self.pod.clone() else { return Ok(Outcome::Moved(Done::CleanedUp)) };
-        self.publish(&pod, &observed, Build::Terminal, None);
+        let observed = self.observe().await?;
+        let Some(pod) = self.pod.clone() else { return Ok(Outcome::Moved(SyncTransition::CleanedUp)) };
+        self.publish(&pod, &observed, BuildKind::Terminal, None);
         self.memory.progress.enter("unmount volumes");
         self.context.volumes.unmount(pod.uid()).await.map_err(|error| error.to_string())?;
         // After the unmount: mounted volumes are refreshed from these objects.
@@ -154,7 +154,7 @@ impl Turn<'_> {
             // Housekeeping removes it once the record of the pod is removed.
             warn!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Something of a finished pod stays");
         }
-        Ok(Outcome::Moved(Done::CleanedUp))
+        Ok(Outcome::Moved(SyncTransition::CleanedUp))
     }
 
     /// Removes the pod from the runtime and its directory from the disk, and waits for an observation
@@ -168,17 +168,17 @@ impl Turn<'_> {
     async fn remove_from_runtime(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
         self.memory.progress.enter("remove containers and sandboxes");
         let removed = self.context.runtime.remove_pod(observed).await;
-        if observed.is_gone() {
+        if observed.is_absent() {
             return removed; // only its logs were removed
         }
-        self.memory.wanted = self.context.observer.acted(&self.memory.id.uid);
+        self.memory.wanted = self.context.observer.action_completed(&self.memory.id.uid);
         removed?;
         // A failed observation is no reason to retry the removal.
-        let _seen = self.look().await;
+        let _seen = self.observe().await;
         Ok(())
     }
 
-    fn publish(&mut self, pod: &Arc<Pod>, observed: &ObservedPod, kind: Build, order: Option<&StatusOverride>) {
+    fn publish(&mut self, pod: &Arc<Pod>, observed: &ObservedPod, kind: BuildKind, order: Option<&StatusOverride>) {
         let mut built = self.build(pod, observed, kind);
         if self.memory.over && Phase::of(&built).is_none_or(|phase| !phase.is_terminal()) {
             built.phase = Some("Failed".to_owned());
@@ -193,8 +193,8 @@ impl Turn<'_> {
         }
         let now = self.context.clock.now();
         match kind {
-            Build::Ongoing => self.context.status.set(pod, built, now),
-            Build::Terminal => self.context.status.set_stopped(pod, built, now),
+            BuildKind::Ongoing => self.context.status.set(pod, built, now),
+            BuildKind::Terminal => self.context.status.set_stopped(pod, built, now),
         };
     }
 }
@@ -267,7 +267,7 @@ mod tests {
                 disruption: None,
                 keeps_success,
                 is_unready: true,
-                words: Duration::ZERO,
+                status_reserve: Duration::ZERO,
             };
             let mut status = api::PodStatus { phase: Some(phase.to_owned()), ..Default::default() };
             overrule(&mut status, &order, 0, jiff::Timestamp::UNIX_EPOCH);

@@ -8,15 +8,15 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
-use super::{WorkerContext, ends::by_deadline, ground::Ground, resize::InForce};
+use super::{WorkerContext, deadline::by_deadline, prerequisites::PodPrerequisites, resize::PodLevelValues};
 use crate::engine::{
-    lifecycle::Done,
-    work_queue::{self, TurnEnd},
+    lifecycle::SyncTransition,
+    sync_delay::{self, SyncResult},
 };
 use berth_ports::{ActionKind, Event, PodProgress, PodView, ProbeResult, PullSecret, SyncOutcome, SyncPod};
 use berth_status::{
-    Build,
-    lookup::{State, state},
+    BuildKind,
+    lookup::{ContainerStateRef, state},
 };
 use berth_types::{
     ContainerId, Pod, PodRef, api,
@@ -25,7 +25,7 @@ use berth_types::{
 };
 
 /// State of a worker that persists between syncs.
-pub(super) struct Memory {
+pub(super) struct WorkerState {
     /// Identity of the pod.
     pub id: PodRef,
     /// Progress, published to readers.
@@ -49,7 +49,7 @@ pub(super) struct Memory {
     /// Whether the last sync was blocked by a runtime or network that is not ready.
     pub blocked_on_runtime: bool,
     /// Back-off of actions, if one is in effect.
-    pub hold: Option<Hold>,
+    pub hold: Option<ActionBackOff>,
     /// Consecutive failed syncs.
     pub failed_in_a_row: u32,
     /// The last failure that was logged, and when.
@@ -59,11 +59,11 @@ pub(super) struct Memory {
     /// Rejection of the pod by this node after admission.
     pub rejection: Option<berth_status::Eviction>,
     /// Pod-level resource values, as last read.
-    pub in_force: Option<InForce>,
+    pub in_force: Option<PodLevelValues>,
 }
 
 /// Actions are in back-off.
-pub(super) struct Hold {
+pub(super) struct ActionBackOff {
     /// End of the back-off.
     pub until: Instant,
     /// Earlier end of the back-off if the pod changes in the meantime.
@@ -71,29 +71,29 @@ pub(super) struct Hold {
     /// Observation at the time of the back-off.
     pub seen: Arc<ObservedPod>,
     /// Cause of the back-off.
-    pub after: After,
+    pub after: BackOffCause,
 }
 
 /// Cause of a back-off.
 #[derive(Clone, Copy)]
-pub(super) enum After {
+pub(super) enum BackOffCause {
     /// An action with a back-off of its own.
     BackOff,
     /// An error without a back-off of its own.
     Error,
 }
 
-impl Hold {
+impl ActionBackOff {
     /// Result of a sync that this back-off blocks for that long.
-    fn end(&self, left: Duration) -> TurnEnd {
+    fn end(&self, left: Duration) -> SyncResult {
         match self.after {
-            After::BackOff => TurnEnd::HeldBack(left),
-            After::Error => TurnEnd::Retries(left),
+            BackOffCause::BackOff => SyncResult::InBackOff(left),
+            BackOffCause::Error => SyncResult::RetryAfter(left),
         }
     }
 }
 
-impl Memory {
+impl WorkerState {
     pub fn new(id: PodRef, progress: PodProgress, view: PodView) -> Self {
         Self {
             id,
@@ -120,40 +120,40 @@ impl Memory {
 /// Outcome of a sync.
 pub(super) enum Outcome {
     /// The lifecycle moves on.
-    Moved(Done),
+    Moved(SyncTransition),
     /// The lifecycle state stays.
-    Stays(TurnEnd),
+    Unchanged(SyncResult),
 }
 
 /// Context of one sync.
-pub(super) struct Turn<'a> {
+pub(super) struct SyncContext<'a> {
     pub context: &'a Arc<WorkerContext>,
-    pub memory: &'a mut Memory,
+    pub memory: &'a mut WorkerState,
     pub pod: Option<Arc<Pod>>,
     /// Whether this sync was caused by a message of the sync loop.
-    pub fresh_word: bool,
+    pub update_pending: bool,
 }
 
 /// Input of the prepare step of a sync.
-struct Look {
+struct PrepareInput {
     observed: Arc<ObservedPod>,
     status: Arc<api::PodStatus>,
     restart_all: bool,
 }
 
 /// Inputs of one status, beside the shared context.
-struct Parts<'a> {
+struct StatusParts<'a> {
     pod: &'a Pod,
     observed: &'a ObservedPod,
     failures: &'a BTreeMap<String, berth_status::StartFailure>,
-    kind: Build,
+    kind: BuildKind,
     eviction: Option<berth_status::Eviction>,
     cgroup: Option<berth_status::PodCgroup>,
     sandbox_ready: bool,
 }
 
-fn build_status(context: &WorkerContext, parts: &Parts<'_>) -> api::PodStatus {
-    let previous = context.status.before(parts.pod);
+fn build_status(context: &WorkerContext, parts: &StatusParts<'_>) -> api::PodStatus {
+    let previous = context.status.previous(parts.pod);
     let node = context.node.borrow().clone();
     let runtime_name = context.runtime.name();
     let resize = context.allocations.conditions(parts.pod.uid());
@@ -196,12 +196,12 @@ fn same_content(a: &ObservedPod, b: &ObservedPod) -> bool {
     a.sandboxes == b.sandboxes && a.containers == b.containers && a.ips == b.ips
 }
 
-impl Turn<'_> {
+impl SyncContext<'_> {
     /// Waits for an observation that began after the last action. A failure records an event and fails
     /// the sync.
-    pub async fn look(&mut self) -> Result<Arc<ObservedPod>, String> {
+    pub async fn observe(&mut self) -> Result<Arc<ObservedPod>, String> {
         self.memory.progress.enter("runtime status");
-        let limit = self.context.config.look_limit;
+        let limit = self.context.config.observation_timeout;
         let text = match tokio::time::timeout(limit, self.memory.view.fresh(self.memory.wanted)).await {
             Ok(seen) => match seen.error {
                 None => return Ok(seen.pod),
@@ -215,22 +215,22 @@ impl Turn<'_> {
     }
 
     /// Builds the pod's status from an observation.
-    pub fn build(&mut self, pod: &Pod, observed: &ObservedPod, kind: Build) -> api::PodStatus {
+    pub fn build(&mut self, pod: &Pod, observed: &ObservedPod, kind: BuildKind) -> api::PodStatus {
         let eviction = self.memory.rejection.clone().or_else(|| self.past_deadline(pod));
         let cgroup = self.memory.in_force.as_ref().map(|read| read.values);
         let failures = &self.memory.failures;
-        let parts = Parts { pod, observed, failures, kind, eviction, cgroup, sandbox_ready: false };
+        let parts = StatusParts { pod, observed, failures, kind, eviction, cgroup, sandbox_ready: false };
         build_status(self.context, &parts)
     }
 
     /// Runs one sync.
     pub async fn sync(mut self, stopping: CancellationToken) -> Result<Outcome, String> {
-        let Some(pod) = self.pod.clone() else { return Ok(Outcome::Stays(TurnEnd::Settled)) };
+        let Some(pod) = self.pod.clone() else { return Ok(Outcome::Unchanged(SyncResult::Settled)) };
         self.note_first_turn(&pod);
         self.take_due_deadline();
-        let observed = self.look().await?;
+        let observed = self.observe().await?;
         self.note_resize_progress(&pod, &observed).await;
-        let built = self.build(&pod, &observed, Build::Ongoing);
+        let built = self.build(&pod, &observed, BuildKind::Ongoing);
         let now = self.context.clock.now();
         let terminal = berth_status::Phase::of(&built).is_some_and(berth_status::Phase::is_terminal);
         self.note_running(&pod, &built);
@@ -240,42 +240,42 @@ impl Turn<'_> {
         self.trigger_probes(&pod, &built);
         if terminal {
             self.context.allocations.finished(pod.uid());
-            return Ok(Outcome::Moved(Done::PhaseTerminal));
+            return Ok(Outcome::Moved(SyncTransition::PhaseTerminal));
         }
         self.note_deadline(&pod);
         if pod.is_static() {
-            self.context.mirrors.want(&pod);
+            self.context.mirrors.ensure(&pod);
         }
         if let Some(end) = self.runtime_in_the_way(&pod) {
-            return Ok(Outcome::Stays(end));
+            return Ok(Outcome::Unchanged(end));
         }
         if let Some(end) = self.held_back(&observed) {
-            return Ok(Outcome::Stays(end));
+            return Ok(Outcome::Unchanged(end));
         }
         self.context.objects.register(&pod);
-        let look = Look { observed, status: built, restart_all };
+        let look = PrepareInput { observed, status: built, restart_all };
         let left = Self::until_deadline(self.context, self.memory);
         by_deadline(left, stopping.clone(), self.act(pod, look, stopping)).await
     }
 
     /// The part of a sync that may block: prerequisites, then actions of the runtime.
-    async fn act(mut self, pod: Arc<Pod>, look: Look, stopping: CancellationToken) -> Result<Outcome, String> {
+    async fn act(mut self, pod: Arc<Pod>, look: PrepareInput, stopping: CancellationToken) -> Result<Outcome, String> {
         let observed = look.observed.clone();
-        let ground = match self.ground(&pod, &observed, &stopping).await {
+        let ground = match self.prerequisites(&pod, &observed, &stopping).await {
             Err(_) if self.memory.rejection.is_some() => return Ok(self.reject(&pod, &observed)),
             ground => ground?,
         };
-        let Some(ground) = ground else { return Ok(Outcome::Stays(TurnEnd::Again)) };
+        let Some(ground) = ground else { return Ok(Outcome::Unchanged(SyncResult::SyncAgain)) };
         let request = self.prepare(&pod, look, ground, stopping).await;
         self.memory.progress.enter_frame("containers");
         let done = self.context.runtime.sync_pod(request).await;
-        if done.over {
+        if done.is_finished {
             // The phase need not be terminal: a container that never ran would stay waiting forever.
             self.memory.over = true;
             self.context.allocations.finished(pod.uid());
-            return Ok(Outcome::Moved(Done::PhaseTerminal));
+            return Ok(Outcome::Moved(SyncTransition::PhaseTerminal));
         }
-        Ok(Outcome::Stays(self.conclude(done, observed)))
+        Ok(Outcome::Unchanged(self.conclude(done, observed)))
     }
 
     /// Triggers probes of containers that run but have not started, or have started but are not ready,
@@ -284,8 +284,8 @@ impl Turn<'_> {
         let is_asked = |status: &&api::ContainerStatus| {
             let Some((_, container)) = pod.container(&status.name) else { return false };
             match (state(status), status.started) {
-                (State::Running, Some(true)) => !status.ready && container.readiness_probe.is_some(),
-                (State::Running, _) => container.startup_probe.is_some(),
+                (ContainerStateRef::Running, Some(true)) => !status.ready && container.readiness_probe.is_some(),
+                (ContainerStateRef::Running, _) => container.startup_probe.is_some(),
                 _ => false,
             }
         };
@@ -296,8 +296,14 @@ impl Turn<'_> {
     }
 
     /// Prepares what a pod needs before its sandbox: pull secrets, probes.
-    async fn prepare(&mut self, pod: &Arc<Pod>, look: Look, ground: Ground, stopping: CancellationToken) -> SyncPod {
-        let Look { observed, status, restart_all } = look;
+    async fn prepare(
+        &mut self,
+        pod: &Arc<Pod>,
+        look: PrepareInput,
+        ground: PodPrerequisites,
+        stopping: CancellationToken,
+    ) -> SyncPod {
+        let PrepareInput { observed, status, restart_all } = look;
         let secrets = self.secrets(pod).await;
         self.context.probes.add(pod);
         let sandbox_seen = observed.clone();
@@ -336,11 +342,11 @@ impl Turn<'_> {
         let (context, pod, observed) = (self.context.clone(), pod.clone(), observed.clone());
         let failures = self.memory.failures.clone();
         Arc::new(move || {
-            let parts = Parts {
+            let parts = StatusParts {
                 pod: &pod,
                 observed: &observed,
                 failures: &failures,
-                kind: Build::Ongoing,
+                kind: BuildKind::Ongoing,
                 eviction: None,
                 cgroup: None,
                 sandbox_ready: true,
@@ -351,7 +357,7 @@ impl Turn<'_> {
     }
 
     /// Whether a runtime or network that is not ready blocks the sync of this pod.
-    fn runtime_in_the_way(&mut self, pod: &Arc<Pod>) -> Option<TurnEnd> {
+    fn runtime_in_the_way(&mut self, pod: &Arc<Pod>) -> Option<SyncResult> {
         let state = self.context.runtime_state.borrow().clone();
         self.memory.blocked_on_runtime = false;
         if let Some(error) = &state.runtime_error {
@@ -359,7 +365,7 @@ impl Turn<'_> {
             self.memory.progress.enter("runtime");
             self.memory.progress.fail(&format!("the runtime is not ready: {error}"));
             debug!(pod = %pod.object_name(), err = %error, "Skipping pod synchronization");
-            return Some(TurnEnd::Failed);
+            return Some(SyncResult::Failed);
         }
         if let Some(error) = state.network_error.as_ref().filter(|_| !pod.is_host_network()) {
             self.memory.blocked_on_runtime = true;
@@ -367,13 +373,13 @@ impl Turn<'_> {
             let text = format!("network is not ready: {error}");
             self.memory.progress.fail(&text);
             self.context.events.record(Event::warning(pod.id(), "NetworkNotReady", text));
-            return Some(TurnEnd::NetworkNotReady);
+            return Some(SyncResult::NetworkNotReady);
         }
         None
     }
 
     /// Records the results of the runtime's actions; returns when to sync next.
-    fn conclude(&mut self, done: SyncOutcome, observed: Arc<ObservedPod>) -> TurnEnd {
+    fn conclude(&mut self, done: SyncOutcome, observed: Arc<ObservedPod>) -> SyncResult {
         let before = self.memory.failures.clone();
         for action in done.actions.iter().filter(|a| a.action == ActionKind::StartContainer) {
             match &action.failure {
@@ -387,44 +393,44 @@ impl Turn<'_> {
             };
         }
         if done.acted {
-            self.memory.wanted = self.context.observer.acted(&self.memory.id.uid);
+            self.memory.wanted = self.context.observer.action_completed(&self.memory.id.uid);
         }
         let failed = done.error_text();
         self.note_failure(failed.as_deref());
-        self.note_resize(&done);
+        self.report_resize_failure(&done);
         self.memory.hold = self.hold(failed.is_some(), done.retry_at, observed);
         if done.acted || done.reset || before != self.memory.failures {
-            return TurnEnd::Again;
+            return SyncResult::SyncAgain;
         }
         match &self.memory.hold {
             Some(hold) => hold.end(hold.until.saturating_duration_since(Instant::now())),
-            None => TurnEnd::Settled,
+            None => SyncResult::Settled,
         }
     }
 
     /// Back-off of actions: exactly until the back-off of an action ends, or, after an error, for the
     /// default delay. If the pod changes in the meantime the error back-off is shorter, growing
     /// exponentially.
-    fn hold(&mut self, failed: bool, retry_at: Option<Instant>, seen: Arc<ObservedPod>) -> Option<Hold> {
+    fn hold(&mut self, failed: bool, retry_at: Option<Instant>, seen: Arc<ObservedPod>) -> Option<ActionBackOff> {
         let now = Instant::now();
         if let Some(until) = retry_at {
             self.memory.failed_in_a_row = 0;
-            return Some(Hold { until, soonest: now, seen, after: After::BackOff });
+            return Some(ActionBackOff { until, soonest: now, seen, after: BackOffCause::BackOff });
         }
         if !failed {
             self.memory.failed_in_a_row = 0;
             return None;
         }
-        let again = work_queue::delay(&TurnEnd::Failed, self.context.config.sync_frequency, rand::rng().random());
+        let again = sync_delay::delay(&SyncResult::Failed, self.context.config.sync_frequency, rand::rng().random());
         let soonest = Duration::from_millis(200) * 2_u32.pow(self.memory.failed_in_a_row.min(6));
         self.memory.failed_in_a_row = self.memory.failed_in_a_row.saturating_add(1);
-        Some(Hold { until: now + again, soonest: now + soonest.min(again), seen, after: After::Error })
+        Some(ActionBackOff { until: now + again, soonest: now + soonest.min(again), seen, after: BackOffCause::Error })
     }
 
     /// Remaining back-off of actions; `None` if they may proceed. A new message of the sync loop, or a
     /// changed observation, ends it early.
-    fn held_back(&self, observed: &ObservedPod) -> Option<TurnEnd> {
-        let hold = self.memory.hold.as_ref().filter(|_| !self.fresh_word)?;
+    fn held_back(&self, observed: &ObservedPod) -> Option<SyncResult> {
+        let hold = self.memory.hold.as_ref().filter(|_| !self.update_pending)?;
         let changed = !same_content(&hold.seen, observed);
         let due = if changed { hold.soonest } else { hold.until };
         let left = due.saturating_duration_since(Instant::now());

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::super::{
-    ports::Needs,
-    testing::World,
+    ports::UsageScope,
+    testing::Fixture,
     usage::{DiskUse, PodUse},
 };
 
@@ -19,7 +19,7 @@ fn disk(storage: u64) -> PodUse {
 #[tokio::test(start_paused = true)]
 async fn one_pod_goes_where_one_suffices() {
     // AC-05-14, AC-10a-34
-    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}}));
     world.pod("large", 2 * GI, &json!({}));
     world.pod("small", GI / 2, &json!({}));
     world.pod("static", 3 * GI, &json!({"priority": 2_000_000_000}));
@@ -43,7 +43,7 @@ async fn one_pod_goes_where_one_suffices() {
 
 #[tokio::test(start_paused = true)]
 async fn pages_of_files_go_before_pods_do() {
-    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}, "reclaims": {"memory.available": "512Mi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}, "reclaims": {"memory.available": "512Mi"}}));
     world.pod("large", 2 * GI, &json!({}));
     world.pod("static", 3 * GI, &json!({"priority": 2_000_000_000}));
     // 1.5 GiB is left.
@@ -65,7 +65,7 @@ async fn pages_of_files_go_before_pods_do() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shortage_is_met_within_a_second() {
-    let world = World::new(&json!({"hard": {"memory.available": "1Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "1Gi"}}));
     world.pod("grows", GI, &json!({}));
     world.wait(20.0).await;
     for used in [2, 4, 5] {
@@ -81,7 +81,7 @@ async fn a_shortage_is_met_within_a_second() {
 
 #[tokio::test(start_paused = true)]
 async fn two_pods_go_one_after_the_other() {
-    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}}));
     for name in ["a", "b", "c"] {
         world.pod(name, GI, &json!({}));
     }
@@ -98,7 +98,7 @@ async fn two_pods_go_one_after_the_other() {
 async fn a_soft_threshold_leaves_time() {
     // AC-05-15, AC-05-16
     let fields = json!({"soft": {"memory.available": "2Gi"}, "graces": {"memory.available": "2m"}});
-    let world = World::new(&fields);
+    let world = Fixture::new(&fields);
     world.pod("web", 6 * GI, &json!({}));
     world.wait(60.0).await;
     assert_eq!((world.conditions(), world.told()), (vec!["MemoryPressure"], Vec::new()));
@@ -110,7 +110,7 @@ async fn a_soft_threshold_leaves_time() {
 async fn a_pod_with_time_has_none_left_once_a_hard_threshold_is_met() {
     let fields = json!({"soft": {"memory.available": "2Gi"}, "graces": {"memory.available": "10s"},
         "hard": {"memory.available": "1Gi"}});
-    let world = World::new(&fields);
+    let world = Fixture::new(&fields);
     let usage = PodUse { memory: Some(6 * GI - GI / 4), ..PodUse::default() };
     world.running("slow", usage, &json!({}), Duration::from_secs(9));
     world.wait(15.0).await;
@@ -124,7 +124,7 @@ async fn a_pod_with_time_has_none_left_once_a_hard_threshold_is_met() {
 async fn a_soft_threshold_with_time_left_costs_no_pod_its_pages_would_save() {
     let fields = json!({"soft": {"memory.available": "4Gi"}, "graces": {"memory.available": "5m"},
         "hard": {"memory.available": "2Gi"}});
-    let world = World::new(&fields);
+    let world = Fixture::new(&fields);
     world.pod("web", 5 * GI, &json!({}));
     world.page_cache(3 * GI / 2, GI);
     world.wait(60.0).await;
@@ -136,7 +136,7 @@ async fn a_soft_threshold_with_time_left_costs_no_pod_its_pages_would_save() {
 #[tokio::test(start_paused = true)]
 async fn pages_that_were_enough_cost_no_pod_for_the_disk_before_images_went() {
     let fields = json!({"hard": {"memory.available": "2Gi", "nodefs.available": "10Gi", "imagefs.available": "10Gi"}});
-    let world = World::new(&fields);
+    let world = Fixture::new(&fields);
     world.pod("web", 5 * GI, &json!({}));
     world.page_cache(3 * GI / 2, GI);
     world.disk_used(60 * GI, 35 * GI);
@@ -150,7 +150,7 @@ async fn pages_that_were_enough_cost_no_pod_for_the_disk_before_images_went() {
 #[tokio::test(start_paused = true)]
 async fn a_shortage_that_cannot_be_relieved_hides_no_other() {
     let fields = json!({"hard": {"memory.available": "2Gi", "nodefs.available": "10Gi", "imagefs.available": "10Gi"}});
-    let world = World::new(&fields);
+    let world = Fixture::new(&fields);
     world.pod("static", 7 * GI, &json!({"priority": 2_000_000_000}));
     world.disk_used(60 * GI, 35 * GI);
     world.wait(5.0).await;
@@ -162,7 +162,7 @@ async fn a_shortage_that_cannot_be_relieved_hides_no_other() {
 #[tokio::test(start_paused = true)]
 async fn unused_images_go_before_pods() {
     // AC-05-18
-    let world = World::new(&json!({"hard": {"nodefs.available": "10%"}, "reclaims": {"nodefs.available": "5Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"nodefs.available": "10%"}, "reclaims": {"nodefs.available": "5Gi"}}));
     world.running("web", disk(10 * GI), &json!({}), Duration::ZERO);
     world.disk_used(70 * GI, 15 * GI);
     world.wait(60.0).await;
@@ -181,7 +181,7 @@ async fn unused_images_go_before_pods() {
 #[tokio::test(start_paused = true)]
 async fn critical_pods_stay_and_the_shortage_is_told_again() {
     // AC-05-20
-    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}}));
     world.pod("static", 7 * GI, &json!({"priority": 2_000_000_000}));
     world.wait(35.0).await;
     let told = world.told();
@@ -194,7 +194,7 @@ async fn critical_pods_stay_and_the_shortage_is_told_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_does_not_end_holds_up_nobody_for_ever() {
-    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}}));
     let usage = |memory| PodUse { memory: Some(memory), ..PodUse::default() };
     world.running("hangs", usage(4 * GI), &json!({}), Duration::from_secs(3600));
     world.running("ends", usage(3 * GI), &json!({}), Duration::from_secs(2));
@@ -210,7 +210,7 @@ async fn a_pod_that_does_not_end_holds_up_nobody_for_ever() {
 #[tokio::test(start_paused = true)]
 async fn pods_are_held_to_their_own_limits() {
     // AC-05-19
-    let world = World::new(&json!({}));
+    let world = Fixture::new(&json!({}));
     let spec = json!({"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "1Gi"}}]});
     let volume =
         |bytes| PodUse { volumes: vec![("data".to_owned(), DiskUse { bytes, inodes: 1 })], ..PodUse::default() };
@@ -225,7 +225,7 @@ async fn pods_are_held_to_their_own_limits() {
     assert!(world.conditions().is_empty());
 }
 
-fn at_work(world: &World) -> Vec<String> {
+fn at_work(world: &Fixture) -> Vec<String> {
     world.told().into_iter().filter(|told| !told.starts_with("event")).collect()
 }
 
@@ -238,7 +238,7 @@ fn limited(bytes: u64) -> (PodUse, serde_json::Value) {
 
 #[tokio::test(start_paused = true)]
 async fn who_goes_for_its_own_limit_may_be_all_that_was_too_much() {
-    let world = World::new(&json!({"hard": {"nodefs.available": "10Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"nodefs.available": "10Gi"}}));
     // Node-level reclaim does not help here: no observation is awaited after it.
     world.images_apart(GI);
     world.disk_used(65 * GI, 0);
@@ -253,7 +253,7 @@ async fn who_goes_for_its_own_limit_may_be_all_that_was_too_much() {
 #[tokio::test(start_paused = true)]
 async fn a_disk_that_images_do_not_lie_on_is_not_freed_by_their_removal() {
     // AC-05-18
-    let world = World::new(&json!({"hard": {"nodefs.available": "10Gi", "imagefs.available": "10Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"nodefs.available": "10Gi", "imagefs.available": "10Gi"}}));
     world.images_apart(50 * GI);
     world.disk_used(80 * GI, 0);
     world.running("web", disk(15 * GI), &json!({}), Duration::ZERO);
@@ -266,7 +266,7 @@ async fn a_disk_that_images_do_not_lie_on_is_not_freed_by_their_removal() {
 
 #[tokio::test(start_paused = true)]
 async fn who_has_most_processes_goes_where_they_are_few() {
-    let world = World::new(&json!({"hard": {"pid.available": "100"}}));
+    let world = Fixture::new(&json!({"hard": {"pid.available": "100"}}));
     let usage = |processes| PodUse { processes: Some(processes), ..PodUse::default() };
     for (name, processes) in [("few", 50), ("many", 400)] {
         world.running(name, usage(processes), &json!({}), Duration::ZERO);
@@ -276,14 +276,14 @@ async fn who_has_most_processes_goes_where_they_are_few() {
     assert_eq!(world.conditions(), ["PIDPressure"]);
     assert_eq!(at_work(&world), ["evict many in 1s for pid.available", "many is gone"]);
     let asked = world.asked();
-    assert!(asked.contains(&Needs::Processes), "{asked:?}");
-    assert!(asked.iter().all(|needs| *needs == Needs::Processes), "no disk is measured for that: {asked:?}");
+    assert!(asked.contains(&UsageScope::Processes), "{asked:?}");
+    assert!(asked.iter().all(|needs| *needs == UsageScope::Processes), "no disk is measured for that: {asked:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn static_pods_stay() {
     // AC-05-20
-    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}}));
     world.static_pod("etcd", 7 * GI);
     world.wait(35.0).await;
     let told = world.told();
@@ -293,12 +293,12 @@ async fn static_pods_stay() {
 
 #[tokio::test(start_paused = true)]
 async fn pods_that_are_heard_of_late_are_not_waited_for_twice() {
-    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}}));
     world.memory_used(5 * GI);
     world.pod("static", 2 * GI, &json!({"priority": 2_000_000_000}));
     world.wait(35.0).await;
     assert_eq!(world.told().len(), 4);
-    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}}));
     world.memory_used(7 * GI);
     world.wait(4.0).await;
     assert_eq!(world.told().len(), 1, "nothing is tried every second for that");
@@ -310,7 +310,7 @@ async fn pods_that_are_heard_of_late_are_not_waited_for_twice() {
 #[tokio::test(start_paused = true)]
 async fn static_pods_that_are_heard_of_first_hold_up_nobody_for_the_others() {
     for priority in [0, 2_000_000_000] {
-        let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+        let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}}));
         world.static_pod("etcd", 7 * GI);
         world.wait(1.0).await;
         assert_eq!(world.told().len(), 1);
@@ -325,12 +325,12 @@ async fn static_pods_that_are_heard_of_first_hold_up_nobody_for_the_others() {
 #[tokio::test(start_paused = true)]
 async fn memory_that_could_not_be_relieved_for_a_moment_waits_for_no_disk_either() {
     let fields = json!({"hard": {"memory.available": "2Gi", "nodefs.available": "10Gi", "imagefs.available": "10Gi"}});
-    let world = World::new(&fields);
+    let world = Fixture::new(&fields);
     world.pod("web", GI, &json!({}));
     world.memory_used(6 * GI);
     world.disk_used(95 * GI, 0);
     world.slow_removal(Duration::from_secs(120));
-    world.refuses_once(Needs::Memory);
+    world.refuses_once(UsageScope::Memory);
     world.wait(0.5).await;
     assert_eq!(at_work(&world), ["remove containers"]);
     world.wait(2.5).await;
@@ -341,15 +341,15 @@ async fn memory_that_could_not_be_relieved_for_a_moment_waits_for_no_disk_either
 async fn a_pod_that_has_time_is_hurried_for_what_could_not_be_asked_for_a_moment() {
     let fields = json!({"soft": {"memory.available": "4Gi"}, "graces": {"memory.available": "10s"},
         "hard": {"pid.available": "100"}});
-    let world = World::new(&fields);
+    let world = Fixture::new(&fields);
     let usage = PodUse { memory: Some(4 * GI), ..PodUse::default() };
     world.running("slow", usage, &json!({}), Duration::from_secs(4));
     world.processes(1000, 500);
     world.wait(9.6).await;
-    world.refuses_once(Needs::Processes);
+    world.refuses_once(UsageScope::Processes);
     world.processes(1000, 950);
     world.wait(0.3).await;
-    assert_eq!(world.asked(), [Needs::Processes]);
+    assert_eq!(world.asked(), [UsageScope::Processes]);
     world.wait(0.6).await;
     assert_eq!(at_work(&world), ["evict slow in 5s for memory.available"], "nothing is tried for processes now");
     world.wait(1.0).await;
@@ -358,12 +358,12 @@ async fn a_pod_that_has_time_is_hurried_for_what_could_not_be_asked_for_a_moment
 
 #[tokio::test(start_paused = true)]
 async fn memory_that_gets_short_does_not_wait_for_a_look_at_limits() {
-    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}}));
     let (usage, spec) = limited(GI);
     world.running("web", PodUse { memory: Some(GI), ..usage }, &spec, Duration::ZERO);
     world.slow_measuring(Duration::from_secs(60));
     world.wait(11.0).await;
-    assert_eq!((world.asked(), at_work(&world)), (vec![Needs::Disks], Vec::new()));
+    assert_eq!((world.asked(), at_work(&world)), (vec![UsageScope::Disks], Vec::new()));
     world.memory_used(6 * GI);
     world.ring();
     world.wait(1.0).await;
@@ -375,7 +375,7 @@ const SOFT_MEMORY_HARD_DISK: &str = r#"{"soft": {"memory.available": "2Gi"}, "gr
 
 #[tokio::test(start_paused = true)]
 async fn a_hard_shortage_does_not_wait_for_a_pod_that_has_time_for_another() {
-    let world = World::new(&serde_json::from_str(SOFT_MEMORY_HARD_DISK).expect("fields"));
+    let world = Fixture::new(&serde_json::from_str(SOFT_MEMORY_HARD_DISK).expect("fields"));
     let usage = PodUse { memory: Some(6 * GI - GI / 4), ..PodUse::default() };
     world.running("slow", usage, &json!({}), Duration::from_secs(9));
     world.wait(11.0).await;
@@ -387,7 +387,7 @@ async fn a_hard_shortage_does_not_wait_for_a_pod_that_has_time_for_another() {
 
 #[tokio::test(start_paused = true)]
 async fn nobody_hurries_for_a_shortage_that_nobody_could_relieve() {
-    let world = World::new(&serde_json::from_str(SOFT_MEMORY_HARD_DISK).expect("fields"));
+    let world = Fixture::new(&serde_json::from_str(SOFT_MEMORY_HARD_DISK).expect("fields"));
     world.memory_used(6 * GI + GI / 2);
     world.pod("static", 1, &json!({"priority": 2_000_000_000}));
     world.disk_used(95 * GI, 0);
@@ -403,7 +403,7 @@ async fn nobody_hurries_for_a_shortage_that_nobody_could_relieve() {
 #[tokio::test(start_paused = true)]
 async fn memory_that_gets_short_does_not_wait_for_a_disk_that_is_slow() {
     let fields = json!({"hard": {"memory.available": "2Gi", "nodefs.available": "10Gi", "imagefs.available": "10Gi"}});
-    let world = World::new(&fields);
+    let world = Fixture::new(&fields);
     world.pod("web", GI, &json!({}));
     world.slow_removal(Duration::from_secs(120));
     world.disk_used(95 * GI, 0);
@@ -417,14 +417,14 @@ async fn memory_that_gets_short_does_not_wait_for_a_disk_that_is_slow() {
 #[tokio::test(start_paused = true)]
 async fn a_hard_shortage_waits_for_pages_of_files_for_a_moment_only() {
     let fields = json!({"hard": {"memory.available": "2Gi"}});
-    let world = World::new(&fields);
+    let world = Fixture::new(&fields);
     world.pod("web", 5 * GI, &json!({}));
     world.slow_taking(Duration::from_secs(3600));
     world.page_cache(3 * GI / 2, GI);
     world.wait(2.5).await;
     assert_eq!(at_work(&world), ["evict web in 1s for memory.available", "web is gone"]);
     // A kernel that needs most of the deadline is slow, but helps.
-    let world = World::new(&fields);
+    let world = Fixture::new(&fields);
     world.pod("web", 5 * GI, &json!({}));
     world.slow_taking(Duration::from_millis(1900));
     world.page_cache(3 * GI / 2, GI);
@@ -436,7 +436,7 @@ async fn a_hard_shortage_waits_for_pages_of_files_for_a_moment_only() {
 async fn pages_that_come_back_at_once_are_taken_a_few_times_only() {
     let soft = json!({"soft": {"memory.available": "2Gi"}, "graces": {"memory.available": "1s"}});
     for (fields, expected) in [(json!({"hard": {"memory.available": "2Gi"}}), 2), (soft, 4)] {
-        let world = World::new(&fields);
+        let world = Fixture::new(&fields);
         world.pod("web", 5 * GI, &json!({}));
         world.page_cache(3 * GI / 2, 100 * GI);
         world.fills();
@@ -449,7 +449,7 @@ async fn pages_that_come_back_at_once_are_taken_a_few_times_only() {
 
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_seen_is_no_shortage() {
-    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "2Gi"}}));
     world.wait(1.0).await;
     world.hang();
     world.pod("web", 8 * GI, &json!({}));
@@ -459,7 +459,7 @@ async fn what_cannot_be_seen_is_no_shortage() {
 
 #[tokio::test(start_paused = true)]
 async fn a_word_of_the_kernel_is_heeded_at_once_and_a_flood_of_them_is_not() {
-    let world = World::new(&json!({"hard": {"memory.available": "1Mi"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "1Mi"}}));
     world.wait(0.5).await;
     world.memory_used(8 * GI);
     world.ring();
@@ -478,7 +478,7 @@ async fn a_word_of_the_kernel_is_heeded_at_once_and_a_flood_of_them_is_not() {
 
 #[tokio::test(start_paused = true)]
 async fn thresholds_that_cannot_be_met_or_cannot_be_left_spin_for_nobody() {
-    let world = World::new(&json!({"hard": {"memory.available": "0.0%"}}));
+    let world = Fixture::new(&json!({"hard": {"memory.available": "0.0%"}}));
     world.pod("all", 7 * GI, &json!({}));
     world.wait(60.0).await;
     assert_eq!((world.told(), world.conditions()), (Vec::<String>::new(), Vec::new()));
@@ -486,7 +486,7 @@ async fn thresholds_that_cannot_be_met_or_cannot_be_left_spin_for_nobody() {
         json!({"hard": {"memory.available": "100.0%"}}),
         json!({"hard": {"memory.available": "7.5Gi"}, "reclaims": {"memory.available": "100Gi"}}),
     ] {
-        let world = World::new(&fields);
+        let world = Fixture::new(&fields);
         world.pod("static", GI, &json!({"priority": 2_000_000_000}));
         world.pod("web", GI, &json!({}));
         world.wait(35.0).await;

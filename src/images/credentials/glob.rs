@@ -5,20 +5,20 @@
 /// The ports must be equal, the hosts must have the same number of labels and each is matched by shell
 /// rules, the path is a plain string prefix. A malformed pattern matches nothing.
 pub fn matches(pattern: &str, image: &str) -> bool {
-    let (pattern, image) = (Place::parse(pattern), Place::parse(image));
+    let (pattern, image) = (RegistryPattern::parse(pattern), RegistryPattern::parse(image));
     pattern.port == image.port
         && pattern.labels.len() == image.labels.len()
         && image.path.starts_with(pattern.path)
         && pattern.labels.iter().zip(&image.labels).all(|(p, i)| label_matches(p, i))
 }
 
-struct Place<'a> {
+struct RegistryPattern<'a> {
     labels: Vec<&'a str>,
     port: Option<&'a str>,
     path: &'a str,
 }
 
-impl<'a> Place<'a> {
+impl<'a> RegistryPattern<'a> {
     fn parse(text: &'a str) -> Self {
         let at = text.find('/').unwrap_or(text.len());
         let (authority, path) = text.split_at(at);

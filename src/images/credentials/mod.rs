@@ -8,7 +8,7 @@ pub mod glob;
 pub mod hash;
 mod node;
 mod plugin;
-pub mod plugin_answer;
+pub mod plugin_api;
 mod plugin_cache;
 pub mod plugin_caller;
 pub mod plugin_config;
@@ -25,7 +25,7 @@ pub use plugin_config::PluginConfigError;
 pub use plugins::PluginFlags;
 use plugins::Plugins;
 
-use super::record::{AccountRecord, Proof, SecretRecord};
+use super::record_documents::{AccountRecord, Proof, SecretRecord};
 use berth_metrics::Registry;
 use berth_ports::{ObjectSource, PullSecret};
 use berth_proto::cri;

@@ -38,10 +38,10 @@ pub enum RunError {
 /// # Errors
 /// The plugin fails or takes more than a minute.
 pub async fn run(binary: &PathBuf, provider: &Provider, request: &[u8]) -> Result<Vec<u8>, RunError> {
-    timeout(LIMIT, talk(binary, provider, request)).await.map_err(|_| RunError::TimedOut)?
+    timeout(LIMIT, exchange(binary, provider, request)).await.map_err(|_| RunError::TimedOut)?
 }
 
-async fn talk(binary: &PathBuf, provider: &Provider, request: &[u8]) -> Result<Vec<u8>, RunError> {
+async fn exchange(binary: &PathBuf, provider: &Provider, request: &[u8]) -> Result<Vec<u8>, RunError> {
     let mut child = Command::new(binary)
         .args(&provider.args)
         .envs(provider.env.iter().map(|(name, value)| (name, value)))

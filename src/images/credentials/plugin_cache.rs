@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{docker::DockerConfig, plugin_answer::Scope};
+use super::{docker::DockerConfig, plugin_api::Scope};
 
 const PURGE: Duration = Duration::from_secs(900);
 const GLOBAL: &str = "<global>";

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use sha2::{Digest, Sha256};
 
 use super::plugin_config::TokenAttributes;
-use crate::images::record::AccountRecord;
-use berth_ports::{ObjectError, ObjectSource, TokenAsk};
+use crate::images::record_documents::AccountRecord;
+use berth_ports::{ObjectError, ObjectSource, TokenRequest};
 use berth_types::Pod;
 
 /// Requested lifetime of a plugin's token in seconds: the API server's default.
@@ -43,7 +43,7 @@ impl Caller {
     ) -> Result<Option<Self>, ObjectError> {
         let found = objects.service_account(pod.namespace(), account).await?;
         let Some(annotations) = wish.chosen(&found.annotations) else { return Ok(None) };
-        let ask = TokenAsk { audience: wish.audience().to_owned(), expiration_seconds: Some(LIFETIME) };
+        let ask = TokenRequest { audience: wish.audience().to_owned(), expiration_seconds: Some(LIFETIME) };
         let token = objects.token(pod, &ask).await?;
         let record = AccountRecord { uid: found.uid, namespace: pod.namespace().to_owned(), name: account.to_owned() };
         let of_token = hex::encode(Sha256::digest(&token));

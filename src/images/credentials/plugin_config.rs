@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use berth_config::{
     GoDuration, document,
+    json_decoder::{self, Names},
     text::quote,
-    typed::{self, Names},
 };
 use berth_types::names::qualified_name;
 
@@ -146,7 +146,7 @@ fn decode(text: &str) -> Result<File, String> {
     if kind != KIND || !CONFIG_APIS.contains(&version.as_str()) {
         return Err(format!("no kind {} is registered for version {}", quote(&kind), quote(&version)));
     }
-    let decoded = typed::decode::<File>(&document.value, Names::Exact).map_err(|e| e.to_string())?;
+    let decoded = json_decoder::decode::<File>(&document.value, Names::Exact).map_err(|e| e.to_string())?;
     let unknown = decoded.unknown.iter().map(|field| format!("unknown field {}", quote(&field.path)));
     let mut errors: Vec<String> = document.duplicates.iter().cloned().chain(unknown).collect();
     if decoded.value.api_version != CONFIG_APIS[0] {

@@ -19,7 +19,7 @@ use super::{
     docker::{DockerConfig, Keyring, Login},
     glob::matches,
     plugin::run,
-    plugin_answer::{parse, request},
+    plugin_api::{parse, request},
     plugin_cache::Cache,
     plugin_caller::Caller,
     plugin_config::{PluginConfigError, Provider, load},
@@ -194,9 +194,9 @@ fn is_token(login: &Login, caller: &Caller) -> bool {
 }
 
 /// Plugins with their binaries, and the hash of the configuration.
-type Configured = (Vec<(Provider, PathBuf)>, String);
+type ConfiguredPlugins = (Vec<(Provider, PathBuf)>, String);
 
-fn read(flags: &PluginFlags) -> Result<Configured, PluginConfigError> {
+fn read(flags: &PluginFlags) -> Result<ConfiguredPlugins, PluginConfigError> {
     if flags.config.as_os_str().is_empty() || flags.bin_dir.as_os_str().is_empty() {
         let text = "both --image-credential-provider-config and --image-credential-provider-bin-dir must be set";
         return Err(PluginConfigError(text.to_owned()));

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::node::testing::World;
+use crate::node::fixture::Fixture;
 use berth_api::testing::refused;
 
 const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
@@ -13,8 +13,8 @@ fn driver(name: &str, zone: &str, max_volumes: i64) -> NodeDriver {
     NodeDriver { name: name.to_owned(), node_id: format!("{name}-id"), topology, max_volumes }
 }
 
-fn world() -> (World, Arc<CsiDrivers>) {
-    let world = World::new();
+fn world() -> (Fixture, Arc<CsiDrivers>) {
+    let world = Fixture::new();
     world.put("nodes", Some(json!({"metadata": {"name": "n", "uid": "u"}})));
     world.put("csinodes", Some(created("n", "u")));
     let drivers = CsiDrivers::new(world.deps().api, "n");
@@ -94,7 +94,7 @@ async fn a_new_node_is_told_of_all_drivers() {
     world.put("nodes", None);
     world.put("csinodes", None);
     world.put("nodes", Some(json!({"metadata": {"name": "n", "uid": "new"}})));
-    let is_told = |world: &World| {
+    let is_told = |world: &Fixture| {
         world.get("nodes")["metadata"]["annotations"][NODE_IDS] == r#"{"d":"d-id"}"#
             && world.get("csinodes")["spec"]["drivers"][0]["name"] == "d"
     };

@@ -3,13 +3,13 @@
 use serde_json::json;
 
 use super::*;
-use crate::node::testing::World;
+use crate::node::fixture::Fixture;
 use berth_api::testing::refused;
 
-fn start(world: &World) -> watch::Receiver<Option<String>> {
+fn start(world: &Fixture) -> watch::Receiver<Option<String>> {
     let deps = world.deps();
     let (storage, trouble) = watch::channel(Some(UNINITIALIZED.to_owned()));
-    let csi = CsiNode {
+    let csi = CsiNodeInitializer {
         api: deps.api,
         nodes: deps.nodes,
         name: "n".to_owned(),
@@ -20,13 +20,13 @@ fn start(world: &World) -> watch::Receiver<Option<String>> {
     trouble
 }
 
-fn node(world: &World, uid: &str) {
+fn node(world: &Fixture, uid: &str) {
     world.put("nodes", Some(json!({"metadata": {"name": "n", "uid": uid}})));
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_is_made_once_the_server_and_the_node_are_there() {
-    let world = World::new();
+    let world = Fixture::new();
     world.fail("GET csinodes", refused(503, "ServiceUnavailable", "x"));
     let mut trouble = start(&world);
     world.until("asked for the node", |world| world.lines("").contains(&"GET nodes".to_owned())).await;
@@ -41,7 +41,7 @@ async fn it_is_made_once_the_server_and_the_node_are_there() {
 
 #[tokio::test(start_paused = true)]
 async fn one_that_is_there_costs_one_request() {
-    let world = World::new();
+    let world = Fixture::new();
     node(&world, "u");
     world.put("csinodes", Some(created("n", "u")));
     assert!(start(&world).wait_for(Option::is_none).await.is_ok());
@@ -51,7 +51,7 @@ async fn one_that_is_there_costs_one_request() {
 #[tokio::test(start_paused = true)]
 async fn a_conflict_is_looked_at_anew_and_strange_fields_survive() {
     // AC-10-39
-    let world = World::new();
+    let world = Fixture::new();
     node(&world, "u");
     let found = json!({"metadata": {"name": "n"}, "spec": {"drivers": [{"name": "d", "later": 1}]}});
     world.put("csinodes", Some(found));
@@ -63,7 +63,7 @@ async fn a_conflict_is_looked_at_anew_and_strange_fields_survive() {
 
 #[tokio::test(start_paused = true)]
 async fn that_of_another_node_is_replaced_and_a_new_node_gets_its_own() {
-    let world = World::new();
+    let world = Fixture::new();
     node(&world, "u");
     world.put("csinodes", Some(created("n", "old")));
     assert!(start(&world).wait_for(Option::is_none).await.is_ok());
@@ -71,6 +71,6 @@ async fn that_of_another_node_is_replaced_and_a_new_node_gets_its_own() {
     world.put("nodes", None);
     world.put("csinodes", None);
     node(&world, "new");
-    let owner = |world: &World| world.get("csinodes").pointer("/metadata/ownerReferences/0/uid").cloned();
+    let owner = |world: &Fixture| world.get("csinodes").pointer("/metadata/ownerReferences/0/uid").cloned();
     world.until("made for the new node", |world| owner(world) == Some(json!("new"))).await;
 }

@@ -3,9 +3,9 @@
 //! One task reads the kernel log and watches the cgroups of containers. Kills that the log does not report (it is not
 //! readable, or was overrun) are taken from the cgroups' counters.
 
-pub mod counts;
-mod groups;
-pub mod kills;
+mod cgroup_watcher;
+pub mod kill_counters;
+pub mod kill_parser;
 #[cfg(test)]
 mod tests;
 
@@ -21,13 +21,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::{
-    groups::Groups,
-    kills::{Hearing, Kill, Record},
+    cgroup_watcher::CgroupWatcher,
+    kill_parser::{Kill, KillAssembler, Record},
 };
 use crate::engine::PodReader;
 use berth_metrics::OomMetrics;
 use berth_ports::{Clock, Event, EventSink, OneWrite, PodObserver, StateFile};
-use berth_stats::PodGroups;
+use berth_stats::PodCgroupPaths;
 use berth_sys::kernel_log::KernelLog;
 use berth_types::Pod;
 
@@ -51,14 +51,14 @@ const KEEP_AGAIN: Duration = Duration::from_secs(30);
 /// Checkpoint: last processed log record and the boot it belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Place {
+struct LogCheckpoint {
     boot_id: String,
     sequence: u64,
 }
 
 /// Which records were already processed, or precede the first start. Pure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Old {
+enum SkippedRecords {
     /// All that exist at the first start: earlier kills are not reported.
     All,
     /// Up to and including this sequence number.
@@ -67,8 +67,8 @@ enum Old {
     None,
 }
 
-impl Old {
-    fn of(saved: Option<&Place>, boot_id: &str) -> Self {
+impl SkippedRecords {
+    fn of(saved: Option<&LogCheckpoint>, boot_id: &str) -> Self {
         match saved {
             Some(place) if place.boot_id == boot_id => Self::UpTo(place.sequence),
             Some(_) => Self::None,
@@ -76,7 +76,7 @@ impl Old {
         }
     }
 
-    fn holds(self, sequence: u64) -> bool {
+    fn contains(self, sequence: u64) -> bool {
         match self {
             Self::All => true,
             Self::UpTo(last) => sequence <= last,
@@ -87,19 +87,19 @@ impl Old {
 
 /// Rate limiter for reported kills: [`TOLD`] per [`WHILE`]. Pure but for `now`.
 #[derive(Debug)]
-struct Flow {
+struct ReportLimiter {
     since: Instant,
     told: u32,
     untold: u64,
 }
 
-impl Flow {
+impl ReportLimiter {
     fn new(now: Instant) -> Self {
         Self { since: now, told: 0, untold: 0 }
     }
 
     /// Whether one more kill may be reported; at the start of a new window, also how many the previous one dropped.
-    fn lets(&mut self, now: Instant) -> (bool, Option<u64>) {
+    fn try_acquire(&mut self, now: Instant) -> (bool, Option<u64>) {
         let mut before = None;
         if now.saturating_duration_since(self.since) >= WHILE {
             before = Some(self.untold).filter(|untold| *untold > 0);
@@ -116,18 +116,18 @@ impl Flow {
 }
 
 /// Reports kills: metrics, events, and logs.
-struct Teller {
+struct KillReporter {
     pods: PodReader,
     observer: Arc<dyn PodObserver>,
     events: Arc<dyn EventSink>,
     metrics: OomMetrics,
-    flow: Flow,
+    flow: ReportLimiter,
 }
 
-impl Teller {
+impl KillReporter {
     /// Reports a kill from the log and returns the container's id. The id is taken from the cgroup path where the
     /// container was not observed yet: it may have started just before the kill.
-    fn tell(&mut self, kill: &Kill) -> Option<String> {
+    fn report(&mut self, kill: &Kill) -> Option<String> {
         let pods = self.pods.desired();
         let pod = pods.iter().find(|pod| kill.is_of_pod(pod.uid().as_str()));
         let scope = match pod {
@@ -136,7 +136,7 @@ impl Teller {
             None => "other",
         };
         self.metrics.killed(scope);
-        let pod = pod.filter(|_| kill.of != "/");
+        let pod = pod.filter(|_| kill.cgroup != "/");
         let container = pod.and_then(|pod| {
             let known = self.observer.known_pod(pod.uid())?;
             let found = known.containers.iter().find(|container| kill.is_of_container(container.id.as_str()))?;
@@ -157,7 +157,7 @@ impl Teller {
     }
 
     /// Reports kills of a container that only its cgroup's counter shows.
-    fn tell_counted(&mut self, id: &str, count: u64) {
+    fn report_counted(&mut self, id: &str, count: u64) {
         (0..count.min(COUNTED)).for_each(|_| self.metrics.killed("pod"));
         let known = self.observer.known().unwrap_or_default();
         let found = known.pods.iter().find_map(|(uid, pod)| {
@@ -182,7 +182,7 @@ impl Teller {
     }
 
     fn may_tell(&mut self) -> bool {
-        let (lets, untold) = self.flow.lets(Instant::now());
+        let (lets, untold) = self.flow.try_acquire(Instant::now());
         if let Some(untold) = untold {
             warn!(count = untold, "More processes were killed for want of memory than are told of");
         }
@@ -197,7 +197,7 @@ pub struct OomDeps {
     /// Observed pods.
     pub observer: Arc<dyn PodObserver>,
     /// Paths of the pods' cgroups.
-    pub groups: Arc<dyn PodGroups>,
+    pub groups: Arc<dyn PodCgroupPaths>,
     /// Changes whenever a container has started or exited.
     pub changes: watch::Receiver<u64>,
     /// Receives the events.
@@ -211,25 +211,25 @@ pub struct OomDeps {
 }
 
 /// Reports processes that the kernel's OOM killer has killed.
-pub struct OomWatcher(Listener);
+pub struct OomWatcher(OomLoop);
 
 impl OomWatcher {
     /// Returns a watcher; nothing is read before [`OomWatcher::run`].
     pub fn new(deps: OomDeps) -> Self {
-        let teller = Teller {
+        let teller = KillReporter {
             pods: deps.pods,
             observer: deps.observer.clone(),
             events: deps.events,
             metrics: deps.metrics,
-            flow: Flow::new(Instant::now()),
+            flow: ReportLimiter::new(Instant::now()),
         };
-        let groups = Groups::open(deps.groups, deps.observer, deps.clock.now());
-        Self(Listener { teller, groups, changes: deps.changes, file: OneWrite::new(deps.file, WRITE) })
+        let groups = CgroupWatcher::open(deps.groups, deps.observer, deps.clock.now());
+        Self(OomLoop { teller, groups, changes: deps.changes, file: OneWrite::new(deps.file, WRITE) })
     }
 
     /// Runs until stopped. Where the kernel's log cannot be read, the cgroups' counters are used alone.
     pub async fn run(self, stop: CancellationToken) {
-        let opened = stop.run_until_cancelled(Journal::open(self.0.file.file())).await;
+        let opened = stop.run_until_cancelled(LogReader::open(self.0.file.file())).await;
         if let Some(journal) = opened {
             self.0.run(journal, stop).await;
         }
@@ -237,18 +237,18 @@ impl OomWatcher {
 }
 
 /// Loop of the watcher.
-struct Listener {
-    teller: Teller,
+struct OomLoop {
+    teller: KillReporter,
     /// Watched cgroups; `None` where the kernel offers no OOM notification for cgroups.
-    groups: Option<Groups>,
+    groups: Option<CgroupWatcher>,
     changes: watch::Receiver<u64>,
     file: OneWrite,
 }
 
-impl Listener {
+impl OomLoop {
     /// Runs until stopped; reads the log as long as it is readable. Yields between batches, however many records there
     /// are.
-    async fn run<L: Records>(mut self, mut journal: Option<Journal<L>>, stop: CancellationToken) {
+    async fn run<L: RecordSource>(mut self, mut journal: Option<LogReader<L>>, stop: CancellationToken) {
         let mut looked = Instant::now();
         let (mut look_at, mut has_changes) = (Some(looked), true);
         loop {
@@ -267,7 +267,7 @@ impl Listener {
             }
             if let Some(groups) = &mut self.groups {
                 for (id, count) in groups.settle() {
-                    self.teller.tell_counted(&id, count);
+                    self.teller.report_counted(&id, count);
                 }
             }
             let told = async {
@@ -295,7 +295,7 @@ impl Listener {
                     looked = Instant::now();
                     look_at = None;
                     if let Some(groups) = &mut self.groups {
-                        groups.follow().await;
+                        groups.sync_containers().await;
                     }
                 }
                 moved = self.changes.changed(), if look_at.is_none() && has_changes => {
@@ -317,7 +317,7 @@ impl Listener {
 }
 
 /// Source of log records, read one after the other.
-trait Records: Send + Sync {
+trait RecordSource: Send + Sync {
     /// Returns the next record; `None` if there is none yet.
     fn take(&mut self) -> io::Result<Option<&[u8]>>;
 
@@ -325,9 +325,9 @@ trait Records: Send + Sync {
     fn wait(&self) -> impl Future<Output = io::Result<()>> + Send;
 }
 
-impl Records for KernelLog {
+impl RecordSource for KernelLog {
     fn take(&mut self) -> io::Result<Option<&[u8]>> {
-        Self::take(self)
+        Self::next_record(self)
     }
 
     async fn wait(&self) -> io::Result<()> {
@@ -336,11 +336,11 @@ impl Records for KernelLog {
 }
 
 /// The kernel log and the read position.
-struct Journal<L = KernelLog> {
+struct LogReader<L = KernelLog> {
     log: L,
     boot_id: String,
-    old: Old,
-    hearing: Hearing,
+    old: SkippedRecords,
+    hearing: KillAssembler,
     last: u64,
     /// Whether the read position has to be written.
     is_dirty: bool,
@@ -348,7 +348,7 @@ struct Journal<L = KernelLog> {
     pause: Option<(Instant, bool)>,
 }
 
-impl Journal {
+impl LogReader {
     /// Opens the kernel log; `None` without permission to read it.
     async fn open(file: &dyn StateFile) -> Option<Self> {
         let log = match KernelLog::open() {
@@ -363,7 +363,7 @@ impl Journal {
     }
 }
 
-impl<L: Records> Journal<L> {
+impl<L: RecordSource> LogReader<L> {
     /// Resumes from the checkpoint of an earlier agent process.
     async fn of(log: L, boot_id: String, file: &dyn StateFile) -> Self {
         let saved = timeout(WRITE, file.read()).await.unwrap_or_else(|_| {
@@ -371,35 +371,35 @@ impl<L: Records> Journal<L> {
             Ok(None)
         });
         let saved = saved.ok().flatten();
-        let saved: Option<Place> = saved.and_then(|content| serde_json::from_slice(&content).ok());
-        let old = Old::of(saved.as_ref(), &boot_id);
+        let saved: Option<LogCheckpoint> = saved.and_then(|content| serde_json::from_slice(&content).ok());
+        let old = SkippedRecords::of(saved.as_ref(), &boot_id);
         let is_dirty = saved.is_none();
-        Self { log, boot_id, old, hearing: Hearing::default(), last: 0, is_dirty, pause: None }
+        Self { log, boot_id, old, hearing: KillAssembler::default(), last: 0, is_dirty, pause: None }
     }
 
     /// Reads and reports up to [`BATCH`] records; returns whether the log was drained.
-    fn read(&mut self, teller: &mut Teller, mut groups: Option<&mut Groups>) -> io::Result<bool> {
+    fn read(&mut self, teller: &mut KillReporter, mut groups: Option<&mut CgroupWatcher>) -> io::Result<bool> {
         for _ in 0..BATCH {
             let Some(bytes) = self.log.take()? else {
-                if self.old == Old::All {
-                    self.old = Old::None;
+                if self.old == SkippedRecords::All {
+                    self.old = SkippedRecords::None;
                 }
                 return Ok(true);
             };
             let Some(record) = Record::parse(bytes) else { continue };
             self.last = record.sequence;
-            if self.old.holds(self.last) {
+            if self.old.contains(self.last) {
                 continue;
             }
-            if let Some(kill) = self.hearing.hear(&record) {
+            if let Some(kill) = self.hearing.push(&record) {
                 info!(
                     process = kill.process,
                     pid = kill.pid,
-                    cgroup = kill.of,
-                    limit = kill.short,
+                    cgroup = kill.cgroup,
+                    limit = kill.exhausted_cgroup,
                     "Got a record of a process that was killed for want of memory"
                 );
-                let container = teller.tell(&kill);
+                let container = teller.report(&kill);
                 if let (Some(groups), Some(id)) = (groups.as_deref_mut(), container) {
                     groups.heard(&id);
                 }
@@ -429,7 +429,7 @@ impl<L: Records> Journal<L> {
         let may_be = self.pause.is_none_or(|(until, _)| until <= Instant::now());
         // While skipping old records, the end of the log has to be reached first: after a restart, the skipped rest
         // would be reported as new.
-        if self.is_dirty && may_be && self.old != Old::All {
+        if self.is_dirty && may_be && self.old != SkippedRecords::All {
             self.write(file).await;
         }
     }
@@ -437,15 +437,15 @@ impl<L: Records> Journal<L> {
     /// Writes the checkpoint at shutdown; skipped if the last write failed.
     async fn save_at_last(&mut self, file: &mut OneWrite) {
         let has_failed = self.pause.is_some_and(|(_, has_failed)| has_failed);
-        if self.is_dirty && !has_failed && self.old != Old::All {
+        if self.is_dirty && !has_failed && self.old != SkippedRecords::All {
             self.write(file).await;
         }
     }
 
     async fn write(&mut self, file: &mut OneWrite) {
         // A kill of which only a part was read is read again as a whole by the next agent process.
-        let sequence = self.hearing.begun().map_or(self.last, |begun| begun.saturating_sub(1));
-        let place = Place { boot_id: self.boot_id.clone(), sequence };
+        let sequence = self.hearing.pending_since().map_or(self.last, |begun| begun.saturating_sub(1));
+        let place = LogCheckpoint { boot_id: self.boot_id.clone(), sequence };
         let written = file.replace(serde_json::to_vec(&place).unwrap_or_default()).await;
         self.is_dirty = written.is_err();
         let pause = if self.is_dirty { KEEP_AGAIN } else { KEEP };

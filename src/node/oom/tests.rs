@@ -20,14 +20,14 @@ const BEGINS: &str = "stress invoked oom-killer: gfp_mask=0x100cca(GFP_HIGHUSER_
 
 #[test]
 fn old_news_is_no_news() {
-    let place = Place { boot_id: "a".to_owned(), sequence: 7 };
+    let place = LogCheckpoint { boot_id: "a".to_owned(), sequence: 7 };
     for (saved, boot_id, sequence, is_old) in [
         (None, "a", 1, true),
         (Some(&place), "a", 7, true),
         (Some(&place), "a", 8, false),
         (Some(&place), "b", 1, false),
     ] {
-        assert_eq!(Old::of(saved, boot_id).holds(sequence), is_old, "{saved:?} {boot_id} {sequence}");
+        assert_eq!(SkippedRecords::of(saved, boot_id).contains(sequence), is_old, "{saved:?} {boot_id} {sequence}");
     }
 }
 
@@ -39,7 +39,7 @@ struct Flood {
     record: Vec<u8>,
 }
 
-impl Records for Flood {
+impl RecordSource for Flood {
     fn take(&mut self) -> io::Result<Option<&[u8]>> {
         let at = self.sequence;
         if at == self.story + 3 * self.kills {
@@ -75,7 +75,7 @@ impl Lines {
     }
 }
 
-impl Records for Lines {
+impl RecordSource for Lines {
     fn take(&mut self) -> io::Result<Option<&[u8]>> {
         let Some((at, text)) = self.left.pop_front() else { return Ok(None) };
         self.record = format!("6,{at},{at},-;{text}\n").into_bytes();
@@ -96,7 +96,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn place(&self) -> Option<Place> {
+    fn place(&self) -> Option<LogCheckpoint> {
         let content = self.content.lock().expect("whole");
         content.as_ref().map(|content| serde_json::from_slice(content).expect("a place"))
     }
@@ -143,7 +143,7 @@ impl PodObserver for Nobody {
     fn view(&self, _: &PodRef) -> PodView {
         unreachable!("nobody runs")
     }
-    fn acted(&self, _: &PodUid) -> Generation {
+    fn action_completed(&self, _: &PodUid) -> Generation {
         Generation::default()
     }
     fn known(&self) -> Option<RuntimePods> {
@@ -182,7 +182,7 @@ impl Told {
 struct House {
     events: Arc<Told>,
     registry: Registry,
-    teller: Teller,
+    teller: KillReporter,
 }
 
 /// Fixture with one desired pod, `web`, with the UID `aa-bb`.
@@ -192,12 +192,12 @@ fn house() -> House {
         json!({"metadata": {"uid": "aa-bb", "name": "web", "namespace": "default"}, "spec": {"containers": []}});
     let object = serde_json::from_value(object).expect("a pod");
     let pods = vec![Arc::new(Pod::new(object).expect("complete"))];
-    let teller = Teller {
+    let teller = KillReporter {
         pods: PodReader::fixed(pods),
         observer: Arc::new(Nobody),
         events: events.clone(),
         metrics: OomMetrics::new(&registry),
-        flow: Flow::new(Instant::now()),
+        flow: ReportLimiter::new(Instant::now()),
     };
     House { events, registry, teller }
 }
@@ -210,9 +210,9 @@ fn counted(registry: &Registry, scope: &str) -> f64 {
 }
 
 /// Journal that reads a log from its start.
-fn journal<L: Records>(log: L) -> Journal<L> {
-    let (boot_id, hearing) = ("this".to_owned(), Hearing::default());
-    Journal { log, boot_id, old: Old::None, hearing, last: 0, is_dirty: false, pause: None }
+fn journal<L: RecordSource>(log: L) -> LogReader<L> {
+    let (boot_id, hearing) = ("this".to_owned(), KillAssembler::default());
+    LogReader { log, boot_id, old: SkippedRecords::None, hearing, last: 0, is_dirty: false, pause: None }
 }
 
 #[tokio::test(start_paused = true)]
@@ -236,9 +236,9 @@ async fn a_log_that_never_ends_keeps_neither_counters_nor_the_end_waiting() {
     let root = tempfile::tempdir().expect("a folder");
     let House { teller, registry, .. } = house();
     let file = Arc::new(Kept::default());
-    let listener = Listener {
+    let listener = OomLoop {
         teller,
-        groups: Some(Groups::listening(root.path())),
+        groups: Some(CgroupWatcher::listening(root.path())),
         changes: watch::channel(0).1,
         file: OneWrite::new(file.clone(), WRITE),
     };
@@ -291,28 +291,28 @@ async fn no_agent_tells_of_what_was_before_it_or_was_told_already() {
     let mut write = OneWrite::new(file.clone(), WRITE);
     let ring: Vec<&str> = KILL.into_iter().chain(KILL).collect();
     // The first agent on this machine: all existing records are old.
-    let mut first = Journal::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
+    let mut first = LogReader::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
     assert!(first.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [""; 0]);
     first.save(&mut write).await;
-    assert_eq!(file.place(), Some(Place { boot_id: "this".to_owned(), sequence: 4 }));
+    assert_eq!(file.place(), Some(LogCheckpoint { boot_id: "this".to_owned(), sequence: 4 }));
     first.log = Lines::new(5, &KILL);
     assert!(first.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [TOLD_OF], "what comes then is not");
     first.save_at_last(&mut write).await;
     // The next agent reads from the same start.
     let ring: Vec<&str> = ring.into_iter().chain(KILL).chain(KILL).collect();
-    let mut second = Journal::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
-    assert_eq!(second.old, Old::UpTo(6));
+    let mut second = LogReader::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
+    assert_eq!(second.old, SkippedRecords::UpTo(6));
     assert!(second.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [TOLD_OF], "what came between two agents is told of once");
     second.save(&mut write).await;
     // The machine has rebooted, and sequence numbers restart at one.
-    let mut third = Journal::of(Lines::new(1, &KILL), "that".to_owned(), &*file).await;
+    let mut third = LogReader::of(Lines::new(1, &KILL), "that".to_owned(), &*file).await;
     assert!(third.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [TOLD_OF]);
     third.save(&mut write).await;
-    assert_eq!(file.place(), Some(Place { boot_id: "that".to_owned(), sequence: 2 }));
+    assert_eq!(file.place(), Some(LogCheckpoint { boot_id: "that".to_owned(), sequence: 2 }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -322,7 +322,7 @@ async fn how_far_was_read_is_not_kept_before_all_that_is_old_was() {
     let mut write = OneWrite::new(file.clone(), WRITE);
     let story = BATCH as u64;
     let old = Flood { sequence: 0, story, kills: 1, record: Vec::new() };
-    let mut first = Journal::of(old, "this".to_owned(), &*file).await;
+    let mut first = LogReader::of(old, "this".to_owned(), &*file).await;
     assert!(!first.read(&mut house.teller, None).expect("readable"));
     first.save(&mut write).await;
     first.save_at_last(&mut write).await;
@@ -343,7 +343,7 @@ async fn what_was_heard_by_half_is_told_of_by_the_next_agent() {
     assert!(first.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [TOLD_OF]);
     first.save_at_last(&mut write).await;
-    let mut second = Journal::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
+    let mut second = LogReader::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
     assert!(second.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [TOLD_OF], "the second one, and the first one not again");
     second.save_at_last(&mut write).await;
@@ -353,7 +353,7 @@ async fn what_was_heard_by_half_is_told_of_by_the_next_agent() {
 #[tokio::test(start_paused = true)]
 async fn a_disk_that_hangs_keeps_nobody_from_listening() {
     let mut house = house();
-    let opened = timeout(HOUR, Journal::of(Lines::new(1, &KILL), "this".to_owned(), &Hung)).await;
+    let opened = timeout(HOUR, LogReader::of(Lines::new(1, &KILL), "this".to_owned(), &Hung)).await;
     let mut journal = opened.expect("it is not waited for for ever");
     assert!(journal.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [""; 0], "maybe that was told of already");
@@ -409,9 +409,9 @@ async fn a_kill_of_which_records_were_overwritten_is_not_told_of() {
 #[test]
 fn a_flood_is_counted_not_told() {
     let now = Instant::now();
-    let mut flow = Flow::new(now);
-    let told = (0..1000).filter(|_| flow.lets(now).0).count();
+    let mut flow = ReportLimiter::new(now);
+    let told = (0..1000).filter(|_| flow.try_acquire(now).0).count();
     assert_eq!(told, TOLD as usize);
-    assert_eq!(flow.lets(now + WHILE), (true, Some(980)));
-    assert_eq!(flow.lets(now + WHILE * 2), (true, None));
+    assert_eq!(flow.try_acquire(now + WHILE), (true, Some(980)));
+    assert_eq!(flow.try_acquire(now + WHILE * 2), (true, None));
 }

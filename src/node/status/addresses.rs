@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use super::{StatusSettings, Work};
+use super::{StatusBuilder, StatusSettings};
 use berth_types::api;
 
 /// Annotation with the configured node IPs, read by an external cloud provider.
@@ -38,12 +38,12 @@ pub struct Network {
 
 /// Whether the node's name has to be resolved to find an address.
 pub fn needs_name(settings: &StatusSettings) -> bool {
-    specific(settings).is_empty() && !waits_for_cloud(settings) && settings.hostname.parse::<IpAddr>().is_err()
+    specific(settings).is_empty() && !expects_cloud_addresses(settings) && settings.hostname.parse::<IpAddr>().is_err()
 }
 
 /// Whether an external cloud provider reports the addresses and no `--node-ip` is set. With an unspecified `--node-ip`
 /// (`0.0.0.0`, `::`), the node starts with the address it would have without a cloud.
-fn waits_for_cloud(settings: &StatusSettings) -> bool {
+fn expects_cloud_addresses(settings: &StatusSettings) -> bool {
     settings.node.is_cloud_external && settings.node_ips.is_empty()
 }
 
@@ -52,7 +52,7 @@ fn specific(settings: &StatusSettings) -> Vec<IpAddr> {
     settings.node_ips.iter().copied().filter(|ip| !ip.is_unspecified()).collect()
 }
 
-pub(super) fn set(work: &mut Work<'_>) {
+pub(super) fn set(work: &mut StatusBuilder<'_>) {
     let given = specific(work.settings);
     if let Some(why) = given.iter().find_map(|ip| invalid(*ip, &work.known.network)) {
         work.errors.push(format!("failed to validate nodeIP: {why}"));
@@ -64,8 +64,8 @@ pub(super) fn set(work: &mut Work<'_>) {
         return;
     }
     let ips = match &*given {
-        [] if waits_for_cloud(work.settings) => Vec::new(),
-        [] => match found(work.settings, &work.known.network) {
+        [] if expects_cloud_addresses(work.settings) => Vec::new(),
+        [] => match detect(work.settings, &work.known.network) {
             Ok(ip) => vec![ip],
             Err(why) => return work.errors.push(why),
         },
@@ -77,7 +77,7 @@ pub(super) fn set(work: &mut Work<'_>) {
     work.status.addresses = Some(addresses);
 }
 
-fn annotate(work: &mut Work<'_>, given: &[IpAddr]) {
+fn annotate(work: &mut StatusBuilder<'_>, given: &[IpAddr]) {
     let annotations = &mut work.node.metadata.annotations;
     if work.settings.node.is_cloud_external && !given.is_empty() {
         let text = given.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
@@ -87,7 +87,7 @@ fn annotate(work: &mut Work<'_>, given: &[IpAddr]) {
     }
 }
 
-fn found(settings: &StatusSettings, network: &Network) -> Result<IpAddr, String> {
+fn detect(settings: &StatusSettings, network: &Network) -> Result<IpAddr, String> {
     if let Ok(ip) = settings.hostname.parse::<IpAddr>() {
         return Ok(ip);
     }
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::node::{
         NodeConfig,
-        status::{Memory, draft, tests::known},
+        status::{ReportedState, draft, tests::known},
     };
 
     fn network(resolved: &[&str]) -> Network {
@@ -192,8 +192,8 @@ mod tests {
         let mut base = api::Node::default();
         base.metadata.annotations = Some([(PROVIDED.to_owned(), "old".to_owned())].into());
         base.status.get_or_insert_default().addresses = (!case.before.is_empty()).then(|| vec![before]);
-        let known = super::super::Known { network, ..known() };
-        let draft = draft(&settings, &base, &known, &mut Memory::default());
+        let known = super::super::NodeObservation { network, ..known() };
+        let draft = draft(&settings, &base, &known, &mut ReportedState::default());
         let addresses = draft.node.status.expect("set").addresses.unwrap_or_default();
         let texts: Vec<String> = addresses.iter().map(|a| format!("{}={}", a.type_, a.address)).collect();
         let annotation = draft.node.metadata.annotations.and_then(|mut a| a.remove(PROVIDED));

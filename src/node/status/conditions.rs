@@ -5,7 +5,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::Work;
+use super::StatusBuilder;
 use berth_types::{
     api,
     resources::{CPU, EPHEMERAL_STORAGE, MEMORY, PODS},
@@ -14,7 +14,7 @@ use berth_types::{
 /// Last reported status of a condition, and the server's status it was based on: if the server still has that one, it
 /// has not received the report.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Told {
+pub(super) struct ReportedCondition {
     status: String,
     since: Timestamp,
     /// Status on the server at that time; `None` if the condition did not exist.
@@ -69,7 +69,7 @@ const PRESSURES: [(&str, Texts, Texts); 3] = [
 
 const READY: &str = "Ready";
 
-pub(super) fn pressures(work: &mut Work<'_>) {
+pub(super) fn pressures(work: &mut StatusBuilder<'_>) {
     for (kind, there, gone) in &PRESSURES {
         let facts = &work.known.facts;
         let is_there = facts.pressures.iter().chain(&facts.restored_pressures).any(|pressure| pressure == kind);
@@ -79,13 +79,13 @@ pub(super) fn pressures(work: &mut Work<'_>) {
         let kept = before.filter(|before| before.status == status);
         let kept = kept.map(|before| (before.reason.unwrap_or_default(), before.message.unwrap_or_default()));
         let (reason, message) = kept.unwrap_or_else(|| (texts.reason.to_owned(), texts.message.to_owned()));
-        if put(work, kind, status, reason, message) != Moved::Not {
-            work.tell(texts.event);
+        if put(work, kind, status, reason, message) != Transition::Not {
+            work.push_event(texts.event);
         }
     }
 }
 
-pub(super) fn ready(work: &mut Work<'_>) {
+pub(super) fn ready(work: &mut StatusBuilder<'_>) {
     let troubles = troubles(work);
     let is_ready = troubles.is_empty();
     let (status, reason, mut message) = if is_ready {
@@ -96,12 +96,12 @@ pub(super) fn ready(work: &mut Work<'_>) {
     if let Some(problem) = &work.settings.soft_problem {
         message = format!("{message}. WARNING: {problem}");
     }
-    if put(work, READY, status, reason.to_owned(), message) == Moved::Changed {
-        work.tell(if is_ready { "NodeReady" } else { "NodeNotReady" });
+    if put(work, READY, status, reason.to_owned(), message) == Transition::Changed {
+        work.push_event(if is_ready { "NodeReady" } else { "NodeNotReady" });
     }
 }
 
-fn troubles(work: &Work<'_>) -> Vec<String> {
+fn troubles(work: &StatusBuilder<'_>) -> Vec<String> {
     let known = work.known;
     let shutdown = known.facts.shutting_down.then(|| "node is shutting down".to_owned());
     let given = [
@@ -139,7 +139,7 @@ fn aggregate(troubles: &[String]) -> String {
 
 /// Transition of a condition's status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Moved {
+enum Transition {
     /// Unchanged since the last report.
     Not,
     /// The condition is new.
@@ -148,16 +148,16 @@ enum Moved {
     Changed,
 }
 
-fn previous(work: &Work<'_>, kind: &str) -> Option<api::NodeCondition> {
+fn previous(work: &StatusBuilder<'_>, kind: &str) -> Option<api::NodeCondition> {
     work.status.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind).cloned()
 }
 
 /// Sets a condition in place, or appends it.
-fn put(work: &mut Work<'_>, kind: &'static str, status: &str, reason: String, message: String) -> Moved {
+fn put(work: &mut StatusBuilder<'_>, kind: &'static str, status: &str, reason: String, message: String) -> Transition {
     let now = work.known.now;
     let before = previous(work, kind);
     let told = work.memory.conditions.get(kind);
-    let (moved, told) = turn(before.as_ref(), told, status, now);
+    let (moved, told) = transition(before.as_ref(), told, status, now);
     let since = told.since;
     work.memory.conditions.insert(kind, told);
     let condition = api::NodeCondition {
@@ -177,22 +177,27 @@ fn put(work: &mut Work<'_>, kind: &'static str, status: &str, reason: String, me
 }
 
 /// Computes the transition to `status`, given the server's condition and our last report.
-fn turn(before: Option<&api::NodeCondition>, told: Option<&Told>, status: &str, now: Timestamp) -> (Moved, Told) {
+fn transition(
+    before: Option<&api::NodeCondition>,
+    told: Option<&ReportedCondition>,
+    status: &str,
+    now: Timestamp,
+) -> (Transition, ReportedCondition) {
     let on = before.map(|before| before.status.clone());
     let is_told = told.is_some_and(|told| told.status == status);
     let moved = |is_moved: bool| match (is_moved, &on, told) {
-        (false, ..) => Moved::Not,
-        (true, None, None) => Moved::New,
-        (true, ..) => Moved::Changed,
+        (false, ..) => Transition::Not,
+        (true, None, None) => Transition::New,
+        (true, ..) => Transition::Changed,
     };
-    let then = |since, on| Told { status: status.to_owned(), since, on };
+    let then = |since, on| ReportedCondition { status: status.to_owned(), since, on };
     if let Some(before) = before.filter(|before| before.status == status) {
         // The server has the status. It is news only if another status was reported in between.
         let since = before.last_transition_time.as_ref().map_or(now, |time| time.0);
         return (moved(told.is_some() && !is_told), then(since, on));
     }
     match told.filter(|told| is_told && told.on == on) {
-        Some(pending) => (Moved::Not, pending.clone()),
+        Some(pending) => (Transition::Not, pending.clone()),
         None => (moved(true), then(now, on)),
     }
 }
@@ -209,25 +214,25 @@ mod tests {
             last_transition_time: Some(Time(at(second))),
             ..api::NodeCondition::default()
         };
-        let (moved, told) = turn(None, None, "True", at(1));
-        assert_eq!((moved, told.since), (Moved::New, at(1)));
-        let (moved, told) = turn(None, Some(&told), "True", at(2));
-        assert_eq!((moved, told.since), (Moved::Not, at(1)));
-        let (moved, told) = turn(Some(&server("True", 1)), Some(&told), "True", at(3));
-        assert_eq!((moved, told.since), (Moved::Not, at(1)));
+        let (moved, told) = transition(None, None, "True", at(1));
+        assert_eq!((moved, told.since), (Transition::New, at(1)));
+        let (moved, told) = transition(None, Some(&told), "True", at(2));
+        assert_eq!((moved, told.since), (Transition::Not, at(1)));
+        let (moved, told) = transition(Some(&server("True", 1)), Some(&told), "True", at(3));
+        assert_eq!((moved, told.since), (Transition::Not, at(1)));
         // The control plane marked the node Unknown: becoming ready again is one transition.
-        let (moved, told) = turn(Some(&server("Unknown", 50)), Some(&told), "True", at(60));
-        assert_eq!((moved, told.since), (Moved::Changed, at(60)));
-        let (moved, told) = turn(Some(&server("Unknown", 50)), Some(&told), "True", at(70));
-        assert_eq!((moved, told.since), (Moved::Not, at(60)));
+        let (moved, told) = transition(Some(&server("Unknown", 50)), Some(&told), "True", at(60));
+        assert_eq!((moved, told.since), (Transition::Changed, at(60)));
+        let (moved, told) = transition(Some(&server("Unknown", 50)), Some(&told), "True", at(70));
+        assert_eq!((moved, told.since), (Transition::Not, at(60)));
         // The status changed back before the server received it.
-        let (moved, told) = turn(Some(&server("Unknown", 50)), Some(&told), "False", at(80));
-        assert_eq!((moved, told.since), (Moved::Changed, at(80)));
-        let (moved, _) = turn(Some(&server("True", 60)), Some(&told), "True", at(90));
-        assert_eq!(moved, Moved::Changed);
+        let (moved, told) = transition(Some(&server("Unknown", 50)), Some(&told), "False", at(80));
+        assert_eq!((moved, told.since), (Transition::Changed, at(80)));
+        let (moved, _) = transition(Some(&server("True", 60)), Some(&told), "True", at(90));
+        assert_eq!(moved, Transition::Changed);
         // Another process reported the same.
-        assert_eq!(turn(Some(&server("True", 1)), None, "True", at(9)).0, Moved::Not);
-        assert_eq!(turn(Some(&server("False", 1)), None, "True", at(9)).0, Moved::Changed);
+        assert_eq!(transition(Some(&server("True", 1)), None, "True", at(9)).0, Transition::Not);
+        assert_eq!(transition(Some(&server("False", 1)), None, "True", at(9)).0, Transition::Changed);
     }
 
     #[test]

@@ -2,12 +2,12 @@
 //!
 //! Implements spec 05 §4.3 rows 3, 4, 6-8.
 
-use super::Work;
+use super::StatusBuilder;
 use crate::node::architecture;
 use berth_types::api;
 
 /// Sets the labels that every update enforces.
-pub(super) fn labels(work: &mut Work<'_>) {
+pub(super) fn labels(work: &mut StatusBuilder<'_>) {
     let labels = work.node.metadata.labels.get_or_insert_default();
     for (key, value) in [("kubernetes.io/os", "linux"), ("kubernetes.io/arch", architecture())] {
         labels.insert(key.to_owned(), value.to_owned());
@@ -15,7 +15,7 @@ pub(super) fn labels(work: &mut Work<'_>) {
 }
 
 /// Sets versions, platform, and the kubelet endpoint's port.
-pub(super) fn set(work: &mut Work<'_>) {
+pub(super) fn set(work: &mut StatusBuilder<'_>) {
     let (machine, known) = (&work.settings.machine, work.known);
     let runtime = if known.runtime_version.is_empty() { "Unknown" } else { &known.runtime_version };
     let info = work.status.node_info.get_or_insert_default();
@@ -31,7 +31,7 @@ pub(super) fn set(work: &mut Work<'_>) {
 }
 
 /// Sets the runtime handlers and features. Before the runtime has reported them, the previous values stay.
-pub(super) fn runtime(work: &mut Work<'_>) {
+pub(super) fn runtime(work: &mut StatusBuilder<'_>) {
     let runtime = &work.known.runtime;
     if !runtime.handlers.is_empty() || runtime.runtime_error.is_none() {
         let handlers = runtime.handlers.iter().map(|(name, features)| api::NodeRuntimeHandler {

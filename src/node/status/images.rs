@@ -1,6 +1,6 @@
 //! Images setter: images reported to the scheduler. Pure. Implements spec 05 §4.3 row 5.
 
-use super::Work;
+use super::StatusBuilder;
 use berth_types::api;
 
 /// Maximum names reported per image.
@@ -19,7 +19,7 @@ pub struct NodeImage {
     pub tags: Vec<String>,
 }
 
-pub(super) fn set(work: &mut Work<'_>) {
+pub(super) fn set(work: &mut StatusBuilder<'_>) {
     let Some(images) = &work.known.images else { return };
     let mut images: Vec<&NodeImage> = images.iter().collect();
     images.sort_by(|a, b| (b.size, &b.id).cmp(&(a.size, &a.id)));

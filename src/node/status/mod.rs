@@ -1,7 +1,7 @@
 //! Node status setters: compute the node object from an observation of the node. Pure.
 //!
 //! Implements spec 05 §4.3-4.6. One file per group of setters; [`draft`] calls them in kubelet's order. No setter does
-//! I/O: the caller gathers a [`Known`] first. A setter that fails adds one text to [`Draft::errors`]; the setters after
+//! I/O: the caller gathers a [`NodeObservation`] first. A setter that fails adds one text to [`Draft::errors`]; the setters after
 //! it run all the same.
 
 pub mod addresses;
@@ -20,7 +20,7 @@ use jiff::Timestamp;
 
 pub use images::NodeImage;
 
-use super::{Machine, NodeConfig, reserved::Reserved};
+use super::{Machine, NodeConfig, reservations::Reservations};
 use berth_ports::{Event, NodeFacts, RuntimeState};
 use berth_types::{api, resources::Amounts};
 
@@ -36,7 +36,7 @@ pub struct StatusSettings {
     /// Capacity and identity of the machine.
     pub machine: Machine,
     /// Resources reserved from pods.
-    pub reserved: Reserved,
+    pub reserved: Reservations,
     /// `--node-ip`.
     pub node_ips: Vec<IpAddr>,
     /// `nodeStatusMaxImages`; -1 for all.
@@ -51,7 +51,7 @@ pub struct StatusSettings {
 
 /// Extended resources of device plugins.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Devices {
+pub struct DevicePluginResources {
     /// Number of devices.
     pub capacity: Amounts,
     /// Number of healthy devices.
@@ -62,7 +62,7 @@ pub struct Devices {
 
 /// Observation of the node at one moment: input of [`draft`].
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct NodeObservation {
     /// Time of the observation.
     pub now: Timestamp,
     /// Addresses and default routes of the machine.
@@ -76,7 +76,7 @@ pub struct Known {
     /// Images of the runtime; `None` before the first list.
     pub images: Option<Vec<NodeImage>>,
     /// Resources of device plugins.
-    pub devices: Arc<Devices>,
+    pub devices: Arc<DevicePluginResources>,
     /// Volumes in use; `None` before the volume manager has reported them.
     pub volumes_in_use: Option<Vec<String>>,
     /// Why storage is not ready; `None` when it is ready.
@@ -86,9 +86,9 @@ pub struct Known {
 /// What was reported before, so that no event is recorded twice and transition times stay stable while the API server
 /// is unreachable.
 #[derive(Clone, Debug, Default)]
-pub struct Memory {
+pub struct ReportedState {
     /// Last reported state of each condition.
-    conditions: BTreeMap<&'static str, conditions::Told>,
+    conditions: BTreeMap<&'static str, conditions::ReportedCondition>,
     /// Whether the reboot event was recorded.
     boot_told: bool,
     /// Whether the node was unschedulable at the last draft.
@@ -107,10 +107,10 @@ pub struct Draft {
 }
 
 /// Working state that the setters share.
-struct Work<'a> {
+struct StatusBuilder<'a> {
     settings: &'a StatusSettings,
-    known: &'a Known,
-    memory: &'a mut Memory,
+    known: &'a NodeObservation,
+    memory: &'a mut ReportedState,
     node: api::Node,
     status: api::NodeStatus,
     events: Vec<Event>,
@@ -118,10 +118,15 @@ struct Work<'a> {
 }
 
 /// Computes the node object that `base` should become.
-pub fn draft(settings: &StatusSettings, base: &api::Node, known: &Known, memory: &mut Memory) -> Draft {
+pub fn draft(
+    settings: &StatusSettings,
+    base: &api::Node,
+    known: &NodeObservation,
+    memory: &mut ReportedState,
+) -> Draft {
     let mut node = base.clone();
     let status = node.status.take().unwrap_or_default();
-    let mut work = Work { settings, known, memory, node, status, events: Vec::new(), errors: Vec::new() };
+    let mut work = StatusBuilder { settings, known, memory, node, status, events: Vec::new(), errors: Vec::new() };
     identity::labels(&mut work);
     addresses::set(&mut work);
     resources::set(&mut work);
@@ -133,30 +138,30 @@ pub fn draft(settings: &StatusSettings, base: &api::Node, known: &Known, memory:
     volumes(&mut work);
     schedulable(&mut work);
     work.status.declared_features = Some(known.facts.declared_features.clone());
-    let Work { mut node, status, events, errors, .. } = work;
+    let StatusBuilder { mut node, status, events, errors, .. } = work;
     node.status = Some(status);
     Draft { node, events, errors }
 }
 
-impl Work<'_> {
+impl StatusBuilder<'_> {
     /// Adds the event of a node state change.
-    fn tell(&mut self, reason: &'static str) {
+    fn push_event(&mut self, reason: &'static str) {
         let text = format!("Node {} status is now: {reason}", self.settings.name);
         self.events.push(Event::node_normal(reason, text));
     }
 }
 
-fn volumes(work: &mut Work<'_>) {
+fn volumes(work: &mut StatusBuilder<'_>) {
     if let Some(volumes) = &work.known.volumes_in_use {
         work.status.volumes_in_use = Some(volumes.clone());
     }
 }
 
-fn schedulable(work: &mut Work<'_>) {
+fn schedulable(work: &mut StatusBuilder<'_>) {
     let unschedulable = work.node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
     if work.memory.unschedulable != unschedulable {
         work.memory.unschedulable = unschedulable;
-        work.tell(if unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" });
+        work.push_event(if unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" });
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Work;
+use super::StatusBuilder;
 use crate::node::facts::{allocatable, capacity};
 use berth_ports::Event;
 use berth_types::{
@@ -10,7 +10,7 @@ use berth_types::{
     resources::{Amounts, Quantities, amounts, is_extended, zero},
 };
 
-pub(super) fn set(work: &mut Work<'_>) {
+pub(super) fn set(work: &mut StatusBuilder<'_>) {
     machine(work);
     let devices = work.known.devices.clone();
     let before = work.status.capacity.take().unwrap_or_default();
@@ -41,7 +41,7 @@ fn written(amounts: Amounts, before: &Quantities) -> Quantities {
     quantities.collect::<BTreeMap<_, _>>()
 }
 
-fn machine(work: &mut Work<'_>) {
+fn machine(work: &mut StatusBuilder<'_>) {
     let machine = &work.settings.machine;
     let info = work.status.node_info.get_or_insert_default();
     let is_new_boot = !info.boot_id.is_empty() && info.boot_id != machine.boot_id;

@@ -5,8 +5,8 @@ use crate::node::CpuSet;
 use berth_ports::HandlerFeatures;
 use berth_types::quantity::{Amount, Format};
 
-pub(in crate::node) fn known() -> Known {
-    Known {
+pub(in crate::node) fn known() -> NodeObservation {
+    NodeObservation {
         now: "2026-01-01T00:00:00Z".parse().expect("a time"),
         network: addresses::Network::default(),
         facts: Arc::default(),
@@ -65,7 +65,7 @@ fn a_new_node_tells_everything_and_ready_last() {
     let handlers = [("".to_owned(), HandlerFeatures { user_namespaces: true, ..HandlerFeatures::default() })].into();
     known.runtime = Arc::new(RuntimeState { handlers, supplemental_groups_policy: true, ..RuntimeState::default() });
     known.volumes_in_use = Some(vec!["v".to_owned()]);
-    let draft = draft(&settings(), &api::Node::default(), &known, &mut Memory::default());
+    let draft = draft(&settings(), &api::Node::default(), &known, &mut ReportedState::default());
     let status = serde_json::to_value(draft.node.status.as_ref().expect("set")).expect("JSON");
     assert_eq!(draft.errors, Vec::<String>::new());
     let kinds: Vec<&str> =
@@ -96,9 +96,9 @@ fn a_new_node_tells_everything_and_ready_last() {
 
 #[test]
 fn transitions_are_told_once_and_keep_their_time() {
-    let (settings, mut known, mut memory) = (settings(), known(), Memory::default());
+    let (settings, mut known, mut memory) = (settings(), known(), ReportedState::default());
     let base = draft(&settings, &api::Node::default(), &known, &mut memory).node;
-    let later = |known: &Known, seconds: i64| known.now + jiff::SignedDuration::from_secs(seconds);
+    let later = |known: &NodeObservation, seconds: i64| known.now + jiff::SignedDuration::from_secs(seconds);
     known.now = later(&known, 60);
     let trouble = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:x";
     // AC-05-28
@@ -134,14 +134,14 @@ fn all_that_makes_a_node_unready_is_told() {
     let mut settings = settings();
     settings.machine.root_filesystem = None;
     settings.soft_problem = Some("CPU hardcapping unsupported".to_owned());
-    let node = draft(&settings, &api::Node::default(), &known, &mut Memory::default()).node;
+    let node = draft(&settings, &api::Node::default(), &known, &mut ReportedState::default()).node;
     assert_eq!(
         condition(&node, "Ready").1,
         "[container runtime is down, no net, CSINode is not yet initialized, node is shutting down, \
          missing node capacity for resources: ephemeral-storage]. WARNING: CPU hardcapping unsupported"
     );
     settings.node.local_storage_isolation = false;
-    let node = draft(&settings, &api::Node::default(), &super::tests::known(), &mut Memory::default()).node;
+    let node = draft(&settings, &api::Node::default(), &super::tests::known(), &mut ReportedState::default()).node;
     assert_eq!(condition(&node, "Ready").1, "kubelet is posting ready status. WARNING: CPU hardcapping unsupported");
 }
 
@@ -152,12 +152,12 @@ fn images_are_the_largest_with_a_few_names() {
     let image = |i: u64| NodeImage { id: format!("{i:02}"), size: i / 2, digests: names("d", 3), tags: names("t", 5) };
     let mut known = known();
     known.images = Some((0..60).map(image).collect());
-    let node = draft(&settings(), &api::Node::default(), &known, &mut Memory::default()).node;
+    let node = draft(&settings(), &api::Node::default(), &known, &mut ReportedState::default()).node;
     let images = node.status.and_then(|status| status.images).expect("images");
     assert_eq!((images.len(), images[0].size_bytes, images[49].size_bytes), (50, Some(29), Some(5)));
     assert_eq!(images[0].names.as_deref().expect("names"), ["d0", "d1", "d2", "t0", "t1"]);
     let all = StatusSettings { max_images: -1, ..settings() };
-    let node = draft(&all, &api::Node::default(), &known, &mut Memory::default()).node;
+    let node = draft(&all, &api::Node::default(), &known, &mut ReportedState::default()).node;
     assert_eq!(node.status.and_then(|status| status.images).map(|images| images.len()), Some(60));
 }
 
@@ -171,12 +171,12 @@ fn resources_of_others_stay_and_devices_are_added() {
         Some([("example.com/own".to_owned(), quantity("3")), ("memory".to_owned(), quantity("8388608Ki"))].into());
     status.allocatable = Some([("example.com/gone".to_owned(), quantity("1"))].into());
     let mut known = known();
-    known.devices = Arc::new(Devices {
+    known.devices = Arc::new(DevicePluginResources {
         capacity: [("x.y/gpu".to_owned(), amount(4))].into(),
         allocatable: [("x.y/gpu".to_owned(), amount(3))].into(),
         removed: ["x.y/old".to_owned()].into(),
     });
-    let node = draft(&settings(), &base, &known, &mut Memory::default()).node;
+    let node = draft(&settings(), &base, &known, &mut ReportedState::default()).node;
     let status = node.status.expect("set");
     let line = |list: Option<BTreeMap<String, _>>| {
         let list: BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity> = list.expect("set");
@@ -196,7 +196,7 @@ fn resources_of_others_stay_and_devices_are_added() {
 
 #[test]
 fn reboots_and_cordons_are_told_once() {
-    let (settings, known, mut memory) = (settings(), known(), Memory::default());
+    let (settings, known, mut memory) = (settings(), known(), ReportedState::default());
     let mut base = draft(&settings, &api::Node::default(), &known, &mut memory).node;
     if let Some(info) = base.status.as_mut().and_then(|status| status.node_info.as_mut()) {
         info.boot_id = "b1".to_owned();
@@ -222,12 +222,12 @@ fn reboots_and_cordons_are_told_once() {
 fn swap_that_is_off_is_forgotten() {
     let mut settings = settings();
     settings.machine.swap = 8192;
-    let on = draft(&settings, &api::Node::default(), &known(), &mut Memory::default()).node;
+    let on = draft(&settings, &api::Node::default(), &known(), &mut ReportedState::default()).node;
     let swap = |node: &api::Node| {
         let info = node.status.as_ref().and_then(|status| status.node_info.as_ref()).expect("set");
         info.swap.as_ref().and_then(|swap| swap.capacity)
     };
     assert_eq!(swap(&on), Some(8192));
     settings.machine.swap = 0;
-    assert_eq!(swap(&draft(&settings, &on, &known(), &mut Memory::default()).node), None);
+    assert_eq!(swap(&draft(&settings, &on, &known(), &mut ReportedState::default()).node), None);
 }

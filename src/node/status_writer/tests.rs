@@ -4,14 +4,14 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::*;
-use crate::node::testing::{World, config, lock, network_of};
+use crate::node::fixture::{Fixture, config, lock, network_of};
 use berth_api::testing::refused;
 use berth_ports::RuntimeState;
 
 const PATCH: &str = "PATCH nodes/status";
 
-async fn ready() -> World {
-    let world = World::new();
+async fn ready() -> Fixture {
+    let world = Fixture::new();
     world.start(config());
     world.until("ready", |world| world.condition("Ready")["status"] == "True").await;
     world
@@ -46,7 +46,10 @@ async fn a_change_is_told_at_once_and_nothing_else() {
     let calls = world.calls(PATCH);
     assert_eq!(calls.len(), before + 1);
     let last = calls.last().expect("one");
-    assert_eq!((last.line, last.query.clone()), (berth_api::api::Line::Heartbeat, vec![("timeout", "10s".to_owned())]));
+    assert_eq!(
+        (last.line, last.query.clone()),
+        (berth_api::api::RequestClass::Heartbeat, vec![("timeout", "10s".to_owned())])
+    );
     let patch = patch_of(last);
     assert_eq!(patch["metadata"], json!({"uid": world.get("nodes")["metadata"]["uid"]}));
     assert_eq!(patch["status"]["$setElementOrder/conditions"].as_array().map(Vec::len), Some(4));
@@ -74,7 +77,7 @@ async fn addresses_are_followed() {
     // AC-10-23
     let world = ready().await;
     world.network.set(network_of("10.0.0.9"));
-    let address = |world: &World| world.get("nodes")["status"]["addresses"][0]["address"].clone();
+    let address = |world: &Fixture| world.get("nodes")["status"]["addresses"][0]["address"].clone();
     world.until("moved", |world| address(world) == "10.0.0.9").await;
     let last = world.calls(PATCH).pop().expect("one");
     assert_eq!(patch_of(&last)["status"]["addresses"][2], json!({"$patch": "replace"}));
@@ -138,7 +141,7 @@ async fn a_node_made_anew_is_met_as_such() {
 #[tokio::test(start_paused = true)]
 async fn a_deleted_node_is_made_again_only_where_that_is_wanted() {
     for (reregister, posts) in [(false, 1), (true, 2)] {
-        let world = World::new();
+        let world = Fixture::new();
         world.start(ClusterConfig { reregister, ..config() });
         world.until("ready", |world| world.condition("Ready")["status"] == "True").await;
         quiet(30).await;

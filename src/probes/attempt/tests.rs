@@ -39,8 +39,8 @@ async fn asked_at(ip: &str, probe: Value) -> Outcome {
     let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": probe}]}));
     let cri = connect(&nowhere(), &Registry::new()).expect("lazily");
     let handlers = Handlers::new(cri.runtime).expect("TLS");
-    let ask = Ask::new(pod, "c".into(), Kind::Readiness, "c-0".into(), Some(ip.to_owned()));
-    handlers.ask(&ask).await
+    let ask = ProbeRequest::new(pod, "c".into(), Kind::Readiness, "c-0".into(), Some(ip.to_owned()));
+    handlers.probe_once(&ask).await
 }
 
 async fn asked(probe: Value) -> Outcome {
@@ -747,11 +747,11 @@ async fn what_an_attempt_keeps_while_it_waits_is_small() {
     let exec = size_of_val(&*cri.runtime.exec_sync("c", &command, second, 1));
     let handlers = Handlers::new(cri.runtime).expect("TLS");
     let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": http(1)}]}));
-    let ask = Ask::new(pod, "c".into(), Kind::Readiness, "c-0".into(), Some("127.0.0.1".to_owned()));
+    let ask = ProbeRequest::new(pod, "c".into(), Kind::Readiness, "c-0".into(), Some("127.0.0.1".to_owned()));
     let dialler = handlers.dialler.of(ask.pod.uid());
-    let What::Answer(get) = &ask.made().what else { panic!("it asks a server") };
+    let ProbeAction::Http(get) = &ask.resolved().what else { panic!("it asks a server") };
     let http = size_of_val(&http::probe(dialler, get, second));
-    let any = size_of_val(&*handlers.ask(&ask));
+    let any = size_of_val(&*handlers.probe_once(&ask));
     // Memory that each attempt in flight takes: 330 of them stay within 3 MB.
     for (what, bytes) in [("exec", exec), ("http", http), ("any", any)] {
         println!("{what}: {bytes}");

@@ -12,7 +12,7 @@ use berth_types::observed::{Generation, ObservedSandbox};
 struct Scene {
     pod: Value,
     observed: ObservedPod,
-    probes: HashMap<ContainerId, Probed>,
+    probes: HashMap<ContainerId, ContainerProbeResults>,
     actuated: Option<PodResources>,
     restart_all: bool,
 }
@@ -109,9 +109,9 @@ impl Scene {
         self.observed.containers.first_mut().expect("one was added")
     }
 
-    fn probed(mut self, startup: Option<Verdict>, liveness: Option<Verdict>) -> Self {
+    fn probed(mut self, startup: Option<ProbeVerdict>, liveness: Option<ProbeVerdict>) -> Self {
         let id = self.last().id.clone();
-        self.probes.insert(id, Probed { startup, liveness });
+        self.probes.insert(id, ContainerProbeResults { startup, liveness });
         self
     }
 
@@ -282,12 +282,12 @@ fn sidecars_come_up_in_order_and_stay_up() {
     let probed = || pod().set("/spec/initContainers/0/startupProbe", probe.clone());
     expect("next", pod().has("s", RUNNING), "init:1");
     expect("AC-03a-6", probed().has("s", RUNNING), "");
-    let started = probed().has("s", RUNNING).probed(Some(Verdict::Success), None);
+    let started = probed().has("s", RUNNING).probed(Some(ProbeVerdict::Success), None);
     expect("started", started, "init:1");
-    let failed = probed().has("s", RUNNING).probed(Some(Verdict::Failure), None);
+    let failed = probed().has("s", RUNNING).probed(Some(ProbeVerdict::Failure), None);
     expect("startup failed", failed, "kill:s-0(Init container s failed startup probe) init:0");
     let live = || pod().set("/spec/initContainers/0/livenessProbe", probe.clone());
-    let sick = live().has("s", RUNNING).probed(None, Some(Verdict::Failure));
+    let sick = live().has("s", RUNNING).probed(None, Some(ProbeVerdict::Failure));
     expect("liveness failed", sick, "kill:s-0(Init container s failed liveness probe) init:0 init:1");
     let mut changed = pod().has("s", RUNNING);
     changed.last().hash = Some(1);
@@ -334,7 +334,11 @@ fn regular_containers_follow_their_policy() {
 #[test]
 fn failed_probes_kill_and_policy_decides_what_follows() {
     let live = |policy: &str| {
-        scene(policy, &[], &["a", "b"]).ready().has("b", RUNNING).has("a", RUNNING).probed(None, Some(Verdict::Failure))
+        scene(policy, &[], &["a", "b"])
+            .ready()
+            .has("b", RUNNING)
+            .has("a", RUNNING)
+            .probed(None, Some(ProbeVerdict::Failure))
     };
     let again = live("OnFailure");
     assert_eq!(again.actions().kill[0].cause, Cause::LivenessProbe);
@@ -343,17 +347,17 @@ fn failed_probes_kill_and_policy_decides_what_follows() {
     let own = live("Always").set("/spec/containers/0/restartPolicy", json!("Never"));
     expect("own policy", own, "kill:a-1(Container a failed liveness probe)");
     let alone = || {
-        let pod = scene("Never", &[], &["a"]).ready().has("a", RUNNING).probed(None, Some(Verdict::Failure));
+        let pod = scene("Never", &[], &["a"]).ready().has("a", RUNNING).probed(None, Some(ProbeVerdict::Failure));
         pod.set("/spec/containers/0/restartPolicy", json!("Never"))
     };
     expect("the last one", alone(), "kill-pod kill:a-0(Container a failed liveness probe)");
     let rules = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]);
     let with_rules = alone().set("/spec/containers/0/restartPolicyRules", rules);
     expect("rules wait for its exit code", with_rules, "kill:a-0(Container a failed liveness probe)");
-    let startup = scene("Always", &[], &["a"]).ready().has("a", RUNNING).probed(Some(Verdict::Failure), None);
+    let startup = scene("Always", &[], &["a"]).ready().has("a", RUNNING).probed(Some(ProbeVerdict::Failure), None);
     assert_eq!(startup.actions().kill[0].cause, Cause::StartupProbe);
     expect("startup", startup, "kill:a-0(Container a failed startup probe, will be restarted) run:0");
-    let alone = scene("Never", &[], &["a"]).ready().has("a", RUNNING).probed(None, Some(Verdict::Failure));
+    let alone = scene("Never", &[], &["a"]).ready().has("a", RUNNING).probed(None, Some(ProbeVerdict::Failure));
     assert!(alone.actions().kill_pod, "nothing kept and nothing to start");
 }
 
@@ -406,7 +410,7 @@ fn any_state() -> impl Strategy<Value = Option<(ContainerState, i32)>> {
 
 fn any_scene() -> impl Strategy<Value = Scene> {
     let policy = prop_oneof![Just("Always"), Just("OnFailure"), Just("Never")];
-    let verdict = prop_oneof![Just(None), Just(Some(Verdict::Success)), Just(Some(Verdict::Failure))];
+    let verdict = prop_oneof![Just(None), Just(Some(ProbeVerdict::Success)), Just(Some(ProbeVerdict::Failure))];
     let init = prop::collection::vec((any::<bool>(), any_state(), any::<bool>()), 0..4);
     let regular = prop::collection::vec((any_state(), verdict.clone(), any::<bool>()), 1..4);
     (policy, init, regular, 0..4_u8, any::<bool>()).prop_map(|(policy, init, regular, sandboxes, restart_all)| {

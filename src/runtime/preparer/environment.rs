@@ -13,8 +13,8 @@ use super::{ContainerRequest, PrepareError, Preparer, blocking, text_of, within}
 use berth_ports::{ObjectError, ObjectSource};
 use berth_sys::sub_path;
 use berth_types::{
-    env::{self, EnvInputs, Read, ReadFile},
-    fieldpath::{self, Whereabouts},
+    env::{self, EnvInputs, ObjectRead, ReadFile},
+    fieldpath::{self, NodeAddresses},
 };
 
 /// Maximum bytes read of an env file.
@@ -26,7 +26,7 @@ impl Preparer {
         &self,
         request: &ContainerRequest<'_>,
         devices: &[(String, String)],
-        at: Whereabouts<'_>,
+        at: NodeAddresses<'_>,
         allocatable: &BTreeMap<String, String>,
     ) -> Result<Vec<(String, String)>, PrepareError> {
         let (pod, container) = (request.pod, request.container);
@@ -75,11 +75,11 @@ fn services(objects: &dyn ObjectSource, request: &ContainerRequest<'_>) -> Optio
     if request.pod.is_static() { Some(known.unwrap_or_default()) } else { known }
 }
 
-fn read_of<T>(read: Result<Arc<T>, ObjectError>) -> Read<T> {
+fn read_of<T>(read: Result<Arc<T>, ObjectError>) -> ObjectRead<T> {
     match read {
-        Ok(data) => Read::Found(data),
-        Err(e @ ObjectError::NotFound { .. }) => Read::Absent(e.to_string()),
-        Err(e) => Read::Failed(e.to_string()),
+        Ok(data) => ObjectRead::Found(data),
+        Err(e @ ObjectError::NotFound { .. }) => ObjectRead::Absent(e.to_string()),
+        Err(e) => ObjectRead::Failed(e.to_string()),
     }
 }
 

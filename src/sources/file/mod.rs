@@ -8,7 +8,7 @@
 //! hangs blocks this source only. A set is sent when it differs from the last one, and the first one
 //! always. Implements spec 02a §1.6.
 
-mod look;
+mod manifest_reader;
 mod watch;
 
 use std::{
@@ -23,12 +23,12 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::{mux::Door, references::ReferenceRule};
+use super::{mux::SourceSender, references::ReferenceRule};
 use berth_metrics::SourceMetrics;
 use berth_sys::backoff::Backoff;
 use berth_types::Pod;
-use look::{Files, Look, LookError, Looked, Rejection};
-use watch::{Noticed, Watch};
+use manifest_reader::{Files, ManifestReader, ReadError, ReadResult, Rejection};
+use watch::{DirectoryChange, Watch};
 
 /// Time after which a hanging read is logged.
 const SLOW: Duration = Duration::from_secs(30);
@@ -50,9 +50,9 @@ pub struct FileConfig {
 
 /// State of the source's task.
 pub struct FileSource {
-    look: Look,
+    look: ManifestReader,
     period: Duration,
-    door: Door,
+    door: SourceSender,
     metrics: SourceMetrics,
     files: Files,
     /// Last logged error of each rejected file, to log it once.
@@ -67,9 +67,9 @@ pub struct FileSource {
 
 impl FileSource {
     /// Creates a source that has not read anything yet.
-    pub fn new(config: FileConfig, door: Door, metrics: SourceMetrics) -> Self {
+    pub fn new(config: FileConfig, door: SourceSender, metrics: SourceMetrics) -> Self {
         Self {
-            look: Look::new(&config),
+            look: ManifestReader::new(&config),
             period: config.period,
             door,
             metrics,
@@ -152,7 +152,7 @@ impl FileSource {
         }
     }
 
-    fn failed(&mut self, e: &LookError) {
+    fn failed(&mut self, e: &ReadError) {
         let text = e.to_string();
         if self.trouble.as_ref() != Some(&text) {
             error!(path = %self.look.path().display(), err = %text, "Unable to read config path");
@@ -162,21 +162,21 @@ impl FileSource {
     }
 
     /// Processes an event of the watch, and all others that are pending.
-    async fn noticed(&mut self, first: Noticed) {
+    async fn noticed(&mut self, first: DirectoryChange) {
         let mut all = vec![first];
         while let Some(Some(more)) = self.watch.as_mut().map(|watch| watch.next().now_or_never()) {
-            let ends = matches!(more, Noticed::Lost);
+            let ends = matches!(more, DirectoryChange::Lost);
             all.push(more);
             if ends {
                 break;
             }
         }
-        if all.iter().any(|noticed| matches!(noticed, Noticed::Lost)) {
+        if all.iter().any(|noticed| matches!(noticed, DirectoryChange::Lost)) {
             self.lose_watch();
             self.open_watch().await;
             return self.list().await;
         }
-        if all.iter().any(|noticed| matches!(noticed, Noticed::Everything)) {
+        if all.iter().any(|noticed| matches!(noticed, DirectoryChange::Everything)) {
             return self.list().await;
         }
         let (look, known) = (self.look.clone(), self.files.clone());
@@ -191,7 +191,7 @@ impl FileSource {
     }
 
     /// Stores the result of a read, logs new errors, and sends the set if it changed.
-    async fn take(&mut self, looked: Looked) {
+    async fn take(&mut self, looked: ReadResult) {
         for Rejection { path, reason, text } in looked.rejected {
             if self.complaints.get(&path) == Some(&text) {
                 continue;
@@ -212,13 +212,13 @@ impl FileSource {
             sent.len() == set.len() && sent.iter().zip(&set).all(|(old, new)| Arc::ptr_eq(old, new))
         };
         if !self.sent.as_ref().is_some_and(same) {
-            self.door.hand_in(set.clone()).await;
+            self.door.send(set.clone()).await;
             self.sent = Some(set);
         }
     }
 }
 
-async fn next(watch: &mut Option<Watch>) -> Noticed {
+async fn next(watch: &mut Option<Watch>) -> DirectoryChange {
     match watch {
         Some(watch) => watch.next().await,
         None => std::future::pending().await,

@@ -8,11 +8,11 @@ use std::{ffi::OsString, io, path::PathBuf};
 use futures::StreamExt;
 use inotify::{Event, EventMask, EventStream, Inotify};
 
-use super::look::is_ignored;
+use super::manifest_reader::is_ignored;
 
 /// A change in the directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Noticed {
+pub enum DirectoryChange {
     /// A name appeared; its content may still be being written.
     Created(PathBuf),
     /// A file has new content or metadata.
@@ -26,7 +26,7 @@ pub enum Noticed {
 }
 
 /// A watch that is not read yet; created on the blocking pool.
-pub struct Prepared {
+pub struct PreparedWatch {
     /// The inotify instance.
     pub inotify: Inotify,
     /// Path of the directory.
@@ -50,8 +50,8 @@ impl Watch {
     ///
     /// # Errors
     /// The descriptor cannot be polled.
-    pub fn start(prepared: Prepared) -> io::Result<Self> {
-        let Prepared { inotify, directory, identity, only } = prepared;
+    pub fn start(prepared: PreparedWatch) -> io::Result<Self> {
+        let PreparedWatch { inotify, directory, identity, only } = prepared;
         Ok(Self { events: inotify.into_event_stream(vec![0; 4096])?, directory, identity, only })
     }
 
@@ -61,7 +61,7 @@ impl Watch {
     }
 
     /// Waits for the next relevant change. Cancel-safe.
-    pub async fn next(&mut self) -> Noticed {
+    pub async fn next(&mut self) -> DirectoryChange {
         loop {
             match self.events.next().await {
                 Some(Ok(event)) => {
@@ -69,19 +69,19 @@ impl Watch {
                         return noticed;
                     }
                 }
-                Some(Err(_)) | None => return Noticed::Lost,
+                Some(Err(_)) | None => return DirectoryChange::Lost,
             }
         }
     }
 
-    fn told(&self, event: Event<OsString>) -> Option<Noticed> {
+    fn told(&self, event: Event<OsString>) -> Option<DirectoryChange> {
         let mask = event.mask;
         if mask.contains(EventMask::Q_OVERFLOW) {
-            return Some(Noticed::Everything);
+            return Some(DirectoryChange::Everything);
         }
         let ends = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED | EventMask::UNMOUNT;
         if mask.intersects(ends) {
-            return Some(Noticed::Lost);
+            return Some(DirectoryChange::Lost);
         }
         let name = event.name?;
         if mask.contains(EventMask::ISDIR) || self.only.as_ref().is_some_and(|only| *only != name) {
@@ -90,17 +90,17 @@ impl Watch {
         let path = self.directory.join(name);
         if self.only.is_some() {
             // A single file is read as a whole, with the rules of the list.
-            return Some(Noticed::Everything);
+            return Some(DirectoryChange::Everything);
         }
         if is_ignored(&path) {
             return None;
         }
         Some(if mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
-            Noticed::Gone(path)
+            DirectoryChange::Gone(path)
         } else if mask.contains(EventMask::CREATE) {
-            Noticed::Created(path)
+            DirectoryChange::Created(path)
         } else {
-            Noticed::Changed(path)
+            DirectoryChange::Changed(path)
         })
     }
 }

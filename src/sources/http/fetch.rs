@@ -42,7 +42,7 @@ const AUTHORITIES: [&str; 6] = [
 
 /// A complete response.
 #[derive(Debug)]
-pub struct Answer {
+pub struct FetchResponse {
     /// Status of the last response.
     pub status: StatusCode,
     /// The body; empty unless the status is 200.
@@ -113,12 +113,12 @@ impl Fetcher {
     ///
     /// # Errors
     /// Any failure within the timeout of 10 seconds, or that timeout.
-    pub async fn get(&self) -> Result<Answer, FetchError> {
+    pub async fn get(&self) -> Result<FetchResponse, FetchError> {
         let timed_out = |_| FetchError::TimedOut { url: without_password(&self.url) };
         tokio::time::timeout(TIMEOUT, self.follow()).await.map_err(timed_out)?
     }
 
-    async fn follow(&self) -> Result<Answer, FetchError> {
+    async fn follow(&self) -> Result<FetchResponse, FetchError> {
         let mut headers = self.headers.clone().map_err(FetchError::Header)?;
         let (first, credentials) =
             split_credentials(&self.url).ok_or_else(|| FetchError::Url(without_password(&self.url)))?;
@@ -142,14 +142,14 @@ impl Fetcher {
                     StatusCode::OK => read(response.into_body(), &shown).await?,
                     _ => Bytes::new(),
                 };
-                return Ok(Answer { status, body });
+                return Ok(FetchResponse { status, body });
             };
             let location = String::from_utf8_lossy(location.as_bytes()).into_owned();
             let target = redirect::target(&uri, &location).map(|uri| uri.to_string());
             let (next, _) = target
                 .and_then(|target| split_credentials(&target))
                 .ok_or_else(|| FetchError::Location { url: shown.clone(), location: without_password(&location) })?;
-            if !redirect::may_know(&first, &next) {
+            if !redirect::may_send_sensitive(&first, &next) {
                 redirect::SENSITIVE.iter().for_each(|name| {
                     headers.remove(*name);
                 });

@@ -17,9 +17,9 @@ use tracing::{debug, info, warn};
 
 use super::{
     decode::{self, Manifest},
-    mux::Door,
-    normalise::{self, InvalidPod, Origin},
+    mux::SourceSender,
     references::ReferenceRule,
+    static_pod::{self, InvalidPod, Origin},
 };
 use berth_config::text::{excerpt, without_password};
 use berth_metrics::SourceMetrics;
@@ -49,7 +49,7 @@ pub struct HttpSource {
     config: HttpConfig,
     shown: String,
     fetcher: Fetcher,
-    door: Door,
+    door: SourceSender,
     metrics: SourceMetrics,
     applied: Option<[u8; 32]>,
     failures: u32,
@@ -72,7 +72,7 @@ enum PollError {
 
 impl HttpSource {
     /// Creates a source that has not sent a request yet.
-    pub fn new(config: HttpConfig, door: Door, metrics: SourceMetrics) -> Self {
+    pub fn new(config: HttpConfig, door: SourceSender, metrics: SourceMetrics) -> Self {
         let shown = without_password(&config.url);
         let fetcher = Fetcher::new(&config.url, &config.headers);
         Self { config, shown, fetcher, door, metrics, applied: None, failures: 0 }
@@ -122,7 +122,7 @@ impl HttpSource {
         }
         if answer.body.is_empty() {
             self.applied = None;
-            self.door.hand_in(Vec::new()).await;
+            self.door.send(Vec::new()).await;
             return Err(PollError::Empty(self.shown.clone()));
         }
         let digest: [u8; 32] = Sha256::digest(&answer.body).into();
@@ -138,7 +138,7 @@ impl HttpSource {
                 return Ok(());
             }
         };
-        self.door.hand_in(pods).await;
+        self.door.send(pods).await;
         self.applied = Some(digest);
         Ok(())
     }
@@ -172,7 +172,7 @@ fn pods(body: &Bytes, config: &HttpConfig, shown: String) -> Result<Vec<Arc<Pod>
     let usable = |pod: api::Pod| {
         let name = excerpt(pod.metadata.name.as_deref().unwrap_or_default());
         let invalid = |cause| PollError::Invalid { url: shown.clone(), pod: name, cause };
-        normalise::prepared(pod, origin).map_err(invalid)
+        static_pod::prepared(pod, origin).map_err(invalid)
     };
     found.into_iter().map(usable).collect()
 }

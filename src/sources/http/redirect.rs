@@ -64,7 +64,7 @@ fn without_dots(path: &str) -> String {
 }
 
 /// Whether sensitive headers may be sent: the host is the first one or a subdomain of it.
-pub fn may_know(first: &Uri, next: &Uri) -> bool {
+pub fn may_send_sensitive(first: &Uri, next: &Uri) -> bool {
     match (first.host(), next.host()) {
         (Some(first), Some(next)) => {
             let (first, next) = (first.to_ascii_lowercase(), next.to_ascii_lowercase());
@@ -110,8 +110,8 @@ mod tests {
             ("http://badexample.com/", false),
             ("http://com/", false),
         ] {
-            assert_eq!(may_know(&uri("http://example.com:8080/x"), &uri(next)), may, "{next}");
+            assert_eq!(may_send_sensitive(&uri("http://example.com:8080/x"), &uri(next)), may, "{next}");
         }
-        assert!(!may_know(&uri("http://0.0.1/"), &uri("http://10.0.0.1/")));
+        assert!(!may_send_sensitive(&uri("http://0.0.1/"), &uri("http://10.0.0.1/")));
     }
 }

@@ -64,7 +64,7 @@ impl fmt::Display for FieldErrors {
 }
 
 /// A value in an error text: strings are quoted, numbers are not.
-pub enum Shown<'a> {
+pub enum DisplayValue<'a> {
     /// Quoted string.
     Text(&'a str),
     /// Number.
@@ -75,43 +75,43 @@ pub enum Shown<'a> {
     List(&'a [String]),
 }
 
-impl<'a> From<&'a str> for Shown<'a> {
+impl<'a> From<&'a str> for DisplayValue<'a> {
     fn from(text: &'a str) -> Self {
         Self::Text(text)
     }
 }
 
-impl<'a> From<&'a String> for Shown<'a> {
+impl<'a> From<&'a String> for DisplayValue<'a> {
     fn from(text: &'a String) -> Self {
         Self::Text(text)
     }
 }
 
-impl From<bool> for Shown<'_> {
+impl From<bool> for DisplayValue<'_> {
     fn from(flag: bool) -> Self {
         Self::Flag(flag)
     }
 }
 
-impl<'a> From<&'a [String]> for Shown<'a> {
+impl<'a> From<&'a [String]> for DisplayValue<'a> {
     fn from(list: &'a [String]) -> Self {
         Self::List(list)
     }
 }
 
-impl From<i64> for Shown<'_> {
+impl From<i64> for DisplayValue<'_> {
     fn from(number: i64) -> Self {
         Self::Number(number)
     }
 }
 
-impl From<i32> for Shown<'_> {
+impl From<i32> for DisplayValue<'_> {
     fn from(number: i32) -> Self {
         Self::Number(number.into())
     }
 }
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for DisplayValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => f.write_str(&quoted(&excerpt(text))),
@@ -147,7 +147,7 @@ impl FieldErrors {
     }
 
     /// Adds `Invalid value`.
-    pub fn invalid<'a>(&mut self, path: &Path, value: impl Into<Shown<'a>>, detail: &str) {
+    pub fn invalid<'a>(&mut self, path: &Path, value: impl Into<DisplayValue<'a>>, detail: &str) {
         self.add(path, &format!("Invalid value: {}", value.into()), detail);
     }
 

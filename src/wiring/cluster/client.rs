@@ -11,14 +11,14 @@ use tokio::task::spawn_blocking;
 
 use super::{
     super::build::{Base, BuildError, wrong},
-    first::FirstCertificate,
-    opener::Opener,
+    bootstrap_client::FirstCertificate,
+    client_factory::ClientFactory,
 };
 use berth_api::{
     Identity, TransportConfig,
     api::ApiClient,
     certificates::{
-        ClientCertificates, ClientPath, ClientSetup, OpenApi, Rotation,
+        ApiConnector, ClientCertificates, ClientPath, ClientSetup, Rotation,
         client::{plan, prepare_kubeconfig},
     },
     transport,
@@ -54,7 +54,7 @@ impl Files {
 pub(super) struct Client {
     /// The client that all parts use.
     pub(super) api: Arc<dyn ApiClient>,
-    opener: Opener,
+    opener: ClientFactory,
     files: Files,
     /// Identity through which a rotated certificate is replaced; `None` if the agent does not rotate it.
     identity: Option<Identity>,
@@ -67,7 +67,7 @@ impl Client {
     /// # Errors
     /// Why the client cannot be opened, with kubelet's texts.
     pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Self, BuildError> {
-        let (files, opener) = (Files::of(loaded), Opener::new(loaded, base));
+        let (files, opener) = (Files::of(loaded), ClientFactory::new(loaded, base));
         let (planning, now) = (files.clone(), base.clock.now());
         let path = spawn_blocking(move || plan(planning.rotation, &planning.bootstrap, &planning.kubeconfig, now));
         let path = path.await.map_err(wrong)?;
@@ -76,11 +76,11 @@ impl Client {
         let api: Arc<dyn ApiClient> = match path {
             ClientPath::AsIs => {
                 let config = TransportConfig::from_kubeconfig(&files.kubeconfig).await.map_err(wrong)?;
-                opener.own(config, connections).await?
+                opener.node_client(config, connections).await?
             }
             ClientPath::BootstrapFirst => {
                 FirstCertificate { opener: opener.clone(), files: files.clone(), connections, node: node.to_owned() }
-                    .await_it(base)
+                    .start(base)
                     .await?
             }
             ClientPath::Rotate | ClientPath::BootstrapBehind => {
@@ -89,16 +89,16 @@ impl Client {
                     let prepared = move || prepare_kubeconfig(&of.bootstrap, &of.kubeconfig, &of.directory);
                     spawn_blocking(prepared).await.map_err(wrong)?.map_err(wrong)?;
                 }
-                let set = identity.insert(Identity::nobody());
-                let config = managed(&files.kubeconfig).await?.identified(set.clone());
-                opener.own(config, connections).await?
+                let set = identity.insert(Identity::anonymous());
+                let config = managed(&files.kubeconfig).await?.with_identity(set.clone());
+                opener.node_client(config, connections).await?
             }
         };
         Ok(Self { api, opener, files, identity })
     }
 
     /// Starts the rotation of the client certificate, if the agent is responsible for it.
-    pub(super) async fn keep_certificate(&self, base: &Base, node: &str) {
+    pub(super) async fn start_certificate_rotation(&self, base: &Base, node: &str) {
         let Some(identity) = &self.identity else { return };
         let clock = base.clock.clone();
         let setup = ClientSetup {
@@ -117,13 +117,13 @@ impl Client {
     }
 
     /// Opens clients that request certificates without having one.
-    fn certificates_opener(&self) -> OpenApi {
+    fn certificates_opener(&self) -> ApiConnector {
         let files = &self.files;
         let path = if files.bootstrap.as_os_str().is_empty() { &files.kubeconfig } else { &files.bootstrap };
         let (opener, path) = (self.opener.clone(), path.clone());
         Arc::new(move || {
             let (opener, path) = (opener.clone(), path.clone());
-            Box::pin(async move { opener.for_certificates(&path).await.map_err(|error| error.to_string()) })
+            Box::pin(async move { opener.bootstrap_client(&path).await.map_err(|error| error.to_string()) })
         })
     }
 }

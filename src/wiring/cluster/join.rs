@@ -43,9 +43,9 @@ pub(in crate::wiring) async fn join(
     let client = Client::open(loaded, base, node).await?;
     let recall = Recall::open(loaded, base, node).await?;
     let cluster = Cluster::follow(loaded, base, client.api.clone(), recall, node);
-    client.keep_certificate(base, node).await;
+    client.start_certificate_rotation(base, node).await;
     if loaded.config.enable_server && loaded.config.server_tls_bootstrap {
-        cluster.keep_serving_pair(loaded, base).await;
+        cluster.start_serving_certificate(loaded, base).await;
     }
     Ok(Some(cluster))
 }
@@ -140,7 +140,7 @@ impl Cluster {
             clock: base.clock.clone(),
             metrics: self.writes.clone(),
             on_written: Some(Arc::new(move |uid, status| times.written(uid, status))),
-            pulse: base.pulses.of("pod-status"),
+            pulse: base.liveness.of("pod-status"),
         });
         base.tasks.spawn(writer.run(base.stop.child_token()));
     }
@@ -148,7 +148,7 @@ impl Cluster {
     /// Starts to resync pods when an object that they refer to changes.
     pub(in crate::wiring) fn follow_changes(&mut self, base: &Base, commands: mpsc::Sender<Command>) {
         let Some(changed) = self.changed.take() else { return };
-        base.tasks.spawn(poke(changed, commands, base.stop.child_token()));
+        base.tasks.spawn(forward_resyncs(changed, commands, base.stop.child_token()));
     }
 }
 
@@ -232,13 +232,13 @@ fn follow_objects(
     (objects, changed)
 }
 
-async fn poke(mut changed: ChangedPods, commands: mpsc::Sender<Command>, stop: CancellationToken) {
+async fn forward_resyncs(mut changed: ChangedPods, commands: mpsc::Sender<Command>, stop: CancellationToken) {
     loop {
         let pod = tokio::select! {
             () = stop.cancelled() => return,
             pod = changed.next() => pod,
         };
-        if commands.send(Command::Poke(pod)).await.is_err() {
+        if commands.send(Command::Resync(pod)).await.is_err() {
             return;
         }
     }

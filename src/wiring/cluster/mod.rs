@@ -10,15 +10,15 @@
 //! events. Each part waits for the API server by itself, also for the first certificate: nothing here delays a static
 //! pod. Implements spec 10, spec 01 §9.
 
+mod bootstrap_client;
 mod client;
+mod client_factory;
 mod csi;
-mod first;
 mod join;
 mod node;
-mod opener;
-mod serving;
+mod serving_certificate;
 
 pub(super) use self::{
     join::{Cluster, join},
-    node::{NodeParts, VolumesTold},
+    node::{NodeParts, VolumesInUse},
 };

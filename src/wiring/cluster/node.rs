@@ -18,10 +18,10 @@ use super::{
 use crate::{
     images,
     node::{
-        self, KernelNetwork, Machine, Origin,
-        cluster::{ClusterConfig, NodeDeps, NodePulses, Stops, VolumesReported},
+        self, KernelNetwork, Machine, RegistrationSettings,
+        cluster_tasks::{ClusterConfig, NodeDeps, NodeLiveness, StopTokens, VolumesReported},
         pod_cidr::follow_pod_cidr,
-        reserved::Reserved,
+        reservations::Reservations,
         status::{NodeImage, StatusSettings},
     },
 };
@@ -57,7 +57,7 @@ impl NodeSettings {
 }
 
 /// Volumes in use, and those of them that the API server knows.
-pub(in crate::wiring) struct VolumesTold {
+pub(in crate::wiring) struct VolumesInUse {
     /// Volumes in use, to report.
     pub(in crate::wiring) in_use: watch::Receiver<Option<Vec<String>>>,
     /// Receives the volumes that the API server knows to be in use.
@@ -73,7 +73,7 @@ pub(in crate::wiring) struct NodeParts {
     /// Image manager.
     pub(in crate::wiring) images: Arc<images::Manager>,
     /// Volumes in use, and those of them that the API server knows.
-    pub(in crate::wiring) volumes: VolumesTold,
+    pub(in crate::wiring) volumes: VolumesInUse,
 }
 
 impl Cluster {
@@ -106,12 +106,12 @@ impl Cluster {
             network: Arc::new(KernelNetwork::default()),
             events: base.events.clone(),
             clock: base.clock.clone(),
-            chance: Arc::new(rand::random::<f64>),
+            random: Arc::new(rand::random::<f64>),
             metrics: NodeMetrics::new(&base.registry),
-            pulses: NodePulses { lease: base.pulses.of("lease"), status: base.pulses.of("node-status") },
+            liveness: NodeLiveness { lease: base.liveness.of("lease"), status: base.liveness.of("node-status") },
         };
-        let stops = Stops { work: base.stop.child_token(), lease: base.stop.child_token() };
-        for (name, task) in node::cluster::start(config, deps, &stops) {
+        let stops = StopTokens { work: base.stop.child_token(), lease: base.stop.child_token() };
+        for (name, task) in node::cluster_tasks::start(config, deps, &stops) {
             base.tasks.spawn(task.map(move |()| tracing::debug!(task = name, "Ended")));
         }
         Ok(ranges)
@@ -136,7 +136,7 @@ fn cluster_config(loaded: &Loaded, machine: &Machine, name: &str) -> Result<Clus
     let config = &loaded.config;
     let own = settings::node(loaded);
     let capacity = node::capacity(&own, machine);
-    let reserved = Reserved::new(&own.reserved, &machine.cpus, &capacity).map_err(wrong)?;
+    let reserved = Reservations::new(&own.reserved, &machine.cpus, &capacity).map_err(wrong)?;
     let hostname = node::identity::hostname(&own.hostname_override, &machine.hostname).map_err(wrong)?;
     Ok(ClusterConfig {
         status: StatusSettings {
@@ -151,7 +151,7 @@ fn cluster_config(loaded: &Loaded, machine: &Machine, name: &str) -> Result<Clus
             kubelet_version: loaded.version.clone(),
             soft_problem: kernel::soft_problem(),
         },
-        origin: Origin {
+        origin: RegistrationSettings {
             provider_id: config.provider_id.clone(),
             attach_detach: config.enable_controller_attach_detach,
         },

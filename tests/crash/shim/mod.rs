@@ -3,9 +3,9 @@
 //! The test program is also the shim that it starts: with a directory as argument it runs the loop there, in a
 //! single-threaded process.
 
+mod fixture;
 mod plain;
 mod pods;
-mod rig;
 mod tests;
 
 use std::{path::Path, process::ExitCode};
@@ -17,7 +17,7 @@ use libtest_mimic::Trial;
 macro_rules! shim_tests {
     ($($name:ident)*) => {
         /// All tests of this file.
-        pub const ALL: &[$crate::Test] = &[$((stringify!($name), || $crate::shim::rig::run($name))),*];
+        pub const ALL: &[$crate::Test] = &[$((stringify!($name), || $crate::shim::fixture::run($name))),*];
     };
 }
 

@@ -12,8 +12,8 @@ use std::{
 };
 
 use berth_shim::{
-    plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, NamespacePlan, Process, Took},
-    worker::launcher::{Around, Inside, Launcher, Launching, Made, Progress, Stdio},
+    plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, NamespacePlan, Process, StartTimings},
+    worker::launcher::{CreatedNamespaces, ExecTarget, Launcher, Launching, PodContext, Progress, Stdio},
 };
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -29,15 +29,15 @@ struct Started {
 }
 
 impl Launcher for Plain {
-    fn make_namespaces(&self, _: &NamespacePlan) -> Result<Made, Failure> {
-        Ok(Made::default())
+    fn make_namespaces(&self, _: &NamespacePlan) -> Result<CreatedNamespaces, Failure> {
+        Ok(CreatedNamespaces::default())
     }
 
-    fn begin_launch(&self, plan: &LaunchPlan, _: Around<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+    fn begin_launch(&self, plan: &LaunchPlan, _: PodContext<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
         start(&plan.process, stdio)
     }
 
-    fn begin_exec(&self, plan: &ExecPlan, inside: Inside<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+    fn begin_exec(&self, plan: &ExecPlan, inside: ExecTarget<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
         assert!(inside.init > 1, "a process to join");
         start(&plan.process, stdio)
     }
@@ -64,7 +64,7 @@ impl Launching for Started {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).expect("it is ours to reap");
         let after = stat.rsplit(')').next().expect("a name");
         let start_ticks = after.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).expect("field 22");
-        Progress::Started { pid: self.pid, start_ticks, terminal: None, took: Took::default() }
+        Progress::Started { pid: self.pid, start_ticks, terminal: None, took: StartTimings::default() }
     }
 }
 

@@ -9,14 +9,14 @@ use std::{
 };
 
 use berth_shim::plan::{
-    Event, ExecPlan, Exit, FailureKind, LaunchPlan, Namespace, NamespacePlan, Processes, Scope, Target,
+    Event, ExecPlan, Exit, FailureKind, LaunchPlan, Namespace, NamespacePlan, PidNamespace, Scope, Target,
 };
 
 use crate::{
-    shim::rig::{Rig, kind, pipe, read_all, until},
+    shim::fixture::{Fixture, kind, pipe, read_all, until},
     shim_tests,
 };
-use berth_testkit::bench::{self, Bench};
+use berth_testkit::launch_fixture::{self, LaunchFixture};
 
 shim_tests! {
     a_pod_runs_logs_executes_and_ends
@@ -35,13 +35,13 @@ fn exec_plan(container: &str, exec: &str, args: &[&str]) -> ExecPlan {
     ExecPlan {
         container: container.to_owned(),
         exec: exec.to_owned(),
-        process: bench::process(args),
+        process: launch_fixture::process(args),
         keeps_orphans: false,
     }
 }
 
 /// Plan of a container with a log.
-fn plan(rig: &Rig, bench: &Bench, id: &str, script: &str) -> LaunchPlan {
+fn plan(rig: &Fixture, bench: &LaunchFixture, id: &str, script: &str) -> LaunchPlan {
     let plan = bench.plan(&["/bin/sh", "-c", script]);
     LaunchPlan { container: id.to_owned(), log: Some(rig.log(id)), longest_record: 16_384, ..plan }
 }
@@ -54,11 +54,11 @@ fn container(event: &Event) -> (&str, Exit) {
 }
 
 async fn a_pod_runs_logs_executes_and_ends() {
-    if !bench::is_root() {
+    if !launch_fixture::is_root() {
         return;
     }
-    let (leaf, benches) = (Bench::new(), [Bench::new(), Bench::new()]);
-    let mut rig = Rig::of(program()).await;
+    let (leaf, benches) = (LaunchFixture::new(), [LaunchFixture::new(), LaunchFixture::new()]);
+    let mut rig = Fixture::of(program()).await;
     let namespaces = NamespacePlan {
         made: vec![Namespace::Network, Namespace::Ipc, Namespace::Uts],
         hostname: "pod-a".to_owned(),
@@ -67,7 +67,7 @@ async fn a_pod_runs_logs_executes_and_ends() {
         ..NamespacePlan::default()
     };
     let made = rig.shim.make_namespaces(namespaces.clone()).await.expect("made");
-    assert_eq!(made.held.len(), 3);
+    assert_eq!(made.descriptors.len(), 3);
     let init = made.init.expect("a process 1");
     for group in &leaf.plan(&[]).groups {
         let text = fs::read_to_string(group.join("cgroup.procs")).expect("readable");
@@ -78,7 +78,7 @@ async fn a_pod_runs_logs_executes_and_ends() {
     assert_eq!(kind(rig.shim.make_namespaces(namespaces).await), FailureKind::State);
     for (id, bench) in ["a", "b"].into_iter().zip(&benches) {
         let plan = plan(&rig, bench, id, "hostname; echo err >&2; exec sleep 1000");
-        rig.shim.launch(LaunchPlan { processes: Processes::Pod, ..plan }).await.expect("launched");
+        rig.shim.launch(LaunchPlan { processes: PidNamespace::Pod, ..plan }).await.expect("launched");
         let mut records = rig.until_records(id, 2).await;
         records.sort();
         assert_eq!(records, ["stderr F err", "stdout F pod-a"]);
@@ -86,7 +86,7 @@ async fn a_pod_runs_logs_executes_and_ends() {
     // C6: a PID namespace target is a running container by its id, even if its process id belongs to another process by
     // now.
     let unknown = plan(&rig, &leaf, "c", "exec sleep 1000");
-    let unknown = LaunchPlan { processes: Processes::Of("gone".to_owned()), ..unknown };
+    let unknown = LaunchPlan { processes: PidNamespace::Of("gone".to_owned()), ..unknown };
     assert_eq!(kind(rig.shim.launch(unknown).await), FailureKind::Unknown);
     let ((stdin, _), (output, stdout)) = (pipe(), pipe());
     let exec = exec_plan("a", "e", &["/bin/sh", "-c", "hostname; ps | grep -c '[s]leep 1000'; exit 9"]);
@@ -104,7 +104,7 @@ async fn a_pod_runs_logs_executes_and_ends() {
     assert_eq!(rig.hello.events.len(), 1);
     assert_eq!(container(&rig.event().await), ("a", Exit { code: 137, is_signal: true, ..rig_exit(&rig, "a") }));
     let ended = plan(&rig, &leaf, "d", "exec sleep 1000");
-    let ended = LaunchPlan { processes: Processes::Of("a".to_owned()), ..ended };
+    let ended = LaunchPlan { processes: PidNamespace::Of("a".to_owned()), ..ended };
     assert_eq!(kind(rig.shim.launch(ended).await), FailureKind::State);
     // The kernel kills everything in the PID namespace with its process 1.
     rig.shim.signal(Target::Init, 9, Scope::Process).await.expect("signalled");
@@ -116,17 +116,17 @@ async fn a_pod_runs_logs_executes_and_ends() {
 }
 
 /// Exit record of a container.
-fn rig_exit(rig: &Rig, id: &str) -> Exit {
+fn rig_exit(rig: &Fixture, id: &str) -> Exit {
     let record = berth_shim::exit_record::ExitRecord::read(rig.folder.path(), id);
     record.expect("readable").expect("a record").exit
 }
 
 async fn a_terminal_has_a_size_and_everybody_attached() {
-    if !bench::is_root() {
+    if !launch_fixture::is_root() {
         return;
     }
-    let bench = Bench::new();
-    let mut rig = Rig::of(program()).await;
+    let bench = LaunchFixture::new();
+    let mut rig = Fixture::of(program()).await;
     rig.shim.make_namespaces(NamespacePlan::default()).await.expect("nothing to make");
     let mut terminal = plan(&rig, &bench, "t", "stty size; read x; stty size; echo got $x");
     (terminal.process.terminal, terminal.stdin) = (Some((80, 25)), true);
@@ -164,11 +164,11 @@ fn limit_memory(groups: &[PathBuf], bytes: u64) {
 }
 
 async fn a_kill_for_want_of_memory_is_the_reason() {
-    if !bench::is_root() {
+    if !launch_fixture::is_root() {
         return;
     }
-    let bench = Bench::new();
-    let mut rig = Rig::of(program()).await;
+    let bench = LaunchFixture::new();
+    let mut rig = Fixture::of(program()).await;
     rig.shim.make_namespaces(NamespacePlan::default()).await.expect("nothing to make");
     // The shell's child is OOM-killed, and the shell exits with 137. The memory hog and its feeder have the highest
     // oom_score_adj: the kernel may kill again before the first victim's memory is freed, and must not choose the shell
@@ -196,18 +196,18 @@ async fn a_kill_for_want_of_memory_is_the_reason() {
 
 /// AC-09a-X15, for the shim's part.
 async fn what_a_container_leaves_behind_is_killed() {
-    if !bench::is_root() {
+    if !launch_fixture::is_root() {
         return;
     }
-    let bench = Bench::new();
-    let mut rig = Rig::of(program()).await;
+    let bench = LaunchFixture::new();
+    let mut rig = Fixture::of(program()).await;
     rig.shim.make_namespaces(NamespacePlan::default()).await.expect("nothing to make");
     let mut took = Vec::new();
     for id in ["a", "b", "c", "d"] {
         let plan = plan(&rig, &bench, id, "sleep 1000 & (sleep 1000 &) ; echo said; exit 4");
         let groups = plan.groups.clone();
         let start = Instant::now();
-        rig.shim.launch(LaunchPlan { processes: Processes::Host, ..plan }).await.expect("launched");
+        rig.shim.launch(LaunchPlan { processes: PidNamespace::Host, ..plan }).await.expect("launched");
         assert_eq!(container(&rig.event().await).1.code, 4);
         took.push(start.elapsed());
         let is_empty =
@@ -221,11 +221,12 @@ async fn what_a_container_leaves_behind_is_killed() {
 
 /// AC-09-E7, for the release binary (`SHIM_TO_MEASURE` names it); a development build is only measured.
 async fn a_shim_is_small() {
-    if !bench::is_root() {
+    if !launch_fixture::is_root() {
         return;
     }
-    let bench = Bench::new();
-    let mut rig = Rig::of(std::env::var_os("SHIM_TO_MEASURE").map(PathBuf::from).as_deref().unwrap_or(program())).await;
+    let bench = LaunchFixture::new();
+    let mut rig =
+        Fixture::of(std::env::var_os("SHIM_TO_MEASURE").map(PathBuf::from).as_deref().unwrap_or(program())).await;
     rig.shim.make_namespaces(NamespacePlan::default()).await.expect("nothing to make");
     rig.shim.launch(plan(&rig, &bench, "a", "echo said; exec sleep 1000")).await.expect("launched");
     rig.until_records("a", 1).await;
@@ -242,7 +243,7 @@ async fn a_shim_is_small() {
 }
 
 /// Median time from the exec request to the exit event, for a program that does nothing.
-async fn median_exec(rig: &mut Rig) -> Duration {
+async fn median_exec(rig: &mut Fixture) -> Duration {
     let mut took = Vec::new();
     for round in 0..51 {
         let start = Instant::now();

@@ -15,7 +15,7 @@ use berth_shim::{
     wire::{self, Kind},
 };
 
-use crate::shim::rig::{Rig, kind, pipe, read_all, records, until};
+use crate::shim::fixture::{Fixture, kind, pipe, read_all, records, until};
 use berth_testkit::plans;
 
 use crate::shim_tests;
@@ -51,7 +51,7 @@ fn of(event: &Event) -> (&str, i32) {
 }
 
 async fn streams_of_two_containers_go_to_their_logs() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let script = |name: &str| format!("for i in 1 2 3; do echo {name}$i; done; echo bad >&2; printf end");
     rig.launch("a", &script("a")).await;
     rig.launch("b", &script("b")).await;
@@ -69,7 +69,7 @@ async fn streams_of_two_containers_go_to_their_logs() {
 
 /// AC-09a-X12, through a pipe and a file.
 async fn long_lines_become_records() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     rig.launch("a", "head -c 40000 /dev/zero | tr '\\0' x; echo").await;
     assert_eq!(of(&rig.event().await), ("a", 0));
     let lengths: Vec<(String, usize)> =
@@ -80,7 +80,7 @@ async fn long_lines_become_records() {
 
 /// AC-09a-X13, AC-09a-X19
 async fn a_log_is_opened_anew_after_it_was_renamed() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let (stdin, input) = pipe();
     let (_output, stdout) = pipe();
     let plan = LaunchPlan { stdin: true, stdin_once: true, ..rig.plan("a", "cat") };
@@ -105,7 +105,7 @@ async fn a_log_is_opened_anew_after_it_was_renamed() {
 }
 
 async fn what_ended_while_nobody_listened_is_told_exactly() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let started = rig.launch("a", "read x < /dev/zero & sleep 0.05; exit 7").await;
     rig.cut();
     let record = until(|| ExitRecord::read(rig.folder.path(), "a").expect("readable")).await;
@@ -130,7 +130,7 @@ async fn what_ended_while_nobody_listened_is_told_exactly() {
 
 /// AC-09-E2, for one container: no line is lost while no client is connected.
 async fn a_killed_client_loses_nothing() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let started = rig.launch("a", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; read x").await;
     rig.until_records("a", 10).await;
     rig.cut();
@@ -149,7 +149,7 @@ async fn a_killed_client_loses_nothing() {
 }
 
 async fn another_client_replaces_the_first() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let first = rig.shim.clone();
     let (second, _events, connection) =
         client::connect(rig.folder.path(), Duration::from_secs(5)).await.expect("connected");
@@ -165,7 +165,7 @@ async fn another_client_replaces_the_first() {
 }
 
 async fn ends_tell_the_code_or_the_signal() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     rig.launch("a", "exit 42").await;
     let event = rig.event().await;
     assert_eq!((of(&event), event.exit.is_signal, event.number), (("a", 42), false, 1));
@@ -186,7 +186,7 @@ async fn ends_tell_the_code_or_the_signal() {
 
 /// AC-09a-X6, for the shim's part.
 async fn a_start_that_fails_or_hangs_is_told() {
-    let rig = Rig::new().await;
+    let rig = Fixture::new().await;
     assert_eq!(kind(rig.shim.launch(plans::plain("a", &["/nowhere/program"])).await), FailureKind::Program);
     for id in ["", "..", "a/b"] {
         assert_eq!(kind(rig.shim.launch(plans::plain(id, &["true"])).await), FailureKind::Other, "{id}");
@@ -201,7 +201,7 @@ async fn a_start_that_fails_or_hangs_is_told() {
 }
 
 async fn other_processes_write_where_the_daemon_says() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     assert_eq!(kind(rig.exec("a", "e", "true").await), FailureKind::Unknown);
     rig.launch("a", "exec sleep 1000").await;
     let (_, output) = rig.exec("a", "e1", "echo hi; exit 5").await.expect("started");
@@ -223,7 +223,7 @@ async fn other_processes_write_where_the_daemon_says() {
 }
 
 async fn everybody_attached_sees_what_is_written() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let plan = LaunchPlan { stdin: true, ..rig.plan("a", "read x; echo out $x; echo err $x >&2") };
     rig.shim.launch(plan).await.expect("launched");
     let mut seen = Vec::new();
@@ -243,7 +243,7 @@ async fn everybody_attached_sees_what_is_written() {
 }
 
 async fn a_client_that_does_not_read_stops_nobody() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let plan = LaunchPlan {
         stdin: true,
         ..rig.plan("a", &format!("read x; yes {} | head -n 30000; echo done", "y".repeat(99)))
@@ -264,7 +264,7 @@ async fn a_client_that_does_not_read_stops_nobody() {
 }
 
 async fn the_first_client_to_end_its_input_closes_stdin() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let plan = LaunchPlan { stdin: true, stdin_once: true, ..rig.plan("once", "cat") };
     rig.shim.launch(plan).await.expect("launched");
     let ((stdin, input), (out, stdout)) = (pipe(), pipe());
@@ -292,7 +292,7 @@ async fn the_first_client_to_end_its_input_closes_stdin() {
 }
 
 async fn a_pipe_held_by_others_is_given_up() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let start = Instant::now();
     rig.launch("a", "sleep 1000 & echo said; exit 4").await;
     assert_eq!(of(&rig.event().await), ("a", 4));
@@ -302,7 +302,7 @@ async fn a_pipe_held_by_others_is_given_up() {
 }
 
 async fn a_shim_ends_when_told_and_not_before() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     rig.launch("a", "exec sleep 1000").await;
     assert_eq!(kind(rig.shim.shutdown().await), FailureKind::State);
     rig.kill("a").await;
@@ -319,7 +319,7 @@ async fn a_shim_ends_when_told_and_not_before() {
 
 /// AC-09-E3, for the client's part.
 async fn a_killed_shim_is_missed_at_once() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let started = rig.launch("a", "exec sleep 1000").await;
     let asked = rig.shim.clone();
     let slow = LaunchPlan { limit_ms: 600_000, ..plans::plain("b", &["slow"]) };
@@ -348,7 +348,7 @@ fn kill(pid: u32) {
 }
 
 async fn datagrams_that_are_none_end_the_connection_only() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     rig.launch("a", "exec sleep 1000").await;
     for bytes in [&b"x"[..], &[0; 16], &[0x48, 0x53, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[7; 100_000]] {
         let socket = socket::connect(rig.folder.path()).expect("connected");
@@ -381,7 +381,7 @@ async fn datagrams_that_are_none_end_the_connection_only() {
 
 /// Corrupts every request in many ways: each gets a response or ends its connection.
 async fn whatever_is_sent_containers_run_on() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let started = rig.launch("a", "exec sleep 1000").await;
     let (request, kind) = (|request: Request| wire::write(Kind::Request, 1, &request).expect("short"), Scope::Group);
     let seeds = [
@@ -433,7 +433,7 @@ async fn whatever_is_sent_containers_run_on() {
 }
 
 async fn plans_may_be_long() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let mut long = rig.plan("a", "exit 3");
     long.process.env = (0..9000).map(|i| format!("V{i}={}", "x".repeat(100))).collect();
     rig.shim.launch(long.clone()).await.expect("launched");
@@ -444,7 +444,7 @@ async fn plans_may_be_long() {
 }
 
 async fn a_start_goes_on_without_a_client() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     let shim = rig.shim.clone();
     let slow = LaunchPlan { limit_ms: 1000, ..plans::plain("a", &["slow"]) };
     let asked = tokio::spawn(async move { shim.launch(slow).await });
@@ -460,7 +460,7 @@ async fn a_start_goes_on_without_a_client() {
 
 /// Neither memory nor descriptors grow with the number of processes. (AC-09a-X20, for the shim's part.)
 async fn nothing_grows_with_the_number_of_processes() {
-    let mut rig = Rig::new().await;
+    let mut rig = Fixture::new().await;
     rig.launch("a", "exec sleep 1000").await;
     let before = rig.memory("RssAnon");
     for round in 0..200 {

@@ -15,8 +15,8 @@ use berth_proto::cri;
 
 use berth_testkit::{
     embedded::{
+        fixture::{RuntimeFixture, obstacle},
         in_process::{Builtin, container, daemon_with, pod},
-        place::{Place, obstacle},
     },
     reservation::free_ports,
 };
@@ -69,7 +69,7 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
         println!("skipped a_pod_of_built_in_images_serves_logs_executes_and_is_small: {why}");
         return;
     }
-    let place = Place::new();
+    let place = RuntimeFixture::new();
     let daemon = daemon_with(place.path(), Builtin::Made).await;
     daemon.images.import(&demo_archive(place.path()), None).await.expect("imported");
     let sandbox = daemon.run(pod(place.path(), "demo")).await;
@@ -108,6 +108,6 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
     }
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     daemon.remove(&sandbox).await;
-    place.is_left_clean();
+    place.assert_clean();
     daemon.stop.cancel();
 }

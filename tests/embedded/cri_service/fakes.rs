@@ -18,14 +18,15 @@ use berth_runtime::{
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     launch::devices::Rule,
     ports::{
-        Attached, Connected, ContainerAsk, Groups, Image, Images, Limits, Network, NetworkPod, Planned, Planner, Ports,
-        Shim, Shims,
+        AttachedNetwork, Connected, ContainerPlanRequest, Groups, Image, Images, Limits, Network, NetworkPod,
+        PlannedContainer, Planner, Ports, Shim, Shims,
     },
     runtime::{HostFacts, Runtime, now_ns},
     stats::{Cpu, Depth, Memory, Reading},
 };
 use berth_shim::plan::{
-    Event, ExecPlan, Exit, Held, Hello, LaunchPlan, Namespace, NamespacePlan, Reply, Request, Scope, Started, Target,
+    ContainerRecord, Event, ExecPlan, Exit, Hello, LaunchPlan, Namespace, NamespacePlan, Reply, Request, Scope,
+    Started, Target,
 };
 use tokio::{
     net::TcpStream,
@@ -37,7 +38,7 @@ use berth_testkit::plans;
 
 /// State and records that all fakes of a test share.
 #[derive(Default)]
-pub struct World {
+pub struct FakeState {
     /// Shims by sandbox id.
     pub shims: Mutex<BTreeMap<String, Arc<FakeShim>>>,
     /// Existing cgroups and their last limits.
@@ -63,7 +64,7 @@ pub struct FakeShim {
 
 #[derive(Default)]
 pub struct ShimState {
-    pub containers: BTreeMap<String, Held>,
+    pub containers: BTreeMap<String, ContainerRecord>,
     pub signals: Vec<(Target, i32, Scope)>,
     pub plans: Vec<LaunchPlan>,
     pub reopened: Vec<String>,
@@ -75,7 +76,7 @@ pub struct ShimState {
 }
 
 impl FakeShim {
-    fn tell(&self, state: &mut ShimState, of: Target, exit: Exit) {
+    fn send_exit(&self, state: &mut ShimState, of: Target, exit: Exit) {
         state.number += 1;
         if let (Target::Container(id), number) = (&of, state.number) {
             let _ = number;
@@ -93,7 +94,7 @@ impl FakeShim {
     /// A container exits.
     pub fn exit(&self, id: &str, code: i32) {
         let mut state = self.state.lock().expect("whole");
-        self.tell(&mut state, Target::Container(id.to_owned()), exit(code));
+        self.send_exit(&mut state, Target::Container(id.to_owned()), exit(code));
     }
 
     /// Drops the connection; the shim stays alive.
@@ -136,7 +137,12 @@ fn exit(code: i32) -> Exit {
 
 #[async_trait]
 impl Shim for FakeShim {
-    async fn ask(&self, request: Request, files: Vec<OwnedFd>, _: Duration) -> RuntimeResult<(Reply, Vec<OwnedFd>)> {
+    async fn request(
+        &self,
+        request: Request,
+        files: Vec<OwnedFd>,
+        _: Duration,
+    ) -> RuntimeResult<(Reply, Vec<OwnedFd>)> {
         if self.events.lock().expect("whole").is_none() {
             return Err(RuntimeError::other("the shim is gone"));
         }
@@ -155,7 +161,7 @@ impl Shim for FakeShim {
                 }
                 state.next_pid += 1;
                 let started = Started { pid: state.next_pid, start_ticks: 1, at_ns: now_ns(), ..Started::default() };
-                let held = Held { id: plan.container.clone(), started, exit: None };
+                let held = ContainerRecord { id: plan.container.clone(), started, exit: None };
                 state.containers.insert(plan.container.clone(), held);
                 state.plans.push(*plan);
                 Reply::Started(started)
@@ -169,7 +175,7 @@ impl Shim for FakeShim {
                 let _ = out.write_all(process.args.join(" ").as_bytes());
                 let code = if process.args[0] == "false" { 1 } else { 0 };
                 if process.args[0] != "sleep" {
-                    self.tell(&mut state, Target::Exec(container, exec), exit(code));
+                    self.send_exit(&mut state, Target::Exec(container, exec), exit(code));
                 }
                 Reply::Started(Started { pid: 99, start_ticks: 1, at_ns: now_ns(), ..Started::default() })
             }
@@ -180,10 +186,10 @@ impl Shim for FakeShim {
                     Target::Container(id) => {
                         let held = state.containers.get(id).ok_or_else(unknown)?;
                         if held.exit.is_none() && dies {
-                            self.tell(&mut state, to, exit(128 + signal));
+                            self.send_exit(&mut state, to, exit(128 + signal));
                         }
                     }
-                    Target::Exec(..) => self.tell(&mut state, to, exit(128 + signal)),
+                    Target::Exec(..) => self.send_exit(&mut state, to, exit(128 + signal)),
                     Target::Init => {}
                 }
                 Reply::Done
@@ -212,7 +218,7 @@ impl Shim for FakeShim {
 }
 
 #[derive(Clone)]
-pub struct Fakes(pub Arc<World>);
+pub struct Fakes(pub Arc<FakeState>);
 
 #[async_trait]
 impl Shims for Fakes {
@@ -229,7 +235,7 @@ impl Shims for Fakes {
         shim.map(|shim| shim.connect()).ok_or_else(|| RuntimeError::other("nobody answers"))
     }
 
-    fn noted(&self, _: &Path, _: &str) -> Option<Exit> {
+    fn exit_record(&self, _: &Path, _: &str) -> Option<Exit> {
         None
     }
 }
@@ -248,7 +254,7 @@ impl Images for Fakes {
         })))
     }
 
-    async fn hold(&self, image: &str, container: &str) -> RuntimeResult<()> {
+    async fn pin(&self, image: &str, container: &str) -> RuntimeResult<()> {
         self.release(image, container).await;
         self.0.held.lock().expect("whole").push((image.to_owned(), container.to_owned()));
         Ok(())
@@ -295,12 +301,12 @@ impl Planner for Fakes {
         Ok(NamespacePlan { made: vec![Namespace::Network, Namespace::Uts], hostname, ..NamespacePlan::default() })
     }
 
-    async fn container(&self, ask: ContainerAsk) -> RuntimeResult<Planned> {
+    async fn container(&self, ask: ContainerPlanRequest) -> RuntimeResult<PlannedContainer> {
         let args: Vec<&str> = ask.config.command.iter().map(String::as_str).collect();
         let plan = LaunchPlan { log: Some("/log".into()), ..plans::plain(&ask.id, &args) };
         let images = ask.config.mounts.iter().filter(|mount| mount.image.is_some());
         let mounted = images.map(|mount| (mount.container_path.clone(), "sha256:1".to_owned())).collect();
-        Ok(Planned { plan, user: (0, 0, vec![0]), devices: Vec::new(), mounted })
+        Ok(PlannedContainer { plan, user: (0, 0, vec![0]), devices: Vec::new(), mounted })
     }
 
     fn exec(&self, container: &LaunchPlan, exec: &str, args: &[String], _: bool) -> RuntimeResult<ExecPlan> {
@@ -311,7 +317,7 @@ impl Planner for Fakes {
 
 #[async_trait]
 impl Network for Fakes {
-    async fn attach(&self, pod: NetworkPod, namespace: Option<OwnedFd>) -> RuntimeResult<Attached> {
+    async fn attach(&self, pod: NetworkPod, namespace: Option<OwnedFd>) -> RuntimeResult<AttachedNetwork> {
         assert!(namespace.is_some(), "a pod's network needs its namespace");
         let slow = *self.0.slow_network.lock().expect("whole");
         tokio::time::sleep(slow).await;
@@ -319,11 +325,11 @@ impl Network for Fakes {
             return Err(RuntimeError::other(cause));
         }
         self.0.networks.lock().expect("whole").push(pod.id);
-        Ok(Attached { netns: "/run/netns/x".into(), ips: vec!["10.1.0.2".to_owned()], kept: "kept".into() })
+        Ok(AttachedNetwork { netns: "/run/netns/x".into(), ips: vec!["10.1.0.2".to_owned()], persisted: "kept".into() })
     }
 
     async fn detach(&self, pod: NetworkPod) -> RuntimeResult<()> {
-        assert!(pod.kept.is_null() || pod.kept == "kept", "{:?}", pod.kept);
+        assert!(pod.persisted.is_null() || pod.persisted == "kept", "{:?}", pod.persisted);
         self.0.networks.lock().expect("whole").retain(|one| *one != pod.id);
         Ok(())
     }
@@ -342,7 +348,7 @@ impl Network for Fakes {
         self.0.disturbances.subscribe()
     }
 
-    async fn trouble(&self) -> Option<String> {
+    async fn readiness_error(&self) -> Option<String> {
         self.0.no_network.lock().expect("whole").clone()
     }
 
@@ -401,13 +407,13 @@ impl Groups for Fakes {
         Reading { at_ns: now_ns(), cpu, memory, tasks: Some(2), processes: vec![1], ..Reading::default() }
     }
 
-    fn tells_pressure(&self) -> bool {
+    fn has_pressure_stats(&self) -> bool {
         false
     }
 }
 
 /// A runtime of fakes, with that boot id.
-pub fn runtime(directory: &Path, world: &Arc<World>, boot_id: &str) -> Arc<Runtime> {
+pub fn runtime(directory: &Path, world: &Arc<FakeState>, boot_id: &str) -> Arc<Runtime> {
     let fakes = Arc::new(Fakes(world.clone()));
     let ports = Ports {
         shims: fakes.clone(),

@@ -16,9 +16,9 @@ use berth_metrics::Registry;
 use berth_proto::cri;
 
 use berth_testkit::embedded::{
+    cleanup,
+    fixture::in_network_namespace,
     in_process::{container, daemon, pod},
-    place::on_a_machine,
-    traces,
 };
 
 mod changes;
@@ -33,7 +33,7 @@ mod stats;
 
 #[test]
 fn a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing() {
-    on_a_machine("a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing", async |place| {
+    in_network_namespace("a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing", async |place| {
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
         let id = daemon
@@ -77,14 +77,14 @@ fn a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing() {
         let status = daemon.status(&missing).await;
         assert_eq!((status.exit_code, status.reason.as_str()), (128, "StartError"));
         daemon.remove(&sandbox).await;
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }
 
 #[test]
 fn nothing_of_the_runtime_is_reached_by_other_users_of_the_host() {
-    on_a_machine("nothing_of_the_runtime_is_reached_by_other_users_of_the_host", async |place| {
+    in_network_namespace("nothing_of_the_runtime_is_reached_by_other_users_of_the_host", async |place| {
         // CVE-2021-41103, CVE-2024-25621: images and containers contain setuid-root programs.
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
@@ -123,7 +123,7 @@ fn directories(place: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn pods_outlive_the_daemon_and_a_killed_shim_is_noticed() {
-    on_a_machine("pods_outlive_the_daemon_and_a_killed_shim_is_noticed", async |place| {
+    in_network_namespace("pods_outlive_the_daemon_and_a_killed_shim_is_noticed", async |place| {
         // AC-09-E2, small
         let at = place.path().to_owned();
         let first = std::thread::spawn(move || {
@@ -146,13 +146,13 @@ fn pods_outlive_the_daemon_and_a_killed_shim_is_noticed() {
         assert_eq!(daemon.exited(&ends).await.exit_code, 42);
         assert_eq!(daemon.exec(&on.id, "echo hi").await, ("hi\n".to_owned(), 0));
         // AC-09-E3
-        traces::end(traces::shim_of(&place.path().join("state/s").join(&sandbox)).expect("a shim"));
+        cleanup::end(cleanup::shim_of(&place.path().join("state/s").join(&sandbox)).expect("a shim"));
         let begun = Instant::now();
         let status = daemon.exited(&on.id).await;
         assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"));
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
         daemon.remove(&sandbox).await;
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }

@@ -12,14 +12,14 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::fakes::{self, World};
+use super::fakes::{self, FakeState};
 use berth_testkit::cri_calls::sandbox;
 
 mod stats;
 
 /// A runtime and its in-memory clients.
-struct Set {
-    world: Arc<World>,
+struct Fixture {
+    world: Arc<FakeState>,
     runtime: Arc<Runtime>,
     rpc: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
@@ -27,22 +27,22 @@ struct Set {
     directory: Option<tempfile::TempDir>,
 }
 
-impl Drop for Set {
+impl Drop for Fixture {
     fn drop(&mut self) {
         // Shared memory is a mount if the test may mount.
         for pod in self.runtime.pods() {
             let path = self.runtime.shell.layout.shared_memory(pod.now().id());
-            let _ = services::files::unmount_shared_memory(&path);
+            let _ = services::sandbox_files::unmount_shared_memory(&path);
         }
         self.stop.cancel();
     }
 }
 
-async fn set() -> Set {
+async fn set() -> Fixture {
     start(tempfile::tempdir().expect("a directory"), Arc::default(), "boot").await
 }
 
-async fn start(directory: tempfile::TempDir, world: Arc<World>, boot_id: &str) -> Set {
+async fn start(directory: tempfile::TempDir, world: Arc<FakeState>, boot_id: &str) -> Fixture {
     let runtime = fakes::runtime(directory.path(), &world, boot_id);
     recover(&runtime).await.expect("recovered");
     let stop = CancellationToken::new();
@@ -53,7 +53,7 @@ async fn start(directory: tempfile::TempDir, world: Arc<World>, boot_id: &str) -
     });
     let channel = Endpoint::from_static("http://memory").connect_with_connector_lazy(connector);
     let (rpc, images) = (RuntimeServiceClient::new(channel.clone()), ImageServiceClient::new(channel));
-    Set { world, runtime, rpc, images, stop, directory: Some(directory) }
+    Fixture { world, runtime, rpc, images, stop, directory: Some(directory) }
 }
 
 /// A pod in the host's IPC namespace, so that nothing is mounted.
@@ -71,13 +71,13 @@ fn container(name: &str) -> cri::ContainerConfig {
     }
 }
 
-impl Set {
+impl Fixture {
     /// Kills the daemon and starts it again.
     async fn restart(self, boot_id: &str) -> Self {
         self.restart_while(boot_id, || ()).await
     }
 
-    /// Like [`Set::restart`], with a change between the two daemons.
+    /// Like [`Fixture::restart`], with a change between the two daemons.
     async fn restart_while(mut self, boot_id: &str, meanwhile: impl FnOnce()) -> Self {
         let (directory, world) = (self.directory.take().expect("there"), self.world.clone());
         let runtime = self.runtime.clone();
@@ -574,7 +574,7 @@ async fn a_pod_that_lost_its_network_is_not_ready() {
     let set = set().await;
     let (lost, kept) = (set.run(pod("lost")).await.expect("runs"), set.run(pod("kept")).await.expect("runs"));
     set.world.networks.lock().expect("whole").retain(|one| *one != lost);
-    lost_networks::look(&set.runtime).await;
+    lost_networks::check(&set.runtime).await;
     let state = async |id: &str| set.pod_status(id).await.status.expect("a status").state();
     assert_eq!(state(&lost).await, cri::PodSandboxState::SandboxNotready);
     assert_eq!(state(&kept).await, cri::PodSandboxState::SandboxReady);

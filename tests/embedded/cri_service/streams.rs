@@ -5,6 +5,6 @@
 
 mod attach;
 mod commands;
+mod fixture;
 mod forward;
 mod socket;
-mod world;

@@ -3,8 +3,8 @@
 //! Behavior: spec 09b §4. Misbehaving registries are covered by the tests of `embedded::images::store::pull`. Each test
 //! needs root and that package, and reports its name where it is skipped.
 
-mod apart;
 pub mod registry;
+mod unpack_process;
 
 use std::{
     fs,
@@ -14,14 +14,14 @@ use std::{
 
 use berth_runtime::images::{
     Credentials, ImageStore, Kind, Settings,
-    layers::Helpers,
-    orders::{self, Order, Told},
+    commands::{self, CommandResponse, ImageCommand},
+    layers::UnpackHelpers,
     platform,
     record::Record,
 };
 use serde_json::json;
 
-use registry::{Door, Registry, cut_line, layer, obstacle};
+use registry::{Registry, RegistryTransport, cut_line, layer, obstacle};
 
 fn skips(test: &str) -> bool {
     let why = obstacle();
@@ -33,7 +33,7 @@ fn skips(test: &str) -> bool {
 }
 
 async fn store(place: &Path) -> ImageStore {
-    let helpers = Helpers { unpacker: Some(env!("CARGO_BIN_EXE_berth").into()), unpacks: None };
+    let helpers = UnpackHelpers { unpacker: Some(env!("CARGO_BIN_EXE_berth").into()), unpacks: None };
     let registries = vec![place.join("certs.d")];
     ImageStore::open(Settings { registries, helpers, ..Settings::new(place.join("root")) }).await.expect("opens")
 }
@@ -59,7 +59,7 @@ async fn images_are_pulled_by_tag_and_digest_for_this_machine() {
         return;
     }
     let place = tempfile::tempdir().expect("a directory");
-    let registry = Registry::start(place.path(), Door::Plain);
+    let registry = Registry::start(place.path(), RegistryTransport::Plain);
     let (host, index) = (registry.host(), registry.push_for_all("a/b", "1"));
     let store = store(place.path()).await;
     let by_digest = pull(&store, &format!("{host}/a/b@{}", index.digest)).await;
@@ -83,8 +83,13 @@ async fn a_guarded_registry_wants_the_right_password() {
         return;
     }
     let place = tempfile::tempdir().expect("a directory");
-    Registry::start(place.path(), Door::Plain).push("p", "1", &platform::host().architecture, &[layer("f", b"x")]);
-    let registry = Registry::start(place.path(), Door::Guarded);
+    Registry::start(place.path(), RegistryTransport::Plain).push(
+        "p",
+        "1",
+        &platform::host().architecture,
+        &[layer("f", b"x")],
+    );
+    let registry = Registry::start(place.path(), RegistryTransport::BasicAuth);
     let (store, name) = (store(place.path()).await, format!("{}/p:1", registry.host()));
     let (good, bad, nobody) = (user("secret"), user("guess"), Credentials::default());
     let (good, bad, nobody) =
@@ -102,10 +107,10 @@ async fn certificates_are_checked_against_the_authorities_of_the_registry() {
         return;
     }
     let place = tempfile::tempdir().expect("a directory");
-    let plain = Registry::start(place.path(), Door::Plain);
+    let plain = Registry::start(place.path(), RegistryTransport::Plain);
     plain.push("p", "1", &platform::host().architecture, &[layer("f", b"x")]);
     drop(plain);
-    let registry = Registry::start(place.path(), Door::Tls);
+    let registry = Registry::start(place.path(), RegistryTransport::Tls);
     let (store, url) = (store(place.path()).await, format!("https://{}", registry.host()));
     let authority = place.path().join("ca.crt");
     // Unresolvable names: only their mirrors are used.
@@ -131,10 +136,10 @@ async fn certificates_are_shown_to_registries_that_want_one() {
         return;
     }
     let place = tempfile::tempdir().expect("a directory");
-    let plain = Registry::start(place.path(), Door::Plain);
+    let plain = Registry::start(place.path(), RegistryTransport::Plain);
     plain.push("p", "1", &platform::host().architecture, &[layer("f", b"x")]);
     drop(plain);
-    let registry = Registry::start(place.path(), Door::Mutual);
+    let registry = Registry::start(place.path(), RegistryTransport::Mutual);
     let (store, url) = (store(place.path()).await, format!("https://{}", registry.host()));
     let read = |name: &str| fs::read_to_string(place.path().join(name)).expect("there");
     fs::write(place.path().join("both.pem"), read("client.cert") + &read("client.key")).expect("writable");
@@ -172,16 +177,16 @@ async fn an_image_is_shown_with_all_that_is_known_of_it() {
         return;
     }
     let place = tempfile::tempdir().expect("a directory");
-    let registry = Registry::start(place.path(), Door::Plain);
+    let registry = Registry::start(place.path(), RegistryTransport::Plain);
     let (host, index) = (registry.host(), registry.push_for_all("a/b", "1"));
     let store = store(place.path()).await;
     let image = pull(&store, &format!("{host}/a/b:1")).await;
-    let order = Order::Inspect { name: format!("{host}/a/b:1") };
+    let order = ImageCommand::Inspect { name: format!("{host}/a/b:1") };
     let (tell, mut told) = tokio::sync::mpsc::channel(64);
-    orders::carry_out(&store, order, None, &tell).await.expect("shown");
+    commands::execute(&store, order, None, &tell).await.expect("shown");
     drop(tell);
     let mut text = String::new();
-    while let Some(Told::Piece(piece)) = told.recv().await {
+    while let Some(CommandResponse::Piece(piece)) = told.recv().await {
         text.push_str(&piece);
     }
     let shown: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -199,9 +204,9 @@ async fn an_image_is_shown_with_all_that_is_known_of_it() {
     ] {
         assert_eq!(shown.pointer(at), Some(&expected), "{at} of {shown}");
     }
-    let unknown = Order::Inspect { name: "nothing".to_owned() };
+    let unknown = ImageCommand::Inspect { name: "nothing".to_owned() };
     let (tell, _told) = tokio::sync::mpsc::channel(64);
-    let unknown = orders::carry_out(&store, unknown, None, &tell).await.expect_err("unknown");
+    let unknown = commands::execute(&store, unknown, None, &tell).await.expect_err("unknown");
     assert_eq!(unknown.kind, Kind::NotFound);
 }
 
@@ -214,7 +219,8 @@ async fn mirrors_are_asked_in_their_order_over_plain_http_where_that_is_configur
     let place = tempfile::tempdir().expect("a directory");
     let (first, second) = (place.path().join("first"), place.path().join("second"));
     [&first, &second].into_iter().for_each(|folder| fs::create_dir(folder).expect("makeable"));
-    let (empty, full) = (Registry::start(&first, Door::Plain), Registry::start(&second, Door::Plain));
+    let (empty, full) =
+        (Registry::start(&first, RegistryTransport::Plain), Registry::start(&second, RegistryTransport::Plain));
     full.push("team/p", "1", &platform::host().architecture, &[layer("f", b"x")]);
     let mirrors = format!(
         "server = \"https://nowhere.test\"\n[host.\"http://{}\"]\n[host.\"http://{}\"]\n",
@@ -233,7 +239,7 @@ async fn a_download_that_breaks_off_is_resumed() {
         return;
     }
     let place = tempfile::tempdir().expect("a directory");
-    let registry = Registry::start(place.path(), Door::Plain);
+    let registry = Registry::start(place.path(), RegistryTransport::Plain);
     let mut noise = vec![0u8; 8 << 20];
     rand::fill(&mut noise[..]);
     registry.push("big", "1", &platform::host().architecture, &[layer("noise", &noise)]);
@@ -251,9 +257,9 @@ async fn what_is_broken_is_fetched_again() {
     if skips("what_is_broken_is_fetched_again") {
         return;
     }
-    use berth_runtime::images::store::verify::Mending;
+    use berth_runtime::images::store::verify::RepairMode;
     let place = tempfile::tempdir().expect("a directory");
-    let registry = Registry::start(place.path(), Door::Plain);
+    let registry = Registry::start(place.path(), RegistryTransport::Plain);
     let layers = [layer("a", b"right"), layer("b", b"b")];
     registry.push("p", "1", &platform::host().architecture, &layers);
     let store = store(place.path()).await;
@@ -261,13 +267,13 @@ async fn what_is_broken_is_fetched_again() {
     let image = pull(&store, &name).await;
     let file = |number: u64| place.path().join(format!("root/layers/{number}/d/a"));
     fs::write(file(image.layers[0]), "wrong").expect("writable");
-    let verified = store.verify(Mending::Yes, Arc::default()).await.expect("verified");
+    let verified = store.verify(RepairMode::Yes, Arc::default()).await.expect("verified");
     assert_eq!(verified.findings.len(), 1, "{verified:?}");
-    assert_eq!(verified.findings[0].mended, Some(Ok(())));
+    assert_eq!(verified.findings[0].repair, Some(Ok(())));
     let mended = store.status(&name).expect("a name").expect("there");
     assert_eq!((mended.id, mended.layers[1], mended.repo_tags()), (image.id, image.layers[1], image.repo_tags()));
     assert_eq!(fs::read_to_string(file(mended.layers[0])).expect("there"), "right");
     assert!(!file(image.layers[0]).exists());
-    let verified = store.verify(Mending::No, Arc::default()).await.expect("verified");
+    let verified = store.verify(RepairMode::No, Arc::default()).await.expect("verified");
     assert_eq!((verified.images, verified.layers, verified.findings.len()), (1, 2, 0));
 }

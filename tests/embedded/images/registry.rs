@@ -38,10 +38,10 @@ pub fn obstacle() -> Option<&'static str> {
 
 /// Transport and authentication of the registry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Door {
+pub enum RegistryTransport {
     Plain,
     /// User `user` with password `secret`.
-    Guarded,
+    BasicAuth,
     /// TLS certificate of a CA that is written to `ca.crt` beside the storage.
     Tls,
     /// Like `Tls`; clients must present a certificate of that CA: `client.cert` with `client.key`.
@@ -62,13 +62,13 @@ impl Drop for Registry {
 }
 
 impl Registry {
-    pub fn start(place: &Path, door: Door) -> Self {
+    pub fn start(place: &Path, door: RegistryTransport) -> Self {
         let port = free_ports::<1>()[0];
         let mut http = json!({"addr": format!("127.0.0.1:{port}")});
-        if matches!(door, Door::Tls | Door::Mutual) {
+        if matches!(door, RegistryTransport::Tls | RegistryTransport::Mutual) {
             let (certificate, key) = certificates(place);
             http["tls"] = json!({"certificate": certificate, "key": key});
-            if door == Door::Mutual {
+            if door == RegistryTransport::Mutual {
                 http["tls"]["clientcas"] = json!([place.join("ca.crt")]);
             }
         }
@@ -78,7 +78,7 @@ impl Registry {
             "storage": {"filesystem": {"rootdirectory": place.join("storage")}},
             "http": http,
         });
-        if door == Door::Guarded {
+        if door == RegistryTransport::BasicAuth {
             let users = place.join("users");
             fs::write(&users, format!("user:{SECRET}\n")).expect("writable");
             config["auth"] = json!({"htpasswd": {"realm": "tests", "path": users}});

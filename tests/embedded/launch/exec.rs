@@ -9,8 +9,8 @@ use std::{
 use berth_shim::plan::FailureKind;
 
 use crate::launch::process::no_mkdir;
-use berth_testkit::bench::{
-    Bench, NOTHING, PATIENCE, begin, conclude_begun, exec, is_root, process, readable, said, start,
+use berth_testkit::launch_fixture::{
+    LaunchFixture, NOTHING, PATIENCE, begin, conclude_begun, exec, is_root, process, readable, start, stdout_of,
 };
 
 #[test]
@@ -19,7 +19,7 @@ fn a_further_process_is_in_all_of_the_container() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let mut plan = bench.plan(&["sh", "-c", "echo mine > /tmp/file; echo up; cat"]);
         plan.process.seccomp = Some(no_mkdir());
         let mut container = start(&plan, &NOTHING).expect("it runs");
@@ -30,7 +30,7 @@ fn a_further_process_is_in_all_of_the_container() {
         let mut given = process(&["sh", "-c", script]);
         given.seccomp = Some(no_mkdir());
         (given.uid, given.cwd) = (0, "/tmp".to_owned());
-        let out = said(exec(&plan, container.pid, given).map(berth_testkit::bench::Running::end));
+        let out = stdout_of(exec(&plan, container.pid, given).map(berth_testkit::launch_fixture::Running::end));
         let lines: Vec<&str> = out.lines().collect();
         assert_eq!(lines.first(), Some(&"mine"));
         let groups = plan.groups.iter().filter_map(|group| group.file_name()?.to_str()).count();
@@ -56,7 +56,7 @@ fn nothing_of_the_host_is_open_to_a_program() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let plan = bench.plan(&["sh", "-c", "ls -l /proc/self/fd | grep -c ' -> '; cat"]);
         let mut container = start(&plan, &NOTHING).expect("it runs");
         assert_eq!(container.line(), "3");
@@ -83,7 +83,7 @@ fn many_at_once_leave_nothing_open() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let open = || std::fs::read_dir("/proc/self/fd").expect("readable").count();
         let plan = bench.plan(&["sh", "-c", "echo up; cat"]);
         let mut container = start(&plan, &NOTHING).expect("it runs");
@@ -92,7 +92,7 @@ fn many_at_once_leave_nothing_open() {
         for _ in 0..4 {
             let begun: Vec<_> = (0..64).map(|_| begin(&plan, container.pid, process(&["echo", "hello"]))).collect();
             for running in begun.into_iter().map(conclude_begun) {
-                assert_eq!(said(running.map(berth_testkit::bench::Running::end)), "hello\n");
+                assert_eq!(stdout_of(running.map(berth_testkit::launch_fixture::Running::end)), "hello\n");
             }
         }
         assert_eq!(open(), before);
@@ -105,7 +105,7 @@ fn programs_have_terminals() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let script = "tty; stty size; stat -c '%u %t' /dev/console; readlink /proc/self/fd/0; stty -echo; echo up; cat";
         let mut plan = bench.plan(&["sh", "-c", script]);
         plan.process.terminal = Some((80, 25));

@@ -10,20 +10,20 @@ use std::{
 
 use berth_shim::{
     child::begin_poststop,
-    plan::{Hook, Hooks, LaunchPlan, Moment},
+    plan::{Hook, HookPoint, Hooks, LaunchPlan},
 };
 use serde_json::Value;
 
-use berth_testkit::bench::{self, Bench, is_root, run, said};
+use berth_testkit::launch_fixture::{self, LaunchFixture, is_root, run, stdout_of};
 
 /// A hook that runs a shell script: with the host's shell, at `startContainer` with the container's.
-fn hook(moment: Moment, script: &str) -> Hook {
+fn hook(moment: HookPoint, script: &str) -> Hook {
     let args = ["sh", "-c", script].map(str::to_owned).to_vec();
     Hook { moment, path: "/bin/sh".into(), args, env: vec!["PATH=/usr/bin:/bin".into()], limit_ms: None }
 }
 
 /// Plan of a container with these hooks and a bundle.
-fn plan(bench: &Bench, args: &[&str], all: Vec<Hook>) -> LaunchPlan {
+fn plan(bench: &LaunchFixture, args: &[&str], all: Vec<Hook>) -> LaunchPlan {
     let bundle = bench.at("bundle");
     fs::create_dir_all(&bundle).expect("makeable");
     let config = serde_json::json!({"ociVersion": "1.2.0", "root": {"path": bench.at("stage")}});
@@ -44,7 +44,7 @@ fn soon(path: &Path) -> String {
         if text.ends_with('\n') {
             return text;
         }
-        assert!(begun.elapsed() < bench::PATIENCE, "{} stays empty", path.display());
+        assert!(begun.elapsed() < launch_fixture::PATIENCE, "{} stays empty", path.display());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -54,24 +54,24 @@ fn hooks_are_executed_at_their_moments_and_told_the_state() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let log = bench.at("log");
         // The log has this path on the host and, before pivot_root, in the container's mount namespace: hooks append to
         // it there.
-        let note = |moment: Moment| {
+        let note = |moment: HookPoint| {
             let name = moment.name();
             let script = format!("{{ printf '{name} '; cat; echo; }} >> {}", log.display());
             hook(moment, &script)
         };
-        let mut all: Vec<Hook> = Moment::ALL.iter().rev().map(|moment| note(*moment)).collect();
-        all.retain(|hook| hook.moment != Moment::StartContainer);
+        let mut all: Vec<Hook> = HookPoint::ALL.iter().rev().map(|moment| note(*moment)).collect();
+        all.retain(|hook| hook.moment != HookPoint::StartContainer);
         // With the container's shell and files.
-        all.push(hook(Moment::StartContainer, "{ id -u; cat; echo; } > /tmp/started"));
+        all.push(hook(HookPoint::StartContainer, "{ id -u; cat; echo; } > /tmp/started"));
         fs::set_permissions(bench.at("layers/1/d/tmp"), std::os::unix::fs::PermissionsExt::from_mode(0o1777))
             .expect("settable");
         let mut plan = plan(bench, &["sh", "-c", "cat /tmp/started; read x"], all);
         (plan.process.uid, plan.process.gid, plan.process.groups) = (1000, 1000, vec![1000]);
-        let mut running = bench::start(&plan, &bench::NOTHING).expect("it runs");
+        let mut running = launch_fixture::start(&plan, &launch_fixture::NOTHING).expect("it runs");
         let hooks = plan.hooks.as_deref().expect("hooks");
         let pid = running.pid;
         assert_eq!(running.line(), "1000", "as the container's user");
@@ -92,7 +92,7 @@ fn hooks_are_executed_at_their_moments_and_told_the_state() {
             assert_eq!((&state["id"], &state["annotations"]["a"]), (&"c".into(), &"b".into()), "{name}");
             assert_eq!(state["bundle"], bench.at("bundle").display().to_string(), "{name}");
         }
-        running.say("\n");
+        running.write_input("\n");
         running.end();
         fs::remove_file(&log).expect("there");
         begin_poststop("c", hooks).expect("begun");
@@ -107,7 +107,7 @@ fn hooks_are_executed_in_the_namespaces_of_their_moments() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let log = bench.at("log");
         let host = fs::read_link("/proc/self/ns/mnt").expect("there").display().to_string();
         let links = "readlink /proc/self/ns/mnt";
@@ -117,10 +117,10 @@ fn hooks_are_executed_in_the_namespaces_of_their_moments() {
             root=$(sed 's/.*"path":"\([^"]*\)".*/\1/' $bundle/config.json)
             test "$PWD" = "$bundle" && readlink /proc/self/ns/mnt > $root/etc/by-hook"#;
         let script = "cat /etc/by-hook; readlink /proc/self/ns/mnt; touch /etc/x 2>/dev/null || echo sealed";
-        let all = vec![hook(Moment::CreateRuntime, &on_host), hook(Moment::CreateContainer, within)];
+        let all = vec![hook(HookPoint::CreateRuntime, &on_host), hook(HookPoint::CreateContainer, within)];
         let mut plan = plan(bench, &["sh", "-c", script], all);
         plan.root.is_read_only = true;
-        let out = said(run(&plan));
+        let out = stdout_of(run(&plan));
         let lines: Vec<&str> = out.lines().collect();
         let [by_hook, own, "sealed"] = lines.as_slice() else { panic!("{out}") };
         assert_eq!(read(&log).trim(), host, "createRuntime is executed on the host");
@@ -134,9 +134,9 @@ fn a_hook_that_fails_fails_the_start() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let log = bench.at("log");
-        for moment in Moment::ALL.into_iter().filter(|moment| *moment != Moment::Poststop) {
+        for moment in HookPoint::ALL.into_iter().filter(|moment| *moment != HookPoint::Poststop) {
             let name = moment.name();
             let path = |text: &str| format!("{name} hook {text} failed: ");
             let failed = |hook: Hook| {
@@ -161,8 +161,8 @@ fn a_hook_that_fails_fails_the_start() {
         // Much output, an unread state, and a leftover process: none of them blocks.
         let loud =
             "i=0; while [ $i -lt 3000 ]; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; i=$((i+1)); done; sleep 2 &";
-        let mut plan = plan(bench, &["echo", "ran"], vec![hook(Moment::CreateRuntime, loud)]);
+        let mut plan = plan(bench, &["echo", "ran"], vec![hook(HookPoint::CreateRuntime, loud)]);
         plan.hooks.as_mut().expect("hooks").state.insert_str(0, &format!("\"x\":\"{}\",", "y".repeat(200_000)));
-        assert_eq!(said(run(&plan)), "ran\n");
+        assert_eq!(stdout_of(run(&plan)), "ran\n");
     });
 }

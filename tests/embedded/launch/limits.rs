@@ -4,8 +4,8 @@ use std::{fs, io::Read, time::Instant};
 
 use berth_shim::child::{Progress, Stdio, begin_launch};
 
-use berth_testkit::bench::{
-    Bench, NOTHING, PATIENCE, Running, exec, is_root, process, readable, reap, said, shell, start,
+use berth_testkit::launch_fixture::{
+    LaunchFixture, NOTHING, PATIENCE, Running, exec, is_root, process, readable, reap, shell, start, stdout_of,
 };
 
 #[test]
@@ -14,7 +14,7 @@ fn limits_are_set() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let nofile = nix::libc::RLIMIT_NOFILE;
         let out = shell(
             bench,
@@ -36,9 +36,9 @@ fn a_program_is_born_in_its_groups() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let plan = bench.plan(&[]);
-        let out = shell(bench, |plan| plan.processes = berth_shim::plan::Processes::Host, "cat /proc/$$/cgroup");
+        let out = shell(bench, |plan| plan.processes = berth_shim::plan::PidNamespace::Host, "cat /proc/$$/cgroup");
         for group in &plan.groups {
             let name = group.file_name().expect("a name").to_str().expect("text");
             assert_eq!(out.matches(name).count(), plan.groups.len(), "{out}");
@@ -51,7 +51,7 @@ fn a_launch_that_hangs_is_killed() {
     if !is_root() {
         return;
     }
-    let bench = Bench::new();
+    let bench = LaunchFixture::new();
     // A process born in a frozen cgroup does not run, but can be killed.
     let frozen = bench.plan(&[]).groups.into_iter().find(|group| group.join("cgroup.freeze").exists());
     let Some(frozen) = frozen else {
@@ -82,7 +82,7 @@ fn a_container_may_see_its_group_as_the_root() {
     if !is_root() {
         return;
     }
-    let bench = Bench::new();
+    let bench = LaunchFixture::new();
     let unified: Vec<_> = bench.plan(&[]).groups.into_iter().filter(|g| g.join("cgroup.freeze").exists()).collect();
     if unified.is_empty() {
         eprintln!("skipped: needs the unified hierarchy");
@@ -100,7 +100,7 @@ fn a_container_may_see_its_group_as_the_root() {
         // them.
         assert!(lines.ends_with(&["0".to_owned(), "read-only".to_owned()]), "not frozen, {lines:?}");
         let given = process(&["sh", "-c", "grep ^0: /proc/self/cgroup"]);
-        assert_eq!(said(exec(&plan, container.pid, given).map(Running::end)), "0::/\n");
+        assert_eq!(stdout_of(exec(&plan, container.pid, given).map(Running::end)), "0::/\n");
         container.kill();
     });
 }

@@ -12,7 +12,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 
-use berth_testkit::bench::{Bench, NOTHING, bind, image, is_root, new, run, said, shell, start};
+use berth_testkit::launch_fixture::{LaunchFixture, NOTHING, bind, image, is_root, new, run, shell, start, stdout_of};
 
 fn tmpfs(path: &Path) {
     fs::create_dir_all(path).expect("makeable");
@@ -33,7 +33,7 @@ fn volumes_are_as_writable_as_the_plan_says() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         alone();
         let volume = bench.volume("volume");
         tmpfs(&volume.join("below"));
@@ -44,7 +44,7 @@ fn volumes_are_as_writable_as_the_plan_says() {
         ] {
             let mut plan = bench.plan(&["sh", "-c", WRITE, "sh", "/v", "/v/below"]);
             plan.mounts.push(bind(&volume, "/v", access, Propagation::Private));
-            assert_eq!(said(run(&plan)), expected, "{access:?}");
+            assert_eq!(stdout_of(run(&plan)), expected, "{access:?}");
         }
         let out = shell(
             bench,
@@ -70,7 +70,7 @@ fn mounts_travel_as_the_plan_says() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         alone();
         let names = ["shared", "slave", "private"];
         for name in names {
@@ -111,7 +111,7 @@ fn paths_are_hidden_and_protected() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let out = shell(
             bench,
             |plan| {
@@ -131,7 +131,7 @@ fn links_of_an_image_lead_nowhere_else() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let secret = bench.volume("secret");
         let etc = bench.at("layers/2/d/etc");
         symlink(&secret, etc.join("out")).expect("makeable");
@@ -164,7 +164,7 @@ fn files_are_mounted_behind_links_of_an_image_that_lead_to_nothing_yet() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let etc = bench.at("layers/2/d/etc");
         symlink("../run/systemd/resolve/stub-resolv.conf", etc.join("resolv.conf")).expect("makeable");
         symlink("/tmp/elsewhere", etc.join("hosts")).expect("makeable");
@@ -190,7 +190,7 @@ fn kernel_file_systems_are_mounted_behind_no_link_of_an_image() {
         return;
     }
     for (name, kind) in [("proc", "proc"), ("sys", "sysfs")] {
-        Bench::new().shim(|bench| {
+        LaunchFixture::new().shim(|bench| {
             let at = bench.at("layers/2/d").join(name);
             let _ = fs::remove_dir(&at); // it may not exist
             symlink("/tmp/p", &at).expect("makeable");
@@ -206,7 +206,7 @@ fn images_are_mounted_read_only() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let part = |target: &str, sub_path: &str| {
             let mut mount = image(bench, target, &["2/d", "1/d"]);
             if let Source::Layers { sub_path: part, .. } = &mut mount.source {
@@ -237,7 +237,7 @@ fn a_container_has_the_file_systems_every_program_expects() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let out = shell(
             bench,
             |_| {},

@@ -7,19 +7,21 @@ use std::{
 };
 
 use berth_shim::{
-    child::{Around, Made, make_namespaces_with},
-    plan::{Access, Failure, Namespace, NamespacePlan, Processes, Propagation},
+    child::{CreatedNamespaces, PodContext, make_namespaces_with},
+    plan::{Access, Failure, Namespace, NamespacePlan, PidNamespace, Propagation},
 };
 
-use berth_testkit::bench::{Bench, MAP, NOTHING, Running, bind, exec, image, is_root, process, said, start};
+use berth_testkit::launch_fixture::{
+    LaunchFixture, MAP, NOTHING, Running, bind, exec, image, is_root, process, start, stdout_of,
+};
 
-fn make(plan: &NamespacePlan) -> Result<Made, Failure> {
+fn make(plan: &NamespacePlan) -> Result<CreatedNamespaces, Failure> {
     let program = File::open(env!("CARGO_BIN_EXE_berth-shim")).expect("the shim is built");
     make_namespaces_with(plan, program.as_fd())
 }
 
-fn around(made: &Made) -> Around<'_> {
-    Around { namespaces: &made.namespaces, target: None, users: None }
+fn around(made: &CreatedNamespaces) -> PodContext<'_> {
+    PodContext { namespaces: &made.namespaces, target: None, users: None }
 }
 
 /// Opens a pidfd of a process.
@@ -37,7 +39,7 @@ fn containers_of_a_pod_share_its_namespaces() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let mut wanted = plan(&[Namespace::Uts, Namespace::Network, Namespace::Ipc]);
         wanted.sysctls = BTreeMap::from([
             ("net/ipv4/ip_unprivileged_port_start".to_owned(), "0".to_owned()),
@@ -48,9 +50,9 @@ fn containers_of_a_pod_share_its_namespaces() {
         assert_eq!(kinds, [Namespace::Network, Namespace::Ipc, Namespace::Uts]);
         let script = "hostname; cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/kernel/shm_rmid_forced; cat \
                       /sys/class/net/lo/flags; for n in net ipc uts; do readlink /proc/self/ns/$n; done";
-        let first = said(start(&bench.plan(&["sh", "-c", script]), &around(&made)).map(Running::end));
+        let first = stdout_of(start(&bench.plan(&["sh", "-c", script]), &around(&made)).map(Running::end));
         assert!(first.starts_with("pod\n0\n1\n0x9\n"), "{first}");
-        assert_eq!(said(start(&bench.plan(&["sh", "-c", script]), &around(&made)).map(Running::end)), first);
+        assert_eq!(stdout_of(start(&bench.plan(&["sh", "-c", script]), &around(&made)).map(Running::end)), first);
         wanted.sysctls = BTreeMap::from([("../../etc/x".to_owned(), String::new())]);
         assert_eq!(make(&wanted).expect_err("no setting").text, "\"../../etc/x\" is no kernel setting");
     });
@@ -62,14 +64,14 @@ fn processes_are_seen_as_the_plan_says() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let wanted = NamespacePlan { shares_processes: true, ..plan(&[Namespace::Uts]) };
         let made = make(&wanted).expect("made");
         let init = opened(made.init.expect("process 1"));
-        let around = Around { target: Some(init.as_fd()), ..around(&made) };
+        let around = PodContext { target: Some(init.as_fd()), ..around(&made) };
         let mut pod = bench.plan(&["sh", "-c", "ls /proc/1/root/ 2>&1; ls /proc/1/fd 2>&1; cat /proc/1/status; cat"]);
-        pod.processes = Processes::Pod;
-        let out = said(start(&pod, &around).map(Running::end));
+        pod.processes = PidNamespace::Pod;
+        let out = stdout_of(start(&pod, &around).map(Running::end));
         assert!(out.starts_with("ls: /proc/1/root/: Permission denied\nName:\tberth-shim\n"), "{out}");
         assert!(out.contains("Uid:\t65535\t65535\t65535\t65535\n") && out.contains("CapBnd:\t0000000000000000\n"));
         // Even with every capability over it there is nothing to read.
@@ -77,7 +79,7 @@ fn processes_are_seen_as_the_plan_says() {
         let sets = &mut pod.process.capabilities;
         (sets.bounding, sets.effective, sets.permitted) = (all, all, all);
         pod.process.args = ["sh", "-c", "ls -a /proc/1/root/; ls /proc/1/fd"].map(str::to_owned).to_vec();
-        assert_eq!(said(start(&pod, &around).map(Running::end)), ".\n..\n");
+        assert_eq!(stdout_of(start(&pod, &around).map(Running::end)), ".\n..\n");
 
         let mut own = bench.plan(&["sh", "-c", "echo up; cat"]);
         own.container = "target".to_owned();
@@ -88,19 +90,19 @@ fn processes_are_seen_as_the_plan_says() {
         let see = |processes| {
             let mut plan = bench.plan(&["sh", "-c", script]);
             plan.processes = processes;
-            said(start(&plan, &Around { target: Some(process.as_fd()), ..around }).map(Running::end))
+            stdout_of(start(&plan, &PodContext { target: Some(process.as_fd()), ..around }).map(Running::end))
         };
         let line = |text: &str, index: usize| text.lines().nth(index).unwrap_or_default().to_owned();
         let of_target =
             format!("{}\n", std::fs::read_link(format!("/proc/{}/ns/pid", target.pid)).expect("read").display());
-        assert!(see(Processes::Of("target".to_owned())).ends_with(&of_target));
-        assert_eq!(line(&see(Processes::Own), 1), "first");
+        assert!(see(PidNamespace::Of("target".to_owned())).ends_with(&of_target));
+        assert_eq!(line(&see(PidNamespace::Own), 1), "first");
         let host = format!("{}\n", std::fs::read_link("/proc/self/ns/pid").expect("a link").display());
-        assert!(see(Processes::Host).ends_with(&host));
+        assert!(see(PidNamespace::Host).ends_with(&host));
         target.kill();
         let init = nix::unistd::Pid::from_raw(made.init.expect("process 1").cast_signed());
         nix::sys::signal::kill(init, nix::sys::signal::Signal::SIGTERM).expect("there");
-        assert_eq!(berth_testkit::bench::reap(init.as_raw().cast_unsigned()), 0);
+        assert_eq!(berth_testkit::launch_fixture::reap(init.as_raw().cast_unsigned()), 0);
     });
 }
 
@@ -110,12 +112,12 @@ fn a_pod_may_have_users_of_its_own() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         let all = [Namespace::User, Namespace::Network, Namespace::Ipc, Namespace::Uts];
         let wanted = NamespacePlan { users: Some((MAP, MAP)), shares_processes: true, ..plan(&all) };
         let made = make(&wanted).expect("made");
         let init = opened(made.init.expect("process 1"));
-        let around = Around { users: Some((MAP, MAP)), target: Some(init.as_fd()), ..around(&made) };
+        let around = PodContext { users: Some((MAP, MAP)), target: Some(init.as_fd()), ..around(&made) };
         let volume = bench.volume("volume");
         let script = "cat /proc/self/uid_map; id -u; stat -c '%u %g %n' / /etc/passwd /dev/null /v/file /one/etc/passwd /both/etc/passwd; echo x > \
                       /dev/null && echo written; touch /etc/mine && stat -c %u /etc/mine; hostname; [ $$ = 1 ] && echo \
@@ -138,13 +140,13 @@ fn a_pod_may_have_users_of_its_own() {
         assert_eq!(owner, 200_000);
         let mut given = process(&["sh", "-c", "cat /proc/self/uid_map; id -u; cat /etc/passwd > /dev/stdout"]);
         (given.uid, given.gid) = (1000, 1000);
-        let out = said(exec(&plan, container.pid, given).map(Running::end));
+        let out = stdout_of(exec(&plan, container.pid, given).map(Running::end));
         let words: Vec<&str> = out.split_whitespace().collect();
         assert_eq!(words.get(..4), Some(&["0", "200000", "65536", "1000"][..]), "{out}");
         container.kill();
-        plan.processes = Processes::Pod;
+        plan.processes = PidNamespace::Pod;
         plan.process.args = ["sh", "-c", "ls /proc/1/root 2>&1; stat -c %u /proc/1"].map(str::to_owned).to_vec();
-        let out = said(start(&plan, &around).map(Running::end));
+        let out = stdout_of(start(&plan, &around).map(Running::end));
         assert!(out.starts_with("ls: /proc/1/root: Permission denied\n"), "{out}");
     });
 }

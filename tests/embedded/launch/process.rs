@@ -2,15 +2,15 @@
 
 use berth_shim::plan::{Capabilities, FailureKind, RootKind};
 
-use berth_testkit::bench::{Bench, is_root, run, said, shell};
+use berth_testkit::launch_fixture::{LaunchFixture, is_root, run, shell, stdout_of};
 
 #[test]
 fn a_program_runs_with_its_arguments_environment_directory_and_user() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
-        assert_eq!(said(run(&bench.plan(&["echo", "hello", "world"]))), "hello world\n");
+    LaunchFixture::new().shim(|bench| {
+        assert_eq!(stdout_of(run(&bench.plan(&["echo", "hello", "world"]))), "hello world\n");
         let script = "echo $A; pwd; id -u; id -g; id -G; stat -c '%u %a' . /dev/stdout -L; umask";
         let out = shell(
             bench,
@@ -29,17 +29,19 @@ fn ends_are_told_as_they_are() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 0), ("sleep 0; exit 255", 255)] {
             let ended = run(&bench.plan(&["sh", "-c", script])).expect("it runs");
             // Process 1 of a PID namespace cannot kill itself.
             assert_eq!(ended.code, code, "{script}");
         }
-        let mut running =
-            berth_testkit::bench::start(&bench.plan(&["sh", "-c", "echo up; cat"]), &berth_testkit::bench::NOTHING)
-                .expect("it runs");
+        let mut running = berth_testkit::launch_fixture::start(
+            &bench.plan(&["sh", "-c", "echo up; cat"]),
+            &berth_testkit::launch_fixture::NOTHING,
+        )
+        .expect("it runs");
         assert_eq!(running.line(), "up");
-        running.say("from outside\n");
+        running.write_input("from outside\n");
         assert_eq!(running.line(), "from outside");
         let pid = nix::unistd::Pid::from_raw(running.pid.cast_signed());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("there");
@@ -53,7 +55,7 @@ fn a_program_that_cannot_run_is_told() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         for (args, text) in [
             (["nothing"], "exec: \"nothing\": executable file not found in $PATH"),
             (["/no/thing"], "exec: \"/no/thing\": stat /no/thing: no such file or directory"),
@@ -88,8 +90,8 @@ fn rights_are_those_of_the_plan() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
-        let default = berth_testkit::bench::DEFAULT_CAPABILITIES;
+    LaunchFixture::new().shim(|bench| {
+        let default = berth_testkit::launch_fixture::DEFAULT_CAPABILITIES;
         let net_raw = 1 << 13;
         let none = Capabilities::default();
         let whole = Capabilities { bounding: default, effective: default, permitted: default, ..none };
@@ -123,8 +125,8 @@ fn signals_are_as_if_nobody_had_touched_them() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
-        let text = said(run(&bench.plan(&["cat", "/proc/self/status"])));
+    LaunchFixture::new().shim(|bench| {
+        let text = stdout_of(run(&bench.plan(&["cat", "/proc/self/status"])));
         for field in ["SigBlk", "SigIgn", "SigCgt"] {
             assert_eq!(status(&text, field), "0000000000000000", "{field}");
         }
@@ -150,7 +152,7 @@ fn a_filter_is_in_force_with_and_without_new_privileges() {
     if !is_root() {
         return;
     }
-    Bench::new().shim(|bench| {
+    LaunchFixture::new().shim(|bench| {
         for (uid, no_new_privileges) in [(0, false), (0, true), (1000, false), (1000, true)] {
             let change = |plan: &mut berth_shim::plan::LaunchPlan| {
                 plan.process.seccomp = Some(no_mkdir());
@@ -160,7 +162,7 @@ fn a_filter_is_in_force_with_and_without_new_privileges() {
             let text = shell(bench, change, "cat /proc/self/status; mkdir /tmp/x 2>/dev/null || echo refused");
             assert_eq!(status(&text, "Seccomp"), "2");
             assert_eq!(status(&text, "NoNewPrivs"), if no_new_privileges { "1" } else { "0" });
-            let permitted = if uid == 0 { berth_testkit::bench::DEFAULT_CAPABILITIES } else { 0 };
+            let permitted = if uid == 0 { berth_testkit::launch_fixture::DEFAULT_CAPABILITIES } else { 0 };
             assert_eq!(status(&text, "CapPrm"), format!("{permitted:016x}"), "nothing is left of what set the filter");
             assert!(text.ends_with("refused\n"));
         }

@@ -10,7 +10,7 @@ use std::{
 use berth_runtime::network::Network;
 use berth_sys::net_namespace;
 
-use super::ground::*;
+use super::machine::*;
 
 #[test]
 fn a_pod_has_a_network_and_leaves_nothing() {
@@ -139,7 +139,7 @@ fn a_pod_is_as_fast_as_it_may_be() {
     });
 }
 
-fn sent(_: &Network, ground: &Ground, pod: &berth_runtime::network::SandboxNetwork) -> f64 {
+fn sent(_: &Network, ground: &TestMachine, pod: &berth_runtime::network::SandboxNetwork) -> f64 {
     const BYTES: usize = 200_000;
     let listener =
         net_namespace::within(ground.outside.as_fd(), || TcpListener::bind("0.0.0.0:90")).expect("listening");
@@ -186,18 +186,18 @@ fn a_port_inside_a_pod_is_reached() {
 #[test]
 fn a_bridge_that_was_removed_is_made_again() {
     on_a_machine("a_bridge_that_was_removed_is_made_again", async |ground| {
-        use berth_sys::netlink::{Protocol, Socket, route};
+        use berth_sys::netlink::{Protocol, Socket, rtnetlink};
         let network = ground.builtin("10.9.0.0/24").await;
         let keeper = network.clone();
-        let _keeping = tokio::spawn(async move { keeper.keep(Default::default()).await });
+        let _keeping = tokio::spawn(async move { keeper.run_watchers(Default::default()).await });
         let pod = pod(1);
         network.setup(&pod).await.expect("a network");
         serve(netns(&pod), "0.0.0.0:80", "pod");
         let mut socket = Socket::open(Protocol::Route).expect("a socket");
-        let bridge =
-            route::link(&socket.ask(route::get_link("berth0")).expect("there").expect("told")).expect("a link");
+        let bridge = rtnetlink::link(&socket.query(rtnetlink::get_link("berth0")).expect("there").expect("told"))
+            .expect("a link");
         tokio::task::yield_now().await;
-        socket.request(route::delete_link(bridge.index)).expect("removed");
+        socket.request(rtnetlink::delete_link(bridge.index)).expect("removed");
         let begun = Instant::now();
         while ask_within(None, "10.9.0.2:80", Duration::from_millis(100)).is_err() {
             assert!(begun.elapsed() < LIMIT, "the pod is cut off");

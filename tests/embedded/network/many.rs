@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use berth_runtime::network::Protocol;
 
-use super::ground::*;
+use super::machine::*;
 
 /// Default number of pods; `BERTH_MANY_PODS` sets another.
 const QUICK: usize = 40;

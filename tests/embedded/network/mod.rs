@@ -4,7 +4,7 @@
 //! root and report their names where they are skipped.
 
 mod builtin;
-mod ground;
+mod machine;
 mod many;
 mod plugins;
 mod ports;

@@ -9,7 +9,7 @@ use std::{
 use berth_runtime::network::{Mode, Network, Protocol, Settings};
 use serde_json::{Value, json};
 
-use super::ground::*;
+use super::machine::*;
 
 /// A plugin that records its calls, and acts as its configuration's `does` requests.
 const SCRIPT: &str = r#"#!/bin/sh
@@ -34,7 +34,7 @@ struct Plugins {
 }
 
 impl Plugins {
-    fn new(ground: &Ground) -> Self {
+    fn new(ground: &TestMachine) -> Self {
         let directory = ground.dir.path().join("bin");
         for name in ["one", "two"] {
             script(&directory.join(name), SCRIPT);
@@ -178,10 +178,10 @@ fn readiness_follows_the_configuration() {
     on_a_machine("readiness_follows_the_configuration", async |ground| {
         let mut plugins = Plugins::new(&ground);
         let directory = plugins.settings.cni_directory.display().to_string();
-        plugins.settings.wanted = berth_runtime::network::Wanted::Cni;
+        plugins.settings.wanted = berth_runtime::network::ConfiguredMode::Cni;
         let network = plugins.open().await;
         let keeper = network.clone();
-        let _keeping = tokio::spawn(async move { keeper.keep(Default::default()).await });
+        let _keeping = tokio::spawn(async move { keeper.run_watchers(Default::default()).await });
         let becomes = async |expected: Result<(), String>| {
             let begun = Instant::now();
             loop {
@@ -242,7 +242,7 @@ fn a_pod_keeps_the_mode_it_began_with() {
         let plugins = Plugins::new(&ground);
         let network = plugins.open().await;
         let keeper = network.clone();
-        let _keeping = tokio::spawn(async move { keeper.keep(Default::default()).await });
+        let _keeping = tokio::spawn(async move { keeper.run_watchers(Default::default()).await });
         let mut old = pod(1);
         old.attached = Some(network.setup(&old).await.expect("a network"));
         assert_eq!(old.attached.as_ref().expect("attached").mode, Mode::Builtin);

@@ -14,12 +14,12 @@ use berth_sys::{
     net_namespace,
     netlink::{
         self, Socket,
-        connections::{self, End},
-        filter,
+        conntrack::{self, End},
+        nf_tables,
     },
 };
 
-use super::ground::*;
+use super::machine::*;
 
 #[test]
 fn a_host_port_is_reached_from_everywhere() {
@@ -73,16 +73,16 @@ fn a_flushed_filter_is_back_within_a_second() {
         // AC-09b-N2
         let network = ground.builtin("10.9.0.0/24").await;
         let keeper = network.clone();
-        let _keeping = tokio::spawn(async move { keeper.keep(Default::default()).await });
+        let _keeping = tokio::spawn(async move { keeper.run_watchers(Default::default()).await });
         let mut pod = pod(1);
         pod.ports = vec![port(Protocol::Tcp, 8080, 80)];
         network.setup(&pod).await.expect("a network");
         serve(netns(&pod), "0.0.0.0:80", "pod");
         assert!(ask(None, "127.0.0.1:8080").is_ok());
         for round in 1..=3 {
-            let (begin, end) = filter::marks();
+            let (begin, end) = nf_tables::batch_messages();
             let mut socket = Socket::open(netlink::Protocol::Netfilter).expect("a socket");
-            socket.transaction(begin, vec![filter::delete_table("berth")], end).expect("flushed");
+            socket.transaction(begin, vec![nf_tables::delete_table("berth")], end).expect("flushed");
             let begun = Instant::now();
             let works = || ask_within(None, "127.0.0.1:8080", Duration::from_millis(100)).is_ok();
             while network.filter_reapplied() < round || !works() {
@@ -122,9 +122,9 @@ fn the_machines_loopback_is_not_exposed() {
         }
         assert!(reaches("10.9.0.1"), "the machine's own address");
         assert!(!reaches("127.0.0.1"), "the machine's loopback");
-        let (begin, end) = filter::marks();
+        let (begin, end) = nf_tables::batch_messages();
         let mut socket = Socket::open(netlink::Protocol::Netfilter).expect("a socket");
-        socket.transaction(begin, vec![filter::delete_table("berth")], end).expect("flushed");
+        socket.transaction(begin, vec![nf_tables::delete_table("berth")], end).expect("flushed");
         assert!(reaches("127.0.0.1"), "without the rule it would");
     });
 }
@@ -158,8 +158,8 @@ fn datagrams_find_the_new_pod() {
             serving.join().expect("served");
             let mut socket = Socket::open(netlink::Protocol::Netfilter).expect("a socket");
             for (of, end) in [(address(OUTSIDE), End::Client), (attached.ips[0], End::Server)] {
-                let found = socket.dump(&connections::list_of(of, end)).expect("listed");
-                let found: Vec<_> = found.iter().filter_map(connections::connection).filter(|c| c.has(of)).collect();
+                let found = socket.dump(&conntrack::list_of(of, end)).expect("listed");
+                let found: Vec<_> = found.iter().filter_map(conntrack::connection).filter(|c| c.has(of)).collect();
                 assert_eq!(found.len(), 1, "{found:?}");
                 assert_eq!((found[0].original.port, found[0].reply.source), (53, attached.ips[0]));
             }

@@ -2,7 +2,7 @@
 
 use berth_runtime::network::{Network, Protocol};
 
-use super::ground::*;
+use super::machine::*;
 
 #[test]
 fn what_belongs_to_nobody_goes() {

@@ -9,13 +9,15 @@ use std::{
 };
 
 use berth_proto::cri;
-use berth_runtime::launch::{self, Found, Host, Inputs, LaunchImage, Place, Refusal, Sandbox, find::find, host};
+use berth_runtime::launch::{
+    self, Host, Inputs, LaunchImage, MountSource, Refusal, ResolvedResources, Sandbox, host, resolve::resolve,
+};
 use berth_shim::{
-    child::{Around, make_namespaces},
+    child::{PodContext, make_namespaces},
     plan::{LaunchPlan, Process},
 };
 
-use berth_testkit::bench::{self, Bench, MAP, NOTHING, Running, exec, is_root, said, start};
+use berth_testkit::launch_fixture::{self, LaunchFixture, MAP, NOTHING, Running, exec, is_root, start, stdout_of};
 
 const PASSWD: &[u8] = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n";
 const GROUP: &[u8] = b"user:x:1000:\nimage:x:50000:user\n";
@@ -27,7 +29,7 @@ struct Pod {
 }
 
 impl Pod {
-    fn new(bench: &Bench) -> Self {
+    fn new(bench: &LaunchFixture) -> Self {
         fs::create_dir_all(bench.at("sandbox/shm")).expect("makeable");
         fs::set_permissions(bench.at("sandbox/shm"), Permissions::from_mode(0o1777)).expect("settable");
         for name in ["hostname", "hosts", "resolv.conf"] {
@@ -38,10 +40,10 @@ impl Pod {
         let own = cri::NamespaceMode::Container.into();
         context.namespace_options = Some(cri::NamespaceOption { pid: own, ..Default::default() });
         context.privileged = true;
-        Self { config, host: host::look(&host::Settings::default()).expect("a host") }
+        Self { config, host: host::detect(&host::Settings::default()).expect("a host") }
     }
 
-    fn plan(&self, bench: &Bench, config: &cri::ContainerConfig, found: &Found) -> LaunchPlan {
+    fn plan(&self, bench: &LaunchFixture, config: &cri::ContainerConfig, found: &ResolvedResources) -> LaunchPlan {
         let usual = bench.plan(&[]);
         let image = LaunchImage { passwd: PASSWD.to_vec(), group: GROUP.to_vec(), ..LaunchImage::default() };
         let (files, shm) = (bench.at("sandbox"), bench.at("sandbox/shm"));
@@ -62,9 +64,9 @@ impl Pod {
         launch::launch(&inputs).expect("a plan").plan
     }
 
-    fn found(&self, config: &cri::ContainerConfig) -> Found {
+    fn found(&self, config: &cri::ContainerConfig) -> ResolvedResources {
         let mut image = |_: &cri::Mount| Err(Refusal::missing("no image"));
-        find(config, &self.host, &[], &mut image).expect("facts")
+        resolve(config, &self.host, &[], &mut image).expect("facts")
     }
 }
 
@@ -78,7 +80,7 @@ fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurit
 }
 
 fn run(plan: &LaunchPlan) -> String {
-    said(bench::run(plan))
+    stdout_of(launch_fixture::run(plan))
 }
 
 #[test]
@@ -86,7 +88,7 @@ fn a_request_becomes_a_process() {
     if !is_root() {
         return;
     }
-    let bench = Bench::new();
+    let bench = LaunchFixture::new();
     let pod = Pod::new(&bench);
     bench.shim(|bench| {
         let script = "pwd; id -u; id -g; id -G; echo $HOME $HOSTNAME $X; grep -E '^(CapBnd|Seccomp):' /proc/self/status; \
@@ -115,7 +117,7 @@ fn later_processes_are_as_the_first() {
     if !is_root() {
         return;
     }
-    let bench = Bench::new();
+    let bench = LaunchFixture::new();
     let pod = Pod::new(&bench);
     bench.shim(|bench| {
         let mut config = shell("echo up; cat");
@@ -123,7 +125,7 @@ fn later_processes_are_as_the_first() {
         asked.run_as_user = Some(cri::Int64Value { value: 1000 });
         asked.seccomp = Some(cri::SecurityProfile::default());
         asked.no_new_privs = true;
-        let plan = pod.plan(bench, &config, &Found::default());
+        let plan = pod.plan(bench, &config, &ResolvedResources::default());
         let mut running = start(&plan, &NOTHING).expect("it runs");
         assert_eq!(running.line(), "up");
         let later = |words: &[&str]| -> Process {
@@ -143,7 +145,7 @@ fn mounts_of_a_request_are_made() {
     if !is_root() {
         return;
     }
-    let bench = Bench::new();
+    let bench = LaunchFixture::new();
     let pod = Pod::new(&bench);
     let (volume, layer) = (bench.volume("volume"), bench.at("layers/3/d/data"));
     fs::create_dir_all(&layer).expect("makeable");
@@ -172,8 +174,9 @@ fn mounts_of_a_request_are_made() {
         ];
         let asked = context(&mut config);
         asked.masked_paths = vec!["/proc/version".to_owned(), "/proc/sys".to_owned(), "/proc/none".to_owned()];
-        let mut image = |_: &cri::Mount| Ok(Place::Image { layers: bench.at("layers"), lower: vec!["3/d".to_owned()] });
-        let mut found = find(&config, &pod.host, &[], &mut image).expect("facts");
+        let mut image =
+            |_: &cri::Mount| Ok(MountSource::Image { layers: bench.at("layers"), lower: vec!["3/d".to_owned()] });
+        let mut found = resolve(&config, &pod.host, &[], &mut image).expect("facts");
         let own = bench.volume("own");
         fs::write(own.join("x"), "volume of the image\n").expect("writable");
         found.volumes = [("/v".to_owned(), own)].into();
@@ -188,7 +191,7 @@ fn privileged_containers_have_the_hosts_devices_and_rights() {
     if !is_root() {
         return;
     }
-    let bench = Bench::new();
+    let bench = LaunchFixture::new();
     let pod = Pod::new(&bench);
     bench.shim(|bench| {
         let script = "grep -E '^(CapEff|Seccomp):' /proc/self/status; ls -d /dev/null /dev/kmsg; \
@@ -209,7 +212,7 @@ fn a_pod_can_have_users_of_its_own() {
     if !is_root() {
         return;
     }
-    let bench = Bench::new();
+    let bench = LaunchFixture::new();
     let mut pod = Pod::new(&bench);
     let line = || vec![cri::IdMapping { host_id: MAP.outside, container_id: MAP.inside, length: MAP.count }];
     let users = cri::UserNamespace { uids: line(), gids: line(), ..Default::default() };
@@ -224,7 +227,7 @@ fn a_pod_can_have_users_of_its_own() {
     bench.shim(|bench| {
         let wanted = launch::namespaces(&pod.config, "pod", &pod.host).expect("a plan");
         let made = make_namespaces(&wanted).expect("namespaces");
-        let around = Around { namespaces: &made.namespaces, target: None, users: wanted.users };
+        let around = PodContext { namespaces: &made.namespaces, target: None, users: wanted.users };
         let script = "cat /proc/self/uid_map; id -u; hostname; stat -c %u /etc/hosts /dev/null /; echo x > /made; \
                       cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_unprivileged_port_start; \
                       grep Seccomp: /proc/self/status";
@@ -232,7 +235,7 @@ fn a_pod_can_have_users_of_its_own() {
         context(&mut config).namespace_options = Some(asked.clone());
         context(&mut config).seccomp = Some(cri::SecurityProfile::default());
         let plan = pod.plan(bench, &config, &pod.found(&config));
-        let out = said(start(&plan, &around).map(Running::end));
+        let out = stdout_of(start(&plan, &around).map(Running::end));
         let words: Vec<&str> = out.split_whitespace().collect();
         assert_eq!(words, ["0", "200000", "65536", "0", "pod", "0", "0", "0", "1", "0", "Seccomp:", "2"], "{out}");
         let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(bench.at("u/made")).expect("made"));

@@ -12,7 +12,7 @@ use berth_shim::{
     exit_record::ExitRecord,
     plan,
     wire::{self, Datagram},
-    worker::record::{Splitter, Tag},
+    worker::log_record::{Splitter, Tag},
 };
 
 use super::first_line;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use berth::images::{
-    credentials::{docker, glob, hash, plugin_answer, plugin_config},
-    record, reference,
+    credentials::{docker, glob, hash, plugin_api, plugin_config},
+    record_documents, reference,
 };
 
 use super::{first_line, text};
@@ -62,7 +62,7 @@ pub fn plugins(data: &[u8]) {
 /// Output of a credential provider plugin.
 pub fn plugin_response(data: &[u8]) {
     let version = "credentialprovider.kubelet.k8s.io/v1";
-    match plugin_answer::parse(version, data) {
+    match plugin_api::parse(version, data) {
         Ok(answer) => drop(answer.logins),
         Err(error) => assert!(error.to_string().len() < 256, "nothing of an answer is told"),
     }
@@ -70,17 +70,18 @@ pub fn plugin_response(data: &[u8]) {
 
 /// A pull record file of the image manager.
 pub fn pull_record(data: &[u8]) {
-    if let Ok(intent) = record::decode_intent(data) {
-        let again = record::decode_intent(&record::encode_intent(&intent.value)).expect("what we write, we read");
+    if let Ok(intent) = record_documents::decode_intent(data) {
+        let again = record_documents::decode_intent(&record_documents::encode_intent(&intent.value))
+            .expect("what we write, we read");
         assert_eq!((again.value, again.outdated), (intent.value, false));
     }
-    if let Ok(pulled) = record::decode_pulled(data) {
-        let written = record::encode_pulled(&pulled.value);
-        let again = record::decode_pulled(&written).expect("what we write, we read");
+    if let Ok(pulled) = record_documents::decode_pulled(data) {
+        let written = record_documents::encode_pulled(&pulled.value);
+        let again = record_documents::decode_pulled(&written).expect("what we write, we read");
         assert!(!again.outdated);
-        assert_eq!(record::encode_pulled(&again.value), written);
+        assert_eq!(record_documents::encode_pulled(&again.value), written);
         for mut grants in pulled.value.grants.into_values() {
-            grants.add(&record::Proof::Node);
+            grants.add(&record_documents::Proof::Node);
             assert!(grants.node && grants.secrets.is_empty() && grants.accounts.is_empty());
         }
     }

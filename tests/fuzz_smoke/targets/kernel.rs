@@ -2,7 +2,7 @@
 
 use berth::node::{
     CpuSet,
-    oom::kills::{Hearing, Record},
+    oom::kill_parser::{KillAssembler, Record},
 };
 use berth_stats::{cgroup_files as control, filesystems, host, network};
 use berth_sys::mount_table;
@@ -35,10 +35,10 @@ pub fn mounts(data: &[u8]) {
 
 /// Records of `/dev/kmsg`, one per line.
 pub fn kernel_log(data: &[u8]) {
-    let mut hearing = Hearing::default();
+    let mut hearing = KillAssembler::default();
     for record in data.split(|byte| *byte == b'\n').filter_map(Record::parse) {
-        let Some(kill) = hearing.hear(&record) else { continue };
-        for name in [&kill.short, &kill.of, &kill.process] {
+        let Some(kill) = hearing.push(&record) else { continue };
+        for name in [&kill.exhausted_cgroup, &kill.cgroup, &kill.process] {
             assert!(name.chars().count() <= 512 && !name.contains(char::is_control), "{name:?}");
         }
         let _ = (kill.message(), kill.is_of_pod(&kill.process), kill.is_of_container(&kill.process));

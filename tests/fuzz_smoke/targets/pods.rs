@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use berth::{resources::cpu_state, runtime::request::hosts};
 use berth_types::{
     api, env, env_file, expand,
-    fieldpath::{self, Whereabouts},
+    fieldpath::{self, NodeAddresses},
     hash::fnv1a_32,
     hostname::HostName,
     quantity::{Amount, Format},
@@ -98,7 +98,7 @@ pub fn field_path(data: &[u8]) {
     let (path, rest) = first_line(data);
     let (resource, divisor) = first_line(rest);
     let selector = api::ObjectFieldSelector { field_path: path.clone().into_owned(), api_version: None };
-    let at = Whereabouts { node_name: "node-1", host_ips: &[], pod_ips: &[] };
+    let at = NodeAddresses { node_name: "node-1", host_ips: &[], pod_ips: &[] };
     let as_variable = fieldpath::env_field(&POD, &selector, at);
     let as_file = fieldpath::volume_field(&POD, &path);
     if let (Ok(variable), Ok(file)) = (&as_variable, &as_file) {

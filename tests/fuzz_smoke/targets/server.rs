@@ -11,7 +11,7 @@ use berth_server::{
         },
         websocket::{
             self,
-            channels::{self, Said},
+            channels::{self, ChannelMessage},
         },
     },
 };
@@ -104,7 +104,7 @@ pub fn websocket_tunnel(data: &[u8]) {
                 Err(_) => is_spdy = false,
             }
         }
-        if let Ok(Said::Stdin(said) | Said::Resize(said)) = channels::read(bytes.clone()) {
+        if let Ok(ChannelMessage::Stdin(said) | ChannelMessage::Resize(said)) = channels::read(bytes.clone()) {
             assert_eq!(said.len() + 1, bytes.len());
         }
     }

@@ -5,8 +5,8 @@ use berth::{
     sources::{
         decode::{self, Manifest},
         defaults,
-        normalise::{self, Origin},
         references::ReferenceRule,
+        static_pod::{self, Origin},
     },
 };
 use berth_types::{
@@ -57,11 +57,11 @@ fn become_static(pod: api::Pod, origin: Origin<'_>) {
     let mut again = defaulted.clone();
     defaults::apply(&mut again);
     assert_eq!(defaulted, again, "defaults are idempotent");
-    let made = match normalise::static_pod(pod.clone(), origin) {
+    let made = match static_pod::static_pod(pod.clone(), origin) {
         Ok(made) => made,
         Err(error) => return drop(error.to_string()),
     };
-    assert_eq!(normalise::static_pod(pod, origin).as_ref(), Ok(&made), "the same bytes make the same pod");
+    assert_eq!(static_pod::static_pod(pod, origin).as_ref(), Ok(&made), "the same bytes make the same pod");
     let written = serde_json::to_vec(&made).expect("API objects serialise");
     match decode::decode(&written) {
         Ok(Manifest::Pod(read)) => assert_eq!(*read, made, "written and read"),

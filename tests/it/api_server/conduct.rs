@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::api_server::client::Client;
-use berth_testkit::api_server::{ApiServer, Logged};
+use berth_testkit::api_server::{ApiServer, RecordedRequest};
 
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
@@ -18,7 +18,7 @@ fn lease(renewed: u32) -> Value {
 
 #[track_caller]
 fn accused(server: &ApiServer, of: &[&str]) {
-    let found = server.offences(|_| false);
+    let found = server.violations(|_| false);
     assert_eq!(found.len(), of.len(), "{found:#?}");
     for (offence, expected) in found.iter().zip(of) {
         assert!(offence.contains(expected), "{offence}: no {expected}");
@@ -37,7 +37,7 @@ async fn a_kubelet_is_accused_of_nothing() {
     let mut made = client.ask("POST", LEASE, Some(&lease(1))).await.body;
     made["spec"] = lease(2)["spec"].clone();
     assert_eq!(client.ask("PUT", &format!("{LEASE}/n"), Some(&made)).await.code, 200);
-    server.assert_conduct();
+    server.assert_conformance();
 }
 
 #[tokio::test]
@@ -47,8 +47,8 @@ async fn what_no_kubelet_does() {
     client.ask("POST", "/api/v1/nodes", Some(&node())).await;
     client.get("/api/v1/pods").await;
     accused(&server, &["a refusal that nobody announced", "everything is read"]);
-    let announced = |logged: &Logged| logged.verb == "list" && logged.resource == "pods";
-    assert_eq!(server.offences(announced).len(), 1);
+    let announced = |logged: &RecordedRequest| logged.verb == "list" && logged.resource == "pods";
+    assert_eq!(server.violations(announced).len(), 1);
     let server = ApiServer::start().await;
     let mut client = Client::node(&server, "n").await;
     client.ask("POST", "/api/v1/nodes", Some(&node())).await;
@@ -101,5 +101,5 @@ async fn the_dead_do_not_live() {
     status(json!({"phase": "Failed", "conditions": ready})).expect("stored");
     accused(&server, &["container c ended with", "ready though its phase is \"Failed\""]);
     status(json!({"phase": "Running"})).expect("stored");
-    assert!(server.offences(|_| false).iter().any(|offence| offence.contains("phase \"Running\" after \"Failed\"")));
+    assert!(server.violations(|_| false).iter().any(|offence| offence.contains("phase \"Running\" after \"Failed\"")));
 }

@@ -126,11 +126,11 @@ async fn a_black_hole_swallows_and_gives_back() {
     server.create(map("m"));
     let path = format!("{MAPS}/m");
     assert_eq!(client.get(&path).await.code, 200);
-    server.black(true);
+    server.set_black_hole(true);
     let asked = tokio::time::timeout(Duration::from_millis(300), client.get(&path)).await;
     assert!(asked.is_err(), "{asked:?}");
     assert!(tokio::time::timeout(Duration::from_millis(300), Client::admin(&server)).await.is_err());
-    server.black(false);
+    server.set_black_hole(false);
     assert_eq!(client.get(&path).await.code, 200);
 }
 
@@ -139,10 +139,10 @@ async fn a_server_is_away_and_back() {
     let server = ApiServer::start().await;
     let mut client = Client::admin(&server).await;
     server.create(map("m"));
-    server.go().await;
+    server.take_offline().await;
     assert!(client.try_ask("GET", &format!("{MAPS}/m"), None).await.is_none());
     assert!(Client::connect(&server, None, "h2").await.is_none());
-    server.come_back().await;
+    server.bring_online().await;
     assert_eq!(Client::admin(&server).await.get(&format!("{MAPS}/m")).await.code, 200);
 }
 

@@ -4,11 +4,11 @@
 
 mod client;
 mod conduct;
+mod control_endpoint;
 mod faults;
+mod fixture;
 mod parity;
 mod rules_join;
-mod second_door;
 mod storage;
 mod watches;
 mod wire;
-mod world;

@@ -9,7 +9,7 @@ use base64::{
 };
 use serde_json::{Value, json};
 
-use crate::api_server::world::{Answer, World};
+use crate::api_server::fixture::{Answer, Fixture};
 
 fn kept(object: &Value, pointers: &[&str]) -> Vec<Value> {
     pointers.iter().map(|pointer| object.pointer(pointer).cloned().unwrap_or_default()).collect()
@@ -18,7 +18,7 @@ fn kept(object: &Value, pointers: &[&str]) -> Vec<Value> {
 #[tokio::test]
 async fn nothing_changed_is_no_change() {
     // AC-10a-1
-    let world = World::new("noop").await;
+    let world = Fixture::new("noop").await;
     let (path, pod) = world.bound("p").await;
     let same = world
         .admin
@@ -53,7 +53,7 @@ async fn nothing_changed_is_no_change() {
 #[tokio::test]
 async fn a_lease_is_put_and_put_back() {
     // AC-10a-2, AC-10a-3, AC-10-4
-    let world = World::new("lease").await;
+    let world = Fixture::new("lease").await;
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
     let name = &world.name;
     let path = format!("{leases}/{name}");
@@ -80,7 +80,7 @@ async fn a_lease_is_put_and_put_back() {
 #[tokio::test]
 async fn a_status_is_apart() {
     // AC-10a-4, AC-10a-5, AC-10a-6
-    let world = World::new("status").await;
+    let world = Fixture::new("status").await;
     let (path, pod) = world.bound("p").await;
     let status = format!("{path}/status");
     let foreign = json!({"metadata": {"uid": "other"}, "status": {"message": "m"}});
@@ -109,7 +109,7 @@ async fn a_status_is_apart() {
 #[tokio::test]
 async fn a_status_that_cannot_be() {
     // AC-10a-17, AC-10-22
-    let world = World::new("wrong").await;
+    let world = Fixture::new("wrong").await;
     let (path, _) = world.bound("p").await;
     let status = format!("{path}/status");
     let ips =
@@ -148,7 +148,7 @@ async fn a_status_that_cannot_be() {
 #[tokio::test]
 async fn a_strategic_merge_patch_is_applied() {
     // AC-10a-18, AC-10a-19, AC-10-17, AC-10-23
-    let world = World::new("smp").await;
+    let world = Fixture::new("smp").await;
     let path = format!("/api/v1/nodes/{}/status", world.name);
     let typed = |types: &[&str]| types.iter().map(|t| json!({"type": t})).collect::<Vec<_>>();
     let names = |answer: &Answer, pointer: &str, key: &str| {
@@ -195,7 +195,7 @@ async fn a_strategic_merge_patch_is_applied() {
 #[tokio::test]
 async fn a_pod_is_bound() {
     // AC-10a-12
-    let world = World::new("bind").await;
+    let world = Fixture::new("bind").await;
     let pods = format!("{}/pods", world.space);
     let mut watch = world.node.watch(&format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", world.name)).await;
     world.admin.post(&pods, &world.pod("p", "")).await.is(201);
@@ -221,7 +221,7 @@ async fn a_pod_is_bound() {
 #[tokio::test]
 async fn a_pod_is_deleted_with_grace() {
     // AC-10a-8, AC-10a-9
-    let world = World::new("grace").await;
+    let world = Fixture::new("grace").await;
     let (path, pod) = world.bound("p").await;
     let mut watch = world.admin.watch(&format!("{}/pods", world.space)).await;
     let grace = |seconds: i64| json!({"gracePeriodSeconds": seconds});
@@ -254,7 +254,7 @@ async fn a_pod_is_deleted_with_grace() {
 #[tokio::test]
 async fn a_pod_is_deleted_at_once() {
     // AC-10a-10, AC-10a-11
-    let world = World::new("force").await;
+    let world = Fixture::new("force").await;
     let (path, _) = world.bound("failed").await;
     world.node.patch(&format!("{path}/status"), &json!({"status": {"phase": "Failed"}})).await.is(200);
     world.admin.delete(&path, &json!({})).await.is(200);
@@ -282,7 +282,7 @@ async fn a_pod_is_deleted_at_once() {
 #[tokio::test]
 async fn a_node_reads_what_is_its_own() {
     // AC-10a-7
-    let world = World::new("authorizer").await;
+    let world = Fixture::new("authorizer").await;
     let (name, space) = (&world.name, &world.name);
     let mut pod = world.pod("p", name);
     pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "own"}}]);
@@ -324,7 +324,7 @@ async fn a_node_reads_what_is_its_own() {
 #[tokio::test]
 async fn a_node_is_restricted() {
     // AC-10-27, spec 10 §6.2 and §6.3
-    let world = World::new("restricted").await;
+    let world = Fixture::new("restricted").await;
     let name = &world.name;
     let uid = world.admin.get(&format!("/api/v1/nodes/{name}")).await.text("/metadata/uid");
     let pods = format!("{}/pods", world.space);
@@ -376,7 +376,7 @@ async fn a_node_is_restricted() {
 #[tokio::test]
 async fn a_pod_gets_an_account() {
     // Spec 10 §6.3
-    let world = World::new("account").await;
+    let world = Fixture::new("account").await;
     let (_, pod) = world.bound("p").await;
     assert_eq!(pod.at("/spec/serviceAccountName"), "default");
     let volume = pod.at("/spec/volumes/0");
@@ -395,7 +395,7 @@ async fn a_pod_gets_an_account() {
 #[tokio::test]
 async fn a_node_gets_tokens() {
     // AC-10a-23, AC-10a-24, AC-10a-25
-    let world = World::new("token").await;
+    let world = Fixture::new("token").await;
     let (_, pod) = world.bound("p").await;
     let elsewhere = world.admin.post(&format!("{}/pods", world.space), &world.pod("q", "elsewhere")).await.is(201);
     let path = format!("{}/serviceaccounts/default/token", world.space);
@@ -448,7 +448,7 @@ async fn a_node_gets_tokens() {
 #[tokio::test]
 async fn requests_for_certificates_are_approved_within_limits() {
     // AC-10a-21, AC-10a-22
-    let world = World::new("csr").await;
+    let world = Fixture::new("csr").await;
     let csrs = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
     let name = format!("system:node:{}", world.name);
     let request = |suffix: &str, signer: &str, names: &[&str], common: &str, usages: &[&str]| {
@@ -495,7 +495,7 @@ async fn requests_for_certificates_are_approved_within_limits() {
 #[tokio::test]
 async fn a_pod_is_resized_and_evicted() {
     // Spec 10a §4 rows resize and eviction; AC-10a-35 needs the generation.
-    let world = World::new("resize").await;
+    let world = Fixture::new("resize").await;
     let mut pod = world.pod("p", &world.name);
     pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}});
     world.admin.post(&format!("{}/pods", world.space), &pod).await.is(201);
@@ -526,7 +526,7 @@ async fn a_pod_is_resized_and_evicted() {
 #[tokio::test]
 async fn a_watch_shows_what_matches() {
     // AC-10a-14, AC-10a-16, spec 10a §5
-    let world = World::new("watch").await;
+    let world = Fixture::new("watch").await;
     let maps = format!("{}/configmaps", world.space);
     let selected = format!("{maps}?labelSelector=of%3Dparity");
     let streamed = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=2";
@@ -568,7 +568,7 @@ async fn a_watch_shows_what_matches() {
 #[tokio::test]
 async fn an_event_is_counted() {
     // AC-10-33
-    let world = World::new("event").await;
+    let world = Fixture::new("event").await;
     let events = format!("{}/events", world.space);
     let event = json!({"kind": "Event", "apiVersion": "v1", "metadata": {"name": "e"}, "reason": "R", "message": "m", "type": "Normal", "count": 1,
         "involvedObject": {"kind": "Pod", "namespace": world.name, "name": "p"}, "firstTimestamp": "2026-01-01T00:00:00Z", "lastTimestamp": "2026-01-01T00:00:00Z"});
@@ -591,7 +591,7 @@ async fn an_event_is_counted() {
 #[tokio::test]
 async fn what_is_immutable_stays() {
     // Spec 10a §4
-    let world = World::new("immutable").await;
+    let world = Fixture::new("immutable").await;
     let maps = format!("{}/configmaps", world.space);
     let map = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "m"}, "immutable": true, "data": {"a": "1"}});
     world.admin.post(&maps, &map).await.is(201);
@@ -614,7 +614,7 @@ async fn what_is_immutable_stays() {
 #[tokio::test]
 async fn a_node_tells_the_size_of_a_claim() {
     // Spec 10 §4.8 S3, §6.2
-    let world = World::new("claim").await;
+    let world = Fixture::new("claim").await;
     let claims = format!("{}/persistentvolumeclaims", world.space);
     let claim = json!({"kind": "PersistentVolumeClaim", "apiVersion": "v1", "metadata": {"name": "c"},
         "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}});

@@ -103,7 +103,7 @@ async fn who_waits_in_vain_is_told_what_happened() {
     let server = ApiServer::start().await;
     server.create(map("m"));
     Client::admin(&server).await.ask("PATCH", &format!("{MAPS}/m"), Some(&json!({"data": {"a": "1"}}))).await;
-    let holds = |seen: &berth_testkit::api_server::Seen<'_>| {
+    let holds = |seen: &berth_testkit::api_server::ConditionContext<'_>| {
         seen.object("configmaps", "default", "m").is_some_and(|map| map["data"]["a"] == "2")
     };
     server.wait_until("the value is 2", Duration::from_millis(50), holds).await;

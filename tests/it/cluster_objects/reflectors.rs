@@ -67,7 +67,7 @@ async fn same(store: &mut Store<ConfigMap>, server: &ApiServer, after: &str) {
 }
 
 /// Faults of a healthy watch.
-enum Trouble {
+enum WatchFault {
     /// The connection is cut; the following watches get these effects, one each.
     Then(Vec<Effect>),
     /// The server restarts.
@@ -75,7 +75,7 @@ enum Trouble {
 }
 
 /// The store follows changes during and after the fault; it is never empty.
-async fn survives(name: &str, trouble: Trouble) {
+async fn survives(name: &str, trouble: WatchFault) {
     let server = ApiServer::start().await;
     for name in ["a", "b", "c"] {
         server.create(map(name, "0"));
@@ -96,7 +96,7 @@ async fn survives(name: &str, trouble: Trouble) {
         server.patch("configmaps", "default", "a", json!({"data": {"k": value}}));
     };
     match trouble {
-        Trouble::Then(effects) => {
+        WatchFault::Then(effects) => {
             let on_watches = |effect| server.fault(Fault::new(effect).on("watch", "configmaps"));
             let faults: Vec<_> = effects.into_iter().map(on_watches).collect();
             server.connections().iter().for_each(|connection| connection.close());
@@ -105,7 +105,7 @@ async fn survives(name: &str, trouble: Trouble) {
             same(&mut store, &server, name).await;
             assert!(faults.iter().all(|fault| server.hits(*fault) == 1), "{name} never came");
         }
-        Trouble::Restart(ring) => {
+        WatchFault::Restart(ring) => {
             server.restart(ring, Duration::from_millis(300)).await;
             change("1");
             same(&mut store, &server, name).await;
@@ -122,15 +122,15 @@ async fn a_store_survives_every_trouble_of_a_watch() {
     let gone = || Effect::status(410, "Expired", "too old resource version");
     let no_streams = Effect::status(422, "Invalid", "sendInitialEvents is forbidden for watch");
     let cases = [
-        ("a line that broke off, AC-10a-28", Trouble::Then(vec![Effect::Truncate(1, 40)])),
-        ("watches that end, AC-10-14", Trouble::Then(vec![Effect::EndWatch(1), Effect::EndWatch(1)])),
-        ("429, AC-10-13", Trouble::Then(vec![Effect::too_many(1)])),
-        ("410 and a cut before the marker, AC-10-9, AC-10-11", Trouble::Then(vec![gone(), Effect::CutBeforeMarker])),
-        ("410 and no streaming lists, AC-10-8", Trouble::Then(vec![gone(), no_streams])),
-        ("500", Trouble::Then(vec![Effect::status(500, "InternalError", "etcdserver: leader changed")])),
-        ("a reset", Trouble::Then(vec![Effect::Reset])),
-        ("a restart", Trouble::Restart(Ring::Keep)),
-        ("a restart that forgot, AC-10-11", Trouble::Restart(Ring::Wipe)),
+        ("a line that broke off, AC-10a-28", WatchFault::Then(vec![Effect::Truncate(1, 40)])),
+        ("watches that end, AC-10-14", WatchFault::Then(vec![Effect::EndWatch(1), Effect::EndWatch(1)])),
+        ("429, AC-10-13", WatchFault::Then(vec![Effect::too_many(1)])),
+        ("410 and a cut before the marker, AC-10-9, AC-10-11", WatchFault::Then(vec![gone(), Effect::CutBeforeMarker])),
+        ("410 and no streaming lists, AC-10-8", WatchFault::Then(vec![gone(), no_streams])),
+        ("500", WatchFault::Then(vec![Effect::status(500, "InternalError", "etcdserver: leader changed")])),
+        ("a reset", WatchFault::Then(vec![Effect::Reset])),
+        ("a restart", WatchFault::Restart(Ring::Keep)),
+        ("a restart that forgot, AC-10-11", WatchFault::Restart(Ring::Wipe)),
     ];
     futures::future::join_all(cases.map(|(name, trouble)| survives(name, trouble))).await;
 }

@@ -85,7 +85,7 @@ async fn refusals_keep_their_code_and_an_answer_that_is_torn_is_none() {
     let refused = CriError::Rpc { code: Code::NotFound, message: "no container c".to_owned() };
     assert_eq!(run(&connection.runtime, "x").await, Err(refused));
 
-    let running = Server::new().on(EXEC, Answer::Torn).start().await;
+    let running = Server::new().on(EXEC, Answer::Truncated).start().await;
     let (connection, _) = client(running.socket());
     let error = run(&connection.runtime, "x").await.expect_err("torn");
     assert!(error.is_unavailable(), "{error}");

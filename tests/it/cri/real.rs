@@ -9,18 +9,18 @@ use berth_metrics::Registry;
 use berth_proto::cri;
 use futures::StreamExt;
 
-use berth_testkit::{cri_calls, image::BUSYBOX, runtimes::On};
+use berth_testkit::{cri_calls, image::BUSYBOX, runtimes::TestRuntime};
 
 berth_testkit::on_real_runtimes! {
     the_client_drives_a_real_runtime
 }
 
-async fn the_client_drives_a_real_runtime(on: On) {
+async fn the_client_drives_a_real_runtime(on: TestRuntime) {
     let Some(below) = on.runtime().await else { return };
     let registry = Registry::new();
     let connection = below.connection(&registry);
     let info = probe(&connection, &registry, Duration::from_secs(20)).await.expect("a runtime for us");
-    assert_eq!(&*info.name, if matches!(on, On::Embedded(_)) { "berth" } else { "containerd" });
+    assert_eq!(&*info.name, if matches!(on, TestRuntime::Embedded(_)) { "berth" } else { "containerd" });
     let (runtime, images) = (&connection.runtime, &connection.images);
     runtime.status().await.expect("conditions");
 
@@ -36,7 +36,7 @@ async fn the_client_drives_a_real_runtime(on: On) {
     let events = match runtime.container_events().await {
         Ok(events) => Some(events),
         Err(error) => {
-            assert!(error.is_unimplemented() && matches!(on, On::Containerd(_)), "{error}");
+            assert!(error.is_unimplemented() && matches!(on, TestRuntime::Containerd(_)), "{error}");
             None
         }
     };

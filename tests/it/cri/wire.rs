@@ -30,7 +30,7 @@ pub enum Answer {
     /// Returns the size of the request in bytes, as the output of an exec.
     Size,
     /// The beginning of a response, then an end without a status.
-    Torn,
+    Truncated,
 }
 
 impl Answer {
@@ -58,7 +58,7 @@ pub struct Running {
     dir: Option<TempDir>,
     calls: Arc<Mutex<HashMap<String, usize>>>,
     connections: Arc<AtomicUsize>,
-    given_up: Arc<AtomicUsize>,
+    canceled: Arc<AtomicUsize>,
     // Its own runtime, so that stopping it also ends connections.
     runtime: Option<Runtime>,
 }
@@ -112,7 +112,7 @@ impl Server {
                 .add_routes(Router::new().fallback(any(handler)).into())
                 .serve_with_incoming(incoming),
         );
-        Running { socket, dir: Some(dir), calls, connections, given_up, runtime: Some(runtime) }
+        Running { socket, dir: Some(dir), calls, connections, canceled: given_up, runtime: Some(runtime) }
     }
 }
 
@@ -132,7 +132,7 @@ impl Running {
 
     /// Number of calls that the client canceled before a response.
     pub fn given_up(&self) -> usize {
-        self.given_up.load(Ordering::Relaxed)
+        self.canceled.load(Ordering::Relaxed)
     }
 
     /// Stops the server with all its connections and removes its socket.
@@ -153,9 +153,9 @@ impl Drop for Running {
 }
 
 /// Increments a counter when it is dropped.
-struct Left(Arc<AtomicUsize>);
+struct DropCounter(Arc<AtomicUsize>);
 
-impl Drop for Left {
+impl Drop for DropCounter {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -175,11 +175,11 @@ async fn answer(answer: Option<&Answer>, request: Request, left: Arc<AtomicUsize
         None => return refused(12, ""),
         Some(Answer::Refused(code, message)) => return refused(*code, message),
         Some(Answer::Hang) => {
-            let _left = Left(left);
+            let _left = DropCounter(left);
             std::future::pending().await
         }
         Some(Answer::Reply(bytes)) => vec![Ok(Frame::data(bytes.clone())), Ok(ended)],
-        Some(Answer::Torn) => vec![Ok(Frame::data(Bytes::from_static(&[0; 3]))), Err("torn")],
+        Some(Answer::Truncated) => vec![Ok(Frame::data(Bytes::from_static(&[0; 3]))), Err("torn")],
         Some(Answer::Size) => {
             let size = request.into_body().collect().await.map_or(0, |body| body.to_bytes().len());
             let written = cri::ExecSyncResponse { stdout: size.to_string().into_bytes(), ..Default::default() };

@@ -5,14 +5,14 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use berth_proto::csi;
-use berth_volumes::{Class, DevicePlugin, Found, Mode, Usage};
+use berth_volumes::{AttachableVolumePlugin, Class, FoundVolume, Mode, Usage};
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 use serde_json::json;
 use tokio::net::UnixListener;
 use tonic::Code;
 
-use crate::csi::{DATA, DRIVER, World, mount, removal, staged, uid, unmount};
+use crate::csi::{DATA, DRIVER, Fixture, mount, removal, staged, uid, unmount};
 use berth_testkit::{
     csi::{Fault, Plugin},
     process::skips,
@@ -24,10 +24,10 @@ async fn a_stage_without_an_end_can_be_undone() {
     if skips("a_stage_without_an_end_can_be_undone") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     for code in [Code::DeadlineExceeded, Code::Unavailable, Code::Aborted, Code::Cancelled, Code::ResourceExhausted] {
-        driver.fail("NodeStageVolume", 1, Fault::DoneBut(code, "late"));
+        driver.fail("NodeStageVolume", 1, Fault::ErrorAfter(code, "late"));
         let told = world.csi.stage(&usage).await.expect_err("no end");
         assert_eq!(told.class, Class::Uncertain, "{code:?}");
         assert_eq!(world.mounts().len(), 1, "it was done after all");
@@ -44,7 +44,7 @@ async fn a_stage_that_was_refused_leaves_nothing() {
     if skips("a_stage_that_was_refused_leaves_nothing") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     driver.fail("NodeStageVolume", 2, Fault::Refuse(Code::InvalidArgument, "no such thing"));
     let told = world.csi.stage(&usage).await.expect_err("refused");
@@ -52,7 +52,7 @@ async fn a_stage_that_was_refused_leaves_nothing() {
     assert_eq!(told.text, "rpc error: code = InvalidArgument desc = no such thing");
     assert_eq!(world.left(), Vec::<std::path::PathBuf>::new());
     world.csi.unstage(&staged(&usage)).await.expect("nothing to do");
-    assert_eq!(driver.acts(), ["NodeStageVolume"], "not asked to undo what it refused");
+    assert_eq!(driver.mutating_calls(), ["NodeStageVolume"], "not asked to undo what it refused");
     // Volumes reconstructed after an agent restart stay, whatever the driver returns.
     let rebuilt = Usage { was_rebuilt: true, ..usage.clone() };
     world.csi.stage(&rebuilt).await.expect_err("refused");
@@ -66,7 +66,7 @@ async fn a_publish_that_was_refused_leaves_what_the_pod_had() {
     if skips("a_publish_that_was_refused_leaves_what_the_pod_had") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     fs::write(driver.volume("h").join("file"), DATA).expect("written");
     let usage = world.usage("p", json!({}));
     world.csi.stage(&usage).await.expect("staged");
@@ -90,7 +90,7 @@ async fn a_driver_that_dies_in_a_call_may_have_done_it() {
     if skips("a_driver_that_dies_in_a_call_may_have_done_it") {
         return;
     }
-    let (world, mut driver, plugin) = World::with_driver().await;
+    let (world, mut driver, plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     for (method, calls) in
         [("NodeStageVolume", 1), ("NodePublishVolume", 2), ("NodeUnpublishVolume", 3), ("NodeUnstageVolume", 4)]
@@ -155,7 +155,7 @@ async fn a_driver_that_answers_twice_is_heard_once() {
     if skips("a_driver_that_answers_twice_is_heard_once") {
         return;
     }
-    let world = World::open();
+    let world = Fixture::open();
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
     world.watch();
     let endpoint = world.root.join("twice.sock");
@@ -199,13 +199,13 @@ async fn a_driver_that_hangs_holds_up_its_call_only() {
     if skips("a_driver_that_hangs_holds_up_its_call_only") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     let (usage, other) = (world.usage("p", json!({})), world.usage("q", json!({"csi": {"volumeHandle": "other"}})));
     driver.fail("NodeStageVolume", 1, Fault::Hang);
     let world = Arc::new(world);
     let (hanging, slow) = (world.clone(), usage.clone());
     let staging = tokio::spawn(async move { hanging.csi.stage(&slow).await });
-    driver.until("hangs", |driver| driver.acts().len() == 1).await;
+    driver.until("hangs", |driver| driver.mutating_calls().len() == 1).await;
     mount(&world.csi, &other).await;
     unmount(&world.csi, &other).await;
     assert!(!staging.is_finished());
@@ -220,10 +220,10 @@ async fn without_its_driver_a_volume_waits() {
     if skips("without_its_driver_a_volume_waits") {
         return;
     }
-    let (world, driver, plugin) = World::with_driver().await;
+    let (world, driver, plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     mount(&world.csi, &usage).await;
-    let mut cured = world.csi.cured();
+    let mut cured = world.csi.recovered();
     drop(plugin);
     while world.drivers.get(DRIVER).is_ok() {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -252,7 +252,7 @@ async fn records_that_were_lost_strand_nothing() {
     if skips("records_that_were_lost_strand_nothing") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     for damage in ["", "{", "{\"driverName\":\"\"}"] {
         mount(&world.csi, &usage).await;
@@ -263,7 +263,8 @@ async fn records_that_were_lost_strand_nothing() {
     // The volume's owner is unknown: a mounted path stays, an unmounted one is removed.
     mount(&world.csi, &usage).await;
     fs::remove_file(usage.target.join("vol_data.json")).expect("removed");
-    let found = Found { pod: uid("p"), name: "pv".to_owned(), mode: Mode::Filesystem, path: usage.target.clone() };
+    let found =
+        FoundVolume { pod: uid("p"), name: "pv".to_owned(), mode: Mode::Filesystem, path: usage.target.clone() };
     world.csi.rebuild(&found).expect_err("mounted, and nobody knows what");
     nix::mount::umount(&usage.target.join("mount")).expect("unmounted");
     let rebuilt = world.csi.rebuild(&found).expect("nothing is mounted");
@@ -280,11 +281,11 @@ async fn a_driver_that_lies_about_unmounting_is_not_believed() {
     if skips("a_driver_that_lies_about_unmounting_is_not_believed") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     fs::write(driver.volume("h").join("file"), DATA).expect("written");
     let usage = world.usage("p", json!({}));
     let path = mount(&world.csi, &usage).await;
-    driver.fail("NodeUnpublishVolume", 1, Fault::Lie);
+    driver.fail("NodeUnpublishVolume", 1, Fault::SucceedWithoutEffect);
     let told = world.csi.unpublish(&removal(&usage)).await.expect_err("it is mounted still");
     assert_eq!(told.class, Class::Uncertain);
     assert!(told.text.ends_with("/mount is still mounted"), "{told}");
@@ -299,13 +300,13 @@ async fn an_inline_volume_that_is_gone_already_is_gone() {
     if skips("an_inline_volume_that_is_gone_already_is_gone") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     let spec =
         json!({"fsGroupPolicy": "File", "volumeLifecycleModes": ["Ephemeral", "Persistent"], "attachRequired": false});
     world.objects.driver(DRIVER, spec);
     let inline = world.inline("p", json!({"driver": DRIVER}));
     world.csi.publish(&inline).await.expect("published");
-    driver.fail("NodeUnpublishVolume", 2, Fault::DoneBut(Code::NotFound, "no such volume"));
+    driver.fail("NodeUnpublishVolume", 2, Fault::ErrorAfter(Code::NotFound, "no such volume"));
     world.csi.unpublish(&removal(&inline)).await.expect("gone is gone");
     assert_eq!(world.left(), Vec::<std::path::PathBuf>::new());
     let usage = world.usage("p", json!({}));

@@ -19,13 +19,13 @@ use async_trait::async_trait;
 use berth::plugins::{Handlers, Watcher, WatcherDeps};
 use berth_metrics::{CsiMetrics, PluginMetrics, Registry};
 use berth_ports::{
-    Attached, NodeDriver, NodeDrivers, ObjectError, ObjectSource, PluginHandler, PullSecret, StorageError,
-    StorageObjects, SystemClock, TokenAsk,
+    AttachedVolumes, NodeDriver, NodeDrivers, ObjectError, ObjectSource, PluginHandler, PullSecret, StorageError,
+    StorageObjects, SystemClock, TokenRequest,
 };
-use berth_testkit::csi::{CsiDriver, Nature, Plugin};
+use berth_testkit::csi::{CsiDriver, DriverProperties, Plugin};
 use berth_types::{Pod, PodUid, api};
 use berth_volumes::{
-    DevicePlugin, PodLayout, Removal, Usage, VolumeSpec,
+    AttachableVolumePlugin, PodLayout, Removal, Usage, VolumeSpec,
     csi::{Csi, CsiDeps, DriverRegistration, Drivers, DriversDeps},
 };
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
@@ -140,11 +140,11 @@ impl StorageObjects for Objects {
         Err(missing(name))
     }
 
-    fn attached(&self) -> watch::Receiver<Attached> {
+    fn attached(&self) -> watch::Receiver<AttachedVolumes> {
         watch::channel(None).1
     }
 
-    fn moved(&self) -> watch::Receiver<u64> {
+    fn retry_signal(&self) -> watch::Receiver<u64> {
         self.moved.subscribe()
     }
 }
@@ -171,13 +171,13 @@ impl ObjectSource for Objects {
         (Vec::new(), Vec::new())
     }
 
-    async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
+    async fn token(&self, pod: &Pod, ask: &TokenRequest) -> Result<String, ObjectError> {
         Ok(format!("token of {} for {}", pod.name(), ask.audience))
     }
 }
 
 /// A node without its agent: root directory, fake objects, registry, and CSI plugin.
-pub struct World {
+pub struct Fixture {
     /// The agent's root directory.
     pub root: PathBuf,
     /// Directory of the driver's volumes.
@@ -203,7 +203,7 @@ impl Drop for Folder {
     }
 }
 
-impl Drop for World {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.stop.cancel();
         self.tasks.close();
@@ -215,7 +215,7 @@ impl Drop for World {
     }
 }
 
-impl World {
+impl Fixture {
     /// Creates a world without any driver.
     pub fn open() -> Self {
         let folder = tempfile::Builder::new().prefix("berth-csi-").tempdir().expect("a folder");
@@ -261,12 +261,12 @@ impl World {
     pub async fn with_driver() -> (Self, CsiDriver, Plugin) {
         let world = Self::open();
         world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
-        let (driver, plugin) = world.register(Nature::of(DRIVER)).await;
+        let (driver, plugin) = world.register(DriverProperties::of(DRIVER)).await;
         (world, driver, plugin)
     }
 
     /// Starts a driver, and waits until it is registered.
-    pub async fn register(&self, nature: Nature) -> (CsiDriver, Plugin) {
+    pub async fn register(&self, nature: DriverProperties) -> (CsiDriver, Plugin) {
         self.watch();
         let name = nature.name.clone();
         let driver = CsiDriver::start(nature, &self.root, &self.data).await;
@@ -308,7 +308,7 @@ impl World {
             group: None,
             user: None,
             label: None,
-            is_shared_now: false,
+            has_other_users: false,
             is_republish: false,
             was_rebuilt: false,
             operation: berth_volumes::Operation::default(),

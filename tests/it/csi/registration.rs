@@ -7,9 +7,9 @@ use std::{fs, path::Path};
 use berth_ports::NodeDriver;
 use serde_json::json;
 
-use crate::csi::{DRIVER, World, a_moment};
+use crate::csi::{DRIVER, Fixture, a_moment};
 use berth_testkit::{
-    csi::{Asked, CsiDriver, Manners, Nature, Plugin},
+    csi::{CsiDriver, DriverProperties, Plugin, RegistrationBehavior, RegistrationCall},
     process::skips,
 };
 
@@ -18,8 +18,8 @@ async fn a_driver_is_registered_and_deregistered_with_its_socket() {
     if skips("a_driver_is_registered_and_deregistered_with_its_socket") {
         return;
     }
-    let world = World::open();
-    let mut nature = Nature::of(DRIVER);
+    let world = Fixture::open();
+    let mut nature = DriverProperties::of(DRIVER);
     nature.max_volumes = 5;
     nature.topology.insert("zone".to_owned(), "a".to_owned());
     let (_driver, plugin) = world.register(nature).await;
@@ -31,7 +31,7 @@ async fn a_driver_is_registered_and_deregistered_with_its_socket() {
     };
     assert_eq!(world.objects.on_node(DRIVER), Some(expected));
     assert!(world.drivers.get(DRIVER).is_ok());
-    assert_eq!(plugin.asked(), [Asked::Info, Asked::Registered]);
+    assert_eq!(plugin.asked(), [RegistrationCall::Info, RegistrationCall::Registered]);
     let page = |state: &str| {
         let family = world.registry.gather().into_iter().find(|f| f.name() == "plugin_manager_total_plugins");
         let series = family.map(|f| f.get_metric().to_vec()).unwrap_or_default();
@@ -51,8 +51,8 @@ async fn a_socket_that_is_made_anew_is_another_plugin() {
     if skips("a_socket_that_is_made_anew_is_another_plugin") {
         return;
     }
-    let world = World::open();
-    let (driver, plugin) = world.register(Nature::of(DRIVER)).await;
+    let world = Fixture::open();
+    let (driver, plugin) = world.register(DriverProperties::of(DRIVER)).await;
     for _ in 0..3 {
         drop(Plugin::csi(&world.socket("stray"), "stray", Path::new("/nowhere"), &["1.0.0"]));
     }
@@ -73,8 +73,8 @@ async fn what_was_there_before_the_watcher_and_what_lies_deeper_is_found() {
     if skips("what_was_there_before_the_watcher_and_what_lies_deeper_is_found") {
         return;
     }
-    let world = World::open();
-    let driver = CsiDriver::start(Nature::of(DRIVER), &world.root, &world.data).await;
+    let world = Fixture::open();
+    let driver = CsiDriver::start(DriverProperties::of(DRIVER), &world.root, &world.data).await;
     let early = Plugin::csi(&world.plugins().join("a/b/early.sock"), DRIVER, &driver.endpoint, &["1.0.0"]);
     let hidden = Plugin::csi(&world.plugins().join(".x.sock"), "hidden", &driver.endpoint, &["1.0.0"]);
     fs::write(world.plugins().join("file.sock"), "x").expect("written");
@@ -91,8 +91,8 @@ async fn who_cannot_be_taken_is_told_why() {
     if skips("who_cannot_be_taken_is_told_why") {
         return;
     }
-    let world = World::open();
-    let (driver, _plugin) = world.register(Nature::of(DRIVER)).await;
+    let world = Fixture::open();
+    let (driver, _plugin) = world.register(DriverProperties::of(DRIVER)).await;
     let endpoint = driver.endpoint.clone();
     let refused = async |name: &str, endpoint: &Path, versions: &[&str]| {
         Plugin::csi(&world.socket("other"), name, endpoint, versions).refused().await
@@ -117,7 +117,8 @@ async fn who_cannot_be_taken_is_told_why() {
     let begins = "RegisterPlugin error -- plugin registration failed with err: rpc error: code = Unavailable";
     assert!(nowhere.starts_with(begins), "{nowhere}");
     let socket = world.socket("gpu");
-    let unknown = Plugin::start(&socket, "GPUPlugin", "gpu", String::new(), &["1"], Manners::Good).refused().await;
+    let unknown =
+        Plugin::start(&socket, "GPUPlugin", "gpu", String::new(), &["1"], RegistrationBehavior::Good).refused().await;
     let expected = format!(
         "RegisterPlugin error -- no handler registered for plugin type: GPUPlugin at socket {}",
         socket.display()
@@ -142,8 +143,8 @@ async fn a_higher_version_takes_the_place_and_the_old_socket_takes_nothing_along
     if skips("a_higher_version_takes_the_place_and_the_old_socket_takes_nothing_along") {
         return;
     }
-    let world = World::open();
-    let (driver, old) = world.register(Nature::of(DRIVER)).await;
+    let world = Fixture::open();
+    let (driver, old) = world.register(DriverProperties::of(DRIVER)).await;
     let new = Plugin::csi(&world.socket("new"), DRIVER, &driver.endpoint, &["1.10.0"]);
     new.registered().await;
     drop(old);
@@ -158,22 +159,25 @@ async fn the_hostile_hold_up_nobody() {
     if skips("the_hostile_hold_up_nobody") {
         return;
     }
-    let world = World::open();
+    let world = Fixture::open();
     let (mut hostile, versions) = (Vec::new(), ["1.0.0"]);
-    for (index, manners) in [Manners::Silent, Manners::Garbage, Manners::Deaf].into_iter().enumerate() {
+    for (index, manners) in [RegistrationBehavior::Silent, RegistrationBehavior::Garbage, RegistrationBehavior::Deaf]
+        .into_iter()
+        .enumerate()
+    {
         let (socket, name) = (world.socket(&format!("bad-{index}")), format!("bad-{index}"));
         hostile.push(Plugin::start(&socket, "CSIPlugin", &name, String::new(), &versions, manners));
     }
     let long = "x".repeat(100_000);
     let socket = world.socket("long");
-    hostile.push(Plugin::start(&socket, "CSIPlugin", &long, String::new(), &versions, Manners::Good));
-    let (driver, _plugin) = world.register(Nature::of(DRIVER)).await;
+    hostile.push(Plugin::start(&socket, "CSIPlugin", &long, String::new(), &versions, RegistrationBehavior::Good));
+    let (driver, _plugin) = world.register(DriverProperties::of(DRIVER)).await;
     let csi = &world.csi;
     let usage = world.usage("p", json!({}));
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
     crate::csi::mount(csi, &usage).await;
     crate::csi::unmount(csi, &usage).await;
-    assert_eq!(driver.acts().len(), 4);
+    assert_eq!(driver.mutating_calls().len(), 4);
     for plugin in &hostile {
         plugin.until("asked again", |asked| asked.len() >= 2).await;
     }
@@ -188,10 +192,10 @@ async fn what_cannot_be_written_is_tried_again() {
     if skips("what_cannot_be_written_is_tried_again") {
         return;
     }
-    let world = World::open();
+    let world = Fixture::open();
     world.objects.refuse(Some("detected topology value collision"));
     world.watch();
-    let driver = CsiDriver::start(Nature::of(DRIVER), &world.root, &world.data).await;
+    let driver = CsiDriver::start(DriverProperties::of(DRIVER), &world.root, &world.data).await;
     let plugin = Plugin::csi(&world.socket(DRIVER), DRIVER, &driver.endpoint, &["1.0.0"]);
     let told = plugin.refused().await;
     assert_eq!(told, "RegisterPlugin error -- plugin registration failed with err: detected topology value collision");
@@ -206,8 +210,8 @@ async fn the_node_is_asked_about_again_where_the_driver_wants_it() {
     if skips("the_node_is_asked_about_again_where_the_driver_wants_it") {
         return;
     }
-    let world = World::open();
-    let (driver, _plugin) = world.register(Nature::of(DRIVER)).await;
+    let world = Fixture::open();
+    let (driver, _plugin) = world.register(DriverProperties::of(DRIVER)).await;
     a_moment().await;
     assert_eq!(driver.of("NodeGetInfo").len(), 1);
     driver.nature(|nature| nature.max_volumes = 7);

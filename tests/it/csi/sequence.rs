@@ -4,14 +4,14 @@
 
 use std::{fs, os::unix::fs::MetadataExt, time::Duration};
 
-use berth_ports::Condition;
+use berth_ports::VolumeCondition;
 use berth_proto::csi::node_service_capability::rpc::Type as Capability;
 use berth_types::PodUid;
-use berth_volumes::{Class, DevicePlugin, Expansion, Found, GroupOf, Mode, Trouble, Usage};
+use berth_volumes::{AttachableVolumePlugin, Class, ErrorCause, Expansion, FoundVolume, FsGroup, Mode, Usage};
 use serde_json::{Value, json};
 
-use crate::csi::{DATA, DRIVER, World, mount, removal, staged, unmount};
-use berth_testkit::csi::{Nature, Plugin};
+use crate::csi::{DATA, DRIVER, Fixture, mount, removal, staged, unmount};
+use berth_testkit::csi::{DriverProperties, Plugin};
 use berth_testkit::process::skips;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -19,7 +19,7 @@ async fn a_volume_is_staged_once_and_published_to_each_pod() {
     if skips("a_volume_is_staged_once_and_published_to_each_pod") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     fs::write(driver.volume("h").join("file"), DATA).expect("written");
     world.objects.secret("stage", "key", "s3cret");
     let usage = world.usage(
@@ -58,8 +58,8 @@ async fn a_volume_is_staged_once_and_published_to_each_pod() {
     assert_eq!((world.mounts(), world.left()), (vec![], vec![]));
     assert_eq!(fs::read_to_string(driver.volume("h").join("file")).expect("kept"), DATA);
     let acts = ["NodeStageVolume", "NodePublishVolume", "NodePublishVolume", "NodeUnpublishVolume"];
-    assert_eq!(driver.acts()[..4], acts);
-    assert_eq!(driver.acts()[4..], ["NodeUnpublishVolume", "NodeUnstageVolume"]);
+    assert_eq!(driver.mutating_calls()[..4], acts);
+    assert_eq!(driver.mutating_calls()[4..], ["NodeUnpublishVolume", "NodeUnstageVolume"]);
     let series = world.registry.gather().into_iter().find(|f| f.name() == "csi_operations_seconds").expect("counted");
     let labels = |m: &prometheus::proto::Metric| m.get_label().iter().map(|l| l.value().to_owned()).collect::<Vec<_>>();
     let expected = [DRIVER, "OK", "/csi.v1.Node/NodeUnstageVolume", "false"];
@@ -71,15 +71,16 @@ async fn a_driver_that_does_not_stage_leaves_no_directories() {
     if skips("a_driver_that_does_not_stage_leaves_no_directories") {
         return;
     }
-    let world = World::open();
+    let world = Fixture::open();
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
-    let (driver, _plugin) = world.register(Nature { can: vec![], ..Nature::of(DRIVER) }).await;
+    let (driver, _plugin) =
+        world.register(DriverProperties { capabilities: vec![], ..DriverProperties::of(DRIVER) }).await;
     let usage = world.usage("p", json!({}));
     mount(&world.csi, &usage).await;
     assert!(!world.root.join("plugins/kubernetes.io").exists());
     assert_eq!(driver.of("NodePublishVolume")[0].rest["staging"], "");
     unmount(&world.csi, &usage).await;
-    assert_eq!(driver.acts(), ["NodePublishVolume", "NodeUnpublishVolume"]);
+    assert_eq!(driver.mutating_calls(), ["NodePublishVolume", "NodeUnpublishVolume"]);
     assert_eq!((world.mounts(), world.left()), (vec![], vec![]));
 }
 
@@ -88,7 +89,7 @@ async fn a_pods_own_volume_needs_a_driver_that_takes_it() {
     if skips("a_pods_own_volume_needs_a_driver_that_takes_it") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     let usage = world.inline(
         "p",
         json!({"driver": DRIVER, "readOnly": true,
@@ -141,8 +142,8 @@ async fn an_attachment_is_waited_for_and_its_words_passed_on() {
     if skips("an_attachment_is_waited_for_and_its_words_passed_on") {
         return;
     }
-    let world = World::open();
-    let (driver, _plugin) = world.register(Nature::of(DRIVER)).await;
+    let world = Fixture::open();
+    let (driver, _plugin) = world.register(DriverProperties::of(DRIVER)).await;
     let usage = world.usage("p", json!({}));
     let traits = world.csi.describe(&usage.pod, &usage.spec).await.expect("described");
     assert!(traits.attachable && traits.stages && traits.expands, "no object says otherwise");
@@ -173,11 +174,12 @@ async fn the_group_is_set_by_who_should() {
     if skips("the_group_is_set_by_who_should") {
         return;
     }
-    let (world, driver, plugin) = World::with_driver().await;
+    let (world, driver, plugin) = Fixture::with_driver().await;
     fs::write(driver.volume("h").join("file"), DATA).expect("written");
-    let gid = |world: &World| fs::metadata(world.usage("p", json!({})).target.join("mount/file")).expect("there").gid();
+    let gid =
+        |world: &Fixture| fs::metadata(world.usage("p", json!({})).target.join("mount/file")).expect("there").gid();
     let mut usage = world.usage("p", json!({}));
-    usage.group = Some(GroupOf { group: 2345, on_root_mismatch: false });
+    usage.group = Some(FsGroup { group: 2345, on_root_mismatch: false });
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "ReadWriteOnceWithFSType"}));
     mount(&world.csi, &usage).await;
     assert_eq!(gid(&world), 0, "no fsType, no chown");
@@ -188,16 +190,16 @@ async fn the_group_is_set_by_who_should() {
 
     // A driver with VOLUME_MOUNT_GROUP gets the group in the call.
     drop(plugin);
-    driver.nature(|nature| nature.can.push(Capability::VolumeMountGroup));
+    driver.nature(|nature| nature.capabilities.push(Capability::VolumeMountGroup));
     drop(driver);
-    let world = World::open();
+    let world = Fixture::open();
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
-    let mut nature = Nature::of(DRIVER);
-    nature.can.push(Capability::VolumeMountGroup);
+    let mut nature = DriverProperties::of(DRIVER);
+    nature.capabilities.push(Capability::VolumeMountGroup);
     let (driver, _plugin) = world.register(nature).await;
     fs::write(driver.volume("h").join("file"), DATA).expect("written");
     let mut usage = world.usage("p", json!({}));
-    usage.group = Some(GroupOf { group: 2345, on_root_mismatch: false });
+    usage.group = Some(FsGroup { group: 2345, on_root_mismatch: false });
     mount(&world.csi, &usage).await;
     assert_eq!(gid(&world), 0);
     for method in ["NodeStageVolume", "NodePublishVolume"] {
@@ -211,7 +213,7 @@ async fn volumes_are_expanded_by_drivers_that_can() {
     if skips("volumes_are_expanded_by_drivers_that_can") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     let path = mount(&world.csi, &usage).await;
     let expansion = Expansion { usage: usage.clone(), path: path.clone(), from: 1, to: 4096 };
@@ -220,9 +222,9 @@ async fn volumes_are_expanded_by_drivers_that_can() {
     assert_eq!((&call.path, driver.size("h")), (&path, Some(4096)));
     assert!(call.rest["staging"].as_str().is_some_and(|staging| staging.ends_with("globalmount")));
     for (code, trouble) in [
-        (tonic::Code::FailedPrecondition, Trouble::InUse),
-        (tonic::Code::OutOfRange, Trouble::Infeasible),
-        (tonic::Code::Internal, Trouble::Other),
+        (tonic::Code::FailedPrecondition, ErrorCause::InUse),
+        (tonic::Code::OutOfRange, ErrorCause::Infeasible),
+        (tonic::Code::Internal, ErrorCause::Other),
     ] {
         driver.fail("NodeExpandVolume", 1, berth_testkit::csi::Fault::Refuse(code, "no"));
         let told = world.csi.expand(&expansion).await.expect_err("refused");
@@ -230,11 +232,12 @@ async fn volumes_are_expanded_by_drivers_that_can() {
     }
     unmount(&world.csi, &usage).await;
 
-    let world = World::open();
+    let world = Fixture::open();
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
-    let (_driver, _plugin) = world.register(Nature { can: vec![], ..Nature::of(DRIVER) }).await;
+    let (_driver, _plugin) =
+        world.register(DriverProperties { capabilities: vec![], ..DriverProperties::of(DRIVER) }).await;
     let expansion = Expansion { usage: world.usage("p", json!({})), path, from: 1, to: 2 };
-    assert_eq!(world.csi.expand(&expansion).await.expect_err("cannot").trouble, Trouble::Unsupported);
+    assert_eq!(world.csi.expand(&expansion).await.expect_err("cannot").trouble, ErrorCause::Unsupported);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -243,7 +246,7 @@ async fn a_node_that_takes_no_more_volumes_is_known_by_their_attachment() {
     if skips("a_node_that_takes_no_more_volumes_is_known_by_their_attachment") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     let name = "csi-63a6b0792f16cceffa0b0689df65a4df7e1190d3ad60d6a1f76bd5a58dcdbe6f";
     let asked = driver.of("NodeGetInfo").len();
@@ -266,7 +269,7 @@ async fn a_label_of_selinux_comes_with_the_mount() {
     if skips("a_label_of_selinux_comes_with_the_mount") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     let label = "system_u:object_r:container_file_t:s0:c1,c2".to_owned();
     let spec = json!({"mountOptions": ["noatime"]});
     let usage = Usage { label: Some(label.clone()), ..world.usage("p", spec.clone()) };
@@ -278,7 +281,7 @@ async fn a_label_of_selinux_comes_with_the_mount() {
         assert_eq!(driver.of(method)[0].rest["capability"]["flags"], flags, "{method}");
     }
     // A new agent reconstructs the SELinux label of the mount.
-    let found = Found {
+    let found = FoundVolume {
         pod: usage.pod.uid().clone(),
         name: "pv".to_owned(),
         mode: Mode::Filesystem,
@@ -301,7 +304,7 @@ async fn a_driver_says_whether_a_volume_is_well() {
     if skips("a_driver_says_whether_a_volume_is_well") {
         return;
     }
-    let (world, driver, plugin) = World::with_driver().await;
+    let (world, driver, plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     let path = mount(&world.csi, &usage).await;
     driver.nature(|nature| nature.condition = Some((true, "a disk is broken".to_owned())));
@@ -315,19 +318,19 @@ async fn a_driver_says_whether_a_volume_is_well() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), gone).await.expect("the driver goes with its plugin");
-    driver.nature(|nature| nature.can.push(Capability::VolumeCondition));
+    driver.nature(|nature| nature.capabilities.push(Capability::VolumeCondition));
     let again = Plugin::csi(&world.socket(DRIVER), DRIVER, &driver.endpoint, &["1.9.0"]);
     again.registered().await;
     let path = mount(&world.csi, &usage).await;
     for (is_abnormal, message) in [(true, "a disk is broken"), (false, "")] {
         driver.nature(|nature| nature.condition = Some((is_abnormal, message.to_owned())));
         let told = world.csi.fullness(&usage, &path).await.expect("told");
-        assert_eq!(told.condition, Some(Condition { is_abnormal, message: message.to_owned() }));
+        assert_eq!(told.condition, Some(VolumeCondition { is_abnormal, message: message.to_owned() }));
         assert_eq!(told.capacity, 1000);
     }
     driver.nature(|nature| nature.condition = None);
     let told = world.csi.fullness(&usage, &path).await.expect("told");
-    let well = Condition { is_abnormal: false, message: String::new() };
+    let well = VolumeCondition { is_abnormal: false, message: String::new() };
     assert_eq!(told.condition, Some(well), "who can say and does not has nothing to complain of");
     unmount(&world.csi, &usage).await;
 }
@@ -337,7 +340,7 @@ async fn drivers_say_how_full_their_volumes_are() {
     if skips("drivers_say_how_full_their_volumes_are") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     let path = mount(&world.csi, &usage).await;
     let told = world.csi.fullness(&usage, &path).await.expect("told");
@@ -346,11 +349,12 @@ async fn drivers_say_how_full_their_volumes_are() {
     assert_eq!(driver.of("NodeGetVolumeStats")[0].path, path);
     unmount(&world.csi, &usage).await;
 
-    let world = World::open();
+    let world = Fixture::open();
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
-    let (_driver, _plugin) = world.register(Nature { can: vec![], ..Nature::of(DRIVER) }).await;
+    let (_driver, _plugin) =
+        world.register(DriverProperties { capabilities: vec![], ..DriverProperties::of(DRIVER) }).await;
     let cannot = world.csi.fullness(&world.usage("p", json!({})), &path).await.expect_err("cannot");
-    assert_eq!(cannot.trouble, Trouble::Unsupported);
+    assert_eq!(cannot.trouble, ErrorCause::Unsupported);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -358,7 +362,7 @@ async fn a_device_is_staged_and_published() {
     if skips("a_device_is_staged_and_published") {
         return;
     }
-    let (world, driver, _plugin) = World::with_driver().await;
+    let (world, driver, _plugin) = Fixture::with_driver().await;
     // A device that exists on every machine: it is bind-mounted, and nobody reads it.
     fs::write(driver.volume("h").join("device"), "/dev/null").expect("written");
     let usage = world.usage("p", json!({"volumeMode": "Block"}));
@@ -373,14 +377,17 @@ async fn a_device_is_staged_and_published() {
     assert_eq!((record["specVolID"].as_str(), record.as_object().map(serde_json::Map::len)), (Some("pv"), Some(5)));
     // A new agent reconstructs it from its record.
     let link = world.root.join("pods/uid-p/volumeDevices/kubernetes.io~csi/pv");
-    let found = Found { pod: PodUid::from("uid-p"), name: "pv".to_owned(), mode: Mode::Block, path: link };
+    let found = FoundVolume { pod: PodUid::from("uid-p"), name: "pv".to_owned(), mode: Mode::Block, path: link };
     let rebuilt = world.csi.rebuild(&found).expect("known");
     let mut removal = removal(&usage);
     removal.spec = std::sync::Arc::new(rebuilt.spec);
     world.csi.unpublish(&removal).await.expect("unpublished");
     removal.pod = None;
     world.csi.unstage(&removal).await.expect("unstaged");
-    assert_eq!(driver.acts(), ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"]);
+    assert_eq!(
+        driver.mutating_calls(),
+        ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"]
+    );
     assert_eq!(world.mounts(), Vec::<std::path::PathBuf>::new());
     assert!(!root.join("pv").exists() && !root.join("staging/pv").exists() && !root.join("publish/pv").exists());
     let _ = staged(&usage);

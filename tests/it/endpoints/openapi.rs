@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use berth_server::routing::{self, Endpoint, Outer, Plain, Service, Switches};
+use berth_server::routing::{self, EnabledEndpoints, Endpoint, PathRoute, PlainEndpoint, ServiceRoute};
 use serde_json::Value;
 
-const ALL: Switches = Switches {
+const ALL: EnabledEndpoints = EnabledEndpoints {
     debugging: true,
     system_log: true,
     profiling: true,
@@ -67,20 +67,20 @@ fn template(endpoint: &Endpoint) -> String {
 }
 
 /// The template and the intended methods of a plain handler.
-fn plain(plain: &Plain) -> (&'static str, &'static [&'static str]) {
+fn plain(plain: &PlainEndpoint) -> (&'static str, &'static [&'static str]) {
     match plain {
-        Plain::Healthz => ("/healthz", &["GET"]),
-        Plain::HealthCheck(_) => ("/healthz/{check}", &["GET"]),
-        Plain::Metrics => ("/metrics", &["GET"]),
-        Plain::Cadvisor => ("/metrics/cadvisor", &["GET"]),
-        Plain::Resource => ("/metrics/resource", &["GET"]),
-        Plain::Probes => ("/metrics/probes", &["GET"]),
-        Plain::Slis => ("/metrics/slis", &["GET", "DELETE"]),
-        Plain::Configz => ("/configz", &["GET"]),
-        Plain::Statusz => ("/statusz", &["GET"]),
-        Plain::Flagz => ("/flagz", &["GET"]),
-        Plain::Verbosity => ("/debug/flags/v", &["PUT"]),
-        Plain::Disabled(_) => panic!("everything is switched on"),
+        PlainEndpoint::Healthz => ("/healthz", &["GET"]),
+        PlainEndpoint::HealthCheck(_) => ("/healthz/{check}", &["GET"]),
+        PlainEndpoint::Metrics => ("/metrics", &["GET"]),
+        PlainEndpoint::Cadvisor => ("/metrics/cadvisor", &["GET"]),
+        PlainEndpoint::Resource => ("/metrics/resource", &["GET"]),
+        PlainEndpoint::Probes => ("/metrics/probes", &["GET"]),
+        PlainEndpoint::Slis => ("/metrics/slis", &["GET", "DELETE"]),
+        PlainEndpoint::Configz => ("/configz", &["GET"]),
+        PlainEndpoint::Statusz => ("/statusz", &["GET"]),
+        PlainEndpoint::Flagz => ("/flagz", &["GET"]),
+        PlainEndpoint::Verbosity => ("/debug/flags/v", &["PUT"]),
+        PlainEndpoint::Disabled(_) => panic!("everything is switched on"),
     }
 }
 
@@ -121,15 +121,15 @@ const PROBES: &[&str] = &[
 fn routed(path: &str) -> Option<(String, BTreeSet<String>)> {
     let named = |methods: &[&str]| methods.iter().map(|method| (*method).to_owned()).collect();
     match routing::outer(path, None, &ALL, CHECKS) {
-        Outer::Plain(handler) => {
+        PathRoute::Plain(handler) => {
             let (template, methods) = plain(&handler);
             Some((template.to_owned(), named(methods)))
         }
-        Outer::Service(path) => {
+        PathRoute::Service(path) => {
             let mut found = None;
             let mut methods = BTreeSet::new();
             for method in METHODS {
-                if let Service::Found(endpoint) = routing::service(method, &path, None) {
+                if let ServiceRoute::Found(endpoint) = routing::service(method, &path, None) {
                     methods.insert(method.to_owned());
                     found = Some(template(&endpoint));
                 }

@@ -9,10 +9,10 @@ use std::{
 };
 
 use axum::response::Response;
-use berth::serving::profiles::ProcessProfiles;
+use berth::serving::pprof::ProcessProfiles;
 use berth_proto::profile::Profile;
 use berth_server::routes::pprof;
-use berth_sys::heap::Jemalloc;
+use berth_sys::jemalloc::Jemalloc;
 use prost::Message;
 
 use crate::endpoints::{get, told};

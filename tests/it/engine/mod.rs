@@ -1,9 +1,9 @@
 //! End-to-end scenarios of the engine over the scripted runtime.
 
 mod admission;
-mod endings;
+mod concurrency;
 mod restarts;
+mod running_pods;
 mod shutdown;
 mod starts;
-mod steady;
-mod upkeep;
+mod termination;

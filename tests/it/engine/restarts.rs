@@ -69,7 +69,7 @@ async fn a_static_pod_goes_on_where_its_mirror_says_it_was() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     let agent = machine.start().await;
     let id = before.container_statuses.as_ref().expect("a list")[0].container_id.as_ref().expect("an id");
-    agent.probes.say(id.split_once("://").expect("a runtime's").1, ProbeResults::default());
+    agent.probes.set_results(id.split_once("://").expect("a runtime's").1, ProbeResults::default());
     agent.files([&web]).await;
     let is_ready = |s: &api::PodStatus| s.container_statuses.iter().flatten().all(|c| c.ready);
     let alone = agent.until(web.uid(), "told from what is seen", SOON, |_| true).await;
@@ -79,7 +79,7 @@ async fn a_static_pod_goes_on_where_its_mirror_says_it_was() {
     object.metadata.annotations = Some(annotations.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
     object.metadata.uid = Some("mirror".to_owned());
     object.status = Some((*before).clone());
-    agent.hand_in(PodSource::Api, [Arc::new(object.clone())]).await;
+    agent.submit(PodSource::Api, [Arc::new(object.clone())]).await;
     let after = agent.until(web.uid(), "as the mirror tells", SOON, is_ready).await;
     assert_eq!(after, before);
     // The mirror pod's status equals the published status: it causes no further update.
@@ -87,7 +87,7 @@ async fn a_static_pod_goes_on_where_its_mirror_says_it_was() {
     changes.mark_unchanged();
     object.metadata.resource_version = Some("2".to_owned());
     object.status.as_mut().expect("a status").message = Some("by somebody else".to_owned());
-    agent.hand_in(PodSource::Api, [Arc::new(object)]).await;
+    agent.submit(PodSource::Api, [Arc::new(object)]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!changes.has_changed().expect("alive"), "{:#?}", agent.status.status(web.uid()));
     agent.stop(SOON).await;
@@ -159,7 +159,7 @@ async fn pods_that_went_while_the_agent_was_away_are_forgotten() {
     agent.only_static([&stays, &goes]).await;
     agent.until_ready(goes.uid(), SOON).await;
     tokio::time::sleep(SOON).await; // both state files are written a second after a change
-    let both = machine.remembered();
+    let both = machine.stored_uids();
     assert!(both.iter().all(|pods| pods.len() == 2), "{both:?}");
     agent.stop(SOON).await;
     machine.cri.reboot();
@@ -169,7 +169,7 @@ async fn pods_that_went_while_the_agent_was_away_are_forgotten() {
     agent.until_ready(stays.uid(), Duration::from_secs(10)).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     agent.stop(SOON).await;
-    let [allocated, actuated] = machine.remembered();
+    let [allocated, actuated] = machine.stored_uids();
     assert_eq!((allocated.as_slice(), actuated.as_slice()), (&[stays.uid().clone()][..], &[stays.uid().clone()][..]));
 }
 

@@ -23,7 +23,7 @@ async fn end(agent: &Agent, pod: &Arc<Pod>, cause: StopCause, reason: &str) {
         disruption: None,
         keeps_success: true,
         is_unready: false,
-        words: Duration::ZERO,
+        status_reserve: Duration::ZERO,
     };
     kill_and_wait(&agent.engine.commands, pod, cause, Some(5), Some(status)).await.expect("it ends");
     agent.engine.pods.finished(pod.uid()).await;

@@ -2,38 +2,38 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::images::{GcPolicy, Room};
+use berth::images::{DiskSpace, GcPolicy};
 use berth_cri::RuntimeService;
 use berth_proto::cri;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::images::room::{Choice, ImagesRoom, secs, simple};
+use crate::images::fixture::{FixtureOptions, ImageManagerFixture, secs, simple};
 use berth_testkit::{
     clock::TokioClock,
     scripted::{Fault, ScriptedCri},
 };
 
-fn start(room: &ImagesRoom) -> CancellationToken {
+fn start(room: &ImageManagerFixture) -> CancellationToken {
     let (manager, stop) = (room.manager.clone(), CancellationToken::new());
     let token = stop.clone();
     tokio::spawn(async move { manager.run(token).await });
     stop
 }
 
-fn set_available(room: &ImagesRoom, available: u64) {
-    *room.space.lock().expect("lock") = Room { capacity: 1000, available };
+fn set_available(room: &ImageManagerFixture, available: u64) {
+    *room.space.lock().expect("lock") = DiskSpace { capacity: 1000, available };
 }
 
 /// A fixture with the given sizes only: `busybox:1` is pinned out of the way.
-async fn room(gc: GcPolicy) -> ImagesRoom {
-    let room = ImagesRoom::with(Choice { gc, ..Choice::default() }).await;
+async fn room(gc: GcPolicy) -> ImageManagerFixture {
+    let room = ImageManagerFixture::with(FixtureOptions { gc, ..FixtureOptions::default() }).await;
     put(&room, "docker.io/library/busybox:1", 1, true);
     room
 }
 
-fn put(room: &ImagesRoom, tag: &str, size: u64, pinned: bool) -> String {
+fn put(room: &ImageManagerFixture, tag: &str, size: u64, pinned: bool) -> String {
     let id = room.cri.add_image(tag, size);
     let image = cri::Image { id: id.clone(), repo_tags: vec![tag.into()], size, pinned, ..Default::default() };
     room.cri.put_image(image);
@@ -196,9 +196,13 @@ async fn the_idle_go_by_age_even_after_a_restart() {
     let stop = start(&first);
     sleep(20 * MINUTE).await;
     stop.cancel();
-    let second =
-        ImagesRoom::at(first.cri.clone(), first.clock.clone(), first.dir.clone(), Choice { gc, ..Choice::default() })
-            .await;
+    let second = ImageManagerFixture::at(
+        first.cri.clone(),
+        first.clock.clone(),
+        first.dir.clone(),
+        FixtureOptions { gc, ..FixtureOptions::default() },
+    )
+    .await;
     start(&second);
     sleep(16 * MINUTE).await;
     assert_eq!(second.cri.count("remove_image"), 1, "ages hold across restarts");
@@ -222,7 +226,7 @@ async fn a_failed_removal_does_not_stop_the_others() {
 #[tokio::test(start_paused = true)]
 async fn a_filesystem_without_capacity() {
     let room = room(GcPolicy::default()).await;
-    *room.space.lock().expect("lock") = Room { capacity: 0, available: 0 };
+    *room.space.lock().expect("lock") = DiskSpace { capacity: 0, available: 0 };
     start(&room);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(room.events(), ["node Warning InvalidDiskCapacity: invalid capacity 0 on image filesystem"]);
@@ -264,7 +268,8 @@ async fn off_means_off_but_the_list_goes_on() {
 async fn a_clock_that_is_set_back_keeps_no_image() {
     let clock = Arc::new(TokioClock::new());
     let dir = Arc::new(tempfile::tempdir().expect("a directory"));
-    let room = ImagesRoom::at(ScriptedCri::new(clock.clone()), clock.clone(), dir, Choice::default()).await;
+    let room =
+        ImageManagerFixture::at(ScriptedCri::new(clock.clone()), clock.clone(), dir, FixtureOptions::default()).await;
     put(&room, "docker.io/library/busybox:1", 1, true);
     let old = put(&room, "r.io/old:1", 80, false);
     put(&room, "r.io/used:1", 80, false);

@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use berth::images::PluginFlags;
-use berth_ports::{Clock, EnsureImage, ObjectError, ObjectSource, PullSecret, ServiceAccount, TokenAsk};
+use berth_ports::{Clock, EnsureImage, ObjectError, ObjectSource, PullSecret, ServiceAccount, TokenRequest};
 use berth_types::{Pod, api};
 use serde_json::json;
 
-use crate::images::room::{Choice, ImagesRoom, request, simple};
+use crate::images::fixture::{FixtureOptions, ImageManagerFixture, request, simple};
 use berth_testkit::{clock::TokioClock, pods::pod_with, scripted::ScriptedCri};
 
 /// Service accounts: all but `plain` have the role annotation.
@@ -35,7 +35,7 @@ impl ObjectSource for Accounts {
         let role = (name != "plain").then(|| ("example.com/role".to_owned(), format!("role of {name}")));
         Ok(ServiceAccount { uid: format!("uid-{name}"), annotations: role.into_iter().collect() })
     }
-    async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
+    async fn token(&self, pod: &Pod, ask: &TokenRequest) -> Result<String, ObjectError> {
         let account = pod.spec().service_account_name.clone().unwrap_or_default();
         Ok(format!("{}-for-{}", account, ask.audience))
     }
@@ -48,12 +48,12 @@ fn of_account(account: &str, image: &str) -> EnsureImage {
 }
 
 /// A fixture with one plugin for `*.io`: the shell, running `script`.
-async fn room(script: &str) -> ImagesRoom {
+async fn room(script: &str) -> ImageManagerFixture {
     room_with(script, "", None).await
 }
 
 /// A fixture whose plugin requires service account tokens.
-async fn room_of_accounts(script: &str, cache_type: &str) -> ImagesRoom {
+async fn room_of_accounts(script: &str, cache_type: &str) -> ImageManagerFixture {
     let wish = format!(
         "  tokenAttributes: {{serviceAccountTokenAudience: registry, cacheType: {cache_type}, requireServiceAccount: true, \
          requiredServiceAccountAnnotationKeys: [example.com/role]}}\n"
@@ -61,7 +61,7 @@ async fn room_of_accounts(script: &str, cache_type: &str) -> ImagesRoom {
     room_with(script, &wish, Some(Arc::new(Accounts))).await
 }
 
-async fn room_with(script: &str, more: &str, accounts: Option<Arc<dyn ObjectSource>>) -> ImagesRoom {
+async fn room_with(script: &str, more: &str, accounts: Option<Arc<dyn ObjectSource>>) -> ImageManagerFixture {
     let dir = Arc::new(tempfile::tempdir().expect("a directory"));
     let path = |name: &str| dir.path().join(name);
     fs::write(path("script"), script.replace("@DIR@", &dir.path().display().to_string())).expect("written");
@@ -76,8 +76,8 @@ async fn room_with(script: &str, more: &str, accounts: Option<Arc<dyn ObjectSour
     fs::write(path("plugins.yaml"), config).expect("written");
     let plugins = Some(PluginFlags { config: path("plugins.yaml"), bin_dir: path("bin") });
     let clock: Arc<dyn Clock> = Arc::new(TokioClock::new());
-    let choice = Choice { plugins, accounts, ..Choice::default() };
-    ImagesRoom::at(ScriptedCri::new(clock.clone()), clock, dir, choice).await
+    let choice = FixtureOptions { plugins, accounts, ..FixtureOptions::default() };
+    ImageManagerFixture::at(ScriptedCri::new(clock.clone()), clock, dir, choice).await
 }
 
 fn answer(scope: &str) -> String {

@@ -8,13 +8,13 @@ use berth_proto::cri;
 use tokio::time::{Instant, advance, sleep};
 use tonic::Code;
 
-use crate::images::room::{Choice, ImagesRoom, request, secret, secs, simple};
+use crate::images::fixture::{FixtureOptions, ImageManagerFixture, request, secret, secs, simple};
 use berth_testkit::{pods, scripted::Fault};
 
 #[tokio::test(start_paused = true)]
 async fn an_absent_image_is_pulled() {
     // AC-03b-1
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.cri.latency("pull_image", Duration::from_micros(1_234_567));
     let resolved = room.ensure(simple("busybox")).await.expect("pulled");
     assert_eq!(room.cri.targets("pull_image"), ["busybox:latest"]);
@@ -34,7 +34,7 @@ async fn an_absent_image_is_pulled() {
 #[tokio::test(start_paused = true)]
 async fn a_digest_stays_as_it_is() {
     // AC-03b-2
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     let image = format!("busybox@sha256:{}", "a1".repeat(32));
     let _ = room.ensure(simple(&image)).await;
     assert_eq!(room.cri.targets("pull_image"), [image]);
@@ -43,7 +43,7 @@ async fn a_digest_stays_as_it_is() {
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_none() {
     // AC-03b-3
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     let error = room.ensure(simple("BusyBox")).await.expect_err("no name");
     let text = "Failed to apply default image tag \"BusyBox\": couldn't parse image name \"BusyBox\": invalid \
                 reference format: repository name (library/BusyBox) must be lowercase";
@@ -56,7 +56,7 @@ async fn a_name_that_is_none() {
 #[tokio::test(start_paused = true)]
 async fn never_means_never() {
     // AC-03b-4
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     let error = room.ensure(EnsureImage { policy: PullPolicy::Never, ..simple("r.io/x") }).await.expect_err("absent");
     let text = "Container image \"r.io/x\" is not present with pull policy of Never";
     assert_eq!((error.reason, error.message.as_str()), ("ErrImageNeverPull", text));
@@ -66,7 +66,7 @@ async fn never_means_never() {
 
 #[tokio::test(start_paused = true)]
 async fn always_pulls_what_is_here() {
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.ensure(EnsureImage { policy: PullPolicy::Always, ..simple("busybox:1") }).await.expect("pulled");
     assert_eq!(room.cri.count("pull_image"), 1);
     let labels = [("pull_policy", "always"), ("present_locally", "unknown"), ("pull_required", "true")];
@@ -75,7 +75,7 @@ async fn always_pulls_what_is_here() {
 
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_cannot_tell() {
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.cri.fault("image_status", "", Fault::Error(Code::Internal, "broken".into()), None);
     let error = room.ensure(simple("busybox:1")).await.expect_err("unknown");
     assert_eq!(error.reason, "ImageInspectError");
@@ -86,7 +86,7 @@ async fn a_runtime_that_cannot_tell() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_pull_is_held_back() {
     // AC-03b-5
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.pulls_fail("r.io/x", None);
     let first = room.ensure(simple("r.io/x")).await.expect_err("fails");
     let words = "rpc error: code = NotFound desc = failed to pull r.io/x";
@@ -107,7 +107,7 @@ async fn a_failed_pull_is_held_back() {
 #[tokio::test(start_paused = true)]
 async fn steps_grow() {
     // AC-03b-6
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.pulls_fail("r.io/x", None);
     let mut attempts = Vec::new();
     let start = Instant::now();
@@ -123,7 +123,7 @@ async fn steps_grow() {
 #[tokio::test(start_paused = true)]
 async fn containers_of_a_pod_share_a_back_off() {
     // AC-03b-7
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.pulls_fail("r.io/x", None);
     let pod = pods::simple("web");
     let second = EnsureImage { field_path: Some("spec.containers{other}".into()), ..request(&pod, "r.io/x") };
@@ -137,7 +137,7 @@ async fn containers_of_a_pod_share_a_back_off() {
 
 #[tokio::test(start_paused = true)]
 async fn new_secrets_are_tried_at_once() {
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.pulls_fail("r.io/x", Some(1));
     let with = |user: &str| EnsureImage { secrets: Arc::from([secret("s", "r.io", user)]), ..simple("r.io/x") };
     room.ensure(with("old")).await.expect_err("refused");
@@ -149,7 +149,7 @@ async fn new_secrets_are_tried_at_once() {
 #[tokio::test(start_paused = true)]
 async fn credentials_are_tried_in_turn() {
     // AC-03b-8
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.pulls_fail("r.io/x", Some(1));
     let secrets = Arc::from([secret("a", "r.io", "ada"), secret("b", "r.io", "bob")]);
     room.ensure(EnsureImage { secrets, ..simple("r.io/x") }).await.expect("the second works");
@@ -159,7 +159,7 @@ async fn credentials_are_tried_in_turn() {
 #[tokio::test(start_paused = true)]
 async fn wrong_credentials_are_not_dropped() {
     // AC-03b-9
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.pulls_fail("r.io/x", Some(1));
     let secrets = Arc::from([secret("a", "r.io", "ada")]);
     room.ensure(EnsureImage { secrets, ..simple("r.io/x") }).await.expect_err("refused");
@@ -169,7 +169,7 @@ async fn wrong_credentials_are_not_dropped() {
 #[tokio::test(start_paused = true)]
 async fn without_a_secret_the_pull_is_anonymous() {
     // AC-03b-10: the engine reports the missing secret, the pull continues without it
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.ensure(simple("r.io/x")).await.expect("public");
     assert_eq!(room.pulled_as(), [""]);
 }
@@ -177,7 +177,7 @@ async fn without_a_secret_the_pull_is_anonymous() {
 #[tokio::test(start_paused = true)]
 async fn docker_hub_s_old_key_counts() {
     // AC-03b-11
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     let secrets = Arc::from([secret("a", "https://index.docker.io/v1/", "ada")]);
     room.ensure(EnsureImage { secrets, ..simple("redis") }).await.expect("pulled");
     assert_eq!(room.pulled_as(), ["ada"]);
@@ -186,7 +186,7 @@ async fn docker_hub_s_old_key_counts() {
 #[tokio::test(start_paused = true)]
 async fn a_malformed_secret_ends_the_request() {
     // AC-03b-12
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     let mut bad = secret("a", "r.io", "ada");
     bad.data = br#"{"auths":{"r.io":{"auth":"dXNlcg=="}}}"#.to_vec();
     let error = room.ensure(EnsureImage { secrets: Arc::from([bad]), ..simple("r.io/x") }).await.expect_err("bad");
@@ -197,7 +197,7 @@ async fn a_malformed_secret_ends_the_request() {
 
 #[tokio::test(start_paused = true)]
 async fn the_node_s_configuration_comes_last() {
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     let config = String::from_utf8(secret("n", "r.io", "node").data).expect("text");
     std::fs::write(room.dir.path().join("config.json"), config).expect("written");
     room.pulls_fail("r.io/x", Some(1));
@@ -208,7 +208,9 @@ async fn the_node_s_configuration_comes_last() {
 
 #[tokio::test(start_paused = true)]
 async fn a_present_image_never_waits_behind_a_pull() {
-    let room = ImagesRoom::with(Choice { parallelism: Parallelism::Serial, ..Choice::default() }).await;
+    let room =
+        ImageManagerFixture::with(FixtureOptions { parallelism: Parallelism::Serial, ..FixtureOptions::default() })
+            .await;
     room.cri.latency("pull_image", secs(1000));
     let manager = room.manager.clone();
     let pull = tokio::spawn(async move { manager.ensure(simple("r.io/big")).await });
@@ -227,7 +229,7 @@ async fn pulls_wait_for_their_turn() {
         (Parallelism::Limited(limit), [10, 10, 20, 20]),
         (Parallelism::Unlimited, [10, 10, 10, 10]),
     ] {
-        let room = ImagesRoom::with(Choice { parallelism, ..Choice::default() }).await;
+        let room = ImageManagerFixture::with(FixtureOptions { parallelism, ..FixtureOptions::default() }).await;
         room.cri.latency("pull_image", secs(10));
         let start = Instant::now();
         let pulls = (0..4).map(|i| {
@@ -248,7 +250,7 @@ async fn pulls_wait_for_their_turn() {
 
 #[tokio::test(start_paused = true)]
 async fn the_same_pull_is_made_once() {
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.cri.latency("pull_image", secs(10));
     let (web, db) = (pods::simple("web"), pods::simple("db"));
     let (a, b) = tokio::join!(room.ensure(request(&web, "r.io/x")), room.ensure(request(&db, "r.io/x")));
@@ -264,7 +266,9 @@ async fn the_same_pull_is_made_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pull_ends_with_its_last_waiter() {
-    let room = ImagesRoom::with(Choice { parallelism: Parallelism::Serial, ..Choice::default() }).await;
+    let room =
+        ImageManagerFixture::with(FixtureOptions { parallelism: Parallelism::Serial, ..FixtureOptions::default() })
+            .await;
     room.cri.fault("pull_image", "r.io/stuck", Fault::Hang, None);
     let (web, db) = (pods::simple("web"), pods::simple("db"));
     let stuck = |pod| {
@@ -289,7 +293,7 @@ async fn a_pull_ends_with_its_last_waiter() {
 
 #[tokio::test(start_paused = true)]
 async fn too_many_pulls_at_once_are_refused() {
-    let room = ImagesRoom::with(Choice { qps: (1, 2), ..Choice::default() }).await;
+    let room = ImageManagerFixture::with(FixtureOptions { qps: (1, 2), ..FixtureOptions::default() }).await;
     for image in ["r.io/a", "r.io/b"] {
         room.ensure(simple(image)).await.expect("within the burst");
     }
@@ -302,7 +306,7 @@ async fn too_many_pulls_at_once_are_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn the_user_comes_from_the_image() {
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     let image = |id: &str, uid: Option<i64>, username: &str| cri::Image {
         id: id.into(),
         repo_tags: vec![format!("r.io/{id}:latest")],

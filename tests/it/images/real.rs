@@ -5,17 +5,17 @@
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use berth::images::{
-    DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, VerificationPolicy, statvfs_room,
+    DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, VerificationPolicy, statvfs_disk_space,
 };
 use berth_cri::{ImageService, probe};
 use berth_metrics::Registry;
 use berth_ports::{EnsureImage, Event, EventSink, ImageProvider, PullPolicy, SystemClock};
 use tokio_util::sync::CancellationToken;
 
-use crate::images::room::simple;
+use crate::images::fixture::simple;
 use berth_testkit::{
     image::{BUSYBOX, Image},
-    runtimes::On,
+    runtimes::TestRuntime,
 };
 
 struct Nowhere;
@@ -28,7 +28,7 @@ berth_testkit::on_real_runtimes! {
     images_of_a_real_runtime
 }
 
-async fn images_of_a_real_runtime(on: On) {
+async fn images_of_a_real_runtime(on: TestRuntime) {
     let Some(below) = on.runtime().await else { return };
     below.import(&[Image { user: "1000", ..Image::busybox("r.invalid/unused:1") }]).await;
     let registry = Registry::new();
@@ -40,7 +40,7 @@ async fn images_of_a_real_runtime(on: On) {
         events: Arc::new(Nowhere),
         clock: Arc::new(SystemClock),
         registry,
-        room: Arc::new(statvfs_room),
+        room: Arc::new(statvfs_disk_space),
         on_pull: Arc::new(|_, _| {}),
         accounts: None,
     };

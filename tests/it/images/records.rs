@@ -5,7 +5,7 @@ use std::sync::Arc;
 use berth_ports::{EnsureImage, PullPolicy, PullSecret};
 use berth_types::Pod;
 
-use crate::images::room::{Choice, ImagesRoom, request, secret, simple};
+use crate::images::fixture::{FixtureOptions, ImageManagerFixture, request, secret, simple};
 use berth_testkit::pods;
 
 const CHECKS: &str = "kubelet_imagemanager_image_mustpull_checks_total";
@@ -15,8 +15,8 @@ fn with(pod: &Arc<Pod>, secrets: &[PullSecret]) -> EnsureImage {
 }
 
 /// A fixture in which pod `web` has pulled `r.io/x` with the secret `a`.
-async fn pulled_with_a_secret() -> ImagesRoom {
-    let room = ImagesRoom::new().await;
+async fn pulled_with_a_secret() -> ImageManagerFixture {
+    let room = ImageManagerFixture::new().await;
     room.ensure(with(&pods::simple("web"), &[secret("a", "r.io", "ada")])).await.expect("pulled");
     assert_eq!((room.files("pulled"), room.files("pulling")), (1, 0));
     room.events();
@@ -65,7 +65,7 @@ async fn the_same_login_counts_wherever_it_stands() {
 #[tokio::test(start_paused = true)]
 async fn what_was_loaded_by_hand_is_for_everybody() {
     // AC-03b-18
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     room.ensure(simple("busybox:1")).await.expect("present");
     assert_eq!(room.cri.count("pull_image"), 0);
     assert_eq!(room.counter(CHECKS, &[("result", "credentialPolicyAllowed")]), 1.0);
@@ -74,7 +74,7 @@ async fn what_was_loaded_by_hand_is_for_everybody() {
 #[tokio::test(start_paused = true)]
 async fn a_restart_between_pull_and_record() {
     // AC-03b-19
-    let room = ImagesRoom::new().await;
+    let room = ImageManagerFixture::new().await;
     let id = room.cri.add_image("r.io/x:latest", 5);
     let intent =
         "{\"kind\":\"ImagePullIntent\",\"apiVersion\":\"kubelet.config.k8s.io/v1beta1\",\"image\":\"r.io/x\"}\n";
@@ -100,7 +100,7 @@ async fn records_outlive_the_process() {
 
 #[tokio::test(start_paused = true)]
 async fn without_the_gate_presence_is_enough() {
-    let room = ImagesRoom::with(Choice { verification: None, ..Choice::default() }).await;
+    let room = ImageManagerFixture::with(FixtureOptions { verification: None, ..FixtureOptions::default() }).await;
     room.ensure(with(&pods::simple("web"), &[secret("a", "r.io", "ada")])).await.expect("pulled");
     room.events();
     room.ensure(with(&pods::simple("db"), &[])).await.expect("present");

@@ -12,7 +12,7 @@ use berth_testkit::{clock::TokioClock, scripted::ScriptedCri};
 use berth_types::{ContainerId, PodRef};
 
 /// A running container `main` of pod `web` that logs to a directory of the test.
-struct House {
+struct Fixture {
     cri: Arc<ScriptedCri>,
     manager: Arc<Manager>,
     id: ContainerId,
@@ -30,7 +30,7 @@ fn line(text: &str) -> String {
     format!("2026-01-01T00:00:00.5Z stdout F {text}\n")
 }
 
-impl House {
+impl Fixture {
     async fn new(config: LogsConfig) -> Self {
         let root = tempfile::tempdir().expect("a directory");
         let cri = ScriptedCri::new(Arc::new(TokioClock::new()));

@@ -17,7 +17,7 @@ use futures::Sink;
 use tokio::sync::Notify;
 use tonic::Code;
 
-use crate::logs::{House, line};
+use crate::logs::{Fixture, line};
 use berth_testkit::scripted::Fault;
 
 /// Collects written bytes, with waits for their content.
@@ -82,12 +82,12 @@ impl Sink<Vec<u8>> for Collected {
     }
 }
 
-fn spawn(house: &House, options: LogOptions, out: &Collected) -> tokio::task::JoinHandle<Result<(), ReadError>> {
+fn spawn(house: &Fixture, options: LogOptions, out: &Collected) -> tokio::task::JoinHandle<Result<(), ReadError>> {
     let (reader, log, id, mut out) = (house.manager.reader(), house.log.clone(), house.id.clone(), out.clone());
     tokio::spawn(async move { reader.read(&log, &id, &options, &mut out).await })
 }
 
-async fn read(house: &House, options: LogOptions) -> Result<String, ReadError> {
+async fn read(house: &Fixture, options: LogOptions) -> Result<String, ReadError> {
     let mut out = Collected::new();
     house.manager.reader().read(&house.log, &house.id, &options, &mut out).await?;
     Ok(out.text())
@@ -99,7 +99,7 @@ fn follow() -> LogOptions {
 
 #[tokio::test]
 async fn the_end_of_a_log() {
-    let house = House::new(LogsConfig::default()).await;
+    let house = Fixture::new(LogsConfig::default()).await;
     for n in 0..1000 {
         house.write(&line(&n.to_string()));
     }
@@ -113,7 +113,7 @@ async fn the_end_of_a_log() {
 
 #[tokio::test]
 async fn what_cannot_be_read() {
-    let house = House::new(LogsConfig::default()).await;
+    let house = Fixture::new(LogsConfig::default()).await;
     house.write("hello\n");
     let error = read(&house, LogOptions::default()).await.expect_err("no format").to_string();
     assert_eq!(error, "failed to get parse function: unsupported log format: \"hello\\n\"");
@@ -125,7 +125,7 @@ async fn what_cannot_be_read() {
 
 #[tokio::test]
 async fn a_huge_line_needs_no_memory() {
-    let house = House::new(LogsConfig::default()).await;
+    let house = Fixture::new(LogsConfig::default()).await;
     let size = 10 << 20;
     {
         let mut file = BufWriter::new(File::create(&house.log).expect("opened"));
@@ -146,7 +146,7 @@ async fn a_huge_line_needs_no_memory() {
 #[tokio::test]
 async fn following_begins_behind_what_is_there() {
     // AC-03b-33
-    let house = House::new(LogsConfig::default()).await;
+    let house = Fixture::new(LogsConfig::default()).await;
     house.write(&line("old"));
     let out = Collected::new();
     let task = spawn(&house, LogOptions { tail: Some(0), ..follow() }, &out);
@@ -160,7 +160,7 @@ async fn following_begins_behind_what_is_there() {
 
 #[tokio::test]
 async fn an_incomplete_line_is_held_back_while_following() {
-    let house = House::new(LogsConfig::default()).await;
+    let house = Fixture::new(LogsConfig::default()).await;
     house.write(&line("one"));
     let out = Collected::new();
     let task = spawn(&house, follow(), &out);
@@ -177,7 +177,7 @@ async fn an_incomplete_line_is_held_back_while_following() {
 
 #[tokio::test]
 async fn a_runtime_that_restarts_does_not_end_following() {
-    let house = House::new(LogsConfig::default()).await;
+    let house = Fixture::new(LogsConfig::default()).await;
     house.cri.fault("container_status", "", Fault::Error(Code::Unavailable, "restarting".into()), Some(1));
     let out = Collected::new();
     let task = spawn(&house, follow(), &out);
@@ -190,10 +190,10 @@ async fn a_runtime_that_restarts_does_not_end_following() {
 
 #[tokio::test]
 async fn who_is_told_that_a_container_ended_need_not_ask() {
-    let house = House::new(LogsConfig::default()).await;
+    let house = Fixture::new(LogsConfig::default()).await;
     let runs = Arc::new(AtomicBool::new(true));
     let (out, told) = (Collected::new(), runs.clone());
-    let reader = house.manager.reader().told_by(Arc::new(move |_| Some(told.load(Ordering::SeqCst))));
+    let reader = house.manager.reader().with_observed_state(Arc::new(move |_| Some(told.load(Ordering::SeqCst))));
     let (log, id, mut to) = (house.log.clone(), house.id.clone(), out.clone());
     let task = tokio::spawn(async move { reader.read(&log, &id, &follow(), &mut to).await });
     for n in 0..10 {
@@ -211,7 +211,7 @@ async fn who_is_told_that_a_container_ended_need_not_ask() {
 async fn nothing_is_lost_or_doubled_across_rotation() {
     // AC-03b-35: the writer keeps using the old file for a while after the rename, as a runtime does until it has
     // reopened the log.
-    let house = House::new(LogsConfig::default()).await;
+    let house = Fixture::new(LogsConfig::default()).await;
     let out = Collected::new();
     let task = spawn(&house, follow(), &out);
     house.cri.until("the first wait", Duration::from_secs(20), |c| c.count("container_status") > 0).await;

@@ -10,14 +10,14 @@ use tokio::{task::JoinHandle, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::logs::{House, line, who};
+use crate::logs::{Fixture, line, who};
 use berth_testkit::scripted::Fault;
 
 fn small(max_files: usize) -> LogsConfig {
     LogsConfig { max_size: Some(100), max_files, ..LogsConfig::default() }
 }
 
-impl House {
+impl Fixture {
     /// Names in the log's directory, sorted.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.log.parent().expect("a parent")).expect("read");
@@ -59,7 +59,7 @@ async fn round() {
 #[tokio::test(start_paused = true)]
 async fn three_rotations_of_three_files() {
     // AC-03b-36
-    let house = House::new(small(3)).await;
+    let house = Fixture::new(small(3)).await;
     let _task = house.rotation().expect("on");
     for text in ["first", "second", "third"] {
         house.write(&line(&format!("{text}{}", ".".repeat(100))));
@@ -88,7 +88,7 @@ async fn three_rotations_of_three_files() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_rotated_is_named_later_than_all_there_is() {
-    let house = House::new(small(3)).await;
+    let house = Fixture::new(small(3)).await;
     fs::write(house.log.with_file_name("0.log.20991231-235959"), "old").expect("written");
     let _task = house.rotation().expect("on");
     let written = line(&format!("just written{}", ".".repeat(100)));
@@ -98,7 +98,7 @@ async fn what_is_rotated_is_named_later_than_all_there_is() {
 }
 
 /// Waits for a number of files, in real time; the timeout is far below the round interval.
-async fn until_names(house: &House, count: usize) {
+async fn until_names(house: &Fixture, count: usize) {
     let wait = async {
         while house.names().len() != count {
             sleep(Duration::from_millis(5)).await;
@@ -110,7 +110,7 @@ async fn until_names(house: &House, count: usize) {
 /// In real time: the next round is an hour away.
 #[tokio::test]
 async fn a_log_that_is_written_to_is_not_left_until_the_next_round() {
-    let house = House::new(LogsConfig { monitor_interval: Duration::from_secs(3600), ..small(4) }).await;
+    let house = Fixture::new(LogsConfig { monitor_interval: Duration::from_secs(3600), ..small(4) }).await;
     house.write(&line("before"));
     let _task = house.rotation().expect("on");
     for count in 2..=4 {
@@ -132,7 +132,7 @@ async fn a_log_that_is_written_to_is_not_left_until_the_next_round() {
 
 #[tokio::test(start_paused = true)]
 async fn a_log_that_is_small_or_of_no_running_container_stays() {
-    let house = House::new(small(3)).await;
+    let house = Fixture::new(small(3)).await;
     let _task = house.rotation().expect("on");
     house.write(&line("short"));
     house.cri.clear_calls();
@@ -147,7 +147,7 @@ async fn a_log_that_is_small_or_of_no_running_container_stays() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_reopen_restores_the_name() {
     // AC-03b-37
-    let house = House::new(small(3)).await;
+    let house = Fixture::new(small(3)).await;
     let _task = house.rotation().expect("on");
     house.cri.fault("reopen_container_log", "", Fault::Error(Code::Internal, "no".into()), Some(1));
     house.write(&line(&".".repeat(200)));
@@ -161,7 +161,7 @@ async fn a_failed_reopen_restores_the_name() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reopen_that_worked_but_was_reported_as_failed_loses_nothing() {
-    let house = House::new(small(3)).await;
+    let house = Fixture::new(small(3)).await;
     let _task = house.rotation().expect("on");
     house.cri.fault("reopen_container_log", "", Fault::ErrorAfter(Code::DeadlineExceeded, "late".into()), Some(1));
     house.write(&line(&".".repeat(200)));
@@ -172,7 +172,7 @@ async fn a_reopen_that_worked_but_was_reported_as_failed_loses_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_log_that_is_missing_is_opened_anew() {
-    let house = House::new(small(3)).await;
+    let house = Fixture::new(small(3)).await;
     fs::remove_file(&house.log).expect("removed");
     let _task = house.rotation().expect("on");
     round().await;
@@ -182,14 +182,14 @@ async fn a_log_that_is_missing_is_opened_anew() {
 #[tokio::test]
 async fn rotation_can_be_off() {
     for size in [None, Some(0)] {
-        let house = House::new(LogsConfig { max_size: size, ..LogsConfig::default() }).await;
+        let house = Fixture::new(LogsConfig { max_size: size, ..LogsConfig::default() }).await;
         assert!(house.rotation().is_none());
     }
 }
 
 #[tokio::test]
 async fn a_log_and_its_link_come_and_go_together() {
-    let house = House::new(LogsConfig::default()).await;
+    let house = Fixture::new(LogsConfig::default()).await;
     let link = house.root.path().join(format!("containers/web_default_main-{}.log", house.id));
     house.manager.link(house.file()).await;
     assert_eq!(fs::read_link(&link).expect("a link"), house.log);
@@ -201,7 +201,7 @@ async fn a_log_and_its_link_come_and_go_together() {
 
 #[tokio::test]
 async fn dead_links_and_directories_of_gone_pods_are_removed() {
-    let house = House::new(LogsConfig::default()).await;
+    let house = Fixture::new(LogsConfig::default()).await;
     house.manager.link(house.file()).await;
     let link = house.root.path().join(format!("containers/web_default_main-{}.log", house.id));
     fs::remove_file(&house.log).expect("removed");
@@ -227,13 +227,13 @@ async fn dead_links_and_directories_of_gone_pods_are_removed() {
 }
 
 /// Number of uncompressed rotated files of the log.
-fn rotated(house: &House) -> usize {
+fn rotated(house: &Fixture) -> usize {
     house.names().iter().filter(|name| name.starts_with("0.log.") && !name.ends_with(".gz")).count()
 }
 
 #[tokio::test(start_paused = true)]
 async fn where_nothing_is_reopened_nothing_is_deleted() {
-    let house = House::new(small(2)).await;
+    let house = Fixture::new(small(2)).await;
     let old = house.log.with_file_name("0.log.20200101-000000.gz");
     fs::write(&old, "old").expect("written");
     let _task = house.rotation().expect("on");
@@ -251,13 +251,13 @@ async fn where_nothing_is_reopened_nothing_is_deleted() {
 async fn runtime_calls_that_hang_stop_no_other_log() {
     let interval = Duration::from_millis(200);
     // With the single worker of the default.
-    let house = House::new(LogsConfig { monitor_interval: interval, ..small(5) }).await;
+    let house = Fixture::new(LogsConfig { monitor_interval: interval, ..small(5) }).await;
     let other = house.log.with_file_name("other.log");
     let mut logs = vec![RunningLog { container: house.id.clone(), path: other.clone() }];
     let (end, ends) = (CancellationToken::new(), CancellationToken::new());
     let hanging = ["hangs-0", "hangs-1", "hangs-2"];
     for id in hanging {
-        house.cri.fault("reopen_container_log", id, Fault::Held(ends.clone()), None);
+        house.cri.fault("reopen_container_log", id, Fault::Blocked(ends.clone()), None);
         let path = house.log.with_file_name(format!("{id}.log"));
         fs::write(&path, ".".repeat(200)).expect("written");
         logs.push(RunningLog { container: id.into(), path });

@@ -1,6 +1,6 @@
 //! PLEG over the scripted CRI: pod refreshes, lists, events, and recovery from faults.
 
-mod house;
+mod fixture;
 mod races;
 mod real;
 
@@ -11,7 +11,7 @@ use berth_cri::RuntimeService;
 use berth_ports::PodObserver;
 use berth_testkit::scripted::{EventFaults, Fault};
 use berth_types::observed::ContainerState;
-use house::{House, container, ended, sandbox, settle, told, until, who};
+use fixture::{Fixture, container, ended, sandbox, settle, told, until, who};
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 
@@ -19,23 +19,23 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_the_runtime_does_not_hold_is_empty_without_asking() {
-    let house = House::new();
+    let house = Fixture::new();
     let mut early = house.pleg.view(&who("early"));
     assert!(early.latest().is_none(), "nothing is known before the first list");
     assert!(house.pleg.known().is_none());
     assert_eq!(house.pleg.health().as_deref(), Some("pleg has yet to be successful"));
-    until(&mut early, "told by the list", SECOND, |seen| seen.pod.is_gone()).await;
-    assert!(house.pleg.view(&who("late")).latest().expect("at once").pod.is_gone());
+    until(&mut early, "told by the list", SECOND, |seen| seen.pod.is_absent()).await;
+    assert!(house.pleg.view(&who("late")).latest().expect("at once").pod.is_absent());
     assert!(house.cri.targets("list_containers").iter().all(String::is_empty), "no pod was asked for");
     assert_eq!(house.pleg.health(), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn pods_of_before_the_start_are_known_after_the_first_list() {
-    let cri = House::runtime();
+    let cri = Fixture::runtime();
     let id = sandbox(&cri, "web", 0).await;
     container(&cri, &id, "web", "main", 0).await;
-    let mut house = House::over(cri, Vec::new(), PlegConfig::default());
+    let mut house = Fixture::over(cri, Vec::new(), PlegConfig::default());
     let mut view = house.pleg.view(&who("web"));
     let seen = until(&mut view, "a look", SECOND, |seen| seen.pod.running().count() == 1).await;
     assert_eq!((seen.pod.ips.len(), seen.pod.id.clone()), (1, who("web")));
@@ -47,7 +47,7 @@ async fn pods_of_before_the_start_are_known_after_the_first_list() {
 
 #[tokio::test(start_paused = true)]
 async fn a_list_tells_of_pods_whose_look_hangs() {
-    let house = House::without_events();
+    let house = Fixture::without_events();
     house.cri.fault("podsandbox_status", "web", Fault::Hang, None);
     house.sandbox("web", 0).await;
     let known = house.pleg.list().await.expect("a list");
@@ -57,9 +57,9 @@ async fn a_list_tells_of_pods_whose_look_hangs() {
 #[tokio::test(start_paused = true)]
 async fn an_exit_between_lists_is_told_once() {
     // AC-03b-23
-    let mut house = House::without_events();
+    let mut house = Fixture::without_events();
     let (id, mut view) = house.running("web").await;
-    let before = house.pleg.acted(&who("web").uid);
+    let before = house.pleg.action_completed(&who("web").uid);
     view.fresh(before).await;
     house.cri.kill(&id, 7, "");
     let seen = until(&mut view, "the exit", SECOND * 2, ended).await;
@@ -80,7 +80,7 @@ async fn an_exit_between_lists_is_told_once() {
 #[tokio::test(start_paused = true)]
 async fn what_comes_and_goes_between_lists_is_never_told() {
     // AC-03b-24
-    let mut house = House::without_events();
+    let mut house = Fixture::without_events();
     let id = house.sandbox("web", 0).await;
     house.pleg.list().await.expect("a list");
     settle().await;
@@ -96,7 +96,7 @@ async fn what_comes_and_goes_between_lists_is_never_told() {
 #[tokio::test(start_paused = true)]
 async fn running_then_gone_is_a_death() {
     // AC-03b-25
-    let mut house = House::without_events();
+    let mut house = Fixture::without_events();
     let (id, mut view) = house.running("web").await;
     house.cri.remove_container(&id).await.expect("removed");
     until(&mut view, "gone", SECOND * 2, |seen| seen.pod.containers.is_empty()).await;
@@ -105,7 +105,7 @@ async fn running_then_gone_is_a_death() {
 
 #[tokio::test(start_paused = true)]
 async fn an_exit_is_observed_within_milliseconds() {
-    let house = House::new();
+    let house = Fixture::new();
     for op in ["list_podsandbox", "list_containers", "container_status"] {
         house.cri.latency(op, Duration::from_millis(2));
     }
@@ -120,8 +120,8 @@ async fn an_exit_is_observed_within_milliseconds() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_hangs_delays_nobody() {
     // AC-03b-26
-    let config = PlegConfig { parallel_looks: 2, ..PlegConfig::default() };
-    let house = House::over(House::runtime(), Vec::new(), config);
+    let config = PlegConfig { parallel_queries: 2, ..PlegConfig::default() };
+    let house = Fixture::over(Fixture::runtime(), Vec::new(), config);
     let (id, mut good) = house.running("good").await;
     house.cri.fault("container_status", "bad", Fault::Hang, None);
     for at in 0..5 {
@@ -146,7 +146,7 @@ async fn a_pod_that_hangs_delays_nobody() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_look_is_flagged_and_repeated() {
-    let house = House::new();
+    let house = Fixture::new();
     let (id, mut view) = house.running("web").await;
     house.cri.fault("container_status", "web", Fault::Error(Code::Internal, "boom".into()), Some(2));
     house.cri.kill(&id, 3, "");
@@ -158,16 +158,16 @@ async fn a_failed_look_is_flagged_and_repeated() {
 
 #[tokio::test(start_paused = true)]
 async fn an_action_during_a_look_asks_for_exactly_one_more() {
-    let house = House::new();
+    let house = Fixture::new();
     let (_, mut view) = house.running("web").await;
     house.cri.latency("list_containers", Duration::from_millis(100));
     house.cri.clear_calls();
-    let first = house.pleg.acted(&who("web").uid);
+    let first = house.pleg.action_completed(&who("web").uid);
     sleep(Duration::from_millis(50)).await;
     for _ in 0..9 {
-        house.pleg.acted(&who("web").uid);
+        house.pleg.action_completed(&who("web").uid);
     }
-    let last = house.pleg.acted(&who("web").uid);
+    let last = house.pleg.action_completed(&who("web").uid);
     assert!(view.fresh(first).await.generation < last, "the look under way does not count for what came later");
     assert!(view.fresh(last).await.generation >= last);
     sleep(SECOND).await;
@@ -176,14 +176,14 @@ async fn an_action_during_a_look_asks_for_exactly_one_more() {
 
 #[tokio::test(start_paused = true)]
 async fn known_ends_are_never_asked_for_again() {
-    let house = House::new();
+    let house = Fixture::new();
     let (id, mut view) = house.running("web").await;
     house.cri.kill(&id, 0, "");
     until(&mut view, "the exit", SECOND, ended).await;
     house.cri.clear_calls();
     let sandbox = house.cri.sandboxes().first().expect("one").id.clone();
     let next = house.container(&sandbox, "web", "main", 1).await;
-    let seen = view.fresh(house.pleg.acted(&who("web").uid)).await;
+    let seen = view.fresh(house.pleg.action_completed(&who("web").uid)).await;
     assert_eq!(seen.pod.containers.len(), 2);
     let asked: Vec<String> =
         house.cri.calls().into_iter().filter(|c| c.op == "container_status").map(|c| c.detail).collect();
@@ -193,7 +193,7 @@ async fn known_ends_are_never_asked_for_again() {
 
 #[tokio::test(start_paused = true)]
 async fn addresses_are_kept_when_the_sandbox_dies() {
-    let house = House::new();
+    let house = Fixture::new();
     let (_, mut view) = house.running("web").await;
     let ips = view.latest().expect("a look").pod.ips.clone();
     let sandbox = house.cri.sandboxes().first().expect("one").id.clone();
@@ -204,7 +204,7 @@ async fn addresses_are_kept_when_the_sandbox_dies() {
 
 #[tokio::test(start_paused = true)]
 async fn a_quiet_node_costs_one_list_a_minute() {
-    let house = House::new();
+    let house = Fixture::new();
     let (_, _view) = house.running("web").await;
     sleep(SECOND * 10).await;
     house.cri.clear_calls();
@@ -214,10 +214,10 @@ async fn a_quiet_node_costs_one_list_a_minute() {
 
 #[tokio::test(start_paused = true)]
 async fn without_events_a_list_follows_each_second() {
-    let cri = House::runtime();
+    let cri = Fixture::runtime();
     cri.without_events();
     let hints: Arc<dyn EventHints> = Arc::new(CriEvents::new(cri.clone()));
-    let house = House::over(cri, vec![hints], PlegConfig::default());
+    let house = Fixture::over(cri, vec![hints], PlegConfig::default());
     let (id, mut view) = house.running("web").await;
     house.cri.clear_calls();
     sleep(SECOND * 10).await;
@@ -230,7 +230,7 @@ async fn without_events_a_list_follows_each_second() {
 async fn a_broken_stream_is_followed_by_a_list_and_opened_again() {
     // AC-03b-28 differs on purpose (spec 03b §15 item 2): no permanent fallback, ends of streams are counted and
     // recovered from.
-    let house = House::new();
+    let house = Fixture::new();
     let (id, mut view) = house.running("web").await;
     sleep(SECOND * 10).await;
     house.cri.break_streams();
@@ -252,10 +252,10 @@ async fn a_broken_stream_is_followed_by_a_list_and_opened_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_comes_back_is_asked_for_events_again() {
-    let cri = House::runtime();
+    let cri = Fixture::runtime();
     cri.fault("get_container_events", "", Fault::Error(Code::Unimplemented, "old".into()), Some(1));
     let hints: Vec<Arc<dyn EventHints>> = vec![Arc::new(CriEvents::new(cri.clone()))];
-    let house = House::over(cri, hints, PlegConfig::default());
+    let house = Fixture::over(cri, hints, PlegConfig::default());
     sleep(SECOND * 60).await;
     assert_eq!(house.metric("kubelet_evented_pleg_connection_success_count", ""), 0.0);
     house.cri.fault("list_podsandbox", "", Fault::Error(Code::Unavailable, "upgrading".into()), Some(3));
@@ -265,7 +265,7 @@ async fn a_runtime_that_comes_back_is_asked_for_events_again() {
 
 #[tokio::test(start_paused = true)]
 async fn lost_events_are_made_good_by_the_audit() {
-    let house = House::new();
+    let house = Fixture::new();
     let (id, mut view) = house.running("web").await;
     sleep(SECOND * 10).await;
     house.cri.event_faults(EventFaults { lose: 1.0, ..EventFaults::default() });
@@ -279,7 +279,7 @@ async fn lost_events_are_made_good_by_the_audit() {
 #[tokio::test(start_paused = true)]
 async fn the_runtime_being_gone_makes_the_node_unhealthy() {
     // AC-03b-27
-    let house = House::new();
+    let house = Fixture::new();
     sleep(SECOND * 5).await;
     house.cri.fault("list_podsandbox", "", Fault::Error(Code::Unavailable, "no socket".into()), None);
     sleep(SECOND * 240).await;
@@ -294,7 +294,7 @@ async fn the_runtime_being_gone_makes_the_node_unhealthy() {
 #[tokio::test(start_paused = true)]
 async fn a_hint_that_comes_before_the_fact_is_followed_up() {
     let (source, feed) = told();
-    let house = House::over(House::runtime(), vec![source], PlegConfig::default());
+    let house = Fixture::over(Fixture::runtime(), vec![source], PlegConfig::default());
     let (id, mut view) = house.running("web").await;
     sleep(SECOND * 5).await;
     let hint = |object: &str| Hint { object: object.into(), pod: None, expect: Expect::Stopped, created_at: None };
@@ -307,7 +307,7 @@ async fn a_hint_that_comes_before_the_fact_is_followed_up() {
 #[tokio::test(start_paused = true)]
 async fn a_hint_about_an_unknown_object_leads_to_one_list() {
     let (source, feed) = told();
-    let house = House::over(House::runtime(), vec![source], PlegConfig::default());
+    let house = Fixture::over(Fixture::runtime(), vec![source], PlegConfig::default());
     sleep(SECOND * 5).await;
     house.cri.clear_calls();
     house.sandbox("web", 0).await;
@@ -322,17 +322,17 @@ async fn a_hint_about_an_unknown_object_leads_to_one_list() {
 
 #[tokio::test(start_paused = true)]
 async fn resources_are_read_again_after_an_action_only() {
-    let house = House::new();
+    let house = Fixture::new();
     let (_, mut view) = house.running("web").await;
     house.cri.clear_calls();
-    view.fresh(house.pleg.acted(&who("web").uid)).await;
+    view.fresh(house.pleg.action_completed(&who("web").uid)).await;
     assert_eq!(house.cri.count("container_status"), 1);
     assert_eq!(view.latest().and_then(|s| s.pod.newest("main").map(|c| c.state)), Some(ContainerState::Running));
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_ends_when_told() {
-    let House { task, stop, .. } = House::new();
+    let Fixture { task, stop, .. } = Fixture::new();
     drop(stop);
     task.await.expect("ended");
 }

@@ -11,7 +11,7 @@ use berth_types::observed::Generation;
 use proptest::prelude::*;
 use tokio::time::sleep;
 
-use crate::pleg::house::{House, who};
+use crate::pleg::fixture::{Fixture, who};
 use berth_testkit::scripted::EventFaults;
 
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 struct World {
-    house: House,
+    house: Fixture,
     views: Vec<PodView>,
     sandboxes: Vec<String>,
     /// Per pod: started containers, and the generation from which observations must include them.
@@ -50,7 +50,7 @@ struct World {
 
 impl World {
     async fn new(latency: u64, faults: EventFaults, seed: u64) -> Self {
-        let house = House::new();
+        let house = Fixture::new();
         house.cri.seed(seed);
         house.cri.event_faults(faults);
         for op in ["list_podsandbox", "list_containers", "container_status", "podsandbox_status"] {
@@ -69,7 +69,7 @@ impl World {
             Step::Start(pod) => {
                 let (name, count) = (format!("p{pod}"), self.started[pod].len());
                 let made = self.house.container(&self.sandboxes[pod], &name, &format!("c{count}"), 0).await;
-                let generation = self.house.pleg.acted(&who(&name).uid);
+                let generation = self.house.pleg.action_completed(&who(&name).uid);
                 self.started[pod].push((made, generation));
             }
             Step::Exit(pod) => {

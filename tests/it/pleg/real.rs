@@ -15,8 +15,8 @@ use berth_proto::cri;
 use berth_types::observed::ContainerState;
 use tokio_util::sync::CancellationToken;
 
-use crate::pleg::house::{NoMessages, ended, labels, until, who};
-use berth_testkit::{cri_calls, runtimes::On};
+use crate::pleg::fixture::{NoMessages, ended, labels, until, who};
+use berth_testkit::{cri_calls, runtimes::TestRuntime};
 
 berth_testkit::on_real_runtimes! {
     an_exit_is_observed_by_the_runtimes_events
@@ -26,7 +26,7 @@ fn finished(seen: &Observation) -> Option<jiff::Timestamp> {
     seen.pod.newest("main").filter(|c| c.state == ContainerState::Exited)?.finished_at
 }
 
-async fn an_exit_is_observed_by_the_runtimes_events(on: On) {
+async fn an_exit_is_observed_by_the_runtimes_events(on: TestRuntime) {
     let Some(runtime) = on.runtime().await else { return };
     let registry = Registry::new();
     let connection = runtime.connection(&registry);
@@ -61,7 +61,7 @@ async fn an_exit_is_observed_by_the_runtimes_events(on: On) {
         let container = cri::ContainerConfig { labels: labels(&name), ..container };
         let id = cri.create_container(&pod, container, config).await.expect("a container");
         cri.start_container(&id).await.expect("started");
-        let seen = view.fresh(pleg.acted(&who(&name).uid)).await;
+        let seen = view.fresh(pleg.action_completed(&who(&name).uid)).await;
         assert_eq!((seen.error.as_deref(), seen.pod.running().count()), (None, 1), "{seen:?}");
         tokio::time::sleep(Duration::from_millis(700)).await;
 
@@ -77,7 +77,7 @@ async fn an_exit_is_observed_by_the_runtimes_events(on: On) {
     latencies.sort_unstable();
     // containerd itself takes most of it: it cleans up before its CRI part reports the exit.
     assert!(latencies[0].0 <= 500, "even the shortest of {latencies:?} is too long");
-    let streams = if matches!(on, On::Embedded(_)) { 1.0 } else { 0.0 };
+    let streams = if matches!(on, TestRuntime::Embedded(_)) { 1.0 } else { 0.0 };
     let told = registry.gather().into_iter().find(|f| f.name() == "kubelet_evented_pleg_connection_success_count");
     let told = told.and_then(|family| Some(family.get_metric().first()?.get_counter().get_value()));
     assert!(told.unwrap_or_default() >= streams, "the embedded runtime has events on the CRI: {told:?}");

@@ -113,13 +113,13 @@ impl UserNamespaces for Ids {
     async fn release(&self, _: &PodUid) {}
 }
 
-struct Bench {
+struct Fixture {
     root: tempfile::TempDir,
     events: Arc<Events>,
     preparer: Preparer,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let root = tempfile::tempdir().expect("a directory");
         fs::write(root.path().join("resolv.conf"), "nameserver 1.1.1.1\nsearch x\n").expect("writable");
@@ -220,7 +220,7 @@ fn mount<'a>(config: &'a cri::ContainerConfig, container_path: &str) -> &'a cri:
 
 #[tokio::test]
 async fn a_sandbox_gets_its_log_directory_and_resolver() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let config = bench.sandbox(&pod(json!({})), "").await.expect("a configuration");
     assert_eq!(bench.mode("logs/default_p_uid-p"), 0o755);
     assert_eq!(config.log_directory, bench.path("logs/default_p_uid-p").to_string_lossy());
@@ -233,7 +233,7 @@ async fn a_sandbox_gets_its_log_directory_and_resolver() {
 
 #[tokio::test]
 async fn a_resolver_file_that_cannot_be_read_fails_only_pods_that_need_it() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     fs::write(bench.path("resolv.conf"), "nameserver\n").expect("writable");
     assert_eq!(bench.sandbox(&pod(json!({})), "").await.expect_err("malformed").0, "nameserver list is empty ");
     fs::remove_file(bench.path("resolv.conf")).expect("removable");
@@ -247,7 +247,7 @@ async fn a_resolver_file_that_cannot_be_read_fails_only_pods_that_need_it() {
 
 #[tokio::test]
 async fn a_user_namespace_needs_a_handler_that_has_them() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let own = berth_testkit::pods::pod("p", json!({"hostUsers": false, "containers": [{"name": "c"}]}));
     // AC-03a-23
     assert_eq!(
@@ -265,7 +265,7 @@ async fn a_user_namespace_needs_a_handler_that_has_them() {
 
 #[tokio::test]
 async fn a_container_gets_its_files_and_mounts_in_order() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let pod = pod(json!({"volumeMounts": [{"name": "v", "mountPath": "/data"}]}));
     let config = bench.container(&pod, "").await.expect("a configuration");
     let order: Vec<&str> = config.mounts.iter().map(|m| m.container_path.as_str()).collect();
@@ -289,7 +289,7 @@ fn bytes_read() -> u64 {
 #[tokio::test]
 async fn the_hosts_file_is_replaced_only_when_it_differs() {
     use std::os::unix::fs::MetadataExt;
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let inode = || fs::metadata(bench.path("root/pods/uid-p/etc-hosts")).expect("written").ino();
     let pod = pod(json!({}));
     bench.container(&pod, "").await.expect("a configuration");
@@ -312,7 +312,7 @@ async fn the_hosts_file_is_replaced_only_when_it_differs() {
 
 #[tokio::test]
 async fn a_pod_in_the_nodes_network_sees_the_nodes_file_and_addresses() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let env = json!([{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]);
     let pod = berth_testkit::pods::pod("p", json!({"hostNetwork": true, "containers": [{"name": "c", "env": env}]}));
     let image = ResolvedImage { reference: "i".into(), user: ImageUser::Unset };
@@ -337,7 +337,7 @@ async fn a_pod_in_the_nodes_network_sees_the_nodes_file_and_addresses() {
 
 #[tokio::test]
 async fn environment_and_devices_meet_in_the_container() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let pod = pod(json!({
         "envFrom": [{"configMapRef": {"name": "settings"}}],
         "env": [{"name": "B", "value": "$(A)2"},
@@ -354,7 +354,7 @@ async fn environment_and_devices_meet_in_the_container() {
 
 #[tokio::test]
 async fn what_cannot_be_met_is_told_before_anything_is_written() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     for (container, expected) in [
         (
             json!({"env": [{"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}),
@@ -376,7 +376,7 @@ async fn what_cannot_be_met_is_told_before_anything_is_written() {
 
 #[tokio::test]
 async fn only_the_newest_termination_messages_stay() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let pod = pod(json!({}));
     for _ in 0..12 {
         bench.container(&pod, "").await.expect("a configuration");
@@ -387,7 +387,7 @@ async fn only_the_newest_termination_messages_stay() {
 
 #[tokio::test]
 async fn sub_paths_are_made_and_bound() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     fs::create_dir(bench.path("volume")).expect("makeable");
     let at = |path: &str| pod(json!({"volumeMounts": [{"name": "v", "mountPath": "/data", "subPath": path}]}));
     std::os::unix::fs::symlink("/etc", bench.path("volume/out")).expect("makeable");
@@ -411,7 +411,7 @@ async fn sub_paths_are_made_and_bound() {
 
 #[tokio::test]
 async fn the_restart_count_comes_from_the_logs_where_nothing_else_knows() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let pod = pod(json!({}));
     assert_eq!(bench.preparer.restart_count(&pod, "c", None).await, 0);
     let logs = bench.path("logs/default_p_uid-p/c");
@@ -425,7 +425,7 @@ async fn the_restart_count_comes_from_the_logs_where_nothing_else_knows() {
 
 #[tokio::test]
 async fn a_uid_never_leads_out_of_the_root_directory() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let odd = berth_testkit::pods::pod_with("p", json!({"uid": "../../x"}), json!({"containers": [{"name": "c"}]}));
     assert!(bench.sandbox(&odd, "").await.expect_err("refused").0.contains("cannot be the name of a file"));
     assert!(bench.container(&odd, "").await.expect_err("refused").0.contains("cannot be the name of a file"));

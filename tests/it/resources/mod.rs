@@ -49,14 +49,14 @@ impl EventSink for Events {
 }
 
 /// A dedicated cgroup root, removed when the test ends.
-struct Bench {
+struct Fixture {
     hierarchy: Hierarchy,
     root: GroupPath,
     files: tempfile::TempDir,
     events: Arc<Events>,
 }
 
-impl Bench {
+impl Fixture {
     /// Creates the root cgroup; `None` if this machine does not permit it.
     fn new() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -141,7 +141,7 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for Fixture {
     fn drop(&mut self) {
         if let Err(e) = self.hierarchy.remove(&self.root) {
             println!("left behind: {e}");
@@ -163,7 +163,7 @@ fn best_effort(name: &str) -> Arc<Pod> {
 
 #[tokio::test]
 async fn pods_come_and_go_below_their_class() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Fixture::new() else { return };
     let manager = bench.started().await;
     for below in ["/kubepods", "/kubepods/burstable", "/kubepods/besteffort"] {
         assert!(bench.is_there(below), "{below}");
@@ -196,7 +196,7 @@ async fn pods_come_and_go_below_their_class() {
 
 #[tokio::test]
 async fn the_weight_of_burstable_pods_follows_their_requests() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Fixture::new() else { return };
     let manager = bench.started().await;
     let weight = |shares: &str, weight: &str| if bench.is_v2() { weight.to_owned() } else { shares.to_owned() };
     assert_eq!(bench.shares("/kubepods/burstable"), weight("2", "1"));
@@ -216,7 +216,7 @@ async fn the_weight_of_burstable_pods_follows_their_requests() {
 
 #[tokio::test]
 async fn leftovers_are_killed_and_removed() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Fixture::new() else { return };
     let manager = bench.started().await;
     let pod = best_effort("left");
     manager.ensure(&pod).await.expect("made");
@@ -258,7 +258,7 @@ fn the_unified_hierarchy_kills_a_whole_tree_at_once() {
 
 #[tokio::test]
 async fn a_half_made_group_is_mended_not_counted_as_missing() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Fixture::new() else { return };
     if bench.is_v2() {
         return println!("skipped: needs root/cgroups of version 1");
     }
@@ -276,7 +276,7 @@ async fn a_half_made_group_is_mended_not_counted_as_missing() {
 
 #[tokio::test]
 async fn groups_above_that_vanish_are_made_again_with_their_values() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Fixture::new() else { return };
     let manager = bench.started().await;
     bench.hierarchy.remove(&bench.group("/kubepods")).expect("removable");
     assert!(manager.ensure(&pod("a", "1", "")).await.expect("made").created);
@@ -286,7 +286,7 @@ async fn groups_above_that_vanish_are_made_again_with_their_values() {
 
 #[tokio::test]
 async fn values_are_read_back_and_resized() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Fixture::new() else { return };
     let manager = bench.started().await;
     let small = pod("r", "500m", "500m");
     manager.ensure(&small).await.expect("made");
@@ -295,7 +295,7 @@ async fn values_are_read_back_and_resized() {
     assert_eq!((current.cpu_quota, current.cpu_period, current.memory_limit), (Some(50_000), Some(100_000), memory));
     // AC-06a-20
     let large = pod("r", "1", "1");
-    let wanted = manager.wanted_pod_values(&large).expect("values");
+    let wanted = manager.desired_pod_values(&large).expect("values");
     assert_eq!((wanted.cpu_quota, wanted.cpu_shares), (Some(100_000), Some(1024)));
     let only_cpu = PodCgroupValues { memory_limit: None, ..wanted };
     manager.apply_pod_values(&large, only_cpu).await.expect("writable");
@@ -309,7 +309,7 @@ async fn values_are_read_back_and_resized() {
 
 #[tokio::test]
 async fn pods_are_held_to_their_share_of_the_node() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Fixture::new() else { return };
     let reserved = Amounts { cpu_milli: Some(500), pids: Some(1000), ..Amounts::default() };
     let reservation = Reservation {
         for_whom: ReservedFor::System,
@@ -340,7 +340,7 @@ async fn pods_are_held_to_their_share_of_the_node() {
 
 #[tokio::test]
 async fn what_cannot_work_is_refused_at_the_start() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Fixture::new() else { return };
     let ids = Arc::new(IdRanges::open(bench.files.path(), IdSpace::whole(65_536)).await.expect("nothing there"));
     let refused = |config: ManagerConfig| {
         let metrics = CgroupMetrics::new(&Registry::new());
@@ -394,7 +394,7 @@ async fn without_groups_per_pod_nothing_is_touched() {
 
 #[tokio::test]
 async fn a_group_per_pod_is_cheap() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Fixture::new() else { return };
     let manager = bench.started().await;
     let pods: Vec<_> = (0..50).map(|i| pod(&format!("p{i}"), "100m", "100m")).collect();
     let mut costs = Vec::new();

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::runtime::bench::Bench;
+use crate::runtime::fixture::Fixture;
 use berth_testkit::{
     pods::{pod, simple},
     scripted::Fault,
@@ -15,7 +15,7 @@ use berth_testkit::{
 
 #[tokio::test(start_paused = true)]
 async fn a_sandbox_that_comes_late_is_adopted_and_none_is_made_twice() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     bench.cri.fault("run_podsandbox", "", Fault::Delay(Duration::from_secs(300)), Some(1));
     let began = Instant::now();
@@ -35,7 +35,7 @@ async fn a_sandbox_that_comes_late_is_adopted_and_none_is_made_twice() {
 
 #[tokio::test(start_paused = true)]
 async fn a_create_whose_answer_was_lost_is_adopted_at_once() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     let lost = || Fault::ErrorAfter(Code::Unavailable, "connection reset".to_owned());
     bench.cri.fault("run_podsandbox", "", lost(), Some(1));
@@ -47,7 +47,7 @@ async fn a_create_whose_answer_was_lost_is_adopted_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn an_attempt_of_a_former_life_that_holds_the_name_is_adopted() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     let blind = bench.request(&web);
     bench.good_turn(&web).await;
@@ -60,7 +60,7 @@ async fn an_attempt_of_a_former_life_that_holds_the_name_is_adopted() {
 /// A previous agent was killed during RunPodSandbox; the runtime then rolls the sandbox back.
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_reserved_for_a_moment_is_asked_for_again_soon() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     for (op, target) in [("run_podsandbox", "sandbox"), ("create_container", "container")] {
         let text = format!("failed to reserve {target} name \"web\": name \"web\" is reserved for \"abc\"");
@@ -82,7 +82,7 @@ async fn a_name_that_is_reserved_for_a_moment_is_asked_for_again_soon() {
 
 #[tokio::test(start_paused = true)]
 async fn after_the_doubt_a_create_is_tried_again() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     bench.cri.fault("create_container", "", Fault::Hang, Some(1));
     let outcome = bench.turn(&web).await;
@@ -96,7 +96,7 @@ async fn after_the_doubt_a_create_is_tried_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_created_container_is_started_not_doubled() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     bench.cri.fault("start_container", "", Fault::Error(Code::Unavailable, "gone away".to_owned()), Some(1));
     assert!(bench.turn(&web).await.error_text().is_some());
@@ -107,7 +107,7 @@ async fn a_created_container_is_started_not_doubled() {
 
 #[tokio::test(start_paused = true)]
 async fn a_created_container_that_never_starts_is_made_anew() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     bench.cri.fault("start_container", "", Fault::Error(Code::Unknown, "no".to_owned()), Some(2));
     assert!(bench.turn(&web).await.error_text().is_some());
@@ -119,7 +119,7 @@ async fn a_created_container_that_never_starts_is_made_anew() {
 
 #[tokio::test(start_paused = true)]
 async fn a_created_container_of_another_definition_is_removed() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     bench.cri.fault("start_container", "", Fault::Error(Code::Unavailable, "gone away".to_owned()), Some(1));
     assert!(bench.turn(&simple("web")).await.error_text().is_some());
     bench.cri.add_image("docker.io/library/busybox:2", 1);
@@ -131,7 +131,7 @@ async fn a_created_container_of_another_definition_is_removed() {
 
 #[tokio::test(start_paused = true)]
 async fn termination_does_not_wait_for_a_slow_create_and_leaves_nothing_behind() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     bench.cri.fault("run_podsandbox", "", Fault::Delay(Duration::from_secs(100)), Some(1));
     let stopping = bench.stopping.clone();
@@ -153,7 +153,7 @@ async fn termination_does_not_wait_for_a_slow_create_and_leaves_nothing_behind()
 async fn whatever_fails_no_container_is_doubled_and_the_pod_comes_up() {
     use rand::{Rng, SeedableRng, rngs::SmallRng};
     for seed in 0..40 {
-        let bench = Bench::new();
+        let bench = Fixture::new();
         let mut chance = SmallRng::seed_from_u64(seed);
         for op in ["run_podsandbox", "create_container", "start_container", "podsandbox_status", "stop_podsandbox"] {
             for _ in 0..chance.random_range(0..4) {

@@ -16,20 +16,20 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::runtime::bench::Bench;
+use crate::runtime::fixture::Fixture;
 use berth_testkit::{
     pods::simple,
     scripted::{Behaviour, Fault},
 };
 
 #[derive(Default)]
-struct Fates {
+struct FakePodStates {
     unready: AtomicBool,
     gone: Mutex<HashSet<PodUid>>,
     terminated: Mutex<HashSet<PodUid>>,
 }
 
-impl PodStateProvider for Fates {
+impl PodStateProvider for FakePodStates {
     fn sources_ready(&self) -> bool {
         !self.unready.load(Ordering::Relaxed)
     }
@@ -41,7 +41,7 @@ impl PodStateProvider for Fates {
     }
 }
 
-async fn crash(bench: &Bench, times: u64) {
+async fn crash(bench: &Fixture, times: u64) {
     let web = simple("web");
     bench.cri.behave("main", [Behaviour::exits(1, Duration::from_secs(700))]);
     for _ in 0..times {
@@ -52,9 +52,9 @@ async fn crash(bench: &Bench, times: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn the_newest_dead_container_of_a_living_pod_stays() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     crash(&bench, 3).await;
-    let fates: Arc<dyn PodStateProvider> = Arc::new(Fates::default());
+    let fates: Arc<dyn PodStateProvider> = Arc::new(FakePodStates::default());
     bench.runtime.collect_garbage(&fates, GcMode::Normal).await.expect("collected");
     assert_eq!((bench.cri.listed().len(), bench.cri.sandboxes().len()), (1, 1));
     let logs = bench.world.removed_logs.lock().expect("unpoisoned").clone();
@@ -63,10 +63,10 @@ async fn the_newest_dead_container_of_a_living_pod_stays() {
 
 #[tokio::test(start_paused = true)]
 async fn of_a_pod_that_is_gone_nothing_stays() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     crash(&bench, 2).await;
     bench.kill(&simple("web"), None).await.expect("killed");
-    let fates = Arc::new(Fates::default());
+    let fates = Arc::new(FakePodStates::default());
     let as_port: Arc<dyn PodStateProvider> = fates.clone();
     bench.runtime.collect_garbage(&as_port, GcMode::Normal).await.expect("collected");
     assert_eq!(bench.cri.sandboxes().len(), 1);
@@ -79,7 +79,7 @@ async fn of_a_pod_that_is_gone_nothing_stays() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_has_ended_goes_at_once_with_its_log_directory() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     crash(&bench, 2).await;
     bench.good_turn(&web).await;
@@ -101,9 +101,9 @@ async fn a_pod_that_has_ended_goes_at_once_with_its_log_directory() {
 #[tokio::test(start_paused = true)]
 async fn the_first_round_waits_for_the_sources_but_no_longer() {
     for (ready_after, gone_after) in [(Some(5), 6), (None, 60)] {
-        let bench = Bench::new();
+        let bench = Fixture::new();
         crash(&bench, 2).await;
-        let fates = Arc::new(Fates::default());
+        let fates = Arc::new(FakePodStates::default());
         fates.unready.store(true, Ordering::Relaxed);
         let (stop, begun) = (CancellationToken::new(), Instant::now());
         let gc = tokio::spawn(bench.runtime.clone().run_gc(fates.clone(), stop.clone()));
@@ -121,11 +121,11 @@ async fn the_first_round_waits_for_the_sources_but_no_longer() {
 
 #[tokio::test(start_paused = true)]
 async fn failures_are_told_once_and_collection_goes_on() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     crash(&bench, 2).await;
     bench.cri.fault("remove_container", "", Fault::Error(Code::Unknown, "busy".to_owned()), Some(2));
     let stop = CancellationToken::new();
-    let gc = tokio::spawn(bench.runtime.clone().run_gc(Arc::new(Fates::default()), stop.clone()));
+    let gc = tokio::spawn(bench.runtime.clone().run_gc(Arc::new(FakePodStates::default()), stop.clone()));
     bench.cri.until("removed", Duration::from_secs(200), |c| c.listed().len() == 1).await;
     stop.cancel();
     gc.await.expect("it ends");
@@ -135,7 +135,7 @@ async fn failures_are_told_once_and_collection_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn dead_instances_go_soon_after_the_next_death() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     crash(&bench, 3).await;
     let stop = CancellationToken::new();
     let work = tokio::spawn(bench.runtime.clone().run(stop.clone()));

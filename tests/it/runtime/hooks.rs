@@ -9,7 +9,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::runtime::bench::Bench;
+use crate::runtime::fixture::Fixture;
 use berth_testkit::pods::pod;
 
 /// Responds to each connection with the next text; returns the requests.
@@ -31,7 +31,7 @@ async fn serve(answers: Vec<&'static str>) -> (u16, JoinHandle<Vec<String>>) {
     (port, served)
 }
 
-async fn run(bench: &Bench, action: Value) -> Result<(), String> {
+async fn run(bench: &Fixture, action: Value) -> Result<(), String> {
     let mut action = action;
     action["host"] = "127.0.0.1".into();
     let hook = json!({"preStop": {"httpGet": action}});
@@ -41,14 +41,14 @@ async fn run(bench: &Bench, action: Value) -> Result<(), String> {
     tokio::time::timeout(Duration::from_secs(30), bench.kill(&web, None)).await.expect("in time")
 }
 
-fn hook_failed(bench: &Bench) -> bool {
+fn hook_failed(bench: &Fixture) -> bool {
     bench.events().iter().any(|e| e.starts_with("FailedPreStopHook"))
 }
 
 #[tokio::test]
 async fn any_status_counts_as_done() {
     // AC-03b-29
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let (port, asked) = serve(vec!["HTTP/1.1 500 Oops\r\ncontent-length: 4\r\n\r\noops"]).await;
     let headers = json!([{"name": "X-One", "value": "1"}, {"name": "Accept", "value": ""}]);
     run(&bench, json!({"path": "/bye?now=1", "port": port, "httpHeaders": headers})).await.expect("killed");
@@ -62,7 +62,7 @@ async fn any_status_counts_as_done() {
 #[tokio::test]
 async fn https_answered_in_plain_http_is_tried_again_without_credentials() {
     // AC-03b-30
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let bad = "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
     let (port, asked) = serve(vec![bad, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"]).await;
     let headers = json!([{"name": "Authorization", "value": "secret"}]);
@@ -79,7 +79,7 @@ async fn https_answered_in_plain_http_is_tried_again_without_credentials() {
 
 #[tokio::test]
 async fn redirects_are_followed_on_the_same_host_only() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let there = "HTTP/1.1 302 Found\r\nlocation: /there\r\ncontent-length: 0\r\n\r\n";
     let elsewhere = "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.2:1/\r\ncontent-length: 0\r\n\r\n";
     let (port, asked) = serve(vec![there, elsewhere]).await;
@@ -91,7 +91,7 @@ async fn redirects_are_followed_on_the_same_host_only() {
 
 #[tokio::test]
 async fn a_hook_that_reaches_nobody_fails() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let (port, served) = serve(Vec::new()).await;
     served.await.expect("closed");
     run(&bench, json!({"path": "/", "port": port})).await.expect("killed all the same");

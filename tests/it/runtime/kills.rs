@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 use tonic::Code;
 
-use crate::runtime::bench::Bench;
+use crate::runtime::fixture::Fixture;
 use berth_testkit::{
     pods::{pod, pod_with, simple},
     scripted::{Behaviour, Fault},
@@ -20,7 +20,7 @@ fn with_pre_stop(grace: i64, hook: Value) -> Value {
 #[tokio::test(start_paused = true)]
 async fn a_probes_own_grace_period_counts_when_it_fails() {
     // AC-03a-9
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let probe = json!({"terminationGracePeriodSeconds": 5, "exec": {"command": ["x"]}});
     let web = pod(
         "web",
@@ -37,7 +37,7 @@ async fn a_probes_own_grace_period_counts_when_it_fails() {
 #[tokio::test(start_paused = true)]
 async fn no_grace_means_no_hook_and_two_seconds() {
     // AC-03a-10
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = pod("web", with_pre_stop(30, json!({"exec": {"command": ["bye"]}})));
     bench.good_turn(&web).await;
     let (_sender, grace) = watch::channel(Some(Grace::from_secs(0)));
@@ -55,7 +55,7 @@ async fn no_grace_means_no_hook_and_two_seconds() {
 #[tokio::test(start_paused = true)]
 async fn a_hook_uses_up_grace() {
     // AC-03a-11
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = pod("web", with_pre_stop(10, json!({"exec": {"command": ["bye"]}})));
     bench.cri.on_exec("bye", 0, "", "", Duration::from_secs(7));
     bench.good_turn(&web).await;
@@ -65,7 +65,7 @@ async fn a_hook_uses_up_grace() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hook_ends_with_the_grace_and_a_failing_one_is_told() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let sleeper = pod("sleeper", with_pre_stop(4, json!({"sleep": {"seconds": 60}})));
     bench.good_turn(&sleeper).await;
     let began = Instant::now();
@@ -90,7 +90,7 @@ async fn a_hook_ends_with_the_grace_and_a_failing_one_is_told() {
 #[tokio::test(start_paused = true)]
 async fn a_shorter_grace_cuts_a_stop_short() {
     // AC-02a-18
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = pod("web", json!({"terminationGracePeriodSeconds": 600, "containers": [{"name": "main"}]}));
     bench.cri.behave("main", [Behaviour::stubborn()]);
     bench.good_turn(&web).await;
@@ -112,7 +112,7 @@ async fn a_shorter_grace_cuts_a_stop_short() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shorter_grace_cuts_a_hook_short_and_a_longer_one_changes_nothing() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = pod("web", with_pre_stop(100, json!({"sleep": {"seconds": 90}})));
     bench.good_turn(&web).await;
     let (sender, receiver) = watch::channel(None);
@@ -130,7 +130,7 @@ async fn a_shorter_grace_cuts_a_hook_short_and_a_longer_one_changes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn sidecars_stop_last_and_in_reverse() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let sidecar = |name: &str| json!({"name": name, "restartPolicy": "Always"});
     let all = pod(
         "p",
@@ -151,7 +151,7 @@ async fn sidecars_stop_last_and_in_reverse() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_that_fails_does_not_hold_up_sidecars_or_the_sandbox() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let all =
         pod("p", json!({"initContainers": [{"name": "s", "restartPolicy": "Always"}], "containers": [{"name": "a"}]}));
     bench.good_turn(&all).await;
@@ -166,7 +166,7 @@ async fn a_stop_that_fails_does_not_hold_up_sidecars_or_the_sandbox() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_gone_counts_as_stopped() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     bench.good_turn(&web).await;
     let gone = Fault::Error(Code::NotFound, "gone".to_owned());
@@ -177,7 +177,7 @@ async fn what_is_gone_counts_as_stopped() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_known_to_the_runtime_alone_is_stopped_by_its_annotations() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = pod("web", json!({"terminationGracePeriodSeconds": 7, "containers": [{"name": "main"}]}));
     bench.good_turn(&web).await;
     let (_sender, receiver) = watch::channel(None);
@@ -195,7 +195,7 @@ async fn a_pod_known_to_the_runtime_alone_is_stopped_by_its_annotations() {
 
 #[tokio::test(start_paused = true)]
 async fn termination_interrupts_a_slow_kill_of_a_pass() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let probe = json!({"exec": {"command": ["x"]}});
     let web = pod(
         "web",
@@ -221,7 +221,7 @@ async fn termination_interrupts_a_slow_kill_of_a_pass() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_post_start_hook_kills_the_container() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let hook = json!({"postStart": {"exec": {"command": ["hello", "x"]}}});
     let web = pod("web", json!({"containers": [{"name": "main", "lifecycle": hook}]}));
     bench.cri.on_exec("hello x", 3, "out", "err", Duration::ZERO);

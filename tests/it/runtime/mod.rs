@@ -1,7 +1,7 @@
 //! The runtime manager against the scripted CRI: spec 03a §4, §7-11, §16; 03b §8; 02a §9.8.
 
-mod bench;
 mod creates;
+mod fixture;
 mod garbage;
 mod hooks;
 mod kills;

@@ -6,7 +6,7 @@ use serde_json::json;
 use std::sync::Arc;
 use tonic::Code;
 
-use crate::runtime::bench::Bench;
+use crate::runtime::fixture::Fixture;
 use berth_testkit::{pods::pod_with, scripted::Fault};
 
 const API: &str = "api";
@@ -21,8 +21,8 @@ fn memory(limit: i64) -> PodCgroupValues {
     PodCgroupValues { memory_limit: Some(limit), ..PodCgroupValues::default() }
 }
 
-async fn started(from: i64, to: i64) -> Bench {
-    let bench = Bench::new();
+async fn started(from: i64, to: i64) -> Fixture {
+    let bench = Fixture::new();
     bench.good_turn(&limited(&from.to_string())).await;
     *bench.world.values.lock().expect("unpoisoned") = Some((memory(from), memory(to)));
     bench.cri.clear_calls();
@@ -80,7 +80,7 @@ async fn a_runtime_that_refuses_rejects_the_resize() {
 
 #[tokio::test(start_paused = true)]
 async fn without_cgroups_of_pods_containers_are_resized() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     bench.good_turn(&limited("4194304")).await;
     let none = PodCgroupValues::default();
     *bench.world.values.lock().expect("unpoisoned") = Some((none, none));

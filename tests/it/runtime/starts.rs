@@ -6,7 +6,7 @@ use berth_ports::{ActionKind, SyncOutcome};
 use serde_json::json;
 use tonic::Code;
 
-use crate::runtime::bench::Bench;
+use crate::runtime::fixture::Fixture;
 use berth_testkit::{
     pods::{pod, simple},
     scripted::{Behaviour, Fault},
@@ -20,7 +20,7 @@ fn failure(outcome: &SyncOutcome, target: &str) -> (String, String) {
 
 #[tokio::test(start_paused = true)]
 async fn a_simple_start_costs_four_calls_and_an_image_look() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     let outcome = bench.good_turn(&web).await;
     let expected = ["podsandbox_status", "image_status", "create_container", "start_container"];
@@ -43,7 +43,7 @@ async fn a_simple_start_costs_four_calls_and_an_image_look() {
 #[tokio::test(start_paused = true)]
 async fn containers_are_created_in_order() {
     // AC-03a-1
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let three = pod("p", json!({"containers": [{"name": "a"}, {"name": "b"}, {"name": "c"}]}));
     bench.good_turn(&three).await;
     let expected: Vec<String> = ["a", "b", "c"]
@@ -55,7 +55,7 @@ async fn containers_are_created_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn images_are_pulled_together_and_containers_still_created_in_order() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let slow = pod("p", json!({"containers": [{"name": "a", "image": "slow:1"}, {"name": "b", "image": "quick:1"}]}));
     let takes = [("slow:1", 30), ("quick:1", 20)].map(|(i, s)| (i.to_owned(), Duration::from_secs(s)));
     bench.world.pull_takes.lock().expect("unpoisoned").extend(takes);
@@ -67,7 +67,7 @@ async fn images_are_pulled_together_and_containers_still_created_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn a_container_that_cannot_start_does_not_hold_up_the_next() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let two = pod("p", json!({"containers": [{"name": "a", "image": "none:1"}, {"name": "b"}]}));
     bench.world.missing_images.lock().expect("unpoisoned").insert("none:1".to_owned());
     let outcome = bench.turn(&two).await;
@@ -79,7 +79,7 @@ async fn a_container_that_cannot_start_does_not_hold_up_the_next() {
 
 #[tokio::test(start_paused = true)]
 async fn failures_read_as_the_runtime_says_them_without_ids() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     bench.cri.fault("create_container", "", Fault::Error(Code::Unknown, "no space".to_owned()), Some(1));
     let outcome = bench.turn(&web).await;
@@ -94,7 +94,7 @@ async fn failures_read_as_the_runtime_says_them_without_ids() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sandbox_that_cannot_be_created_is_reported_unless_the_pod_stops() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     let refuse = || bench.cri.fault("run_podsandbox", "", Fault::Error(Code::Unknown, "no cni".to_owned()), Some(1));
     refuse();
@@ -114,7 +114,7 @@ async fn a_sandbox_that_cannot_be_created_is_reported_unless_the_pod_stops() {
 #[tokio::test(start_paused = true)]
 async fn a_dead_sandbox_is_replaced_and_init_starts_over() {
     // AC-03a-2
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let both = pod("p", json!({"initContainers": [{"name": "i"}, {"name": "j"}], "containers": [{"name": "a"}]}));
     bench.cri.behave("i", [Behaviour::exits(0, Duration::ZERO)]);
     bench.good_turn(&both).await;
@@ -140,7 +140,7 @@ async fn a_dead_sandbox_is_replaced_and_init_starts_over() {
 
 #[tokio::test(start_paused = true)]
 async fn ten_init_containers_that_exit_at_once_need_no_waiting() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let names: Vec<String> = (0..10).map(|i| format!("i{i}")).collect();
     let init: Vec<_> = names.iter().map(|name| json!({"name": name})).collect();
     let many = pod("p", json!({"initContainers": init, "containers": [{"name": "a"}]}));
@@ -162,7 +162,7 @@ async fn ten_init_containers_that_exit_at_once_need_no_waiting() {
 #[tokio::test(start_paused = true)]
 async fn a_crashing_container_waits_longer_each_time() {
     // AC-03a-17
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let web = simple("web");
     bench.cri.behave("main", [Behaviour::exits(1, Duration::from_secs(5))]);
     bench.good_turn(&web).await;
@@ -189,7 +189,7 @@ async fn a_crashing_container_waits_longer_each_time() {
 
 #[tokio::test(start_paused = true)]
 async fn a_restart_of_all_keeps_the_logs() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let two = pod("p", json!({"containers": [{"name": "a"}, {"name": "b"}]}));
     bench.good_turn(&two).await;
     bench.cri.clear_calls();
@@ -206,7 +206,7 @@ async fn a_restart_of_all_keeps_the_logs() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unknown_target_of_an_ephemeral_container_is_a_configuration_error() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let with = pod(
         "p",
         json!({"containers": [{"name": "a"}],

@@ -11,7 +11,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::runtime::bench::Bench;
+use crate::runtime::fixture::Fixture;
 use berth_testkit::scripted::Fault;
 
 async fn until(state: &mut watch::Receiver<Arc<RuntimeState>>, wanted: impl Fn(&RuntimeState) -> bool) -> Duration {
@@ -23,7 +23,7 @@ async fn until(state: &mut watch::Receiver<Arc<RuntimeState>>, wanted: impl Fn(&
 
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_comes_up_is_noticed_quickly_and_one_that_goes_after_thirty_seconds() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let refused = Fault::Error(Code::Unavailable, "connection refused".to_owned());
     bench.cri.fault("status", "", refused.clone(), Some(3));
     let sick = Arc::new(Mutex::new(None::<String>));
@@ -63,7 +63,7 @@ async fn a_runtime_that_comes_up_is_noticed_quickly_and_one_that_goes_after_thir
 
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_hangs_is_down_after_thirty_seconds_and_others_troubles_are_told_meanwhile() {
-    let bench = Bench::new();
+    let bench = Fixture::new();
     let sick = Arc::new(Mutex::new(None::<String>));
     let health = sick.clone();
     let checks: Vec<berth::runtime::HealthCheck> =

@@ -11,7 +11,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use crate::server::site::{PATIENCE, Served};
+use crate::server::fixture::{PATIENCE, RunningListener};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -40,7 +40,7 @@ struct Hostile {
 
 impl Hostile {
     /// Completes the TLS handshake and sends nothing.
-    async fn silent(served: &Served) -> Self {
+    async fn silent(served: &RunningListener) -> Self {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
@@ -55,7 +55,7 @@ impl Hostile {
     }
 
     /// Sends the preface, with these settings.
-    async fn new(served: &Served, settings: &[(u16, u32)]) -> Self {
+    async fn new(served: &RunningListener, settings: &[(u16, u32)]) -> Self {
         let mut client = Self::silent(served).await;
         client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("taken");
         let payload: Vec<u8> =
@@ -120,7 +120,7 @@ fn ask(stream: u32, path: &str) -> Vec<u8> {
 }
 
 /// Other clients are served; the hostile client's handlers have ended.
-async fn is_well(served: &Served) {
+async fn is_well(served: &RunningListener) {
     let gone = async {
         while served.players.readers.load(Ordering::SeqCst) > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -135,7 +135,7 @@ async fn is_well(served: &Served) {
 
 #[tokio::test]
 async fn streams_have_a_cap() {
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     let mut client = Hostile::new(&served, &[]).await;
     let settings = client.until(SETTINGS).await.expect("settings").payload;
     let told: Vec<(u16, u32)> = settings
@@ -161,7 +161,7 @@ async fn streams_have_a_cap() {
 #[tokio::test]
 async fn rapid_resets_end_the_connection() {
     // CVE-2023-44487: before the handler runs, and while it does.
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     for waits in [false, true] {
         let mut client = Hostile::new(&served, &[]).await;
         let mut sent = 0_u32;
@@ -196,7 +196,7 @@ async fn rapid_resets_end_the_connection() {
 #[tokio::test]
 async fn heads_without_end_end_the_connection() {
     // CVE-2023-45288
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     let mut client = Hostile::new(&served, &[]).await;
     client.send(&frame(HEADERS, END_STREAM, 1, &get("/pods"))).await.expect("taken");
     // A literal header field, repeated; the header block never ends.
@@ -213,7 +213,7 @@ async fn heads_without_end_end_the_connection() {
 
 #[tokio::test]
 async fn a_list_of_headers_has_a_size() {
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     let mut client = Hostile::new(&served, &[]).await;
     client.send(&frame(HEADERS, END_STREAM, 1, &get("/pods"))).await.expect("taken");
     let field: Vec<u8> = [&[0x00, 0x01, b'x', 0x64][..], &[b'y'; 100]].concat();
@@ -238,7 +238,7 @@ async fn a_list_of_headers_has_a_size() {
 
 #[tokio::test(start_paused = true)]
 async fn who_says_nothing_is_let_go() {
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     let begun = Instant::now();
     // No preface; then a preface and nothing else but ping responses.
     let mut silent = Hostile::silent(&served).await;
@@ -257,7 +257,7 @@ async fn who_says_nothing_is_let_go() {
 
 #[tokio::test(start_paused = true)]
 async fn who_takes_nothing_is_let_go() {
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     // A flow control window of 0: the response body cannot be sent, while pings are exchanged.
     let mut client = Hostile::new(&served, &[(4, 0)]).await;
     let begun = Instant::now();
@@ -273,7 +273,7 @@ async fn who_takes_nothing_is_let_go() {
 #[tokio::test(start_paused = true)]
 async fn who_takes_nothing_of_one_answer_keeps_the_others() {
     // An API server proxies many users over one connection: one of them has paused a pager.
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     let mut client = Hostile::new(&served, &[(4, 0)]).await;
     client.send(&ask(1, "/metrics")).await.expect("taken");
     client.send(&ask(3, "/containerLogs/n/p/silent?follow=1")).await.expect("taken");
@@ -291,7 +291,7 @@ async fn who_takes_nothing_of_one_answer_keeps_the_others() {
 #[tokio::test(start_paused = true)]
 async fn who_reads_slowly_gets_the_whole_page() {
     const WINDOW: usize = 65_535;
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     let page = 20 * WINDOW;
     served.players.page_bytes.store(page, Ordering::SeqCst);
     let mut client = Hostile::new(&served, &[]).await;
@@ -323,7 +323,7 @@ async fn who_reads_slowly_gets_the_whole_page() {
 
 #[tokio::test]
 async fn a_head_has_no_body() {
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     let mut client = Hostile::new(&served, &[]).await;
     for (stream, path) in [(1, "/healthz"), (3, "/pods"), (5, "/nope"), (7, "/stats")] {
         let mut head = get(path);

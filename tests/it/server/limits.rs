@@ -2,18 +2,18 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use berth_server::routing::Switches;
+use berth_server::routing::EnabledEndpoints;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     time::Instant,
 };
 
-use crate::server::site::{PATIENCE, Served};
+use crate::server::fixture::{PATIENCE, RunningListener};
 
 #[tokio::test]
 async fn a_thousand_idle_connections_hold_nobody_up() {
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     let mut idle = Vec::new();
     for _ in 0..1_000 {
         idle.push(served.connect().await);
@@ -24,7 +24,7 @@ async fn a_thousand_idle_connections_hold_nobody_up() {
 /// More connections than one address may keep, all of them unauthenticated.
 #[tokio::test]
 async fn whoever_says_nothing_gives_way_to_who_comes_later() {
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     let mut idle = Vec::new();
     for _ in 0..2_100 {
         idle.push(served.connect().await);
@@ -34,7 +34,7 @@ async fn whoever_says_nothing_gives_way_to_who_comes_later() {
 
 #[tokio::test]
 async fn half_a_head_and_heads_without_end_are_cut_off() {
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     let mut slow = served.connect().await;
     slow.write_all(b"GET /pods HTTP/1.1\r\nHos").await.expect("taken");
     let mut large = served.connect().await;
@@ -61,7 +61,7 @@ async fn half_a_head_and_heads_without_end_are_cut_off() {
 #[tokio::test(start_paused = true)]
 async fn who_is_slow_is_let_go() {
     // Slowloris: a byte now and then does not help; nor does silence, before a request head or after a response.
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     for (begins, drips) in [("GET /pods HTTP/1.1\r\nX: ", true), ("GET /pods HTTP/1.1\r\nHos", false), ("", false)] {
         let (mut stream, begun) = (served.connect().await, tokio::time::Instant::now());
         stream.write_all(begins.as_bytes()).await.expect("taken");
@@ -94,7 +94,7 @@ async fn who_is_slow_is_let_go() {
 #[tokio::test(start_paused = true)]
 async fn a_body_that_does_not_come_is_not_waited_for() {
     // On the read-only port anybody may announce a form body.
-    let served = Served::start(Switches::READ_ONLY, None, false).await;
+    let served = RunningListener::start(EnabledEndpoints::READ_ONLY, None, false).await;
     for drips in [false, true] {
         let (mut stream, begun) = (served.connect().await, tokio::time::Instant::now());
         let head = "POST /stats/summary HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\
@@ -135,7 +135,7 @@ async fn answer(stream: &mut TcpStream) -> String {
 
 #[tokio::test]
 async fn a_body_that_nobody_reads_does_not_cost_the_connection() {
-    let served = Served::start(Switches::READ_ONLY, None, false).await;
+    let served = RunningListener::start(EnabledEndpoints::READ_ONLY, None, false).await;
     let mut stream = served.connect().await;
     let head = |length: usize| format!("POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
     for _ in 0..3 {
@@ -161,7 +161,7 @@ async fn a_body_that_nobody_reads_does_not_cost_the_connection() {
 #[tokio::test(start_paused = true)]
 async fn who_reads_slowly_gets_the_whole_page() {
     // The response is entirely in buffers when the first byte is read; reading it takes longer than the idle timeout.
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     served.players.page_bytes.store(32 << 20, Ordering::SeqCst);
     let (mut stream, begun) = (served.connect().await, Instant::now());
     let ask = b"GET /metrics/cadvisor HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer good\r\n\r\n";
@@ -180,7 +180,7 @@ async fn who_reads_slowly_gets_the_whole_page() {
 
 #[tokio::test]
 async fn http_without_tls_is_told_so() {
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     let told = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
     for method in ["GET", "HEAD", "POST", "PUT", "OPTIONS", "DELETE", "PATCH"] {
         assert_eq!(served.raw(&format!("{method} /pods HTTP/1.1\r\nHost: x\r\n\r\n")).await, told, "{method}");
@@ -190,7 +190,7 @@ async fn http_without_tls_is_told_so() {
 #[tokio::test]
 async fn who_loses_power_is_missed() {
     // TCP keep-alive probes a silent peer: nothing else would detect that a silent stream has lost its client.
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     let mut stream = served.connect().await;
     let request = "GET /containerLogs/n/p/silent?follow=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
     stream.write_all(request.as_bytes()).await.expect("taken");
@@ -218,14 +218,14 @@ async fn who_loses_power_is_missed() {
 
 #[tokio::test]
 async fn http_2_is_spoken_over_tls_only() {
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     let answer = served.raw("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn half_a_handshake_is_let_go() {
-    let served = Served::secured(&[("*", "*")]).await;
+    let served = RunningListener::secured(&[("*", "*")]).await;
     for begins in [&b""[..], b"\x16\x03\x01\x02\x00\x01"] {
         let (mut stream, begun) = (served.connect().await, tokio::time::Instant::now());
         stream.write_all(begins).await.expect("taken");
@@ -237,7 +237,7 @@ async fn half_a_handshake_is_let_go() {
 
 #[tokio::test]
 async fn garbage_is_answered_and_forgotten() {
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     for garbage in ["\u{0}\u{1}\u{2}\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "\u{16}\u{3}\u{1}\u{2}\u{0}"] {
         let mut stream = served.connect().await;
         stream.write_all(garbage.as_bytes()).await.expect("taken");
@@ -251,7 +251,7 @@ async fn garbage_is_answered_and_forgotten() {
 
 #[tokio::test]
 async fn a_request_of_http_1_1_names_one_host() {
-    let served = Served::guarded(&[("get", "pods")]).await;
+    let served = RunningListener::guarded(&[("get", "pods")]).await;
     let head =
         |lines: &str| format!("GET /pods HTTP/1.1\r\nAuthorization: Bearer good\r\n{lines}Connection: close\r\n\r\n");
     for (lines, told) in [("", "missing required Host header"), ("Host: a\r\nHost: b\r\n", "too many Host headers")] {

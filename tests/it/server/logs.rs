@@ -4,12 +4,12 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::server::site::{PATIENCE, Served};
+use crate::server::fixture::{PATIENCE, RunningListener};
 
 #[tokio::test]
 async fn refusals_come_in_the_spec_s_order() {
     // AC-04-13, AC-04-14
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     for (target, status, body) in [
         ("n/q/c?tailLines=x", 400, "{\"message\": \"Unable to decode query.\"}"),
         ("n/q/c?tail=-1", 422, "{\"message\": \"Invalid request.\"}"),
@@ -32,7 +32,7 @@ async fn refusals_come_in_the_spec_s_order() {
 #[tokio::test]
 async fn names_in_paths_are_names() {
     // `..` and encoded slashes lead to a redirect, a pod of that name, or no route.
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     for (target, status, body) in [
         ("n/../../etc/c", 307, "<a href=\"/etc/c\">Temporary Redirect</a>.\n\n"),
         ("n/../../it's/c", 307, "<a href=\"/it&#39;s/c\">Temporary Redirect</a>.\n\n"),
@@ -49,7 +49,7 @@ async fn names_in_paths_are_names() {
 #[tokio::test]
 async fn a_caller_follows_so_many_logs_and_no_more() {
     // Spec 04 §11: 256 followers per identity; reading without following is not counted.
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     let request = "GET /containerLogs/n/p/silent?follow=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
     let mut followers = Vec::new();
     for _ in 0..berth_server::FOLLOWS {
@@ -77,7 +77,7 @@ async fn a_caller_follows_so_many_logs_and_no_more() {
 
 #[tokio::test]
 async fn what_fails_half_way_says_so_and_has_no_end() {
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     let request = "GET /containerLogs/n/p/broken HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
     let answer = served.raw(request).await;
     assert!(answer.contains("half\n") && answer.contains("containerd://x"), "{answer}");
@@ -86,7 +86,7 @@ async fn what_fails_half_way_says_so_and_has_no_end() {
 
 #[tokio::test]
 async fn the_head_comes_before_the_first_line_and_a_reader_ends_with_its_client() {
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     for container in ["silent", "endless"] {
         let mut stream = served.connect().await;
         let request = format!(
@@ -109,7 +109,7 @@ async fn the_head_comes_before_the_first_line_and_a_reader_ends_with_its_client(
 
 #[tokio::test]
 async fn a_client_that_stops_reading_holds_nobody_up() {
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     let mut stream = served.connect().await;
     let request = "GET /containerLogs/n/p/endless HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
     stream.write_all(request.as_bytes()).await.expect("taken");

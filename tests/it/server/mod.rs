@@ -1,8 +1,8 @@
 //! The server's request pipeline over real sockets: authentication, authorization, routing, and limits.
 
 mod attacks;
+mod fixture;
 mod limits;
 mod logs;
 mod pipeline;
-mod site;
 mod table;

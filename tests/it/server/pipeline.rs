@@ -1,12 +1,12 @@
 //! Order of checks in the request pipeline (spec 04 §3), and request metrics.
 
-use crate::server::site::{ALL, PATIENCE, SLOW, Served};
-use berth_server::routing::Switches;
+use crate::server::fixture::{ALL, PATIENCE, RunningListener, SLOW};
+use berth_server::routing::EnabledEndpoints;
 
 #[tokio::test]
 async fn a_stranger_hears_what_is_said_before_the_door_and_nothing_else() {
     // AC-04-1, AC-04-2, AC-04-3, AC-08-13
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     for (method, target, status, body) in [
         ("GET", "/pods", 401, "Unauthorized"),
         ("GET", "/nope", 404, "404 page not found\n"),
@@ -29,7 +29,7 @@ async fn a_stranger_hears_what_is_said_before_the_door_and_nothing_else() {
 #[tokio::test]
 async fn behind_the_door_the_router_answers() {
     // AC-04-9, AC-04-10, AC-04-25
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     for (method, target, headers, status, body) in [
         ("GET", "/pods/", "", 200, "pods\n"),
         ("GET", "/pods/none", "", 404, "404: Page Not Found"),
@@ -56,7 +56,7 @@ async fn behind_the_door_the_router_answers() {
     assert!(head.contains("allow: post"), "{head}");
     assert_eq!(served.metric("kubelet_http_requests_total", &[("method", "other"), ("path", "pods")]), 1.0);
     assert_eq!(served.metric("kubelet_http_inflight_requests", &[]), 0.0);
-    let off = Served::start(Switches { debugging: false, ..ALL }, Some(vec![("*", "*")]), false).await;
+    let off = RunningListener::start(EnabledEndpoints { debugging: false, ..ALL }, Some(vec![("*", "*")]), false).await;
     let (status, _, text) = off.ask("DELETE", "/exec/xxx", "").await;
     assert_eq!((status, text.as_str()), (405, "Debug endpoints are disabled.\n"));
     assert_eq!(off.ask_as_stranger("DELETE", "/exec/xxx").await.0, 401, "after the door");
@@ -72,7 +72,7 @@ async fn the_subresources_are_asked_for_in_their_order() {
         (&[], "/healthz", 403, &["get healthz", "get proxy"]),
         (&[("get", "metrics")], "/metrics", 200, &["get metrics"]),
     ] {
-        let served = Served::guarded(allowed).await;
+        let served = RunningListener::guarded(allowed).await;
         assert_eq!(served.ask("GET", target, "").await.0, status, "{target}");
         assert_eq!(*served.doorman.asked.lock().expect("whole"), asked, "{target}");
     }
@@ -82,18 +82,18 @@ async fn the_subresources_are_asked_for_in_their_order() {
 async fn a_get_opens_no_stream_for_who_may_only_read() {
     // AC-04-24
     let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\n";
-    let reader = Served::guarded(&[("get", "proxy")]).await;
+    let reader = RunningListener::guarded(&[("get", "proxy")]).await;
     for target in ["/exec/a/b/c?command=id", "/attach/a/b/c", "/portForward/a/b"] {
         assert_eq!(reader.ask("GET", target, upgrade).await.0, 403, "{target}");
     }
-    let writer = Served::guarded(&[("get", "proxy"), ("create", "proxy")]).await;
+    let writer = RunningListener::guarded(&[("get", "proxy"), ("create", "proxy")]).await;
     assert_ne!(writer.ask("GET", "/exec/a/b/c?command=id", upgrade).await.0, 403);
 }
 
 #[tokio::test]
 async fn the_open_port_has_the_open_set() {
     // AC-04-11, AC-04-12
-    let served = Served::start(Switches::READ_ONLY, None, false).await;
+    let served = RunningListener::start(EnabledEndpoints::READ_ONLY, None, false).await;
     for (method, target, status, body) in [
         ("GET", "/pods", 200, "pods\n"),
         ("POST", "/checkpoint/a/b/c", 404, "404 page not found\n"),
@@ -110,7 +110,7 @@ async fn the_open_port_has_the_open_set() {
 /// AC-08-14
 #[tokio::test]
 async fn the_duration_of_a_request_includes_its_handler() {
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     served.ask("GET", "/runningpods/", "").await;
     let seconds = served.metric("kubelet_http_requests_duration_seconds", &[("path", "runningpods")]);
     assert!((SLOW.as_secs_f64()..PATIENCE.as_secs_f64()).contains(&seconds), "{seconds}");
@@ -119,7 +119,7 @@ async fn the_duration_of_a_request_includes_its_handler() {
 #[tokio::test]
 async fn nothing_a_client_writes_becomes_a_label() {
     // CVE-2020-8551
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     for n in 0..100 {
         served.ask_as_stranger(&format!("M{n}"), &format!("/p{n}/x?y={n}")).await;
         served.ask_as_stranger("GET", &format!("/metrics/{n}")).await;
@@ -179,8 +179,8 @@ async fn each_listener_has_its_own_paths() {
         "/metrics/slis",
     ];
     let gone = ["/healthz/log", "/configz", "/checkpoint/a/b/c", "/debug/flags/v", "/flagz", "/statusz"];
-    let read_only = Served::start(Switches::READ_ONLY, None, false).await;
-    let healthz = Served::healthz().await;
+    let read_only = RunningListener::start(EnabledEndpoints::READ_ONLY, None, false).await;
+    let healthz = RunningListener::healthz().await;
     for path in ROOTS {
         let expected = if open.contains(&path) {
             200
@@ -201,7 +201,7 @@ async fn each_listener_has_its_own_paths() {
 
 #[tokio::test]
 async fn a_handler_that_panics_takes_nobody_down() {
-    let served = Served::start(ALL, None, true).await;
+    let served = RunningListener::start(ALL, None, true).await;
     let (status, _, text) = served.ask("GET", "/pods", "").await;
     assert_eq!((status, text.as_str()), (500, "500 Internal Server Error\n"));
     assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
@@ -211,7 +211,7 @@ async fn a_handler_that_panics_takes_nobody_down() {
 #[tokio::test]
 async fn odd_targets_are_nobodys_way_in() {
     // Status without credentials, and with all permissions.
-    let served = Served::guarded(&[("*", "*")]).await;
+    let served = RunningListener::guarded(&[("*", "*")]).await;
     for (line, stranger, master) in [
         ("OPTIONS *", 404, 404),
         ("CONNECT x:80", 404, 404),

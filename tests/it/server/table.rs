@@ -1,14 +1,14 @@
 //! Every path of spec 04 §4 over real sockets: methods, permissions, switches, and other ports.
 
-use berth_server::{Serves, routing::Switches};
+use berth_server::{ListenerService, routing::EnabledEndpoints};
 use std::net::{IpAddr, Ipv4Addr};
 use tokio_util::sync::CancellationToken;
 
-use crate::server::site::{ALL, Served};
+use crate::server::fixture::{ALL, RunningListener};
 
 /// What a path serves without debugging handlers, and on the read-only port.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Left {
+enum Remainder {
     /// Everything.
     Open,
     /// 405 Method Not Allowed.
@@ -16,10 +16,10 @@ enum Left {
     /// 404 Not Found, for any caller.
     Nothing,
 }
-use Left::{Nothing, Open, Stub};
+use Remainder::{Nothing, Open, Stub};
 
 /// Method, path, remainder, subresources in the order of their checks, and status.
-type Row = (&'static str, &'static str, Left, &'static [&'static str], u16);
+type Row = (&'static str, &'static str, Remainder, &'static [&'static str], u16);
 
 const TABLE: &[Row] = &[
     ("GET", "/healthz", Open, &["healthz", "proxy"], 200),
@@ -140,14 +140,14 @@ fn verb(method: &str) -> &'static str {
 
 #[tokio::test]
 async fn every_path_asks_who_it_is_and_answers_who_may() {
-    let site = Served::guarded(&[("*", "*")]).await;
+    let site = RunningListener::guarded(&[("*", "*")]).await;
     for (method, path, _, _, status) in TABLE {
         assert_eq!(site.ask_as_stranger(method, path).await.0, 401, "{method} {path}");
         let (got, head, body) = site.ask(method, path, "").await;
         assert_eq!(got, *status, "{method} {path}: {body}");
         assert_eq!(got == 405, head.contains("\r\nallow: "), "{method} {path}: {head}");
     }
-    let none = Served::guarded(&[]).await;
+    let none = RunningListener::guarded(&[]).await;
     for (method, path, _, subresources, _) in TABLE {
         none.doorman.asked.lock().expect("whole").clear();
         assert_eq!(none.ask(method, path, "").await.0, 403, "{method} {path}");
@@ -159,9 +159,9 @@ async fn every_path_asks_who_it_is_and_answers_who_may() {
 #[tokio::test]
 async fn what_is_left_without_debugging_and_on_the_read_only_port() {
     // AC-04-10, AC-04-11, AC-04-12
-    let off = Switches { debugging: false, ..ALL };
-    let guarded = Served::start(off, Some(vec![("*", "*")]), false).await;
-    let read_only = Served::start(Switches::READ_ONLY, None, false).await;
+    let off = EnabledEndpoints { debugging: false, ..ALL };
+    let guarded = RunningListener::start(off, Some(vec![("*", "*")]), false).await;
+    let read_only = RunningListener::start(EnabledEndpoints::READ_ONLY, None, false).await;
     for (method, path, left, _, status) in TABLE {
         let stranger = guarded.ask_as_stranger(method, path).await;
         let known = guarded.ask(method, path, "").await;
@@ -190,8 +190,8 @@ async fn what_is_left_without_debugging_and_on_the_read_only_port() {
 #[tokio::test]
 async fn strangers_are_sent_elsewhere_and_told_what_is_unknown() {
     // AC-04-2, AC-04-3
-    let on = Served::guarded(&[("*", "*")]).await;
-    let off = Served::start(Switches::READ_ONLY, None, false).await;
+    let on = RunningListener::guarded(&[("*", "*")]).await;
+    let off = RunningListener::start(EnabledEndpoints::READ_ONLY, None, false).await;
     for path in UNKNOWN {
         for site in [&on, &off] {
             for method in ["GET", "POST"] {
@@ -225,17 +225,22 @@ async fn strangers_are_sent_elsewhere_and_told_what_is_unknown() {
 #[tokio::test]
 async fn each_switch_takes_its_own() {
     for (switches, path, status, body) in [
-        (Switches { system_log: false, ..ALL }, "/logs/x", 405, "logs endpoint is disabled.\n"),
-        (Switches { profiling: false, ..ALL }, "/debug/pprof/heap", 405, "profiling endpoint is disabled.\n"),
-        (Switches { debug_flags: false, ..ALL }, "/debug/flags/v", 405, "flags endpoint is disabled.\n"),
-        (Switches { checkpoint: false, ..ALL }, "/checkpoint/n/p/c", 404, STRANGE),
-        (Switches { flagz: false, ..ALL }, "/flagz", 404, STRANGE),
-        (Switches { statusz: false, ..ALL }, "/statusz", 404, STRANGE),
+        (EnabledEndpoints { system_log: false, ..ALL }, "/logs/x", 405, "logs endpoint is disabled.\n"),
+        (EnabledEndpoints { profiling: false, ..ALL }, "/debug/pprof/heap", 405, "profiling endpoint is disabled.\n"),
+        (EnabledEndpoints { debug_flags: false, ..ALL }, "/debug/flags/v", 405, "flags endpoint is disabled.\n"),
+        (EnabledEndpoints { checkpoint: false, ..ALL }, "/checkpoint/n/p/c", 404, STRANGE),
+        (EnabledEndpoints { flagz: false, ..ALL }, "/flagz", 404, STRANGE),
+        (EnabledEndpoints { statusz: false, ..ALL }, "/statusz", 404, STRANGE),
         // The switches of single handlers have no effect where all are off.
-        (Switches { debugging: false, system_log: false, ..ALL }, "/logs/x", 405, "Debug endpoints are disabled.\n"),
-        (Switches { debugging: false, debug_flags: false, ..ALL }, "/debug/flags/v", 404, STRANGE),
+        (
+            EnabledEndpoints { debugging: false, system_log: false, ..ALL },
+            "/logs/x",
+            405,
+            "Debug endpoints are disabled.\n",
+        ),
+        (EnabledEndpoints { debugging: false, debug_flags: false, ..ALL }, "/debug/flags/v", 404, STRANGE),
     ] {
-        let site = Served::start(switches, Some(vec![("*", "*")]), false).await;
+        let site = RunningListener::start(switches, Some(vec![("*", "*")]), false).await;
         let (got, _, text) = site.ask("GET", path, "").await;
         assert_eq!((got, text.as_str()), (status, body), "{path}");
         let before = if status == 404 { 404 } else { 401 };
@@ -249,7 +254,7 @@ async fn each_switch_takes_its_own() {
 
 #[tokio::test]
 async fn who_accepts_nothing_we_have_is_told_what_we_have() {
-    let site = Served::guarded(&[("*", "*")]).await;
+    let site = RunningListener::guarded(&[("*", "*")]).await;
     let none = "406: Not Acceptable\n\nAvailable representations: ";
     for (path, accept, status, list) in [
         ("/pods", "text/plain", 406, "application/json"),
@@ -275,14 +280,20 @@ async fn who_accepts_nothing_we_have_is_told_what_we_have() {
 #[tokio::test]
 async fn the_healthz_port_has_healthz_and_nothing_else() {
     // CVE-2019-11248
-    let players = Served::guarded(&[]).await.players.clone();
+    let players = RunningListener::guarded(&[]).await.players.clone();
     let listening = berth_server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
     let address = listening.address().expect("bound");
     let stop = CancellationToken::new();
     let _stop = stop.clone().drop_guard();
-    tokio::spawn(berth_server::serve(listening, Serves::Router(berth_server::healthz_router(players)), None, stop));
+    tokio::spawn(berth_server::serve(
+        listening,
+        ListenerService::Router(berth_server::healthz_router(players)),
+        None,
+        stop,
+    ));
     let ask = async |path: &str| {
-        crate::server::site::raw(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await
+        crate::server::fixture::raw(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+            .await
     };
     for (path, body) in
         [("/healthz", "ok"), ("/healthz/ping", "ok"), ("/healthz?verbose", "[+]ping ok\nhealthz check passed\n")]

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
-use berth::certificates::{Authority, Issued, PairFiles, Validity};
+use berth::certificates::{Authority, CertificatePair, CertificatePairPaths, Validity};
 use berth_server::tls::{Tls, TlsSettings};
 use jiff::Timestamp;
 use rustls::{
@@ -27,13 +27,13 @@ pub fn authority(name: &str) -> Authority {
     Authority::create(name, valid()).expect("an authority")
 }
 
-pub fn serving(authority: &Authority) -> Issued {
+pub fn serving(authority: &Authority) -> CertificatePair {
     authority.serving("node", &["localhost".to_owned()], valid()).expect("a certificate")
 }
 
 /// A connection as the server saw it.
 #[derive(Debug)]
-pub struct Seen {
+pub struct ObservedConnection {
     pub chain: Vec<CertificateDer<'static>>,
     pub alpn: Option<Vec<u8>>,
 }
@@ -43,15 +43,19 @@ pub struct Server {
     pub folder: tempfile::TempDir,
     pub address: SocketAddr,
     pub tls: Tls,
-    pub seen: mpsc::UnboundedReceiver<Seen>,
+    pub seen: mpsc::UnboundedReceiver<ObservedConnection>,
     stop: CancellationToken,
 }
 
 impl Server {
     /// Starts a server with that serving pair, that client CA, and changed settings.
-    pub async fn start(serving: &Issued, client_ca: Option<&str>, change: impl FnOnce(&mut TlsSettings)) -> Self {
+    pub async fn start(
+        serving: &CertificatePair,
+        client_ca: Option<&str>,
+        change: impl FnOnce(&mut TlsSettings),
+    ) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let files = PairFiles::of(folder.path(), "serving");
+        let files = CertificatePairPaths::of(folder.path(), "serving");
         files.write(serving).expect("written");
         let ca = folder.path().join("ca.crt");
         if let Some(pem) = client_ca {
@@ -79,7 +83,7 @@ impl Server {
                     let (_, session) = stream.get_ref();
                     let chain = session.peer_certificates().unwrap_or_default();
                     let chain = chain.iter().map(|c| c.clone().into_owned()).collect();
-                    let _ = tell.send(Seen { chain, alpn: session.alpn_protocol().map(<[u8]>::to_vec) });
+                    let _ = tell.send(ObservedConnection { chain, alpn: session.alpn_protocol().map(<[u8]>::to_vec) });
                     let _ = stream.write_all(b"x").await; // makes the client read its session tickets
                     let _ = stream.shutdown().await;
                 });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth::certificates::{Authority, PairFiles};
+use berth::certificates::{Authority, CertificatePairPaths};
 use berth_server::auth::ClientRoots;
 
 use crate::server_auth::client::{Client, Server, authority, replace, serving};
@@ -46,7 +46,7 @@ async fn a_new_pair_is_served_and_a_bad_one_is_not() {
     // AC-04-21
     let (first, second, third) = (authority("first"), authority("second"), authority("third"));
     let server = Server::start(&serving(&first), Some(&authority("clients").own().certificate), |_| {}).await;
-    let files = PairFiles::of(server.folder.path(), "serving");
+    let files = CertificatePairPaths::of(server.folder.path(), "serving");
     until_served(&server, &first).await;
 
     let new = serving(&second);
@@ -74,7 +74,7 @@ async fn a_pair_may_be_kept_for_ever() {
         Server::start(&serving(&first), Some(&first.own().certificate), |settings| settings.keeps_pair = true).await;
     let roots = server.tls.client_roots();
     let before = named(&roots);
-    PairFiles::of(server.folder.path(), "serving").write(&serving(&second)).expect("written");
+    CertificatePairPaths::of(server.folder.path(), "serving").write(&serving(&second)).expect("written");
     replace(&server.path("ca.crt"), &second.own().certificate);
     let changed = async {
         while named(&roots) == before {
@@ -117,7 +117,7 @@ async fn a_new_bundle_counts_without_a_restart() {
     replace(&server.path("bundle"), "garbage");
     // All files are read together: once the new pair is served, the bundle has been read, too.
     let other = authority("other");
-    PairFiles::of(server.folder.path(), "serving").write(&serving(&other)).expect("written");
+    CertificatePairPaths::of(server.folder.path(), "serving").write(&serving(&other)).expect("written");
     until_served(&server, &other).await;
     assert_eq!(named(&roots), good);
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessRevie
 use berth_testkit::{
     api_client::connect,
     api_server::{
-        ApiServer, Trouble,
+        ApiServer, SimpleFault,
         reviews::{ACCESSES, TOKENS},
     },
 };
@@ -82,7 +82,10 @@ async fn an_access_is_allowed_or_not() {
 async fn what_may_pass_is_tried_again() {
     let bench = Bench::new().await;
     bench.api.accept_token("good", "kate", &[]);
-    bench.api.trouble(TOKENS, [Trouble::Status(500, None), Trouble::Cut, Trouble::Late(Duration::from_millis(50))]);
+    bench.api.trouble(
+        TOKENS,
+        [SimpleFault::Status(500, None), SimpleFault::Cut, SimpleFault::Late(Duration::from_millis(50))],
+    );
     let good = bench.reviews.token("good").await.expect("an answer at last");
     assert_eq!((good.authenticated, bench.api.requests(TOKENS).len()), (Some(true), 3));
     let count = |code: &str| bench.counted("apiserver_delegated_authn_request_total", code);
@@ -93,9 +96,9 @@ async fn what_may_pass_is_tried_again() {
 async fn what_will_not_pass_is_told_at_once() {
     let mut bench = Bench::new().await;
     for (trouble, expected) in [
-        (Trouble::Status(403, None), "unknown (post tokenreviews.authentication.k8s.io)"),
-        (Trouble::Status(503, None), "the server is currently unable to handle the request"),
-        (Trouble::Garbage, "the answer makes no sense"),
+        (SimpleFault::Status(403, None), "unknown (post tokenreviews.authentication.k8s.io)"),
+        (SimpleFault::Status(503, None), "the server is currently unable to handle the request"),
+        (SimpleFault::Garbage, "the answer makes no sense"),
     ] {
         bench.api.trouble(TOKENS, [trouble]);
         let before = bench.api.requests(TOKENS).len();
@@ -114,7 +117,7 @@ async fn what_will_not_pass_is_told_at_once() {
 #[tokio::test]
 async fn a_reviewer_that_hangs_is_given_up() {
     let bench = Bench::new().await;
-    bench.api.trouble(TOKENS, [Trouble::Hang]);
+    bench.api.trouble(TOKENS, [SimpleFault::Hang]);
     let begun = Instant::now();
     let told = bench.reviews.token("good").await.expect_err("no answer").to_string();
     assert!(told.contains("no answer within 10s"), "{told}");

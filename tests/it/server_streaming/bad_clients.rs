@@ -10,8 +10,8 @@ use tokio::{
 };
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::server_streaming::world::{EXEC, On, Terminal, command};
-use berth_testkit::streams::clients::{LIMIT, ended, next, say, spdy_head, web_socket_head, words};
+use crate::server_streaming::fixture::{EXEC, RuntimeKind, Terminal, command};
+use berth_testkit::streams::clients::{LIMIT, ended, next, send_message, spdy_head, web_socket_head, words};
 
 on_both_runtimes! {
     a_client_that_stops_reading_or_just_goes
@@ -24,7 +24,7 @@ fn sleeps() -> String {
     words(&["sleep", "1000"])
 }
 
-async fn a_client_that_stops_reading_or_just_goes(on: On) {
+async fn a_client_that_stops_reading_or_just_goes(on: RuntimeKind) {
     let config = StreamingConfig { heartbeat: Duration::from_millis(20), ..StreamingConfig::default() };
     let Some(world) = on.with(config, Terminal::None).await else { return };
     // A client that reads nothing stops its own command only; when it disconnects, everything of it ends.
@@ -48,7 +48,7 @@ async fn a_client_that_stops_reading_or_just_goes(on: On) {
     world.end().await;
 }
 
-async fn silence_ends_a_web_socket_after_the_idle_timeout(on: On) {
+async fn silence_ends_a_web_socket_after_the_idle_timeout(on: RuntimeKind) {
     let config = StreamingConfig { idle: Some(Duration::from_millis(50)), ..StreamingConfig::default() };
     let Some(world) = on.with(config, Terminal::None).await else { return };
     let target = format!("{EXEC}?output=1{}", sleeps());
@@ -59,7 +59,7 @@ async fn silence_ends_a_web_socket_after_the_idle_timeout(on: On) {
     world.end().await;
 }
 
-async fn clients_that_send_garbage(on: On) {
+async fn clients_that_send_garbage(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let target = format!("{EXEC}?input=1&output=1{}", sleeps());
     let upgrades = [spdy_head(&target, &["v4.channel.k8s.io"]), web_socket_head(&target, "v5.channel.k8s.io")];
@@ -87,7 +87,7 @@ async fn clients_that_send_garbage(on: On) {
     for message in [&[255][..], &[255, 9], &[255, 0, 0]] {
         let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
         next(&mut socket).await;
-        say(&mut socket, message).await;
+        send_message(&mut socket, message).await;
         ended(&mut socket).await;
     }
     // A tunnel carries binary messages, not text.

@@ -11,11 +11,11 @@ use tokio::{
     net::TcpListener,
 };
 
-use crate::server_streaming::world::{EXEC, Terminal, serve};
+use crate::server_streaming::fixture::{EXEC, Terminal, serve};
 use berth_testkit::{
+    misbehaving_server::{Answer, Server},
     scripted::ScriptedCri,
     streams::{clients::next, endpoints::Endpoints},
-    web::{Answer, Server},
 };
 
 const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io";
@@ -28,12 +28,12 @@ async fn ends_at(base: &str) -> Endpoints {
 }
 
 async fn spdy_answer(base: &str) -> (u16, String) {
-    ends_at(base).await.door.ask(&format!("POST {EXEC}?output=1&command=cat HTTP/1.1\r\n{UPGRADE}")).await
+    ends_at(base).await.endpoint.ask(&format!("POST {EXEC}?output=1&command=cat HTTP/1.1\r\n{UPGRADE}")).await
 }
 
 /// The status on channel 3, as received by a v5 client.
 async fn v5_status(ends: &Endpoints) -> String {
-    let (_, mut socket) = ends.door.web_socket(&format!("{EXEC}?output=1&command=cat"), "v5.channel.k8s.io").await;
+    let (_, mut socket) = ends.endpoint.web_socket(&format!("{EXEC}?output=1&command=cat"), "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
     let message = next(&mut socket).await;
     assert_eq!(message[0], 3);
@@ -110,7 +110,7 @@ async fn a_runtime_that_never_answers() {
     cri.stream_at(&saying(b"").await);
     let config = StreamingConfig { answer: Duration::from_millis(50), ..StreamingConfig::default() };
     let ends = serve(&cri, config, Terminal::None).await;
-    let (status, body) = ends.door.ask(&format!("POST {EXEC}?output=1&command=cat HTTP/1.1\r\n{UPGRADE}")).await;
+    let (status, body) = ends.endpoint.ask(&format!("POST {EXEC}?output=1&command=cat HTTP/1.1\r\n{UPGRADE}")).await;
     assert_eq!((status, body.as_str()), (500, "error sending request: no answer within 50ms\n"));
     let status = v5_status(&ends).await;
     assert!(status.contains("error sending request: no answer within 50ms"), "{status}");

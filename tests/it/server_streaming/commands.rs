@@ -6,10 +6,10 @@ use futures::StreamExt;
 use tokio::{io::AsyncReadExt, time::timeout};
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::server_streaming::world::{Below, EXEC, On, Terminal, command, is_success};
+use crate::server_streaming::fixture::{EXEC, RuntimeKind, RuntimeUnderTest, Terminal, command, is_success};
 use berth_testkit::{
     scripted::streaming::COMPLAINS,
-    streams::clients::{LIMIT, all, next, say, spdy_head, web_socket_head, words},
+    streams::clients::{LIMIT, all, next, send_message, spdy_head, web_socket_head, words},
 };
 
 on_both_runtimes! {
@@ -22,7 +22,7 @@ on_both_runtimes! {
     output_flows_while_complaints_are_unread
 }
 
-async fn spdy_goes_through_untouched(on: On) {
+async fn spdy_goes_through_untouched(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     // AC-04b-S3
     let target = format!("{EXEC}?input=1&output=1&command=cat");
@@ -46,7 +46,7 @@ async fn spdy_goes_through_untouched(on: On) {
     let mut body = vec![0; length];
     timeout(LIMIT, tcp.read_exact(&mut body)).await.expect("in time").expect("a body");
     assert!(body.starts_with(b"unable to upgrade: unable to negotiate protocol: client supports [v9]"));
-    if matches!(world.below, Below::Scripted { .. }) {
+    if matches!(world.below, RuntimeUnderTest::Scripted { .. }) {
         assert_eq!(timeout(LIMIT, tcp.read(&mut body)).await.expect("both sides are closed").expect("in order"), 0);
     }
 
@@ -57,7 +57,7 @@ async fn spdy_goes_through_untouched(on: On) {
     world.end().await;
 }
 
-async fn every_version_of_spdy_carries_a_command(on: On) {
+async fn every_version_of_spdy_carries_a_command(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     for version in ["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"] {
         let target = format!("{EXEC}?input=1&output=1&command=cat");
@@ -74,7 +74,7 @@ async fn every_version_of_spdy_carries_a_command(on: On) {
     world.end().await;
 }
 
-async fn version_5_is_translated(on: On) {
+async fn version_5_is_translated(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let target = format!("{EXEC}?input=1&output=1&command=cat");
     // AC-04b-S6
@@ -82,8 +82,8 @@ async fn version_5_is_translated(on: On) {
     assert_eq!(head.header("sec-websocket-protocol"), ["v5.channel.k8s.io"]);
     assert_eq!(head.header("sec-websocket-accept"), ["s3pPLMBiTxaQ9kYGzzhZRbK+xOo="]);
     assert_eq!(next(&mut socket).await, [1], "it is connected");
-    say(&mut socket, b"\0foo").await;
-    say(&mut socket, &[255, 0]).await;
+    send_message(&mut socket, b"\0foo").await;
+    send_message(&mut socket, &[255, 0]).await;
     assert_eq!(next(&mut socket).await, b"\x01foo");
     assert_eq!(next(&mut socket).await, b"\x03{\"metadata\":{},\"status\":\"Success\"}");
     let last = timeout(LIMIT, socket.next()).await.expect("in time");
@@ -103,11 +103,11 @@ async fn version_5_is_translated(on: On) {
     world.end().await;
 }
 
-async fn terminals_are_what_the_container_says(on: On) {
+async fn terminals_are_what_the_container_says(on: RuntimeKind) {
     let Some(world) = on.with(StreamingConfig::default(), Terminal::Given).await else { return };
     let (_, mut socket) = world.door.web_socket("/attach/default/web/c?output=1&input=1", "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
-    say(&mut socket, b"\0x").await;
+    send_message(&mut socket, b"\0x").await;
     assert_eq!(next(&mut socket).await, b"\x01x");
     let page = world.ends.metrics();
     assert!(page.contains("kubelet_websocket_streaming_requests_total{subresource=\"attach\"} 1"), "{page}");
@@ -115,7 +115,7 @@ async fn terminals_are_what_the_container_says(on: On) {
     let target = format!("{EXEC}?output=1&tty=1&error=1{}", words(&["stty", "size"]));
     let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
-    say(&mut socket, b"\x04{\"Width\":81,\"Height\":24}").await;
+    send_message(&mut socket, b"\x04{\"Width\":81,\"Height\":24}").await;
     assert_eq!(next(&mut socket).await, b"\x0124 81\r\n");
 
     let client = world.door.spdy(&target, &["v4.channel.k8s.io"]).await;
@@ -125,7 +125,7 @@ async fn terminals_are_what_the_container_says(on: On) {
     world.end().await;
 }
 
-async fn clients_attach_to_what_runs(on: On) {
+async fn clients_attach_to_what_runs(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let target = "/attach/default/web/c?output=1&input=1";
     let client = world.door.spdy(target, &["v4.channel.k8s.io"]).await;
@@ -139,20 +139,20 @@ async fn clients_attach_to_what_runs(on: On) {
         let (head, mut socket) = world.door.web_socket(target, protocol).await;
         assert_eq!(head.header("sec-websocket-protocol"), [protocol]);
         assert_eq!(next(&mut socket).await, [1]);
-        say(&mut socket, b"\0two\n").await;
+        send_message(&mut socket, b"\0two\n").await;
         assert_eq!(next(&mut socket).await, b"\x01two\n");
     }
     world.end().await;
 }
 
-async fn older_web_sockets_are_the_runtimes_business(on: On) {
+async fn older_web_sockets_are_the_runtimes_business(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     // AC-04b-S7
     let target = format!("{EXEC}?input=1&output=1&command=cat");
     let (head, mut socket) = world.door.web_socket(&target, "v4.channel.k8s.io").await;
     assert_eq!(head.header("sec-websocket-protocol"), ["v4.channel.k8s.io"]);
     assert_eq!(next(&mut socket).await, [1]);
-    say(&mut socket, b"\0foo").await;
+    send_message(&mut socket, b"\0foo").await;
     assert_eq!(next(&mut socket).await, b"\x01foo");
     assert!(!world.ends.metrics().contains("websocket_streaming"), "nothing ended here");
     drop(socket);
@@ -164,8 +164,8 @@ async fn older_web_sockets_are_the_runtimes_business(on: On) {
     let head = web_socket_head(&target, "v5.channel.k8s.io");
     let (head, _) = off.door.request(&head).await;
     match off.below {
-        Below::Scripted { .. } => assert_eq!(head.header("sec-websocket-protocol"), ["v4.channel.k8s.io"]),
-        Below::Embedded(_) => assert_eq!(head.status, 403, "it does not know it either"),
+        RuntimeUnderTest::Scripted { .. } => assert_eq!(head.header("sec-websocket-protocol"), ["v4.channel.k8s.io"]),
+        RuntimeUnderTest::Embedded(_) => assert_eq!(head.status, 403, "it does not know it either"),
     }
     let tunnel = web_socket_head("/portForward/default/web", "SPDY/3.1+portforward.k8s.io");
     let (status, body) = off.door.ask(&tunnel).await;
@@ -173,7 +173,7 @@ async fn older_web_sockets_are_the_runtimes_business(on: On) {
     off.end().await;
 }
 
-async fn output_flows_while_complaints_are_unread(on: On) {
+async fn output_flows_while_complaints_are_unread(on: RuntimeKind) {
     // AC-04b-S13
     const LOTS: usize = 100 << 20;
     let Some(world) = on.world().await else { return };

@@ -1,6 +1,6 @@
 //! Port-forward over every protocol.
 
-use crate::server_streaming::world::{Below, On};
+use crate::server_streaming::fixture::{RuntimeKind, RuntimeUnderTest};
 use berth_testkit::streams::{
     clients::{Spdy, next, web_socket_head},
     ports::Ports,
@@ -13,7 +13,7 @@ on_both_runtimes! {
     channels_of_a_web_socket_are_those_of_its_ports
 }
 
-async fn a_closed_port_does_not_end_a_port_forward(on: On) {
+async fn a_closed_port_does_not_end_a_port_forward(on: RuntimeKind) {
     // AC-04b-S8
     let Some(world) = on.world().await else { return };
     let ports = Ports::open().await;
@@ -25,7 +25,7 @@ async fn a_closed_port_does_not_end_a_port_forward(on: On) {
 }
 
 /// `BERTH_FORWARDS` is the number of requests of each kind, 500 by default.
-async fn no_request_of_thousands_is_lost(on: On) {
+async fn no_request_of_thousands_is_lost(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let count = std::env::var("BERTH_FORWARDS").ok().and_then(|count| count.parse().ok()).unwrap_or(500);
     let ports = Ports::open().await;
@@ -38,7 +38,7 @@ async fn no_request_of_thousands_is_lost(on: On) {
     world.end().await;
 }
 
-async fn a_tunnel_carries_spdy_in_a_web_socket(on: On) {
+async fn a_tunnel_carries_spdy_in_a_web_socket(on: RuntimeKind) {
     // AC-04b-S10
     let Some(world) = on.world().await else { return };
     let ports = Ports::open().await;
@@ -57,7 +57,7 @@ async fn a_tunnel_carries_spdy_in_a_web_socket(on: On) {
     world.end().await;
 }
 
-async fn channels_of_a_web_socket_are_those_of_its_ports(on: On) {
+async fn channels_of_a_web_socket_are_those_of_its_ports(on: RuntimeKind) {
     // AC-04b-S9
     let Some(world) = on.world().await else { return };
     let closed = [Ports::open().await.closed, Ports::open().await.closed, Ports::open().await.closed];
@@ -76,7 +76,7 @@ async fn channels_of_a_web_socket_are_those_of_its_ports(on: On) {
         vec![channel, low, high]
     });
     assert_eq!(greetings, expected.collect::<Vec<_>>());
-    if let Below::Scripted { cri, .. } = &world.below {
+    if let RuntimeUnderTest::Scripted { cri, .. } = &world.below {
         let call = cri.calls().into_iter().find(|call| call.op == "port_forward").expect("asked");
         assert_eq!(call.detail, format!("{closed:?}"));
     }

@@ -4,12 +4,12 @@
 //! runtime, whose streams end in this process. The others are about misbehaving runtimes, and a real containerd.
 
 #[macro_use]
-mod world;
+mod fixture;
 
 mod bad_clients;
 mod bad_runtimes;
 mod commands;
-mod ends;
 mod forwarding;
 mod real;
 mod requests;
+mod stream_end;

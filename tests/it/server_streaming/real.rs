@@ -9,12 +9,12 @@ use berth_server::streaming::StreamingConfig;
 use bytes::Bytes;
 use serde_json::json;
 
-use crate::server_streaming::world::{EXEC, command, is_success};
+use crate::server_streaming::fixture::{EXEC, command, is_success};
 use berth_testkit::{
     containerd::{Containerd, start_or_skip},
     cri_calls, pods,
     streams::{
-        clients::{all, next, say, spdy_head},
+        clients::{all, next, send_message, spdy_head},
         endpoints::{Endpoints, start},
         ports::Ports,
     },
@@ -44,13 +44,13 @@ async fn streams_of_a_real_containerd() {
     let ends = before(&containerd).await;
 
     // Commands over SPDY.
-    let (printed, status) = command(&ends.door, &["sh", "-c", "echo hello"]).await;
+    let (printed, status) = command(&ends.endpoint, &["sh", "-c", "echo hello"]).await;
     assert_eq!(printed, "hello\n");
     assert!(is_success(&status), "{status}");
-    let (_, status) = command(&ends.door, &["sh", "-c", "exit 7"]).await;
+    let (_, status) = command(&ends.endpoint, &["sh", "-c", "exit 7"]).await;
     assert!(status.contains("NonZeroExitCode") && status.contains("\"message\":\"7\""), "{status}");
     let client = ends
-        .door
+        .endpoint
         .spdy(&format!("{EXEC}?input=1&output=1&command=cat"), &["v5.channel.k8s.io", "v4.channel.k8s.io"])
         .await;
     assert_eq!(client.head.header("x-stream-protocol-version"), ["v4.channel.k8s.io"]);
@@ -64,24 +64,24 @@ async fn streams_of_a_real_containerd() {
 
     // Version 5, translated; and version 4, which containerd implements itself.
     let target = format!("{EXEC}?input=1&output=1&command=cat");
-    let (_, mut socket) = ends.door.web_socket(&target, "v5.channel.k8s.io").await;
+    let (_, mut socket) = ends.endpoint.web_socket(&target, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
-    say(&mut socket, b"\0foo").await;
-    say(&mut socket, &[255, 0]).await;
+    send_message(&mut socket, b"\0foo").await;
+    send_message(&mut socket, &[255, 0]).await;
     assert_eq!(next(&mut socket).await, b"\x01foo");
     assert_eq!(next(&mut socket).await, b"\x03{\"metadata\":{},\"status\":\"Success\"}");
-    let (head, mut socket) = ends.door.web_socket(&target, "v4.channel.k8s.io").await;
+    let (head, mut socket) = ends.endpoint.web_socket(&target, "v4.channel.k8s.io").await;
     assert_eq!(head.header("sec-websocket-protocol"), ["v4.channel.k8s.io"]);
     assert_eq!(next(&mut socket).await, [1]);
-    say(&mut socket, b"\0foo").await;
+    send_message(&mut socket, b"\0foo").await;
     assert_eq!(next(&mut socket).await, b"\x01foo");
 
     // Port-forward.
     let ports = Ports::open().await;
-    let client = ends.door.spdy("/portForward/default/web", &["portforward.k8s.io"]).await;
+    let client = ends.endpoint.spdy("/portForward/default/web", &["portforward.k8s.io"]).await;
     ports.a_closed_one_ends_nothing(&client).await;
     let (_, mut socket) = ends
-        .door
+        .endpoint
         .web_socket(&format!("/portForward/default/web?port={},8000&port=9000", ports.line), "v4.channel.k8s.io")
         .await;
     let mut channels = Vec::new();
@@ -92,9 +92,9 @@ async fn streams_of_a_real_containerd() {
     assert_eq!(channels, [0, 1, 2, 3, 4, 5]);
 
     // Requests without a stream of the agent.
-    assert_eq!(ends.door.ask("POST /run/default/web/c?cmd=echo%20hi HTTP/1.1").await, (200, "hi\n".to_owned()));
+    assert_eq!(ends.endpoint.ask("POST /run/default/web/c?cmd=echo%20hi HTTP/1.1").await, (200, "hi\n".to_owned()));
     let head = spdy_head(&format!("{EXEC}?output=1&command=sh"), &["v9"]);
-    let (answer, _) = ends.door.request(&head).await;
+    let (answer, _) = ends.endpoint.request(&head).await;
     assert_eq!(answer.status, 403);
     assert!(!answer.header("x-accepted-stream-protocol-versions").is_empty());
     ends.stop.cancel();

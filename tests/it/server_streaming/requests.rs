@@ -9,7 +9,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::server_streaming::world::{Below, EXEC, On, Terminal};
+use crate::server_streaming::fixture::{EXEC, RuntimeKind, RuntimeUnderTest, Terminal};
 use berth_testkit::{
     scripted::Fault,
     streams::clients::{LIMIT, web_socket_head, words},
@@ -24,7 +24,7 @@ on_both_runtimes! {
     requests_that_are_no_web_sockets
 }
 
-async fn what_is_refused_and_how(on: On) {
+async fn what_is_refused_and_how(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let rows = [
         // AC-04b-S1
@@ -57,8 +57,8 @@ async fn what_is_refused_and_how(on: On) {
 
 #[tokio::test]
 async fn what_the_runtime_refuses_has_its_status() {
-    let world = On::Scripted.world().await.expect("runs everywhere");
-    let Below::Scripted { cri, .. } = &world.below else { panic!("it is scripted") };
+    let world = RuntimeKind::Scripted.world().await.expect("runs everywhere");
+    let RuntimeUnderTest::Scripted { cri, .. } = &world.below else { panic!("it is scripted") };
     for (code, status) in
         [(tonic::Code::NotFound, 404), (tonic::Code::ResourceExhausted, 429), (tonic::Code::Internal, 500)]
     {
@@ -70,7 +70,7 @@ async fn what_the_runtime_refuses_has_its_status() {
     }
 }
 
-async fn flags_come_from_a_form_too(on: On) {
+async fn flags_come_from_a_form_too(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let form = "input=1&output=1";
     let head = format!(
@@ -88,10 +88,10 @@ async fn flags_come_from_a_form_too(on: On) {
     world.end().await;
 }
 
-async fn run_prints_what_a_command_printed(on: On) {
+async fn run_prints_what_a_command_printed(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let why = "cat: can't open '/nowhere': No such file or directory\n";
-    if let Below::Scripted { cri, .. } = &world.below {
+    if let RuntimeUnderTest::Scripted { cri, .. } = &world.below {
         cri.on_exec("echo -x", 0, "-x\n", "", Duration::ZERO);
         cri.on_exec("tail -n 1 /nowhere /etc/hostname", 0, "out", "err", Duration::ZERO);
         cri.on_exec("cat /nowhere", 1, "", why, Duration::ZERO);
@@ -107,7 +107,7 @@ async fn run_prints_what_a_command_printed(on: On) {
     world.end().await;
 }
 
-async fn a_caller_may_hold_so_many_streams(on: On) {
+async fn a_caller_may_hold_so_many_streams(on: RuntimeKind) {
     let config = StreamingConfig { most_per_caller: 2, ..StreamingConfig::default() };
     let Some(world) = on.with(config, Terminal::None).await else { return };
     let head = |user: &str| {
@@ -137,7 +137,7 @@ async fn a_caller_may_hold_so_many_streams(on: On) {
     world.end().await;
 }
 
-async fn web_pages_of_other_sites_cannot_use_a_browsers_certificate(on: On) {
+async fn web_pages_of_other_sites_cannot_use_a_browsers_certificate(on: RuntimeKind) {
     // Spec 04 §10, cross-site WebSocket.
     let Some(world) = on.world().await else { return };
     let exec = format!("{EXEC}?output=1&command=cat");
@@ -164,7 +164,7 @@ async fn web_pages_of_other_sites_cannot_use_a_browsers_certificate(on: On) {
     }
     let run = "POST /run/default/web/c?cmd=touch%20/tmp/ran HTTP/1.1\r\nX-Via: x509\r\nX-User: kate";
     assert_eq!(world.door.ask(&format!("{run}\r\nOrigin: https://evil.example")).await.0, 403);
-    if let Below::Scripted { cri, .. } = &world.below {
+    if let RuntimeUnderTest::Scripted { cri, .. } = &world.below {
         assert!(cri.calls().iter().all(|call| call.op != "exec_sync"), "and nothing was run");
     } else {
         assert_eq!(world.door.ask("POST /run/default/web/c?cmd=ls%20/tmp HTTP/1.1").await, (200, String::new()));
@@ -172,7 +172,7 @@ async fn web_pages_of_other_sites_cannot_use_a_browsers_certificate(on: On) {
     world.end().await;
 }
 
-async fn requests_that_are_no_web_sockets(on: On) {
+async fn requests_that_are_no_web_sockets(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let head = web_socket_head(&format!("{EXEC}?output=1&command=cat"), "v5.channel.k8s.io");
     let without = |name: &str| head.lines().filter(|line| !line.starts_with(name)).collect::<Vec<_>>().join("\r\n");

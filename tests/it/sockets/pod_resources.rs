@@ -23,7 +23,7 @@ use berth_proto::{
 };
 use berth_server::{
     grpc::{PodResourcesDeps, Socket, pod_resources},
-    ports::{Allocatable, Claim, Device, ExclusiveResources, Held, PodDirectory},
+    ports::{Allocatable, Claim, Device, ExclusiveAllocations, ExclusiveResources, PodDirectory},
 };
 use berth_types::{Pod, PodUid, api};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -43,12 +43,12 @@ use berth_testkit::{
 };
 
 /// A fixed set of pods; the named ones are active.
-struct Known {
+struct FakePodDirectory {
     pods: Arc<Vec<Arc<Pod>>>,
     active: HashSet<&'static str>,
 }
 
-impl PodDirectory for Known {
+impl PodDirectory for FakePodDirectory {
     fn pods(&self) -> Arc<Vec<Arc<Pod>>> {
         self.pods.clone()
     }
@@ -72,9 +72,9 @@ impl ExclusiveResources for Gpus {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn held(&self, _pod: &Pod, container: &str) -> Held {
+    fn allocations(&self, _pod: &Pod, container: &str) -> ExclusiveAllocations {
         let devices = if container == "gpu" { self.allocatable().devices } else { Vec::new() };
-        Held { devices, ..Held::default() }
+        ExclusiveAllocations { devices, ..ExclusiveAllocations::default() }
     }
 
     fn claims(&self, _pod: &Pod, _container: &str) -> Result<Vec<Claim>, String> {
@@ -93,21 +93,21 @@ impl ExclusiveResources for Gpus {
 }
 
 /// A served socket, and the fakes behind it.
-struct Ground {
+struct Fixture {
     dir: tempfile::TempDir,
     gpus: Arc<Gpus>,
     registry: Registry,
     stop: CancellationToken,
 }
 
-impl Ground {
+impl Fixture {
     async fn new() -> Self {
         let sidecar = json!({"name": "sidecar", "restartPolicy": "Always"});
         let spec = json!({"initContainers": [{"name": "setup"}, sidecar], "containers": [{"name": "gpu"}]});
         let pods = Arc::new(vec![simple("done"), pod("web", spec)]);
         let (gpus, registry) = (Arc::new(Gpus::default()), Registry::new());
         let routes = pod_resources(PodResourcesDeps {
-            pods: Arc::new(Known { pods, active: ["web"].into() }),
+            pods: Arc::new(FakePodDirectory { pods, active: ["web"].into() }),
             exclusive: gpus.clone(),
             metrics: PodResourcesMetrics::new(&registry),
             active_only: true,
@@ -140,7 +140,7 @@ impl Ground {
 #[tokio::test]
 async fn a_list_shows_active_pods_and_their_devices() {
     // AC-04b-M15, AC-04b-M16
-    let ground = Ground::new().await;
+    let ground = Fixture::new().await;
     let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
     let list = v1.list(ListPodResourcesRequest {}).await.expect("answered").into_inner().pod_resources;
     let names: Vec<&str> = list.iter().map(|pod| pod.name.as_str()).collect();
@@ -160,7 +160,7 @@ async fn a_list_shows_active_pods_and_their_devices() {
 
 #[tokio::test]
 async fn single_pods_and_what_could_be_given_are_told() {
-    let ground = Ground::new().await;
+    let ground = Fixture::new().await;
     let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
     let get = |name: &str| GetPodResourcesRequest { pod_name: name.to_owned(), pod_namespace: "default".to_owned() };
     let web = v1.get(get("web")).await.expect("answered").into_inner().pod_resources.expect("the pod");
@@ -180,7 +180,7 @@ async fn single_pods_and_what_could_be_given_are_told() {
 #[tokio::test]
 async fn a_tight_loop_is_held_back() {
     // AC-04b-M14
-    let ground = Ground::new().await;
+    let ground = Fixture::new().await;
     let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
     let mut admitted = 0;
     let refused = loop {
@@ -218,7 +218,7 @@ async fn a_socket_that_cannot_be_opened_is_tried_again_and_told() {
     let in_the_way = dir.path().join("pod-resources");
     std::fs::write(&in_the_way, "").expect("writable");
     let deps = PodResourcesDeps {
-        pods: Arc::new(Known { pods: Arc::default(), active: HashSet::new() }),
+        pods: Arc::new(FakePodDirectory { pods: Arc::default(), active: HashSet::new() }),
         exclusive: Arc::new(NothingExclusive),
         metrics: PodResourcesMetrics::new(&Registry::new()),
         active_only: true,
@@ -242,7 +242,7 @@ async fn a_socket_that_cannot_be_opened_is_tried_again_and_told() {
 
 #[tokio::test]
 async fn who_can_ask_at_all_learns_that_it_is_served() {
-    let ground = Ground::new().await;
+    let ground = Fixture::new().await;
     let mut health = HealthClient::new(connect(ground.socket()).await);
     for service in ["", "v1.PodResourcesLister", "v1alpha1.PodResourcesLister"] {
         let answer = health.check(HealthCheckRequest { service: service.to_owned() }).await.expect("answered");
@@ -261,7 +261,7 @@ async fn who_can_ask_at_all_learns_that_it_is_served() {
 
 #[tokio::test]
 async fn bad_input_ends_its_own_connection_only() {
-    let ground = Ground::new().await;
+    let ground = Fixture::new().await;
     let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     // A frame of an illegal length, a stream that was never opened, another protocol, and noise.
     let oversized = [preface, &[0, 0, 0, 4, 0, 0, 0, 0, 0], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
@@ -286,7 +286,7 @@ async fn bad_input_ends_its_own_connection_only() {
 async fn a_thousand_connections_hold_nobody_up_and_leave_nothing() {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     setrlimit(Resource::RLIMIT_NOFILE, hard.min(soft.max(8_192)), hard).expect("up to the hard limit");
-    let ground = Ground::new().await;
+    let ground = Fixture::new().await;
     let open = || std::fs::read_dir("/proc/self/fd").expect("readable").count();
     let before = open();
     let mut idle = Vec::new();

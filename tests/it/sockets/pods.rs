@@ -27,12 +27,12 @@ use berth_testkit::{
 };
 
 /// Pods that the test changes.
-struct Fed {
+struct FakePodDirectory {
     pods: watch::Sender<Arc<Vec<Arc<Pod>>>>,
     statuses: watch::Sender<u64>,
 }
 
-impl PodDirectory for Fed {
+impl PodDirectory for FakePodDirectory {
     fn pods(&self) -> Arc<Vec<Arc<Pod>>> {
         self.pods.borrow().clone()
     }
@@ -46,7 +46,7 @@ impl PodDirectory for Fed {
     }
 }
 
-impl PodFeed for Fed {
+impl PodFeed for FakePodDirectory {
     fn changes(&self) -> BoxStream<'static, ()> {
         let pods = stream::unfold(self.pods.subscribe(), async |mut all| all.changed().await.ok().map(|()| ((), all)));
         let statuses =
@@ -57,14 +57,15 @@ impl PodFeed for Fed {
 
 struct Ground {
     dir: tempfile::TempDir,
-    fed: Arc<Fed>,
+    fed: Arc<FakePodDirectory>,
     registry: Registry,
     stop: CancellationToken,
 }
 
 impl Ground {
     async fn new(pods: Vec<Arc<Pod>>) -> Self {
-        let fed = Arc::new(Fed { pods: watch::Sender::new(Arc::new(pods)), statuses: watch::Sender::new(0) });
+        let fed =
+            Arc::new(FakePodDirectory { pods: watch::Sender::new(Arc::new(pods)), statuses: watch::Sender::new(0) });
         let (dir, registry) = (tempfile::tempdir().expect("a directory"), Registry::new());
         let api = PodsApi::new(fed.clone(), PodWatchMetrics::new(&registry));
         let ground = Self { dir, fed, registry, stop: CancellationToken::new() };

@@ -8,8 +8,8 @@ use berth_metrics::SourceMetrics;
 use berth_types::{Operation, Pod, PodSource};
 use tokio::{net::TcpListener, sync::mpsc};
 
-use super::house::{House, manifest, none};
-use berth_testkit::web::{Answer, Server, ok};
+use super::fixture::{Fixture, manifest, none};
+use berth_testkit::misbehaving_server::{Answer, Server, ok};
 
 fn list(names: &[&str]) -> String {
     let items: Vec<String> = names
@@ -27,7 +27,7 @@ fn failures(metrics: &SourceMetrics) -> u64 {
 async fn a_pod_of_a_url_has_no_toleration() {
     // AC-02a-2
     let server = Server::start([ok(manifest("web"))]).await;
-    let mut house = House::of_url(&server.url());
+    let mut house = Fixture::of_url(&server.url());
     assert_eq!(house.registered(), [PodSource::Http]);
     let pods = house.pods(Operation::Add).await;
     assert_eq!((pods[0].name(), pods[0].annotation("kubernetes.io/config.source")), ("web-node-a", Some("http")));
@@ -39,10 +39,10 @@ async fn a_pod_of_a_url_has_no_toleration() {
 async fn a_list_is_taken_whole_or_not_at_all() {
     let bad = list(&["a", "b"]).replace("\"image\":\"b\"", "\"image\":\"\"");
     let server = Server::start([ok(list(&["a", "b"])), ok(bad), ok(list(&["b", "c"]))]).await;
-    let mut house = House::of_url(&server.url());
-    assert_eq!(house.told().await, "Add a-node-a b-node-a");
-    assert_eq!(house.told().await, "Remove a-node-a");
-    assert_eq!(house.told().await, "Add c-node-a");
+    let mut house = Fixture::of_url(&server.url());
+    assert_eq!(house.next_operation().await, "Add a-node-a b-node-a");
+    assert_eq!(house.next_operation().await, "Remove a-node-a");
+    assert_eq!(house.next_operation().await, "Add c-node-a");
     assert_eq!(house.metrics.rejected.with_label_values(&["http", "invalid"]).get(), 1);
     house.stop().await;
 }
@@ -51,10 +51,10 @@ async fn a_list_is_taken_whole_or_not_at_all() {
 async fn an_empty_answer_removes_everything_and_the_same_bytes_bring_it_back() {
     // The reference would ignore the second response, whose bytes equal the last ones.
     let server = Server::start([ok(manifest("a")), ok(""), ok(manifest("a")), ok(manifest("a"))]).await;
-    let mut house = House::of_url(&server.url());
-    assert_eq!(house.told().await, "Add a-node-a");
-    assert_eq!(house.told().await, "Remove a-node-a");
-    assert_eq!(house.told().await, "Add a-node-a");
+    let mut house = Fixture::of_url(&server.url());
+    assert_eq!(house.next_operation().await, "Add a-node-a");
+    assert_eq!(house.next_operation().await, "Remove a-node-a");
+    assert_eq!(house.next_operation().await, "Add a-node-a");
     assert_eq!(failures(&house.metrics), 1);
     house.stop().await;
 }
@@ -62,7 +62,7 @@ async fn an_empty_answer_removes_everything_and_the_same_bytes_bring_it_back() {
 #[tokio::test]
 async fn refused_bytes_are_refused_again() {
     let server = Server::start([ok("kind: Teapot\napiVersion: v1")]).await;
-    let house = House::of_url(&server.url());
+    let house = Fixture::of_url(&server.url());
     house.counted("every refusal", |m| m.rejected.with_label_values(&["http", "parse"]).get(), 3).await;
     assert!(failures(&house.metrics) >= 3, "an unchanged bad answer is no success");
     house.stop().await;
@@ -85,10 +85,10 @@ async fn whatever_goes_wrong_keeps_the_last_set() {
         ok(manifest("b")),
     ])
     .await;
-    let mut house = House::of_url(&server.url());
-    assert_eq!(house.told().await, "Add a-node-a");
-    assert_eq!(house.told().await, "Remove a-node-a", "only by the next good answer");
-    assert_eq!(house.told().await, "Add b-node-a");
+    let mut house = Fixture::of_url(&server.url());
+    assert_eq!(house.next_operation().await, "Add a-node-a");
+    assert_eq!(house.next_operation().await, "Remove a-node-a", "only by the next good answer");
+    assert_eq!(house.next_operation().await, "Add b-node-a");
     assert_eq!(failures(&house.metrics), 9);
     let sent = server.sent.load(Ordering::Relaxed);
     assert!(sent < 64 * 1024 * 1024, "a body of 10 GB is not read: {sent}");
@@ -99,12 +99,12 @@ async fn whatever_goes_wrong_keeps_the_last_set() {
 async fn an_answer_that_never_comes_is_given_up() {
     tokio::time::pause();
     let mut server = Server::start([Answer::Hang, ok(manifest("a"))]).await;
-    let mut house = House::of_url(&server.url());
+    let mut house = Fixture::of_url(&server.url());
     // The paused clock skips the timeout of ten seconds.
     server.heads.recv().await.expect("the first request");
     server.heads.recv().await.expect("the second request");
     tokio::time::resume();
-    assert_eq!(house.told().await, "Add a-node-a");
+    assert_eq!(house.next_operation().await, "Add a-node-a");
     assert!(failures(&house.metrics) >= 1);
     house.stop().await;
 }
@@ -112,8 +112,8 @@ async fn an_answer_that_never_comes_is_given_up() {
 #[tokio::test]
 async fn redirects_are_followed_but_not_for_ever() {
     let server = Server::start([Answer::Redirect("/there"), Answer::Redirect("again?x=1"), ok(manifest("a"))]).await;
-    let mut house = House::of_url(&server.url());
-    assert_eq!(house.told().await, "Add a-node-a");
+    let mut house = Fixture::of_url(&server.url());
+    assert_eq!(house.next_operation().await, "Add a-node-a");
     assert_eq!(failures(&house.metrics), 0);
     let Server { mut heads, .. } = server;
     let mut lines = Vec::new();
@@ -124,14 +124,14 @@ async fn redirects_are_followed_but_not_for_ever() {
     house.stop().await;
 
     let mut endless = Server::start([Answer::Redirect("/again")]).await;
-    let mut house = House::of_url(&endless.url());
+    let mut house = Fixture::of_url(&endless.url());
     house.counted("giving up", failures, 1).await;
     for i in 0..10 {
         let head = endless.heads.recv().await.expect("a request");
         assert_eq!(head.starts_with("GET /pods "), i == 0, "{i}: {head}");
     }
     endless.then(ok(manifest("a")));
-    assert_eq!(house.told().await, "Add a-node-a");
+    assert_eq!(house.next_operation().await, "Add a-node-a");
     house.stop().await;
 }
 
@@ -139,7 +139,7 @@ async fn redirects_are_followed_but_not_for_ever() {
 async fn headers_go_along_in_order() {
     let mut server = Server::start([ok(manifest("a"))]).await;
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    let mut house = House::start(
+    let mut house = Fixture::start(
         SourcesConfig {
             static_pod_url: Some(server.url().replace("//", "//me:pw@")),
             static_pod_url_headers: vec![pair("X-A", "1"), pair("x-a", "2"), pair("Metadata-Flavor", "Google")],
@@ -147,7 +147,7 @@ async fn headers_go_along_in_order() {
         },
         None,
     );
-    assert_eq!(house.told().await, "Add a-node-a");
+    assert_eq!(house.next_operation().await, "Add a-node-a");
     let head = server.heads.recv().await.expect("a request").to_lowercase();
     for line in ["x-a: 1\r\nx-a: 2\r\n", "metadata-flavor: google\r\n", "authorization: basic bwu6chc=\r\n"] {
         assert!(head.contains(line), "{head}");
@@ -162,7 +162,7 @@ async fn nobody_listening_is_a_failure_and_no_set() {
     let url = format!("http://{}/", listener.local_addr().expect("an address"));
     drop(listener);
     for url in [url.as_str(), "not a url", "gopher://x/"] {
-        let house = House::of_url(url);
+        let house = Fixture::of_url(url);
         house.counted("failures", failures, 2).await;
         house.stop().await;
     }
@@ -181,7 +181,7 @@ impl PodSourceFeed for Feed {
 async fn the_feed_of_the_api_is_a_source_of_its_own() {
     // AC-02a-5
     let (sets, feed) = mpsc::channel(1);
-    let mut house = House::start(none(), Some(Box::new(Feed(feed))));
+    let mut house = Fixture::start(none(), Some(Box::new(Feed(feed))));
     assert_eq!(house.registered(), [PodSource::Api]);
     sets.send(Vec::new()).await.expect("open");
     let change = house.change().await;
@@ -191,7 +191,7 @@ async fn the_feed_of_the_api_is_a_source_of_its_own() {
 
 #[tokio::test]
 async fn without_sources_the_stream_ends() {
-    let house = House::start(none(), None);
+    let house = Fixture::start(none(), None);
     assert_eq!(house.registered(), []);
     house.stop().await;
 }

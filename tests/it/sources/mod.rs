@@ -4,5 +4,5 @@
 //! operation.
 
 mod file;
-mod house;
+mod fixture;
 mod http;

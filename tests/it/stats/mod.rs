@@ -1,5 +1,5 @@
 //! Statistics pages over the scripted runtime, and over real cgroups.
 
-mod house;
+mod fixture;
 mod pages;
 mod real;

@@ -6,10 +6,10 @@ use berth_metrics::StatsSource;
 use berth_stats::Form;
 use serde_json::Value;
 
-use crate::stats::house::{House, pod};
+use crate::stats::fixture::{Fixture, pod};
 use berth_testkit::scripted::Fault;
 
-async fn summary(house: &House) -> Value {
+async fn summary(house: &Fixture) -> Value {
     let page = house.provider.summary(Form::Full).await.expect("a page");
     serde_json::from_slice(&page).expect("JSON")
 }
@@ -20,7 +20,7 @@ fn text(page: &[u8]) -> &str {
 
 #[tokio::test]
 async fn a_runtime_that_hangs_costs_its_fields() {
-    let house = House::new(vec![pod("u1", "web")], None);
+    let house = Fixture::new(vec![pod("u1", "web")], None);
     for call in ["list_container_stats", "image_fs_info", "podsandbox_status"] {
         house.cri.fault(call, "", Fault::Hang, None);
     }
@@ -37,7 +37,7 @@ async fn a_runtime_that_hangs_costs_its_fields() {
 
 #[tokio::test]
 async fn processes_are_known_without_all_that_may_hang() {
-    let house = House::new(vec![pod("u1", "web")], None);
+    let house = Fixture::new(vec![pod("u1", "web")], None);
     for call in ["list_container_stats", "image_fs_info"] {
         house.cri.fault(call, "", Fault::Hang, None);
     }
@@ -49,7 +49,7 @@ async fn processes_are_known_without_all_that_may_hang() {
 
 #[tokio::test]
 async fn what_the_runtime_tells_stands_in_for_groups() {
-    let house = House::new(vec![pod("u1", "web")], None);
+    let house = Fixture::new(vec![pod("u1", "web")], None);
     house.cri.add_running("u1", "web", "main", "c1");
     let page = summary(&house).await;
     let container = &page["pods"][0]["containers"][0];
@@ -67,7 +67,7 @@ async fn a_runtime_can_be_the_source_of_all() {
     let mut observed = pod("u1", "web");
     observed.sandboxes[0].id = "c1-sandbox".into();
     observed.containers[0].sandbox = "c1-sandbox".into();
-    let house = House::with(vec![observed], None, StatsSource::Runtime);
+    let house = Fixture::with(vec![observed], None, StatsSource::Runtime);
     house.cri.add_running("u1", "web", "main", "c1");
     let provider = |registry: &berth_metrics::Registry| {
         let families = registry.gather();
@@ -86,7 +86,7 @@ async fn a_runtime_can_be_the_source_of_all() {
 
 #[tokio::test]
 async fn a_runtime_that_cannot_be_the_source_is_none() {
-    let house = House::with(vec![pod("u1", "web")], None, StatsSource::Runtime);
+    let house = Fixture::with(vec![pod("u1", "web")], None, StatsSource::Runtime);
     house.cri.add_running("u1", "web", "main", "c1");
     let unknown = || Fault::Error(tonic::Code::Unimplemented, "unknown method ListPodSandboxStats".into());
     house.cri.fault("list_podsandbox_stats", "", unknown(), Some(1));
@@ -96,7 +96,7 @@ async fn a_runtime_that_cannot_be_the_source_is_none() {
         "from the list of containers: {told:#}"
     );
 
-    let house = House::with(vec![pod("u1", "web")], None, StatsSource::Runtime);
+    let house = Fixture::with(vec![pod("u1", "web")], None, StatsSource::Runtime);
     let broken = Fault::Error(tonic::Code::Internal, "broken".into());
     house.cri.fault("list_podsandbox_stats", "", broken, None);
     let error = house.provider.summary(Form::Full).await.expect_err("it fails");
@@ -106,7 +106,7 @@ async fn a_runtime_that_cannot_be_the_source_is_none() {
 #[tokio::test]
 async fn a_source_that_fails_is_one_line_of_metrics() {
     // AC-04b-M9, AC-08-16
-    let house = House::new(Vec::new(), None);
+    let house = Fixture::new(Vec::new(), None);
     *house.shown.0.lock().expect("whole") = None;
     let page = house.provider.resource_metrics().await;
     let values: Vec<&str> = text(&page).lines().filter(|line| !line.starts_with('#')).collect();
@@ -119,7 +119,7 @@ async fn a_source_that_fails_is_one_line_of_metrics() {
 
 #[tokio::test(start_paused = true)]
 async fn who_asks_at_the_same_time_shares_a_reading() {
-    let house = House::new(vec![pod("u1", "web")], None);
+    let house = Fixture::new(vec![pod("u1", "web")], None);
     let pages = futures::future::join_all((0..50).map(|_| house.provider.resource_metrics())).await;
     assert!(pages.iter().all(|page| page.as_ptr() == pages[0].as_ptr()), "the same bytes");
     assert_eq!(house.readings(), 1);
@@ -131,7 +131,7 @@ async fn who_asks_at_the_same_time_shares_a_reading() {
 
 #[tokio::test]
 async fn logs_of_containers_are_measured() {
-    let house = House::new(vec![pod("u1", "web")], None);
+    let house = Fixture::new(vec![pod("u1", "web")], None);
     let logs = house.disk.path().join("main");
     std::fs::create_dir(&logs).expect("made");
     std::fs::write(logs.join("0.log"), vec![b'x'; 100_000]).expect("written");

@@ -11,7 +11,7 @@ use std::{
 use berth_stats::Form;
 use serde_json::Value;
 
-use crate::stats::house::{House, pod};
+use crate::stats::fixture::{Fixture, pod};
 
 /// Cgroups in every hierarchy: a pod, its sandbox, and one container; removed when dropped.
 struct Tree {
@@ -108,7 +108,7 @@ async fn pages_say_what_the_kernel_says() {
     tree.enter("podu1/sandbox", &running.0[0]);
     tree.enter("podu1/c1", &running.0[1]);
     running.0[1].stdin.take().expect("open").write_all(b"go\n").expect("it reads");
-    let house = House::new(vec![pod("u1", "web")], Some(format!("/{}", tree.name)));
+    let house = Fixture::new(vec![pod("u1", "web")], Some(format!("/{}", tree.name)));
 
     let first: Value =
         serde_json::from_slice(&house.provider.summary(Form::Full).await.expect("a page")).expect("JSON");

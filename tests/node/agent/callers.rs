@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use berth::certificates::{Authority, PairFiles};
+use berth::certificates::{Authority, CertificatePairPaths};
 use serde_json::json;
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     api_server::{
-        ApiServer, Trouble,
+        ApiServer, SimpleFault,
         reviews::{ACCESSES, TOKENS},
     },
     main_port::MainPort,
@@ -20,12 +20,12 @@ struct Cluster {
     api: ApiServer,
     port: MainPort,
     agent: Agent,
-    _ground: Ground,
+    _ground: ScriptedServer,
 }
 
 impl Cluster {
     async fn new(change: impl FnOnce(Home) -> Home) -> Self {
-        let (api, port, ground) = (ApiServer::start().await, MainPort::new(), Ground::new().await);
+        let (api, port, ground) = (ApiServer::start().await, MainPort::new(), ScriptedServer::new().await);
         let kubeconfig = format!("--kubeconfig={}", api.kubeconfig().display());
         let home = change(ground.home().with(port.webhook_fields()).flag(kubeconfig));
         let agent = home.start().await;
@@ -89,7 +89,7 @@ async fn an_api_server_decides_who_reads_what() {
     }
     // A certificate of an unknown CA does not invalidate a valid token (AC-04-18, AC-04-19).
     let foreign = Authority::create("foreign", MainPort::valid()).expect("an authority");
-    let files = PairFiles::of(&port.path(""), "mallory");
+    let files = CertificatePairPaths::of(&port.path(""), "mallory");
     files.write(&foreign.client("mallory", &["system:masters"], MainPort::valid()).expect("issued")).expect("written");
     let (certificate, key) = (files.certificate.display().to_string(), files.key.display().to_string());
     let with = ["--cert", &certificate, "--key", &key];
@@ -110,8 +110,8 @@ async fn reviewers_that_hang_hold_nobody_else_up() {
     api.allow("kate", "get", "metrics");
     api.allow("kate", "get", "healthz");
     assert_eq!(port.curl_as("good", "/metrics").await.status, 200);
-    api.trouble(TOKENS, [Trouble::Hang]);
-    api.trouble(ACCESSES, [Trouble::Hang]);
+    api.trouble(TOKENS, [SimpleFault::Hang]);
+    api.trouble(ACCESSES, [SimpleFault::Hang]);
     let begun = Instant::now();
     // An access review that times out is an error; a token review that times out leaves the caller unauthenticated.
     let hung = async { tokio::join!(port.curl_as("slow", "/metrics"), port.curl_as("good", "/healthz")) };
@@ -238,7 +238,7 @@ async fn certificates_that_prove_nothing() {
         return;
     }
     use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
-    let (port, ground) = (MainPort::new(), Ground::new().await);
+    let (port, ground) = (MainPort::new(), ScriptedServer::new().await);
     let home = ground.home().with(port.fields());
     let agent = home.start().await;
     port.open().await;
@@ -254,8 +254,8 @@ async fn certificates_that_prove_nothing() {
         params.not_before = rcgen::date_time_ymd(years.0, 1, 1);
         params.not_after = rcgen::date_time_ymd(years.1, 1, 1);
         let certificate = params.signed_by(&key, &issuer).expect("issued").pem();
-        let files = PairFiles::of(&port.path(""), name);
-        files.write(&berth::certificates::Issued { certificate, key: key.serialize_pem() }).expect("written");
+        let files = CertificatePairPaths::of(&port.path(""), name);
+        files.write(&berth::certificates::CertificatePair { certificate, key: key.serialize_pem() }).expect("written");
         files
     };
     let client = || ExtendedKeyUsagePurpose::ClientAuth;

@@ -8,28 +8,28 @@ use std::{path::Path, process::Stdio};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
-    process::{Agent, Called, Home, PATIENCE, manifest, manifest_of, skips},
+    process::{Agent, BinaryName, Home, PATIENCE, manifest, manifest_of, skips},
     reservation::free_ports,
     scripted::Fault,
 };
 
 /// A standalone node with an open main port.
-struct Alone {
-    ground: Ground,
+struct StandaloneNode {
+    ground: ScriptedServer,
     home: Home,
     agent: Agent,
     port: u16,
     certificates: tempfile::TempDir,
 }
 
-impl Alone {
+impl StandaloneNode {
     async fn new() -> Self {
-        let (ground, certificates) = (Ground::new().await, tempfile::tempdir().expect("a folder"));
+        let (ground, certificates) = (ScriptedServer::new().await, tempfile::tempdir().expect("a folder"));
         let [port] = free_ports();
         let flag = format!("--cert-dir={}", certificates.path().display());
-        let home = ground.home().called(Called::Berth).flag(flag).with(json!({
+        let home = ground.home().binary_name(BinaryName::Berth).flag(flag).with(json!({
             "enableServer": true, "port": port, "authentication": null, "authorization": null,
         }));
         let agent = home.start().await;
@@ -37,7 +37,7 @@ impl Alone {
         Self { ground, home, agent, port, certificates }
     }
 
-    async fn call(&self, args: &[&str]) -> Told {
+    async fn call(&self, args: &[&str]) -> CommandOutput {
         call(self.port, self.certificates.path(), args).await
     }
 
@@ -50,20 +50,20 @@ impl Alone {
 
 /// Result of a command.
 #[derive(Debug)]
-struct Told {
+struct CommandOutput {
     code: Option<i32>,
     out: String,
     err: String,
 }
 
-async fn call(port: u16, certificates: &Path, args: &[&str]) -> Told {
+async fn call(port: u16, certificates: &Path, args: &[&str]) -> CommandOutput {
     let (name, rest) = args.split_first().expect("a command");
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
     command.args([*name, "--server", &format!("127.0.0.1:{port}")]).arg("--cert-dir").arg(certificates).args(rest);
     command.env_remove("BERTH_SERVER").env_remove("BERTH_CERT_DIR").stdin(Stdio::null()).kill_on_drop(true);
     let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it ends").expect("it starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Told { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
 
 /// The administrator's certificate is found where the agent created it; no other argument is needed.
@@ -72,7 +72,7 @@ async fn the_local_administrator_need_not_say_who_he_is() {
     if skips("the_local_administrator_need_not_say_who_he_is") {
         return;
     }
-    let alone = Alone::new().await;
+    let alone = StandaloneNode::new().await;
     let gate = Fault::Error(tonic::Code::Unknown, "no network for it".to_owned());
     alone.ground.cri.fault("run_podsandbox", "homeless", gate, None);
     let gated = json!({"containers": [{"name": "main"}], "readinessGates": [{"conditionType": "example.com/up"}]});
@@ -123,7 +123,7 @@ async fn what_does_not_work_is_said() {
     if skips("what_does_not_work_is_said") {
         return;
     }
-    let alone = Alone::new().await;
+    let alone = StandaloneNode::new().await;
     alone.home.put_pod(&manifest("web"));
     alone.agent.until_ready("web").await;
     for (args, code, words) in [
@@ -145,7 +145,7 @@ async fn what_does_not_work_is_said() {
     let other = tempfile::tempdir().expect("a folder");
     let told = call(alone.port, other.path(), &["pods"]).await;
     assert!(told.code == Some(1) && told.err.contains("is --cert-dir the agent's?"), "{told:?}");
-    let stranger = Alone::new().await;
+    let stranger = StandaloneNode::new().await;
     let told = call(alone.port, stranger.certificates.path(), &["pods"]).await;
     assert!(told.code == Some(1) && told.err.contains("does not show the certificate of the node"), "{told:?}");
     for file in ["berth-admin.crt", "berth-admin.key"] {
@@ -156,7 +156,7 @@ async fn what_does_not_work_is_said() {
     assert!(told.code == Some(1) && told.err.contains("certificate") && told.out.is_empty(), "{told:?}");
 
     // No agent is running.
-    let Alone { ground: _ground, home: _home, agent, port, certificates } = alone;
+    let StandaloneNode { ground: _ground, home: _home, agent, port, certificates } = alone;
     drop(agent);
     let told = call(port, certificates.path(), &["pods"]).await;
     assert!(told.code == Some(1) && told.err.contains("cannot reach the node at 127.0.0.1:"), "{told:?}");

@@ -2,8 +2,8 @@
 
 use std::process::{Command, Output};
 
-use crate::agent::Ground;
-use berth_testkit::process::{Called, manifest, skips};
+use crate::agent::ScriptedServer;
+use berth_testkit::process::{BinaryName, manifest, skips};
 
 fn run(name: &str, arguments: &[&str]) -> Output {
     let dir = tempfile::tempdir().expect("a folder");
@@ -80,9 +80,9 @@ async fn it_runs_pods_by_either_name() {
     if skips("it_runs_pods_by_either_name") {
         return;
     }
-    for called in [Called::Kubelet, Called::Berth] {
-        let ground = Ground::new().await;
-        let home = ground.home().called(called);
+    for called in [BinaryName::Kubelet, BinaryName::Berth] {
+        let ground = ScriptedServer::new().await;
+        let home = ground.home().binary_name(called);
         home.put_pod(&manifest("one"));
         let agent = home.start().await;
         agent.until_ready("one").await;

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
-    disk::Small,
     process::{container, manifest, skips},
+    small_tmpfs::SmallTmpfs,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -13,9 +13,9 @@ async fn a_full_disk_holds_up_only_what_is_new() {
     if skips("a_full_disk_holds_up_only_what_is_new") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home();
-    let disk = Small::at(&home.root(), "256k");
+    let disk = SmallTmpfs::at(&home.root(), "256k");
     home.put_pod(&manifest("old"));
     let agent = home.start().await;
     let before = agent.until_ready("old").await;
@@ -43,7 +43,7 @@ async fn a_root_directory_that_cannot_be_made_is_named() {
     if skips("a_root_directory_that_cannot_be_made_is_named") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home();
     let file = home.path().join("file");
     fs::write(&file, "").expect("written");
@@ -61,7 +61,7 @@ async fn a_damaged_state_file_is_named_and_kept() {
         return;
     }
     // AC-02a-21
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home();
     home.put_pod(&manifest("one"));
     let agent = home.start().await;
@@ -88,7 +88,7 @@ async fn processors_that_were_given_away_stop_the_start() {
         return;
     }
     // AC-06-4, AC-01-38
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home();
     home.put_pod(&manifest("one"));
     let agent = home.start().await;

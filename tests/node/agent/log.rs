@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{manifest, skips},
     scripted::Fault,
 };
 
 /// Causes the events that are logged with the most fields.
-async fn eventful(ground: &Ground) {
+async fn eventful(ground: &ScriptedServer) {
     let refusal = Fault::Error(tonic::Code::Unknown, "not\nso \"simple\"".into());
     ground.cri.fault("create_container", "", refusal, Some(1));
 }
@@ -20,7 +20,7 @@ async fn every_line_is_json() {
         return;
     }
     // AC-01-41, AC-08-25
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     eventful(&ground).await;
     let home = ground.home().flag("-v=6").flag("--logging-format=json");
     home.put_pod(&manifest("one"));
@@ -54,7 +54,7 @@ async fn every_line_is_klogs() {
     if skips("every_line_is_klogs") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     eventful(&ground).await;
     let home = ground.home().flag("-v=4");
     home.put_pod(&manifest("one"));
@@ -78,7 +78,7 @@ async fn a_buffered_log_is_flushed() {
     if skips("a_buffered_log_is_flushed") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let options = json!({"text": {"splitStream": true, "infoBufferSize": "8Mi"}});
     let gates = json!({"LoggingAlphaOptions": true});
     let logging = |period| json!({"logging": {"flushFrequency": period, "options": options}, "featureGates": gates});

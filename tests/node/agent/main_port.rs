@@ -8,17 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::certificates::{Authority, PairFiles};
+use berth::certificates::{Authority, CertificatePairPaths};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     process::{ChildStdin, ChildStdout, Command},
 };
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     main_port::MainPort,
-    process::{Called, Home, PATIENCE, get, skips},
+    process::{BinaryName, Home, PATIENCE, get, skips},
     reservation::free_ports,
 };
 
@@ -40,11 +40,11 @@ async fn what_is_wrong_with_the_door_is_told_before_the_runtime_is_waited_for() 
         return;
     }
     // AC-01-24, AC-01-31
-    let (ground, port) = (Ground::silent(), MainPort::new());
+    let (ground, port) = (ScriptedServer::unserved(), MainPort::new());
     let home = || ground.home().with(port.fields());
     let manager = "failed to initialize file based certificate manager: open /nonexistent/x: ";
     refuses(home().with(json!({"tlsCertFile": "/nonexistent/x"})), manager).await;
-    let other = PairFiles::of(&port.path(""), "other");
+    let other = CertificatePairPaths::of(&port.path(""), "other");
     let issued = port.authority.serving("other", &[], MainPort::valid()).expect("issued");
     other.write(&issued).expect("written");
     let (serving, key) = (port.path("serving.crt"), other.key.display().to_string());
@@ -74,7 +74,7 @@ async fn ports_that_are_taken() {
     if skips("ports_that_are_taken") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let [number] = free_ports();
     let taken = TcpListener::bind(("127.0.0.1", number)).expect("a free port");
     let busy = |what: &str| format!("failed to listen on {what} 127.0.0.1:{number}: Address already in use");
@@ -97,7 +97,7 @@ async fn the_read_only_port_is_for_this_machine_unless_somebody_says_otherwise()
     if skips("the_read_only_port_is_for_this_machine_unless_somebody_says_otherwise") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     // Other addresses of this machine could serve as a probe; all of 127/8 is loopback, so the test reads the log.
     let home = ground.home().with(json!({"address": null}));
     let agent = home.start().await;
@@ -123,10 +123,10 @@ async fn alone_it_lets_in_its_administrator_and_nobody_else() {
     if skips("alone_it_lets_in_its_administrator_and_nobody_else") {
         return;
     }
-    let (ground, certificates) = (Ground::new().await, tempfile::tempdir().expect("a folder"));
+    let (ground, certificates) = (ScriptedServer::new().await, tempfile::tempdir().expect("a folder"));
     let [number] = free_ports();
     let flag = format!("--cert-dir={}", certificates.path().display());
-    let home = ground.home().called(Called::Berth).flag(flag).with(json!({
+    let home = ground.home().binary_name(BinaryName::Berth).flag(flag).with(json!({
         "enableServer": true, "port": number, "readOnlyPort": null, "authentication": null, "authorization": null,
     }));
     let agent = home.start().await;
@@ -166,7 +166,7 @@ async fn curl_speaks_both_protocols() {
     if skips("curl_speaks_both_protocols") {
         return;
     }
-    let (ground, port) = (Ground::new().await, MainPort::new());
+    let (ground, port) = (ScriptedServer::new().await, MainPort::new());
     let _agent = ground.home().with(port.fields()).start().await;
     port.open().await;
     let kate = port.client("kate", &["dev"]);
@@ -196,14 +196,14 @@ async fn curl_speaks_both_protocols() {
 }
 
 /// A keep-alive connection.
-struct Kept {
+struct KeepAliveConnection {
     stdin: ChildStdin,
     stdout: ChildStdout,
     _child: tokio::process::Child,
 }
 
-impl Kept {
-    fn open(port: &MainPort, client: &PairFiles) -> Self {
+impl KeepAliveConnection {
+    fn open(port: &MainPort, client: &CertificatePairPaths) -> Self {
         let mut command = Command::new("openssl");
         command.args(["s_client", "-quiet", "-connect", &format!("127.0.0.1:{}", port.port)]);
         command.arg("-cert").arg(&client.certificate).arg("-key").arg(&client.key);
@@ -252,16 +252,16 @@ async fn files_are_replaced_under_connections_that_live() {
         return;
     }
     // AC-04-20, AC-04-21, with the whole agent.
-    let (ground, port) = (Ground::new().await, MainPort::new());
+    let (ground, port) = (ScriptedServer::new().await, MainPort::new());
     let agent = ground.home().with(port.fields()).start().await;
     port.open().await;
     let kate = port.client("kate", &["dev"]);
-    let mut kept = Kept::open(&port, &kate);
+    let mut kept = KeepAliveConnection::open(&port, &kate);
     assert_eq!(kept.ask("/pods").await, "200");
 
     // A mismatched pair is not served; a matching one is, and live connections continue.
     let other = Authority::create("other", MainPort::valid()).expect("an authority");
-    let serving = PairFiles::of(&port.path(""), "serving");
+    let serving = CertificatePairPaths::of(&port.path(""), "serving");
     let (old, key) = (text(&serving.certificate), text(&serving.key));
     fs::write(&serving.key, &other.own().key).expect("written");
     agent.until_log("private key does not match public key").await;
@@ -280,7 +280,7 @@ async fn files_are_replaced_under_connections_that_live() {
     fs::rename(&draft, port.path("clients.crt")).expect("renamed");
     agent.until("the new bundle counts", async || port.curl_with(&kate, "/pods").await.status == 401).await;
     assert_eq!(kept.ask("/pods").await, "401");
-    let files = PairFiles::of(&port.path(""), "new");
+    let files = CertificatePairPaths::of(&port.path(""), "new");
     files.write(&other.client("new", &[], MainPort::valid()).expect("issued")).expect("written");
     assert_eq!(port.curl_with(&files, "/pods").await.status, 200);
 }
@@ -291,7 +291,7 @@ async fn logs_are_read_from_the_pods_own_directory_only() {
     if skips("logs_are_read_from_the_pods_own_directory_only") {
         return;
     }
-    let (ground, port) = (Ground::new().await, MainPort::new());
+    let (ground, port) = (ScriptedServer::new().await, MainPort::new());
     let home = ground.home().with(port.fields());
     home.put_pod(&berth_testkit::process::manifest("one"));
     let agent = home.start().await;
@@ -354,7 +354,7 @@ async fn streams_are_met_here_or_where_the_operator_says() {
     for (flag, leads_away) in
         [("--streaming-allowed-hosts=", true), ("--streaming-allowed-hosts=a,streams.invalid", false)]
     {
-        let (ground, port) = (Ground::new().await, MainPort::new());
+        let (ground, port) = (ScriptedServer::new().await, MainPort::new());
         ground.cri.stream_at("http://streams.invalid:1");
         let home = ground.home().with(port.fields()).flag(flag);
         home.put_pod(&berth_testkit::process::manifest("one"));

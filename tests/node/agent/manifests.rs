@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::process::{Agent, container, manifest, skips};
 
 /// Fields that must not change while a pod is left alone.
@@ -23,7 +23,7 @@ async fn bad_files_cost_only_their_own_pods() {
     if skips("bad_files_cost_only_their_own_pods") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home().with(json!({"fileCheckFrequency": "1s"}));
     home.put_pod(&manifest("good"));
     let agent = home.start().await;
@@ -86,7 +86,7 @@ async fn of_two_pods_with_one_name_one_runs() {
     if skips("of_two_pods_with_one_name_one_runs") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home();
     let mut second = manifest("twin");
     second["metadata"]["labels"] = json!({"file": "second"});
@@ -113,7 +113,7 @@ async fn the_directory_goes_and_returns() {
     if skips("the_directory_goes_and_returns") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home().with(json!({"fileCheckFrequency": "1s"}));
     for name in ["one", "two"] {
         home.put_pod(&manifest(name));
@@ -140,7 +140,7 @@ async fn the_directory_comes_late() {
     if skips("the_directory_comes_late") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home().with(json!({"fileCheckFrequency": "1s"}));
     std::fs::remove_dir(home.manifests()).expect("removed");
     let agent = home.start().await;
@@ -156,7 +156,7 @@ async fn a_changed_manifest_replaces_its_pod() {
     if skips("a_changed_manifest_replaces_its_pod") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home();
     home.put_pod(&manifest("stays"));
     home.put_pod(&manifest("changes"));

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{Agent, manifest, manifest_of, skips},
     scripted::{Behaviour, Fault},
@@ -263,7 +263,7 @@ async fn a_fresh_agent_shows_what_it_will_count() {
     if skips("a_fresh_agent_shows_what_it_will_count") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let agent = ground.home().start().await;
     // AC-08-1
     let answer = agent.get("/metrics").await.expect("an answer");
@@ -297,7 +297,7 @@ async fn an_eventful_life_moves_every_family() {
     if skips("an_eventful_life_moves_every_family") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     ground.cri.behave("done-test-node/main", [Behaviour::exits(0, Duration::ZERO)]);
     let refusal = || Fault::Error(tonic::Code::Unknown, "no".into());
     ground.cri.fault("create_container", "unlucky", refusal(), Some(1));

@@ -6,7 +6,7 @@ mod callers;
 mod clients;
 mod command_line;
 mod disk;
-mod ends;
+mod exit;
 mod log;
 mod main_port;
 mod manifests;
@@ -23,4 +23,4 @@ mod sockets;
 mod tools;
 mod urls;
 
-use berth_testkit::ground::Ground;
+use berth_testkit::scripted_server::ScriptedServer;

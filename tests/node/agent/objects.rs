@@ -5,8 +5,8 @@ use std::{fs, path::PathBuf};
 use serde_json::json;
 
 use berth_testkit::{
-    ground::Ground,
     process::{manifest_of, skips},
+    scripted_server::ScriptedServer,
 };
 
 const OBJECTS: &str = "apiVersion: v1
@@ -25,7 +25,7 @@ async fn manifests_beside_the_pods_satisfy_references() {
     if skips("manifests_beside_the_pods_satisfy_references") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home();
     let (objects, settings) = (home.path().join("objects"), home.path().join("berth.yaml"));
     fs::create_dir(&objects).expect("a folder");

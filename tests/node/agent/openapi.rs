@@ -11,7 +11,7 @@ use std::{
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     main_port::MainPort,
     process::{manifest, manifest_of, skips},
@@ -63,7 +63,7 @@ async fn every_answer_is_described() {
     if !is_installed().await {
         return println!("skipped: every_answer_is_described: schemathesis cannot be installed");
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     ground.cri.behave("once", [Behaviour::exits(0, Duration::from_millis(100))]);
     let main = MainPort::new();
     let home = ground.home().with(main.fields()).with(json!({"enableSystemLogQuery": true}));

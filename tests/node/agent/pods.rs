@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{container, manifest, manifest_of, skips},
     scripted::{Behaviour, Fault},
@@ -24,7 +24,7 @@ async fn images_that_cannot_be_had() {
     if skips("images_that_cannot_be_had") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let code = tonic::Code::NotFound;
     ground.cri.fault("pull_image", "absent", Fault::Error(code, "no such image".into()), None);
     let home = ground.home();
@@ -62,7 +62,7 @@ async fn containers_that_do_not_come_up() {
     if skips("containers_that_do_not_come_up") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let refusal = || Fault::Error(tonic::Code::Unknown, "the runtime does not like it".into());
     ground.cri.fault("create_container", "uncreatable", refusal(), Some(2));
     let text = "exec: \"nonsense\": executable file not found in $PATH".to_owned();
@@ -97,7 +97,7 @@ async fn a_pod_without_room_is_refused() {
     if skips("a_pod_without_room_is_refused") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home();
     let wants = json!({"requests": {"cpu": "4000"}});
     home.put_pod(&manifest_of("greedy", json!({"containers": [{"name": "main", "resources": wants}]})));

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{Agent, Home, manifest, manifest_of, skips},
     prometheus::Prometheus,
@@ -49,7 +49,7 @@ fn dashboard() -> BTreeMap<String, String> {
 }
 
 /// Starts an agent whose pods cause everything that the dashboard shows.
-async fn lively(ground: &Ground, home: &Home) -> Agent {
+async fn lively(ground: &ScriptedServer, home: &Home) -> Agent {
     ground.cri.behave("done-test-node/main", [Behaviour::exits(0, Duration::ZERO)]);
     let refusal = Fault::Error(tonic::Code::Unknown, "no".into());
     ground.cri.fault("create_container", "unlucky", refusal, Some(1));
@@ -73,7 +73,7 @@ async fn every_panel_of_the_dashboard_has_data() {
     if skips("every_panel_of_the_dashboard_has_data") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     // A threshold that exists and is never met.
     let home = ground.home().with(json!({"evictionHard": {"memory.available": "1Mi"}}));
     let agent = lively(&ground, &home).await;

@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{condition, get, manifest, manifest_of, skips},
     scripted::Behaviour,
@@ -18,7 +18,7 @@ use berth_testkit::{
 
 /// Observed identity of each running pod, and its violations.
 #[derive(Default)]
-struct Watch {
+struct PodIdentityMonitor {
     known: BTreeMap<String, Value>,
     looks: usize,
     wrong: Vec<String>,
@@ -39,7 +39,7 @@ fn lasting(pod: &Value) -> Value {
     })
 }
 
-impl Watch {
+impl PodIdentityMonitor {
     fn look(&mut self, page: &Value) {
         self.looks += 1;
         for pod in page["items"].as_array().into_iter().flatten() {
@@ -54,7 +54,7 @@ impl Watch {
 }
 
 /// Polls `/pods` until stopped.
-async fn watch(port: u16, watch: Arc<Mutex<Watch>>, stop: CancellationToken) {
+async fn watch(port: u16, watch: Arc<Mutex<PodIdentityMonitor>>, stop: CancellationToken) {
     while !stop.is_cancelled() {
         let answer = get(port, "/pods").await;
         let page = answer.and_then(|answer| serde_json::from_str(&answer.body).ok());
@@ -73,7 +73,7 @@ async fn crashes_change_nothing_for_running_pods() {
     let seed = rand::random();
     println!("seed {seed}");
     let mut chance = SmallRng::seed_from_u64(seed);
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     ground.cri.behave("setup", [Behaviour::exits(0, Duration::from_millis(20))]);
     ground.cri.behave("once-test-node/main", [Behaviour::exits(3, Duration::ZERO), Behaviour::default()]);
     let home = ground.home();
@@ -92,7 +92,7 @@ async fn crashes_change_nothing_for_running_pods() {
     let containers = ground.cri.containers();
     ground.cri.clear_calls();
 
-    let (seen, stop) = (Arc::new(Mutex::new(Watch::default())), CancellationToken::new());
+    let (seen, stop) = (Arc::new(Mutex::new(PodIdentityMonitor::default())), CancellationToken::new());
     let watching = tokio::spawn(watch(home.read_only_port(), seen.clone(), stop.clone()));
     for round in 0..12 {
         tokio::time::sleep(Duration::from_millis(chance.random_range(0..400))).await;
@@ -126,7 +126,7 @@ async fn crashes_during_starts_double_nothing() {
     let seed = rand::random();
     println!("seed {seed}");
     let mut chance = SmallRng::seed_from_u64(seed);
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     for op in ["run_podsandbox", "create_container", "start_container"] {
         ground.cri.latency(op, Duration::from_millis(40));
     }
@@ -160,7 +160,7 @@ async fn what_changed_meanwhile_is_made_up_for() {
     if skips("what_changed_meanwhile_is_made_up_for") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home();
     for name in ["stays", "goes", "dies"] {
         home.put_pod(&manifest(name));

@@ -7,14 +7,14 @@ use serde_json::json;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{container, is_ready, manifest, skips},
     scripted::{Fault, server},
 };
 
 /// Asserts that an agent fails to start with this last log line.
-async fn refuses(ground: &Ground, words: &str) {
+async fn refuses(ground: &ScriptedServer, words: &str) {
     let home = ground.home().with(json!({"runtimeRequestTimeout": "1s"}));
     let begun = Instant::now();
     let mut agent = home.spawn();
@@ -31,7 +31,7 @@ async fn without_a_runtime_it_gives_up() {
     if skips("without_a_runtime_it_gives_up") {
         return;
     }
-    let ground = Ground::silent();
+    let ground = ScriptedServer::unserved();
     let (endpoint, socket) = (ground.endpoint(), ground.socket());
     let words = format!(
         "validate service connection: validate CRI v1 runtime API for endpoint \"{endpoint}\": rpc error: code = \
@@ -47,7 +47,7 @@ async fn a_runtime_that_comes_late_is_waited_for() {
     if skips("a_runtime_that_comes_late_is_waited_for") {
         return;
     }
-    let mut ground = Ground::silent();
+    let mut ground = ScriptedServer::unserved();
     let home = ground.home();
     home.put_pod(&manifest("one"));
     let mut agent = home.spawn();
@@ -63,7 +63,7 @@ async fn a_runtime_that_is_just_starting_is_waited_for() {
     if skips("a_runtime_that_is_just_starting_is_waited_for") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     for op in ["version", "image_fs_info"] {
         let not_yet = Fault::Error(tonic::Code::Unknown, "server is not initialized yet".to_owned());
         ground.cri.fault(op, "", not_yet, Some(3));
@@ -77,7 +77,7 @@ async fn another_service_on_the_socket_is_told_by_name() {
     if skips("another_service_on_the_socket_is_told_by_name") {
         return;
     }
-    let ground = Ground::silent();
+    let ground = ScriptedServer::unserved();
     let listener = UnixListener::bind(ground.socket()).expect("a socket");
     let images = ImageServiceServer::new(server::Rpc(ground.cri.clone()));
     let serving =
@@ -95,7 +95,7 @@ async fn a_stranger_on_the_socket_does_not_hold_it_up() {
         return;
     }
     for greeting in [&b"SSH-2.0-OpenSSH_9.0\r\n"[..], b""] {
-        let ground = Ground::silent();
+        let ground = ScriptedServer::unserved();
         let listener = UnixListener::bind(ground.socket()).expect("a socket");
         let stranger = tokio::spawn(async move {
             let mut held = Vec::new();
@@ -115,7 +115,7 @@ async fn another_version_of_the_contract_is_refused() {
     if skips("another_version_of_the_contract_is_refused") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     ground.cri.set_version("0.2.0");
     refuses(&ground, "runtime api version is not supported").await;
 }
@@ -126,7 +126,7 @@ async fn the_kernel_is_set_up_for_pods() {
     if skips("the_kernel_is_set_up_for_pods") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let setting =
         |name: &str| std::fs::read_to_string(format!("/proc/sys/{name}")).expect("readable").trim().to_owned();
     let agent = ground.home().start().await;
@@ -144,7 +144,7 @@ async fn an_older_runtime_keeps_the_configured_driver() {
         return;
     }
     // AC-01-37
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let unknown = "unknown method RuntimeConfig for service runtime.v1.RuntimeService".to_owned();
     ground.cri.fault("runtime_config", "", Fault::Error(tonic::Code::Unimplemented, unknown), None);
     let agent = ground.home().start().await;
@@ -158,7 +158,7 @@ async fn a_runtime_that_goes_and_returns() {
     if skips("a_runtime_that_goes_and_returns") {
         return;
     }
-    let mut ground = Ground::new().await;
+    let mut ground = ScriptedServer::new().await;
     let home = ground.home();
     for name in ["stays", "dies", "goes"] {
         home.put_pod(&manifest(name));

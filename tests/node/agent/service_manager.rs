@@ -6,17 +6,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::process::{PATIENCE, manifest, skips};
 
 /// Receiver at `NOTIFY_SOCKET`.
-struct Ear {
+struct NotifySocket {
     socket: UnixDatagram,
     path: PathBuf,
     _dir: tempfile::TempDir,
 }
 
-impl Ear {
+impl NotifySocket {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("notify");
@@ -26,7 +26,7 @@ impl Ear {
     }
 
     /// The next message and its arrival time.
-    async fn hear(&self) -> (String, Instant) {
+    async fn receive(&self) -> (String, Instant) {
         let socket = self.socket.try_clone().expect("a handle");
         let hearing = tokio::task::spawn_blocking(move || {
             let mut message = [0; 128];
@@ -42,11 +42,11 @@ async fn it_says_when_it_is_ready() {
     if skips("it_says_when_it_is_ready") {
         return;
     }
-    let ground = Ground::new().await;
-    let ear = Ear::new();
+    let ground = ScriptedServer::new().await;
+    let ear = NotifySocket::new();
     let home = ground.home().environment("NOTIFY_SOCKET", ear.path.to_string_lossy());
     let mut agent = home.spawn();
-    assert_eq!(ear.hear().await.0, "READY=1");
+    assert_eq!(ear.receive().await.0, "READY=1");
     agent.healthy().await;
     assert_eq!(agent.stop().await, Some(0));
     ear.socket.set_nonblocking(true).expect("set");
@@ -61,19 +61,19 @@ async fn it_gives_signs_of_life() {
         return;
     }
     // AC-01-29
-    let mut ground = Ground::silent();
-    let ear = Ear::new();
+    let mut ground = ScriptedServer::unserved();
+    let ear = NotifySocket::new();
     let home =
         ground.home().environment("NOTIFY_SOCKET", ear.path.to_string_lossy()).environment("WATCHDOG_USEC", "2000000");
     home.put_pod(&manifest("one"));
     let agent = home.spawn();
-    let (first, begun) = ear.hear().await;
+    let (first, begun) = ear.receive().await;
     assert_eq!(first, "WATCHDOG=1");
-    assert_eq!(ear.hear().await.0, "WATCHDOG=1");
+    assert_eq!(ear.receive().await.0, "WATCHDOG=1");
     ground.serve().await;
     let mut heard = Vec::new();
     while heard.len() < 4 {
-        heard.push(ear.hear().await.0);
+        heard.push(ear.receive().await.0);
     }
     assert!(heard.contains(&"READY=1".to_owned()), "{heard:?}");
     // Keep-alives after the first, one second apart or (on a busy machine) more.
@@ -89,7 +89,7 @@ async fn a_watchdog_that_cannot_be_kept_is_fatal() {
     if skips("a_watchdog_that_cannot_be_kept_is_fatal") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let rows = [
         ("1000000", "configure watchdog timeout too small: 1s"), // AC-01-28
         ("500000", "configure watchdog timeout too small: 500ms"), // AC-05-33
@@ -113,7 +113,7 @@ async fn a_deaf_service_manager_is_told_of() {
     if skips("a_deaf_service_manager_is_told_of") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home().environment("NOTIFY_SOCKET", "/nowhere/at/all").environment("WATCHDOG_USEC", "2000000");
     home.put_pod(&manifest("one"));
     let agent = home.start().await;

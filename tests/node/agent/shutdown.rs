@@ -24,7 +24,7 @@ use tokio::{
 use tokio_stream::StreamExt;
 use zbus::{Connection, Message, MessageStream, Variant, connection::Builder};
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{Home, PATIENCE, condition, manifest_of, skips},
     scripted::Behaviour,
@@ -213,7 +213,7 @@ async fn answer(connection: &Connection, state: &State, message: &Message) {
     }
 }
 
-fn home(ground: &Ground, bus: &Bus) -> Home {
+fn home(ground: &ScriptedServer, bus: &Bus) -> Home {
     let address = format!("unix:path={}", bus.socket().display());
     ground.home().environment("DBUS_SYSTEM_BUS_ADDRESS", address).with(json!({
         "shutdownGracePeriod": "30s",
@@ -240,7 +240,7 @@ async fn pods_go_before_the_machine_does() {
         return;
     }
     let Some(mut bus) = Bus::start(test).await else { return };
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = home(&ground, &bus);
     home.put_pod(&pod("plain", 0));
     home.put_pod(&pod("critical", 2_000_000_000));
@@ -313,7 +313,7 @@ async fn a_signal_that_cannot_be_checked_is_believed() {
         return;
     }
     let Some(bus) = Bus::start(test).await else { return };
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = home(&ground, &bus);
     home.put_pod(&pod("plain", 0));
     let slow = Behaviour { stops_after: Some(Duration::from_secs(2)), ..Behaviour::default() };
@@ -337,7 +337,7 @@ async fn an_agent_that_starts_late_lets_pods_go_that_run() {
         return;
     }
     let Some(bus) = Bus::start(test).await else { return };
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = home(&ground, &bus);
     home.put_pod(&pod("plain", 0));
     home.put_pod(&pod("critical", 2_000_000_000));
@@ -364,7 +364,7 @@ async fn a_signal_takes_the_pods_along_where_that_is_asked_for() {
     if skips("a_signal_takes_the_pods_along_where_that_is_asked_for") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let settings = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(settings.path(), "shutdown: {onTermination: true}\n").expect("written");
     let home = ground
@@ -405,7 +405,7 @@ async fn pods_go_and_come_where_somebody_asks_for_it() {
     if skips("pods_go_and_come_where_somebody_asks_for_it") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground
         .home()
         .environment("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/no/such/bus")
@@ -459,7 +459,7 @@ async fn a_bus_that_is_lost_meanwhile_stops_no_shutdown() {
         return;
     }
     let Some(mut bus) = Bus::start(test).await else { return };
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = home(&ground, &bus);
     home.put_pod(&pod("plain", 0));
     home.put_pod(&pod("critical", 2_000_000_000));

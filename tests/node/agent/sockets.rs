@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::process::{manifest, skips};
 
 async fn connect(socket: &Path) -> Option<Channel> {
@@ -33,7 +33,7 @@ async fn sockets_are_opened_guarded_and_opened_again() {
     if skips("sockets_are_opened_guarded_and_opened_again") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home().with(json!({"featureGates": {"PodsAPI": true}}));
     home.put_pod(&manifest("web"));
     let (resources, pods) =
@@ -67,7 +67,7 @@ async fn the_pods_api_is_behind_its_gate() {
     if skips("the_pods_api_is_behind_its_gate") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home();
     let agent = home.start().await;
     let resources = home.root().join("pod-resources/kubelet.sock");

@@ -7,10 +7,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use berth::certificates::PairFiles;
+use berth::certificates::CertificatePairPaths;
 use serde_json::{Value, json};
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
     main_port::MainPort,
     process::{Answer, NODE, manifest_of, skips},
@@ -20,7 +20,7 @@ use berth_testkit::{
 /// A client with an administrator's certificate.
 struct Admin {
     port: MainPort,
-    client: PairFiles,
+    client: CertificatePairPaths,
 }
 
 impl Admin {
@@ -45,7 +45,7 @@ async fn checkpoints_are_few_and_do_not_stay_for_ever() {
     if skips("checkpoints_are_few_and_do_not_stay_for_ever") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let admin = Admin::new();
     let home = ground.home().with(admin.port.fields());
     home.put_pod(&manifest_of("web", json!({"containers": [{"name": "a"}, {"name": "b"}, {"name": "c"}]})));
@@ -114,7 +114,7 @@ async fn people_and_machines_read_the_same_pages() {
     if skips("people_and_machines_read_the_same_pages") {
         return;
     }
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let admin = Admin::new();
     let agent = ground.home().with(admin.port.fields()).flag("--v=1").start().await;
     admin.port.open().await;

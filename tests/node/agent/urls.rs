@@ -4,10 +4,10 @@
 
 use serde_json::{Value, json};
 
-use crate::agent::Ground;
+use crate::agent::ScriptedServer;
 use berth_testkit::{
+    misbehaving_server::{Answer, Server, ok},
     process::{Agent, container, manifest, skips},
-    web::{Answer, Server, ok},
 };
 
 fn list(pods: &[Value]) -> Answer {
@@ -34,7 +34,7 @@ async fn a_bad_server_costs_nothing_that_runs() {
     let shown = url.replace("//", "//me:***@");
     let mut nameless = manifest("b");
     nameless["spec"]["containers"][0]["image"] = "".into();
-    let ground = Ground::new().await;
+    let ground = ScriptedServer::new().await;
     let home = ground.home().with(json!({
         "staticPodURL": url.replace("//", "//me:sec%2Fret@"),
         "staticPodURLHeader": {"X-Secret": ["sec%2Fret"]},

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, pod_of};
 use berth_testkit::process::{Agent, NODE, skips};
 
 const REQUESTS: &str = "podcertificaterequests.certificates.k8s.io";
@@ -16,8 +16,8 @@ const SIGNER: &str = "example.com/identity";
 const ACCOUNT: &str = "robot";
 
 /// A node with the feature gate, in a cluster with an account for pods.
-async fn world() -> (World, Agent) {
-    let mut world = World::new().await;
+async fn world() -> (ClusterFixture, Agent) {
+    let mut world = ClusterFixture::new().await;
     world.home = world.home.with(json!({"featureGates": {"PodCertificateRequest": true}}));
     let metadata = json!({"name": ACCOUNT, "namespace": NAMESPACE});
     world.api.create(json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}));
@@ -25,7 +25,7 @@ async fn world() -> (World, Agent) {
     (world, agent)
 }
 
-fn run(world: &World, name: &str) -> Arc<Value> {
+fn run(world: &ClusterFixture, name: &str) -> Arc<Value> {
     let source = json!({"podCertificate": {"signerName": SIGNER, "keyType": "ED25519", "maxExpirationSeconds": 3600,
         "credentialBundlePath": "bundle.pem", "keyPath": "key.pem", "certificateChainPath": "chain.pem"}});
     world.run(pod_of(
@@ -37,7 +37,7 @@ fn run(world: &World, name: &str) -> Arc<Value> {
 }
 
 /// Waits for that many requests in all, and returns the pod's newest.
-async fn asked(world: &World, agent: &Agent, pod: &Value, count: usize) -> Arc<Value> {
+async fn asked(world: &ClusterFixture, agent: &Agent, pod: &Value, count: usize) -> Arc<Value> {
     let own = |all: Vec<Arc<Value>>| -> Vec<Arc<Value>> {
         all.into_iter().filter(|one| one["spec"]["podUID"] == pod["metadata"]["uid"]).collect()
     };
@@ -48,7 +48,7 @@ async fn asked(world: &World, agent: &Agent, pod: &Value, count: usize) -> Arc<V
 }
 
 /// Sets a condition as a signer does.
-fn decide(world: &World, request: &Value, kind: &str, rest: Value) {
+fn decide(world: &ClusterFixture, request: &Value, kind: &str, rest: Value) {
     let name = request["metadata"]["name"].as_str().expect("a name");
     let mut status = rest;
     status["conditions"] = json!([{"type": kind, "status": "True", "reason": "Because", "message": "of that",
@@ -57,7 +57,7 @@ fn decide(world: &World, request: &Value, kind: &str, rest: Value) {
     outcome.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"));
 }
 
-fn issue(world: &World, request: &Value, chain: &str, refresh: &str) {
+fn issue(world: &ClusterFixture, request: &Value, chain: &str, refresh: &str) {
     let status = json!({"certificateChain": format!("a comment\n{chain}"), "beginRefreshAt": refresh,
         "notBefore": "2026-01-01T00:00:00Z", "notAfter": "2199-01-01T00:00:00Z"});
     decide(world, request, "Issued", status);
@@ -71,7 +71,7 @@ fn read(folder: &Path, file: &str) -> String {
     fs::read_to_string(folder.join("..data").join(file)).expect("always there")
 }
 
-fn volume(world: &World, pod: &Value) -> PathBuf {
+fn volume(world: &ClusterFixture, pod: &Value) -> PathBuf {
     let uid = pod["metadata"]["uid"].as_str().expect("a UID");
     world.home.root().join("pods").join(uid).join("volumes/kubernetes.io~projected/identity")
 }

@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, pod_of};
 use berth_testkit::process::{Agent, NODE, skips};
 
 /// A local persistent volume.
@@ -33,7 +33,7 @@ impl Local {
     }
 
     /// Creates the volume `name`, and a claim of that name bound to it.
-    fn create(self, world: &World, name: &str) {
+    fn create(self, world: &ClusterFixture, name: &str) {
         claim(world, name);
         let mut spec = json!({"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
             "volumeMode": "Filesystem", "storageClassName": "local", "local": {"path": self.path},
@@ -52,7 +52,7 @@ impl Local {
 }
 
 /// Creates an unbound claim.
-fn claim(world: &World, name: &str) {
+fn claim(world: &ClusterFixture, name: &str) {
     let spec = json!({"accessModes": ["ReadWriteOnce"], "storageClassName": "local",
         "resources": {"requests": {"storage": "1Gi"}}});
     world.api.create(json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
@@ -60,7 +60,7 @@ fn claim(world: &World, name: &str) {
 }
 
 /// Binds a claim to the volume of its name, as the controller does.
-fn bind(world: &World, name: &str) {
+fn bind(world: &ClusterFixture, name: &str) {
     world.api.patch("persistentvolumeclaims", NAMESPACE, name, json!({"spec": {"volumeName": name}}));
     let status =
         json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"]}});
@@ -82,11 +82,11 @@ fn uid(pod: &Value) -> &str {
 }
 
 /// Path of a pod's volume.
-fn place(world: &World, pod: &Value, volume: &str) -> PathBuf {
+fn place(world: &ClusterFixture, pod: &Value, volume: &str) -> PathBuf {
     world.home.root().join("pods").join(uid(pod)).join("volumes/kubernetes.io~local-volume").join(volume)
 }
 
-fn events_of(world: &World, pod: &str, reason: &str) -> Vec<String> {
+fn events_of(world: &ClusterFixture, pod: &str, reason: &str) -> Vec<String> {
     let events = world.api.all("events");
     let is_it = |event: &&Arc<Value>| event["involvedObject"]["name"] == pod && event["reason"] == reason;
     events.iter().filter(is_it).filter_map(|event| event["message"].as_str().map(str::to_owned)).collect()
@@ -128,7 +128,7 @@ impl Drop for Loop {
     }
 }
 
-async fn gone(world: &World, agent: &Agent, pod: &str) {
+async fn gone(world: &ClusterFixture, agent: &Agent, pod: &str) {
     world.api.delete("pods", NAMESPACE, pod, Some(1));
     world.until_gone(agent, pod).await;
 }
@@ -139,7 +139,7 @@ async fn a_claim_that_is_not_bound_is_waited_for() {
     if skips("a_claim_that_is_not_bound_is_waited_for") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("data"), "kept").expect("written");
     claim(&world, "c");
@@ -152,7 +152,7 @@ async fn a_claim_that_is_not_bound_is_waited_for() {
     world.until_event(&agent, "FailedMount", &text).await;
     // At most ten reads a minute, and two at first: the third comes 6 s later, less the clock difference.
     let begun = Instant::now();
-    let reads = || world.asked().since(before).at("persistentvolumeclaims", NAMESPACE, "c").verb("get");
+    let reads = || world.agent_requests().since(before).at("persistentvolumeclaims", NAMESPACE, "c").verb("get");
     agent.until("the claim is read three times", async || reads().len() >= 3).await;
     assert!(begun.elapsed() > Duration::from_secs(4), "{:?}\n{}", begun.elapsed(), reads());
     let spec = json!({"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
@@ -175,7 +175,7 @@ async fn a_volume_for_one_pod_goes_to_the_next_when_that_is_gone() {
     if skips("a_volume_for_one_pod_goes_to_the_next_when_that_is_gone") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let folder = tempfile::tempdir().expect("a folder");
     Local::at(folder.path()).with("accessModes", json!(["ReadWriteOncePod"])).create(&world, "c");
     world.run(user("one", "c"));
@@ -197,12 +197,12 @@ async fn a_pod_with_a_claim_restarts_while_nobody_answers() {
     if skips("a_pod_with_a_claim_restarts_while_nobody_answers") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let folder = tempfile::tempdir().expect("a folder");
     Local::at(folder.path()).create(&world, "c");
     let pod = world.run(user("p", "c"));
     world.until_ready(&agent, "p").await;
-    world.api.go().await;
+    world.api.take_offline().await;
     let started = world.ground.cri.count("start_container");
     world.end(&pod, 1);
     world.ground.until("what ended is restarted", &agent, |cri| cri.count("start_container") == started + 1).await;
@@ -216,7 +216,7 @@ async fn a_restart_finds_what_is_mounted_and_takes_down_what_nobody_wants() {
     if skips("a_restart_finds_what_is_mounted_and_takes_down_what_nobody_wants") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let (kept, left) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     fs::write(left.path().join("data"), "kept").expect("written");
     Local::at(kept.path()).create(&world, "kept");
@@ -247,7 +247,7 @@ async fn a_blank_device_becomes_a_file_system() {
         return;
     }
     let Some(device) = Loop::new(test) else { return };
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     Local::at(&device.device).create(&world, "disk");
     let pod = world.run(user("writer", "disk"));
     world.until_ready(&agent, "writer").await;
@@ -275,7 +275,7 @@ async fn a_device_is_given_to_its_pod_read_only() {
         return;
     }
     let Some(device) = Loop::new(test) else { return };
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     Local::at(&device.device).with("volumeMode", json!("Block")).create(&world, "raw");
     let spec = json!({"terminationGracePeriodSeconds": 1,
         "containers": [{"name": "main", "volumeDevices": [{"name": "v", "devicePath": "/dev/v"}]}],

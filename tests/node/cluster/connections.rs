@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use crate::cluster::{NAMESPACE, World, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, pod_of};
 use berth_testkit::{
     api_server::Requests,
     process::{NODE, skips},
@@ -23,7 +23,7 @@ async fn fifty_pods_need_few_connections() {
     if skips("fifty_pods_need_few_connections") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let names: Vec<String> = (0..50).map(|i| format!("pod-{i}")).collect();
     for name in &names {
         let metadata = json!({"name": name, "namespace": NAMESPACE});
@@ -41,7 +41,7 @@ async fn fifty_pods_need_few_connections() {
             seen.log().since(before).at(LEASES, "kube-node-lease", NODE).codes().contains(&200)
         })
         .await;
-    let asked = world.asked();
+    let asked = world.agent_requests();
     let watched = asked.verb("watch").filter(|logged| ["configmaps", "secrets"].contains(&logged.resource.as_str()));
     assert!(watched.len() >= 2 * names.len(), "each is followed: {}", watched.len());
     // A server limits each connection to a hundred streams: one would not be sufficient.

@@ -5,13 +5,13 @@
 use std::{fs, path::PathBuf, process::Command, sync::Arc};
 
 use berth_proto::csi::node_service_capability::rpc::Type as Capability;
-use berth_sys::step;
+use berth_sys::failpoint;
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, a_moment, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, pod_of};
 use berth_testkit::{
     api_server::ApiServer,
-    csi::{CsiDriver, Fault, Nature, Plugin, mounts_below},
+    csi::{CsiDriver, DriverProperties, Fault, Plugin, mounts_below},
     process::{Agent, NODE, skips},
 };
 
@@ -27,7 +27,7 @@ fn patch_status(api: &ApiServer, (resource, namespace, name): (&str, &str, &str)
 
 /// A cluster with a driver, and one volume with data.
 struct Storage {
-    world: World,
+    world: ClusterFixture,
     driver: CsiDriver,
     plugin: Plugin,
 }
@@ -38,11 +38,11 @@ impl Storage {
     }
 
     async fn of(mode: &str, attached: bool) -> Self {
-        let mut world = World::new().await;
+        let mut world = ClusterFixture::new().await;
         let steps = world.home.path().join("steps");
-        world.home = world.home.environment(step::VARIABLE, steps.display().to_string());
+        world.home = world.home.environment(failpoint::VARIABLE, steps.display().to_string());
         let root = world.home.root();
-        let driver = CsiDriver::start(Nature::of(DRIVER), &root, &world.home.path().join("disks")).await;
+        let driver = CsiDriver::start(DriverProperties::of(DRIVER), &root, &world.home.path().join("disks")).await;
         fs::write(driver.volume("h").join("file"), DATA).expect("written");
         let plugin = Plugin::csi(&root.join("plugins_registry/disk-reg.sock"), DRIVER, &driver.endpoint, &["1.9.0"]);
         let object = |kind: &str, version: &str, name: &str, rest: Value| {
@@ -155,7 +155,7 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
             seen.object("nodes", "", NODE).is_some_and(|node| node["status"]["volumesInUse"] == json!([VOLUME]))
         })
         .await;
-    assert!(driver.acts().is_empty(), "{:?}", driver.acts());
+    assert!(driver.mutating_calls().is_empty(), "{:?}", driver.mutating_calls());
     let name = attachment();
     world.api.create(json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": name},
         "spec": {"attacher": DRIVER, "nodeName": NODE, "source": {"persistentVolumeName": "pv"}}}));
@@ -166,7 +166,7 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
     world.until_ready(&agent, "holder").await;
     let file = storage.target(&pod).join("file");
     assert_eq!(fs::read_to_string(&file).expect("readable"), DATA);
-    assert_eq!(driver.acts(), ["NodeStageVolume", "NodePublishVolume"]);
+    assert_eq!(driver.mutating_calls(), ["NodeStageVolume", "NodePublishVolume"]);
     let publish = &driver.of("NodePublishVolume")[0];
     assert_eq!(publish.rest["publishContext"], json!({"device": "sda"}));
     assert_eq!(publish.rest["volumeContext"]["csi.storage.k8s.io/pod.name"], "holder");
@@ -193,7 +193,9 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
     agent.kill().await;
     world.api.delete("pods", NAMESPACE, "holder", Some(0));
     let agent = world.home.start().await;
-    driver.until("unstaged", |driver| driver.acts().ends_with(&["NodeUnpublishVolume", "NodeUnstageVolume"])).await;
+    driver
+        .until("unstaged", |driver| driver.mutating_calls().ends_with(&["NodeUnpublishVolume", "NodeUnstageVolume"]))
+        .await;
     storage.until_clean(&agent, "a pod that went while nobody looked").await;
     world
         .until(&agent, "no volume is in use", |seen| {
@@ -214,7 +216,7 @@ async fn a_volume_that_is_not_well_is_told_of_though_nobody_scrapes() {
     let config = json!({"featureGates": {"CSIVolumeHealth": true}, "volumeStatsAggPeriod": "1s"});
     storage.world.home = storage.world.home.with(config);
     storage.driver.nature(|nature| {
-        nature.can.push(Capability::VolumeCondition);
+        nature.capabilities.push(Capability::VolumeCondition);
         nature.condition = Some((true, "a disk is broken".to_owned()));
     });
     let world = &storage.world;
@@ -248,7 +250,7 @@ async fn a_pod_whose_volume_the_node_has_no_room_for_is_rejected() {
     let agent = world.start().await;
     storage.plugin.registered().await;
     let count = |expected: i64| {
-        move |seen: &berth_testkit::api_server::Seen<'_>| {
+        move |seen: &berth_testkit::api_server::ConditionContext<'_>| {
             let node = seen.object("csinodes.storage.k8s.io", "", NODE);
             node.is_some_and(|node| node["spec"]["drivers"][0]["allocatable"]["count"] == expected)
         }
@@ -274,7 +276,7 @@ async fn a_pod_whose_volume_the_node_has_no_room_for_is_rejected() {
                     unmounted volumes=[disk other], unattached volumes=[disk], failed to process volumes=[other]: ";
     assert!(message.starts_with(expected), "{message}");
     world.until(&agent, "the node is told to take fewer", count(4)).await;
-    assert!(driver.acts().is_empty(), "{:?}", driver.acts());
+    assert!(driver.mutating_calls().is_empty(), "{:?}", driver.mutating_calls());
     drop(agent);
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::cluster::{NAMESPACE, World, a_moment, condition, pod, pod_of};
-use berth_testkit::{api_server::Logged, process::skips, scripted::Behaviour};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, condition, pod, pod_of};
+use berth_testkit::{api_server::RecordedRequest, process::skips, scripted::Behaviour};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_pod_ends_and_goes() {
@@ -13,14 +13,14 @@ async fn a_deleted_pod_ends_and_goes() {
     if skips("a_deleted_pod_ends_and_goes") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let created = world.run(pod("web"));
     world.until_ready(&agent, "web").await;
     let before = world.api.last();
     world.api.delete("pods", NAMESPACE, "web", Some(30));
     world.until_gone(&agent, "web").await;
     a_moment().await;
-    let asked = world.asked().since(before).at("pods", NAMESPACE, "web");
+    let asked = world.agent_requests().since(before).at("pods", NAMESPACE, "web");
     let deletes = asked.verb("delete");
     assert_eq!(deletes.len(), 1, "{asked}");
     let body = &deletes[0].body;
@@ -44,7 +44,7 @@ async fn a_pod_that_ends_slowly_tells_its_end_when_it_is_over() {
     if skips("a_pod_that_ends_slowly_tells_its_end_when_it_is_over") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let settings = json!({"apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": "settings", "namespace": NAMESPACE}, "data": {"colour": "blue"}});
     world.api.create(settings);
@@ -60,8 +60,9 @@ async fn a_pod_that_ends_slowly_tells_its_end_when_it_is_over() {
     let status = &ending["status"];
     assert_eq!((&status["phase"], condition(&ending, "Ready")), (&json!("Running"), "True"), "{status:#}");
     world.until_gone(&agent, "slow").await;
-    let told = world.asked().since(before).at("pods", NAMESPACE, "slow").sub("status");
-    let is_over = |logged: &Logged| ["Succeeded", "Failed"].iter().any(|end| logged.body["status"]["phase"] == *end);
+    let told = world.agent_requests().since(before).at("pods", NAMESPACE, "slow").sub("status");
+    let is_over =
+        |logged: &RecordedRequest| ["Succeeded", "Failed"].iter().any(|end| logged.body["status"]["phase"] == *end);
     let ends = told.filter(is_over);
     assert_eq!(ends.len(), 1, "{told}");
     let container = &ends[0].body["status"]["containerStatuses"][0];
@@ -81,7 +82,7 @@ async fn a_shorter_grace_cuts_a_longer_one_short() {
     if skips("a_shorter_grace_cuts_a_longer_one_short") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.ground.cri.behave("main", [Behaviour::stubborn()]);
     world.run(pod("stubborn"));
     world.until_ready(&agent, "stubborn").await;
@@ -105,7 +106,7 @@ async fn a_pod_deleted_by_force_is_stopped_and_its_name_is_free() {
     if skips("a_pod_deleted_by_force_is_stopped_and_its_name_is_free") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let old = world.run(pod("web"));
     world.until_ready(&agent, "web").await;
     world.api.delete("pods", NAMESPACE, "web", Some(0));
@@ -115,11 +116,11 @@ async fn a_pod_deleted_by_force_is_stopped_and_its_name_is_free() {
     let running = world.until_ready(&agent, "web").await;
     assert_eq!(running["metadata"]["uid"], new["metadata"]["uid"]);
     a_moment().await;
-    let writes = world.asked().since(before).at("pods", NAMESPACE, "web").verb("patch");
+    let writes = world.agent_requests().since(before).at("pods", NAMESPACE, "web").verb("patch");
     let taken = writes.filter(|logged| logged.code == Some(200));
     assert!(taken.iter().all(|logged| logged.body["metadata"]["uid"] == new["metadata"]["uid"]), "{writes}");
     assert!(writes.len() - taken.len() <= 1, "a write for the old one is not repeated\n{writes}");
-    let reads = world.asked().at("pods", NAMESPACE, "web").verb("get");
+    let reads = world.agent_requests().at("pods", NAMESPACE, "web").verb("get");
     assert!(reads.is_empty(), "of a pod that is gone a node may not even ask\n{reads}");
     drop(agent);
 }
@@ -129,14 +130,14 @@ async fn a_job_that_is_done_stays_until_somebody_deletes_it() {
     if skips("a_job_that_is_done_stays_until_somebody_deletes_it") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let created = world.run(pod_of("job", json!({"restartPolicy": "Never", "containers": [{"name": "main"}]})));
     world.until_ready(&agent, "job").await;
     world.end(&created, 0);
     let done = world.until_pod(&agent, "job", "has Succeeded", |pod| pod["status"]["phase"] == "Succeeded").await;
     assert_eq!(done["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 0);
     a_moment().await;
-    assert!(world.asked().at("pods", NAMESPACE, "job").verb("delete").is_empty());
+    assert!(world.agent_requests().at("pods", NAMESPACE, "job").verb("delete").is_empty());
     world.api.delete("pods", NAMESPACE, "job", None);
     assert!(world.pod("job").is_none(), "what is over goes at once");
     drop(agent);
@@ -148,7 +149,7 @@ async fn a_finalizer_holds_the_object_and_not_us() {
     if skips("a_finalizer_holds_the_object_and_not_us") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let mut held = pod("held");
     held["metadata"]["finalizers"] = json!(["example.com/held"]);
     world.run(held);
@@ -160,7 +161,12 @@ async fn a_finalizer_holds_the_object_and_not_us() {
         })
         .await;
     a_moment().await;
-    assert_eq!(world.asked().at("pods", NAMESPACE, "held").verb("delete").len(), 1, "{}", world.asked());
+    assert_eq!(
+        world.agent_requests().at("pods", NAMESPACE, "held").verb("delete").len(),
+        1,
+        "{}",
+        world.agent_requests()
+    );
     world.api.patch(
         "pods",
         NAMESPACE,

@@ -5,9 +5,9 @@ use std::fs;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, a_moment, condition, pod, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, condition, pod, pod_of};
 use berth_testkit::{
-    api_server::Logged,
+    api_server::RecordedRequest,
     process::{Agent, NODE, skips},
 };
 
@@ -19,7 +19,7 @@ fn burstable(name: &str) -> Value {
     pod_of(name, json!({"containers": [{"name": "main", "resources": requests}]}))
 }
 
-async fn until_node(world: &World, agent: &Agent, kind: &str, status: &str) {
+async fn until_node(world: &ClusterFixture, agent: &Agent, kind: &str, status: &str) {
     let what = format!("{kind} is {status}");
     let holds = |node: &Value| condition(node, kind) == status;
     world.until(agent, &what, |seen| seen.object("nodes", "", NODE).is_some_and(|node| holds(&node))).await;
@@ -30,7 +30,7 @@ async fn until_counted(agent: &Agent, signal: &str, count: f64) {
     agent.until(&format!("{series} is {count}"), async || agent.metric(&series).await == Some(count)).await;
 }
 
-fn reasons(world: &World, of: &str) -> Vec<String> {
+fn reasons(world: &ClusterFixture, of: &str) -> Vec<String> {
     let events = world.api.all("events");
     let of = events.iter().filter(|event| event["involvedObject"]["name"] == of);
     of.filter_map(|event| event["reason"].as_str().map(str::to_owned)).collect()
@@ -42,7 +42,7 @@ async fn a_node_short_of_memory_lets_a_pod_go() {
     if skips("a_node_short_of_memory_lets_a_pod_go") {
         return;
     }
-    let (mut world, agent) = World::joined().await;
+    let (mut world, agent) = ClusterFixture::joined().await;
     let created = world.run(burstable("web"));
     world.until_ready(&agent, "web").await;
     agent.kill().await;
@@ -63,7 +63,7 @@ async fn a_node_short_of_memory_lets_a_pod_go() {
     assert_eq!((&target["message"], &target["observedGeneration"]), (&json!(message), &json!(1)), "{target:#}");
     world.ground.until("nothing of it runs", &agent, |cri| cri.running("web", "main").is_empty()).await;
     a_moment().await;
-    let asked = world.asked().since(before).at("pods", NAMESPACE, "web");
+    let asked = world.agent_requests().since(before).at("pods", NAMESPACE, "web");
     let told = asked.sub("status").filter(|logged| logged.body["status"]["phase"] == "Failed");
     assert_eq!(told.codes(), [200], "{asked}");
     assert!(asked.verb("delete").is_empty(), "{asked}");
@@ -99,7 +99,7 @@ async fn a_node_short_of_memory_lets_a_pod_go() {
 }
 
 /// Mounts a tmpfs of that size with that much free space on the agent's root directory.
-fn small_disk(world: &World, size: usize, left: usize) {
+fn small_disk(world: &ClusterFixture, size: usize, left: usize) {
     let root = world.home.root();
     let options = format!("size={size},mode=750");
     mount(Some("tmpfs"), &root, Some("tmpfs"), MsFlags::empty(), Some(options.as_str())).expect("mounted");
@@ -107,7 +107,7 @@ fn small_disk(world: &World, size: usize, left: usize) {
 }
 
 /// Writes a file of that size into a pod's volume.
-fn write_into(world: &World, pod: &Value, volume: &str, size: usize) {
+fn write_into(world: &ClusterFixture, pod: &Value, volume: &str, size: usize) {
     let uid = pod["metadata"]["uid"].as_str().expect("a uid");
     let place = world.home.root().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir").join(volume);
     fs::write(place.join("data"), vec![1_u8; size]).expect("the volume is there");
@@ -126,7 +126,7 @@ async fn of_a_full_disk_one_pod_goes_where_one_suffices() {
     if skips("of_a_full_disk_one_pod_goes_where_one_suffices") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = ClusterFixture::new().await;
     world.home = world.home.with(json!({
         "evictionHard": {"nodefs.available": "20Mi"}, "evictionPressureTransitionPeriod": "2s",
         "volumeStatsAggPeriod": "1s"}));
@@ -145,7 +145,7 @@ async fn of_a_full_disk_one_pod_goes_where_one_suffices() {
     let start = "The node was low on resource: ephemeral-storage. Threshold quantity: 20Mi, available: ";
     assert!(message.starts_with(start), "{message}");
     // The condition may be cleared by now: the log of requests proves that it was reported.
-    let told = |logged: &Logged| {
+    let told = |logged: &RecordedRequest| {
         let conditions = logged.body["status"]["conditions"].as_array();
         conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "DiskPressure" && c["status"] == "True"))
     };
@@ -168,7 +168,7 @@ async fn a_volume_that_is_too_large_ends_its_pod() {
     if skips("a_volume_that_is_too_large_ends_its_pod") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = ClusterFixture::new().await;
     world.home = world.home.with(json!({"volumeStatsAggPeriod": "1s"}));
     let agent = world.start().await;
     let greedy = world.run(with_volume("greedy", json!({"sizeLimit": "1Mi"})));
@@ -193,7 +193,7 @@ async fn a_pod_that_a_user_evicts_keeps_its_reason() {
     if skips("a_pod_that_a_user_evicts_keeps_its_reason") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let mut held = pod("web");
     held["metadata"]["finalizers"] = json!(["example.com/held"]);
     let created = world.run(held);
@@ -206,7 +206,7 @@ async fn a_pod_that_a_user_evicts_keeps_its_reason() {
     let is_let_go = |pod: &Value| pod["metadata"]["deletionGracePeriodSeconds"] == 0;
     let over = world.until_pod(&agent, "web", "is ours no more", is_let_go).await;
     a_moment().await;
-    let asked = world.asked().since(before).at("pods", NAMESPACE, "web");
+    let asked = world.agent_requests().since(before).at("pods", NAMESPACE, "web");
     let deletes = asked.verb("delete");
     assert_eq!(deletes.len(), 1, "{asked}");
     assert_eq!(deletes[0].body["preconditions"]["uid"], created["metadata"]["uid"], "{asked}");

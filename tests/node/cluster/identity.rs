@@ -8,9 +8,9 @@ use berth::certificates::Validity;
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, a_moment, kubectl::open_world, pod};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, kubectl::open_world, pod};
 use berth_testkit::{
-    api_server::Logged,
+    api_server::RecordedRequest,
     main_port::MainPort,
     process::{NODE, manifest, skips},
     scripted::Behaviour,
@@ -23,7 +23,7 @@ async fn a_serving_certificate_comes_from_the_cluster() {
     if skips("a_serving_certificate_comes_from_the_cluster") {
         return;
     }
-    let (mut world, port): (World, MainPort) = open_world().await;
+    let (mut world, port): (ClusterFixture, MainPort) = open_world().await;
     world.home = world.home.with(json!({"serverTLSBootstrap": true, "tlsCertFile": "", "tlsPrivateKeyFile": ""}));
     let agent = world.start().await;
     // The test API server's scheduler binds it.
@@ -41,7 +41,7 @@ async fn a_serving_certificate_comes_from_the_cluster() {
         .await;
     assert_eq!(world.api.all(CSRS).len(), 1, "one is enough");
     assert_eq!(world.ground.cri.count("stop_podsandbox"), 0);
-    assert!(world.asked().at("pods", NAMESPACE, "a").verb("delete").is_empty());
+    assert!(world.agent_requests().at("pods", NAMESPACE, "a").verb("delete").is_empty());
     drop(agent);
 }
 
@@ -51,10 +51,10 @@ async fn a_client_certificate_is_replaced() {
     if skips("a_client_certificate_is_replaced") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = ClusterFixture::new().await;
     let (user, groups) = (format!("system:node:{NODE}"), ["system:nodes"]);
     let pair = world.home.path().join("client.pem");
-    let put = |world: &World| {
+    let put = |world: &ClusterFixture| {
         let issued = world.api.client(&user, &groups, 5);
         let draft = pair.with_extension("draft");
         std::fs::write(&draft, issued.certificate + &issued.key).expect("written");
@@ -68,7 +68,7 @@ async fn a_client_certificate_is_replaced() {
     let agent = world.start().await;
     world.run(pod("a"));
     world.until_ready(&agent, "a").await;
-    let old = world.asked().last().expect("it asked").serial.clone();
+    let old = world.agent_requests().last().expect("it asked").serial.clone();
     assert!(!old.is_empty());
     let before = world.api.last();
     put(&world);
@@ -77,7 +77,7 @@ async fn a_client_certificate_is_replaced() {
             seen.log().since(before).by(&user).iter().any(|logged| logged.serial != old)
         })
         .await;
-    let renewed = |logged: &berth_testkit::api_server::Logged| logged.serial != old && logged.verb == "watch";
+    let renewed = |logged: &berth_testkit::api_server::RecordedRequest| logged.serial != old && logged.verb == "watch";
     world
         .until(&agent, "pods are watched with it", |seen| {
             seen.log().since(before).of("pods").iter().any(|logged| renewed(logged))
@@ -85,7 +85,7 @@ async fn a_client_certificate_is_replaced() {
         .await;
     world.run(pod("b"));
     world.until_ready(&agent, "b").await;
-    let asked = world.asked().since(before);
+    let asked = world.agent_requests().since(before);
     assert!(asked.verb("list").is_empty(), "{asked}");
     assert!(asked.codes().iter().all(|code| *code != 401), "{asked}");
     drop(agent);
@@ -96,7 +96,7 @@ async fn a_serving_certificate_that_is_denied_is_asked_for_again() {
     if skips("a_serving_certificate_that_is_denied_is_asked_for_again") {
         return;
     }
-    let (mut world, port): (World, MainPort) = open_world().await;
+    let (mut world, port): (ClusterFixture, MainPort) = open_world().await;
     world.home = world.home.with(json!({"serverTLSBootstrap": true, "tlsCertFile": "", "tlsPrivateKeyFile": ""}));
     let agent = world.start().await;
     let name = |csr: &serde_json::Value| csr["metadata"]["name"].as_str().expect("a name").to_owned();
@@ -126,7 +126,7 @@ async fn a_client_certificate_is_rotated_before_it_ends() {
     let agent = world.start().await;
     world.run(pod("a"));
     world.until_ready(&agent, "a").await;
-    let asked = world.asked();
+    let asked = world.agent_requests();
     let old = asked.iter().map(|logged| logged.serial.clone()).find(|serial| !serial.is_empty()).expect("it has one");
     world
         .until(&agent, "it asks for the next", |seen| {
@@ -150,7 +150,7 @@ async fn a_client_certificate_is_rotated_before_it_ends() {
             seen.log().of("leases.coordination.k8s.io").verb("update").iter().any(|logged| is_other(logged, &old))
         })
         .await;
-    let shown: Vec<u64> = world.asked().iter().filter(|l| l.serial == old).map(|l| l.connection).collect();
+    let shown: Vec<u64> = world.agent_requests().iter().filter(|l| l.serial == old).map(|l| l.connection).collect();
     agent
         .until("no connection shows the old one", async || {
             !world.api.connections().iter().any(|open| shown.contains(&open.id) && !open.is_ended())
@@ -158,7 +158,7 @@ async fn a_client_certificate_is_rotated_before_it_ends() {
         .await;
     world.run(pod("b"));
     world.until_ready(&agent, "b").await;
-    let asked = world.asked();
+    let asked = world.agent_requests();
     assert!(asked.verb("list").of("pods").is_empty(), "watches are resumed\n{asked}");
     assert!(asked.codes().iter().all(|code| *code != 401), "{asked}");
     assert_eq!(world.ground.cri.count("stop_podsandbox"), 0);
@@ -192,7 +192,7 @@ async fn a_client_certificate_that_ran_out_is_replaced_while_pods_run() {
         })
         .await;
     assert!(world.pod("ends").is_some(), "nobody could tell its end");
-    let believed = world.asked().since(expired).filter(|logged| logged.code != Some(401));
+    let believed = world.agent_requests().since(expired).filter(|logged| logged.code != Some(401));
     assert!(believed.is_empty(), "{believed}");
 
     let csr = pending(&world.api.all(CSRS)).expect("it waits");
@@ -204,7 +204,7 @@ async fn a_client_certificate_that_ran_out_is_replaced_while_pods_run() {
         })
         .await;
     assert!(!agent.has_ended(), "it is the same process");
-    let asked = world.asked().since(expired);
+    let asked = world.agent_requests().since(expired);
     assert!(asked.verb("list").of("pods").is_empty(), "watches are resumed\n{asked}");
     assert_eq!(world.ground.cri.count("start_container"), started);
     assert_eq!(world.ground.cri.running("stays", "main").len(), 1);
@@ -233,7 +233,7 @@ async fn a_node_that_was_off_for_too_long_comes_back() {
     agent.until_log("Failed while requesting a signed certificate from the control plane").await;
     a_moment().await;
     assert!(!agent.has_ended(), "{}", agent.log_end());
-    assert!(world.asked().since(before).is_empty(), "{}", world.asked().since(before));
+    assert!(world.agent_requests().since(before).is_empty(), "{}", world.agent_requests().since(before));
     assert_eq!(world.ground.cri.running("a", "main").len(), 1, "nothing is stopped on half a knowledge");
 
     std::fs::write(&bootstrap, text).expect("written");
@@ -244,8 +244,8 @@ async fn a_node_that_was_off_for_too_long_comes_back() {
 }
 
 /// A node that joins with a token and rotates its certificate, and its bootstrap kubeconfig.
-async fn rotating() -> (World, PathBuf) {
-    let mut world = World::new().await;
+async fn rotating() -> (ClusterFixture, PathBuf) {
+    let mut world = ClusterFixture::new().await;
     world.api.rules(|rules| rules.certificates_live = Some(SignedDuration::from_secs(LIFE)));
     world.api.bootstrap_token("abcdef.0123456789abcdef", SignedDuration::from_hours(1));
     let bootstrap = world.api.bootstrap_kubeconfig("abcdef.0123456789abcdef");
@@ -266,7 +266,7 @@ fn pending(requests: &[Arc<Value>]) -> Option<String> {
 }
 
 /// The node's certificate, expired for a year.
-fn expired_pair(world: &World) -> String {
+fn expired_pair(world: &ClusterFixture) -> String {
     let year = SignedDuration::from_hours(365 * 24);
     let validity = Validity::days(world.api.now() - year, 1);
     let issued = world.api.authority.client(&user(), &["system:nodes"], validity).expect("a certificate");
@@ -280,6 +280,6 @@ fn user() -> String {
     format!("system:node:{NODE}")
 }
 
-fn is_other(logged: &Logged, old: &str) -> bool {
+fn is_other(logged: &RecordedRequest, old: &str) -> bool {
     logged.serial != old && logged.user == user()
 }

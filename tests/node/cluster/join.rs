@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::cluster::{World, a_moment, condition};
+use crate::cluster::{ClusterFixture, a_moment, condition};
 use berth_testkit::{
     api_server::{Effect, Fault},
     process::{NODE, manifest, skips},
@@ -13,9 +13,12 @@ use berth_testkit::{
 const CSRS: &str = "certificatesigningrequests.certificates.k8s.io";
 
 /// Log id of the first request of that kind.
-fn first(world: &World, verb: &str, resource: &str) -> u64 {
-    let found = world.asked().of(resource).verb(verb);
-    found.first().map(|logged| logged.id).unwrap_or_else(|| panic!("no {verb} {resource} in\n{}", world.asked()))
+fn first(world: &ClusterFixture, verb: &str, resource: &str) -> u64 {
+    let found = world.agent_requests().of(resource).verb(verb);
+    found
+        .first()
+        .map(|logged| logged.id)
+        .unwrap_or_else(|| panic!("no {verb} {resource} in\n{}", world.agent_requests()))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -24,7 +27,7 @@ async fn a_node_joins_in_order() {
     if skips("a_node_joins_in_order") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world
         .until(&agent, "a lease", |seen| seen.object("leases.coordination.k8s.io", "kube-node-lease", NODE).is_some())
         .await;
@@ -32,15 +35,19 @@ async fn a_node_joins_in_order() {
     let node = world.api.get("nodes", "", NODE).expect("registered");
     let lease = world.api.get("leases.coordination.k8s.io", "kube-node-lease", NODE).expect("made");
     assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], node["metadata"]["uid"]);
-    assert!(first(&world, "watch", "nodes") < first(&world, "create", "nodes"), "{}", world.asked());
+    assert!(first(&world, "watch", "nodes") < first(&world, "create", "nodes"), "{}", world.agent_requests());
     assert!(
         first(&world, "create", "nodes") < first(&world, "create", "leases.coordination.k8s.io"),
         "{}",
-        world.asked()
+        world.agent_requests()
     );
-    assert!(first(&world, "watch", "nodes") < first(&world, "watch", "pods"), "{}", world.asked());
-    assert!(world.asked().iter().all(|logged| logged.agent().starts_with("kubelet/v1.36")), "{}", world.asked());
-    let refused = world.asked().filter(|logged| logged.code == Some(403));
+    assert!(first(&world, "watch", "nodes") < first(&world, "watch", "pods"), "{}", world.agent_requests());
+    assert!(
+        world.agent_requests().iter().all(|logged| logged.agent().starts_with("kubelet/v1.36")),
+        "{}",
+        world.agent_requests()
+    );
+    let refused = world.agent_requests().filter(|logged| logged.code == Some(403));
     assert!(refused.is_empty(), "{refused}");
     for (kind, status) in
         [("MemoryPressure", "False"), ("DiskPressure", "False"), ("PIDPressure", "False"), ("Ready", "True")]
@@ -62,7 +69,7 @@ async fn a_node_that_exists_is_taken_over() {
     if skips("a_node_that_exists_is_taken_over") {
         return;
     }
-    let world = World::new().await;
+    let world = ClusterFixture::new().await;
     world.api.create(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE,
         "labels": {"custom": "kept"}}, "spec": {"podCIDR": "10.1.0.0/24"}}));
     let forbidden = Effect::status(403, "Forbidden", "nodes is forbidden");
@@ -71,7 +78,7 @@ async fn a_node_that_exists_is_taken_over() {
     let node = world.api.get("nodes", "", NODE).expect("there");
     let labels = &node["metadata"]["labels"];
     assert_eq!((&labels["custom"], &labels["kubernetes.io/os"]), (&json!("kept"), &json!("linux")), "{node:#}");
-    assert_eq!(world.asked().of("nodes").verb("create").len(), 1, "{}", world.asked());
+    assert_eq!(world.agent_requests().of("nodes").verb("create").len(), 1, "{}", world.agent_requests());
     drop(agent);
 }
 
@@ -81,12 +88,12 @@ async fn a_server_that_fails_is_asked_again_and_again() {
     if skips("a_server_that_fails_is_asked_again_and_again") {
         return;
     }
-    let world = World::new().await;
+    let world = ClusterFixture::new().await;
     world.api.fault(
         Fault::new(Effect::status(500, "InternalError", "etcdserver: leader changed")).on("create", "nodes").times(3),
     );
     let agent = world.start().await;
-    let posts = world.asked().of("nodes").verb("create");
+    let posts = world.agent_requests().of("nodes").verb("create");
     assert_eq!(posts.codes(), [500, 500, 500, 201], "{posts}");
     let pauses: Vec<Duration> = posts.windows(2).map(|pair| pair[1].begun - pair[0].begun).collect();
     for (pause, least) in pauses.iter().zip([200, 400, 800]) {
@@ -101,7 +108,8 @@ async fn a_token_becomes_a_certificate() {
     if skips("a_token_becomes_a_certificate") {
         return;
     }
-    let Newcomer { world, kubeconfig, pki } = Newcomer::new(json!({"rotateCertificates": true})).await;
+    let BootstrappingNode { world, kubeconfig, pki } =
+        BootstrappingNode::new(json!({"rotateCertificates": true})).await;
     let agent = world.start().await;
     let log = world.api.log();
     let requests = log.of("certificatesigningrequests.certificates.k8s.io").verb("create");
@@ -119,7 +127,8 @@ async fn pods_of_manifests_do_not_wait_for_a_first_certificate() {
     if skips("pods_of_manifests_do_not_wait_for_a_first_certificate") {
         return;
     }
-    let Newcomer { world, kubeconfig, pki } = Newcomer::new(json!({"rotateCertificates": false})).await;
+    let BootstrappingNode { world, kubeconfig, pki } =
+        BootstrappingNode::new(json!({"rotateCertificates": false})).await;
     world.api.rules(|rules| rules.approver = None);
     world.home.put_pod(&manifest("web"));
     let agent = world.home.start().await;
@@ -147,15 +156,15 @@ async fn pods_of_manifests_do_not_wait_for_a_first_certificate() {
 }
 
 /// A node with a bootstrap token and no certificate.
-struct Newcomer {
-    world: World,
+struct BootstrappingNode {
+    world: ClusterFixture,
     kubeconfig: PathBuf,
     pki: PathBuf,
 }
 
-impl Newcomer {
+impl BootstrappingNode {
     async fn new(config: Value) -> Self {
-        let mut world = World::new().await;
+        let mut world = ClusterFixture::new().await;
         world.api.create(bootstrap_secret());
         let bootstrap = world.api.bootstrap_kubeconfig("abcdef.0123456789abcdef");
         let kubeconfig = world.home.path().join("kubelet.conf");

@@ -14,7 +14,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::cluster::{NAMESPACE, World, pod};
+use crate::cluster::{ClusterFixture, NAMESPACE, pod};
 use berth_testkit::{
     main_port::MainPort,
     process::{Agent, NODE, skips},
@@ -25,8 +25,8 @@ use berth_testkit::{
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// A node whose main port is open to the API server.
-pub async fn open_world() -> (World, MainPort) {
-    let (mut world, port) = (World::new().await, MainPort::new());
+pub async fn open_world() -> (ClusterFixture, MainPort) {
+    let (mut world, port) = (ClusterFixture::new().await, MainPort::new());
     let callers = port.path("callers.crt");
     std::fs::write(&callers, world.api.authority_pem()).expect("written");
     let mut fields = port.webhook_fields();
@@ -42,14 +42,14 @@ pub async fn open_world() -> (World, MainPort) {
 }
 
 struct Cluster {
-    world: World,
+    world: ClusterFixture,
     agent: Agent,
     _port: MainPort,
 }
 
 /// Result of a call.
 #[derive(Debug)]
-struct Told {
+struct CommandOutput {
     code: Option<i32>,
     out: String,
     err: String,
@@ -79,14 +79,14 @@ impl Cluster {
         command.spawn().expect("kubectl starts")
     }
 
-    async fn kubectl(&self, args: &[&str], input: &str) -> Told {
+    async fn kubectl(&self, args: &[&str], input: &str) -> CommandOutput {
         let mut child = self.spawn(args);
         let mut stdin = child.stdin.take().expect("a pipe");
         let _ = stdin.write_all(input.as_bytes()).await; // kubectl may not read its stdin
         drop(stdin);
         let output = timeout(LIMIT, child.wait_with_output()).await.expect("kubectl ends").expect("it ran");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Told { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+        CommandOutput { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
     /// Output of a successful call.
@@ -131,7 +131,7 @@ async fn kubectl_applies_reads_and_deletes() {
     let told = cluster.says(&["delete", "pod", "web", "--grace-period=5"], "").await;
     assert!(told.starts_with("pod \"web\" deleted"), "{told}");
     assert!(cluster.world.pod("web").is_none(), "it waits for the end");
-    let deletes = cluster.world.asked().since(before).of("pods").verb("delete");
+    let deletes = cluster.world.agent_requests().since(before).of("pods").verb("delete");
     assert_eq!(deletes.len(), 1, "{deletes}");
     let missing = cluster.kubectl(&["get", "pod", "web"], "").await;
     assert!(missing.code == Some(1) && missing.err.contains("NotFound"), "{missing:?}");

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::cluster::{NAMESPACE, World, a_moment};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment};
 use berth_testkit::process::{NODE, manifest, manifest_of, skips};
 
 const NAME: &str = "web-test-node";
@@ -13,7 +13,7 @@ async fn a_static_pod_has_a_mirror_that_can_be_deleted_in_vain() {
     if skips("a_static_pod_has_a_mirror_that_can_be_deleted_in_vain") {
         return;
     }
-    let world = World::new().await;
+    let world = ClusterFixture::new().await;
     world.home.put_pod(&manifest("web"));
     let agent = world.start().await;
     let mirror = world.until_ready(&agent, NAME).await;
@@ -34,7 +34,7 @@ async fn a_static_pod_has_a_mirror_that_can_be_deleted_in_vain() {
             |pod: &serde_json::Value| pod["metadata"]["uid"] != old && pod["metadata"]["deletionTimestamp"].is_null();
         world.until_pod(&agent, NAME, "is there again", is_new).await;
         world.until_ready(&agent, NAME).await;
-        let deletes = world.asked().at("pods", NAMESPACE, NAME).verb("delete");
+        let deletes = world.agent_requests().at("pods", NAMESPACE, NAME).verb("delete");
         if grace > 0 {
             let body = &deletes.last().expect("what the user asked for is done").body;
             assert_eq!((&body["gracePeriodSeconds"], &body["preconditions"]["uid"]), (&json!(0), &old), "{deletes}");
@@ -45,7 +45,7 @@ async fn a_static_pod_has_a_mirror_that_can_be_deleted_in_vain() {
         }
     }
     let uid = world.pod(NAME).expect("a mirror")["metadata"]["uid"].clone();
-    let told = world.asked().at("pods", NAMESPACE, NAME).sub("status");
+    let told = world.agent_requests().at("pods", NAMESPACE, NAME).sub("status");
     assert!(
         told.iter()
             .all(|logged| logged.body["metadata"]["uid"] != metadata["annotations"]["kubernetes.io/config.hash"])
@@ -75,7 +75,7 @@ async fn a_mirror_goes_with_its_node_and_comes_with_the_next() {
     if skips("a_mirror_goes_with_its_node_and_comes_with_the_next") {
         return;
     }
-    let world = World::new().await;
+    let world = ClusterFixture::new().await;
     world.home.put_pod(&manifest("web"));
     let agent = world.start().await;
     world.until_ready(&agent, NAME).await;
@@ -101,14 +101,14 @@ async fn a_static_pod_that_may_have_no_mirror_runs_all_the_same() {
     if skips("a_static_pod_that_may_have_no_mirror_runs_all_the_same") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = ClusterFixture::new().await;
     world.home = world.home.with(json!({"featureGates": {"PreventStaticPodAPIReferences": false}}));
     world.home.put_pod(&manifest_of("web", json!({"serviceAccountName": "x", "containers": [{"name": "main"}]})));
     let agent = world.start().await;
     agent.until_ready("web").await;
     world.until(&agent, "the mirror is refused", |seen| !seen.log().of("pods").verb("create").is_empty()).await;
     a_moment().await;
-    let posts = world.asked().of("pods").verb("create");
+    let posts = world.agent_requests().of("pods").verb("create");
     assert_eq!(posts.codes(), [403], "{posts}");
     drop(agent);
 }

@@ -8,18 +8,18 @@ mod claims;
 mod connections;
 mod csi;
 mod deletion;
+mod duplicate_names;
 mod eviction;
+mod faulty_server;
 mod identity;
 mod join;
 mod kubectl;
+mod log_warnings;
+mod malformed_objects;
 mod mirrors;
-mod names;
-mod odd_objects;
-mod odd_server;
 mod offline;
 mod outage;
 mod probes;
-mod quiet;
 mod resize;
 mod restart;
 mod shutdown;
@@ -30,9 +30,9 @@ mod volumes;
 use std::{sync::Arc, time::Duration};
 
 use berth_testkit::{
-    api_server::{ApiServer, Requests, Seen},
-    ground::Ground,
+    api_server::{ApiServer, ConditionContext, Requests},
     process::{Agent, Home, NODE, PATIENCE, manifest_of},
+    scripted_server::ScriptedServer,
 };
 use serde_json::{Value, json};
 
@@ -40,19 +40,19 @@ use serde_json::{Value, json};
 const NAMESPACE: &str = "default";
 
 /// A cluster of one node.
-pub struct World {
+pub struct ClusterFixture {
     /// Control plane; it knows the node's credentials.
     pub api: ApiServer,
     /// Scripted runtime.
-    pub ground: Ground,
+    pub ground: ScriptedServer,
     /// Files and configuration of the node's agent.
     pub home: Home,
 }
 
-impl World {
+impl ClusterFixture {
     /// Creates a cluster without a running agent.
     pub async fn new() -> Self {
-        let (api, ground) = (ApiServer::start().await, Ground::new().await);
+        let (api, ground) = (ApiServer::start().await, ScriptedServer::new().await);
         let kubeconfig = api.node_kubeconfig(NODE);
         let home = ground
             .home()
@@ -92,8 +92,8 @@ impl World {
     }
 
     /// Waits until the server meets a condition; prints the end of the agent's log if it does not.
-    pub async fn until(&self, agent: &Agent, what: &str, holds: impl Fn(&Seen<'_>) -> bool) {
-        let _told = Told(agent);
+    pub async fn until(&self, agent: &Agent, what: &str, holds: impl Fn(&ConditionContext<'_>) -> bool) {
+        let _told = PrintLogOnPanic(agent);
         self.api.wait_until(what, PATIENCE, holds).await;
     }
 
@@ -131,15 +131,15 @@ impl World {
     }
 
     /// Requests of the agent.
-    pub fn asked(&self) -> Requests {
+    pub fn agent_requests(&self) -> Requests {
         self.api.log().by(&format!("system:node:{NODE}"))
     }
 }
 
 /// Prints the end of the agent's log when a test fails during a wait.
-struct Told<'a>(&'a Agent);
+struct PrintLogOnPanic<'a>(&'a Agent);
 
-impl Drop for Told<'_> {
+impl Drop for PrintLogOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the agent's log ends:\n{}", self.0.log_end());

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, a_moment, pod, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, pod, pod_of};
 use berth_testkit::process::{Agent, NODE, skips, unmount_below};
 
 /// A secret that must not be stored in plain text, and its base64 form in the API.
@@ -16,14 +16,14 @@ const SECRET: &str = "swordfish";
 const ENCODED: &str = "c3dvcmRmaXNo";
 
 /// A node that keeps a checkpoint of its last-known pods.
-struct Keeping {
-    world: World,
+struct CheckpointingNode {
+    world: ClusterFixture,
     key: PathBuf,
 }
 
-impl Keeping {
+impl CheckpointingNode {
     async fn new() -> Self {
-        let mut world = World::new().await;
+        let mut world = ClusterFixture::new().await;
         let (key, settings) = (world.home.path().join("offline.key"), world.home.path().join("berth.yaml"));
         let this = |world| Self { world, key: key.clone() };
         fs::write(&settings, json!({"offlinePods": {"keyFile": key, "patienceSeconds": 1}}).to_string())
@@ -81,7 +81,7 @@ async fn after_a_reboot_without_a_server_the_last_known_pods_run() {
     if skips("after_a_reboot_without_a_server_the_last_known_pods_run") {
         return;
     }
-    let keeping = Keeping::new().await;
+    let keeping = CheckpointingNode::new().await;
     let world = &keeping.world;
     world.api.create(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings",
         "namespace": NAMESPACE}, "data": {"colour": "blue"}}));
@@ -102,7 +102,7 @@ async fn after_a_reboot_without_a_server_the_last_known_pods_run() {
         assert_eq!(holding(&world.home.root(), text), Vec::<PathBuf>::new(), "{text}");
     }
 
-    world.api.go().await;
+    world.api.take_offline().await;
     world.api.delete("pods", NAMESPACE, "moved", Some(0));
     let agent = world.home.start().await;
     keeping.until_runs(&agent, "user").await;
@@ -116,7 +116,7 @@ async fn after_a_reboot_without_a_server_the_last_known_pods_run() {
 
     let (started, kept, before) =
         (world.ground.cri.count("start_container"), world.ground.cri.running("user", "main"), world.api.last());
-    world.api.come_back().await;
+    world.api.bring_online().await;
     world
         .ground
         .until("who was deleted meanwhile is ended", &agent, |cri| cri.running("moved", "main").is_empty())
@@ -130,7 +130,7 @@ async fn after_a_reboot_without_a_server_the_last_known_pods_run() {
     a_moment().await;
     assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
     assert_eq!(world.ground.cri.running("user", "main"), kept);
-    let asked = world.asked().since(before).of("pods");
+    let asked = world.agent_requests().since(before).of("pods");
     assert_eq!((asked.verb("list").len(), asked.verb("watch").len()), (0, 1), "{asked}");
     drop(agent);
 }
@@ -146,13 +146,13 @@ async fn what_was_kept_and_cannot_be_read_costs_no_pod() {
     if skips("what_was_kept_and_cannot_be_read_costs_no_pod") {
         return;
     }
-    let keeping = Keeping::new().await;
+    let keeping = CheckpointingNode::new().await;
     let world = &keeping.world;
     let mut agent = world.start().await;
     world.run(pod("a"));
     world.until_ready(&agent, "a").await;
     keeping.reboots(agent).await;
-    world.api.go().await;
+    world.api.take_offline().await;
     let content = fs::read(keeping.file()).expect("kept");
     let mut changed = content.clone();
     *changed.last_mut().expect("not empty") ^= 1;
@@ -173,12 +173,12 @@ async fn what_was_kept_and_cannot_be_read_costs_no_pod() {
     }
 
     agent = world.home.start().await;
-    world.api.come_back().await;
+    world.api.bring_online().await;
     keeping.until_runs(&agent, "a").await;
     let restarted = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"] == 1;
     world.until_pod(&agent, "a", "tells its restart", restarted).await;
     keeping.reboots(agent).await;
-    world.api.go().await;
+    world.api.take_offline().await;
     agent = world.home.start().await;
     keeping.until_runs(&agent, "a").await;
     assert!(!agent.log().contains("Cannot use the last-known pods"), "it was kept anew");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cluster::{NAMESPACE, World, a_moment, pod};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, pod};
 use berth_testkit::{
     api_server::{Effect, Fault},
     process::{NODE, skips},
@@ -16,20 +16,20 @@ async fn pods_live_on_while_nobody_answers() {
     if skips("pods_live_on_while_nobody_answers") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let pods: Vec<_> = ["a", "b", "c"].map(|name| world.run(pod(name))).into();
     for name in ["a", "b", "c"] {
         world.until_ready(&agent, name).await;
     }
     let (sandboxes, started) = (world.ground.cri.count("run_podsandbox"), world.ground.cri.count("start_container"));
-    world.api.go().await;
+    world.api.take_offline().await;
     world.end(&pods[0], 1);
     world.ground.until("what ended is restarted", &agent, |cri| cri.count("start_container") == started + 1).await;
     a_moment().await;
     world.api.delete("pods", NAMESPACE, "c", Some(0));
     assert_eq!(world.ground.cri.count("stop_podsandbox"), 0, "nothing is stopped on half a knowledge");
     let before = world.api.last();
-    world.api.come_back().await;
+    world.api.bring_online().await;
     world
         .until(&agent, "the lease is renewed", |seen| {
             seen.log().since(before).at(LEASES, "kube-node-lease", NODE).iter().any(|logged| logged.code == Some(200))
@@ -40,7 +40,7 @@ async fn pods_live_on_while_nobody_answers() {
         .await;
     world.ground.until("who was deleted meanwhile is stopped", &agent, |cri| cri.count("stop_podsandbox") > 0).await;
     assert_eq!(world.ground.cri.count("run_podsandbox"), sandboxes, "nobody else is touched");
-    let asked = world.asked().since(before);
+    let asked = world.agent_requests().since(before);
     assert!(asked.at("pods", NAMESPACE, "b").verb("patch").is_empty(), "what did not change is not told\n{asked}");
     assert!(asked.verb("list").is_empty(), "{asked}");
     drop(agent);
@@ -52,7 +52,7 @@ async fn one_answer_that_never_comes_holds_up_nobody_else() {
     if skips("one_answer_that_never_comes_holds_up_nobody_else") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.api.fault(Fault::new(Effect::Hang).on("patch", "pods").name("^stuck$").always());
     world.run(pod("stuck"));
     let names: Vec<String> = (0..20).map(|i| format!("pod-{i}")).collect();
@@ -71,7 +71,7 @@ async fn a_watch_that_breaks_is_resumed_where_it_was() {
     if skips("a_watch_that_breaks_is_resumed_where_it_was") {
         return;
     }
-    let world = World::new().await;
+    let world = ClusterFixture::new().await;
     world.api.fault(Fault::new(Effect::Truncate(3, 20)).on("watch", "pods"));
     let agent = world.start().await;
     world.until(&agent, "pods are watched", |seen| !seen.log().of("pods").verb("watch").is_empty()).await;
@@ -82,7 +82,7 @@ async fn a_watch_that_breaks_is_resumed_where_it_was() {
     for name in ["a", "b", "c", "d"] {
         world.until_ready(&agent, name).await;
     }
-    let asked = world.asked().since(before);
+    let asked = world.agent_requests().since(before);
     assert!(!asked.of("pods").verb("watch").is_empty() && asked.verb("list").is_empty(), "{asked}");
     drop(agent);
 }
@@ -93,10 +93,10 @@ async fn a_black_hole_costs_neither_the_lease_nor_the_watches() {
     if skips("a_black_hole_costs_neither_the_lease_nor_the_watches") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.until(&agent, "a lease", |seen| seen.object(LEASES, "kube-node-lease", NODE).is_some()).await;
     for connection in world.api.connections() {
-        connection.black(true);
+        connection.set_black_hole(true);
     }
     let before = world.api.last();
     let begun = std::time::Instant::now();
@@ -115,7 +115,7 @@ async fn a_black_hole_costs_neither_the_lease_nor_the_watches() {
     println!("pods are watched again {:?} after the black hole began", begun.elapsed());
     assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
     world.until_ready(&agent, "new").await;
-    let asked = world.asked().since(before);
+    let asked = world.agent_requests().since(before);
     assert!(asked.verb("list").is_empty(), "{asked}");
     drop(agent);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, a_moment, condition, pod, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, condition, pod, pod_of};
 use berth_testkit::{
     process::{Agent, skips},
     scripted::{Behaviour, Fault},
@@ -28,7 +28,7 @@ fn probed(name: &str, mut container: Value) -> Value {
     pod_of(name, json!({"terminationGracePeriodSeconds": 500, "containers": [container]}))
 }
 
-impl World {
+impl ClusterFixture {
     /// Sets whether a probe's command passes from now on.
     fn let_exec(&self, command: &str, passes: bool) {
         let (code, output) = if passes { (0, "") } else { (1, "no") };
@@ -54,7 +54,7 @@ async fn readiness_is_told_as_it_changes() {
     if skips("readiness_is_told_as_it_changes") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.let_exec("ready", false);
     world.run(probed("web", json!({"readinessProbe": exec("ready", often())})));
     world.until_event(&agent, "Unhealthy", "Readiness probe failed: no").await;
@@ -74,7 +74,7 @@ async fn startup_comes_first_and_restarts_what_does_not_start() {
     if skips("startup_comes_first_and_restarts_what_does_not_start") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.let_exec("up", false);
     world.let_exec("alive", false);
     let startup = exec("up", json!({"periodSeconds": 1, "failureThreshold": 2}));
@@ -95,7 +95,7 @@ async fn a_container_that_is_not_alive_has_its_probes_own_grace() {
     if skips("a_container_that_is_not_alive_has_its_probes_own_grace") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let liveness = json!({"periodSeconds": 1, "failureThreshold": 1, "terminationGracePeriodSeconds": 5});
     world.run(probed("ill", json!({"livenessProbe": exec("alive", liveness)})));
     world.until_ready(&agent, "ill").await;
@@ -114,7 +114,7 @@ async fn a_probe_that_hangs_holds_up_nobody() {
     if skips("a_probe_that_hangs_holds_up_nobody") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.ground.cri.fault("exec_sync", "stuck", Fault::Hang, None);
     let both = || json!({"readinessProbe": exec("ready", often()), "livenessProbe": exec("alive", often())});
     world.run(probed("stuck", both()));
@@ -137,7 +137,7 @@ async fn a_restart_of_the_agent_keeps_what_is_ready() {
     if skips("a_restart_of_the_agent_keeps_what_is_ready") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let seldom = || json!({"periodSeconds": 30, "failureThreshold": 1});
     world.run(probed("web", json!({"startupProbe": exec("up", often()), "readinessProbe": exec("ready", seldom())})));
     world.run(probed("other", json!({"readinessProbe": exec("other", seldom())})));
@@ -156,7 +156,7 @@ async fn a_restart_of_the_agent_keeps_what_is_ready() {
         .until(&agent, "the node is looked after again", |seen| !seen.log().since(before).of("nodes").is_empty())
         .await;
     a_moment().await;
-    let writes = world.asked().since(before).of("pods").verb("patch");
+    let writes = world.agent_requests().since(before).of("pods").verb("patch");
     assert!(writes.is_empty(), "{writes}");
     // The probe still runs.
     world.let_exec("other", false);
@@ -170,7 +170,7 @@ async fn a_pod_that_ends_tells_that_it_is_not_ready() {
     if skips("a_pod_that_ends_tells_that_it_is_not_ready") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.ground.cri.behave("web/main", [Behaviour::stubborn()]);
     world
         .run(probed("web", json!({"readinessProbe": exec("ready", often()), "livenessProbe": exec("alive", often())})));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{NAMESPACE, World, a_moment, condition, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, condition, pod_of};
 use berth_testkit::{
     process::{Agent, NODE, container, skips},
     scripted::Fault,
@@ -23,7 +23,7 @@ fn cpu_of(cpu: &str) -> Value {
     json!({"requests": {"cpu": cpu, "memory": "32Mi"}, "limits": {"cpu": cpu, "memory": "32Mi"}})
 }
 
-impl World {
+impl ClusterFixture {
     /// Changes the resources of the container `main`, as a user does.
     fn resize(&self, name: &str, resources: &Value) {
         let patch = json!({"spec": {"containers": [{"name": "main", "resources": resources}]}});
@@ -34,7 +34,7 @@ impl World {
     /// Blocks UpdateContainerResources calls until the token is canceled.
     fn hold_updates(&self) -> CancellationToken {
         let go = CancellationToken::new();
-        self.ground.cri.fault("update_container", "", Fault::Held(go.clone()), None);
+        self.ground.cri.fault("update_container", "", Fault::Blocked(go.clone()), None);
         go
     }
 
@@ -92,7 +92,7 @@ async fn a_resize_is_told_before_and_after_it_is_carried_out() {
     if skips("a_resize_is_told_before_and_after_it_is_carried_out") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.run(sized("web", "100m"));
     world.until_ready(&agent, "web").await;
     a_moment().await;
@@ -115,7 +115,7 @@ async fn a_resize_is_told_before_and_after_it_is_carried_out() {
     let text = format!("Pod resize completed: {}", summary(&cpu_of("200m"), 2));
     world.until_event(&agent, "ResizeCompleted", &text).await;
     a_moment().await;
-    let patches = world.asked().since(before).at("pods", NAMESPACE, "web").sub("status").verb("patch");
+    let patches = world.agent_requests().since(before).at("pods", NAMESPACE, "web").sub("status").verb("patch");
     assert!(patches.len() <= 3, "{patches}");
     let deleted = json!({"$patch": "delete", "type": IN_PROGRESS});
     let conditions = |index: usize| patches[index].body["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -133,7 +133,7 @@ async fn what_does_not_fit_waits_until_another_goes() {
     if skips("what_does_not_fit_waits_until_another_goes") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let all = world.milli_cpu();
     let (half, most) = (quantity(all / 2), quantity(all * 3 / 4));
     world.run(sized("other", &half));
@@ -177,7 +177,7 @@ async fn what_never_fits_here_is_infeasible() {
     if skips("what_never_fits_here_is_infeasible") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = ClusterFixture::new().await;
     world.home = world.home.with(json!({"featureGates": {"InPlacePodLevelResourcesVerticalScaling": false}}));
     let agent = world.start().await;
     let level = |cpu: &str| json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu}});
@@ -199,7 +199,7 @@ async fn a_resize_that_is_taken_back_is_carried_back() {
     if skips("a_resize_that_is_taken_back_is_carried_back") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.run(sized("web", "100m"));
     world.until_ready(&agent, "web").await;
     let go = world.hold_updates();
@@ -217,7 +217,7 @@ async fn a_resize_outlives_the_agent() {
     if skips("a_resize_outlives_the_agent") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.run(sized("web", "100m"));
     world.until_ready(&agent, "web").await;
     let started = world.ground.cri.count("start_container");
@@ -236,7 +236,7 @@ async fn a_container_may_want_to_be_restarted() {
     if skips("a_container_may_want_to_be_restarted") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let memory =
         |size: &str| json!({"requests": {"cpu": "100m", "memory": size}, "limits": {"cpu": "100m", "memory": size}});
     let policy = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, a_moment, pod};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, pod};
 use berth_testkit::{
+    misbehaving_server::{Answer, Server},
     process::{NODE, PATIENCE, manifest, manifest_of, skips},
-    web::{Answer, Server},
 };
 
 /// Mirror pod of the static pod.
@@ -19,7 +19,7 @@ async fn a_restart_changes_nothing() {
     if skips("a_restart_changes_nothing") {
         return;
     }
-    let world = World::new().await;
+    let world = ClusterFixture::new().await;
     world.home.put_pod(&manifest("fixed"));
     let agent = world.start().await;
     let names: Vec<String> = (0..20).map(|i| format!("pod-{i}")).collect();
@@ -44,7 +44,7 @@ async fn a_restart_changes_nothing() {
     world.until_gone(&agent, "pod-1").await;
     world.ground.until("who was deleted meanwhile is stopped", &agent, |cri| cri.count("stop_podsandbox") >= 2).await;
     a_moment().await;
-    let asked = world.asked().since(before);
+    let asked = world.agent_requests().since(before);
     let others = asked.of("pods").filter(|logged| !["pod-0", "pod-1"].contains(&logged.name.as_str()));
     assert!(others.verb("patch").is_empty() && others.verb("get").is_empty(), "{others}");
     assert_eq!(same.iter().map(|name| version(&world, name)).collect::<Vec<_>>(), versions);
@@ -61,7 +61,7 @@ async fn a_restart_changes_nothing() {
     drop(agent);
 }
 
-fn version(world: &World, name: &str) -> Value {
+fn version(world: &ClusterFixture, name: &str) -> Value {
     world.pod(name).expect("there")["metadata"]["resourceVersion"].clone()
 }
 
@@ -71,7 +71,7 @@ async fn static_pods_that_are_probed_stay_ready() {
     if skips("static_pods_that_are_probed_stay_ready") {
         return;
     }
-    let world = World::new().await;
+    let world = ClusterFixture::new().await;
     let mut web = Server::start([Answer::Plain(200, "ok".to_owned())]).await;
     let port = web.port();
     let asked =
@@ -99,7 +99,7 @@ async fn static_pods_that_are_probed_stay_ready() {
     }
     world.until(&agent, "the node is looked after", |seen| seen.log().since(before).of("nodes").len() > 1).await;
     a_moment().await;
-    let writes = world.asked().since(before).of("pods");
+    let writes = world.agent_requests().since(before).of("pods");
     assert!(writes.verb("patch").is_empty() && writes.verb("get").is_empty(), "{writes}");
     assert!(writes.verb("create").is_empty() && writes.verb("delete").is_empty(), "{writes}");
     assert_eq!(version(&world, MIRROR), told);

@@ -9,9 +9,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::cluster::{World, condition, pod, pod_of};
+use crate::cluster::{ClusterFixture, condition, pod, pod_of};
 use berth_testkit::{
-    api_server::{Effect, Fault, Logged},
+    api_server::{Effect, Fault, RecordedRequest},
     process::{Home, NODE, PATIENCE, skips},
     scripted::Behaviour,
 };
@@ -22,7 +22,7 @@ async fn pods_leave_service_before_they_end() {
     if skips("pods_leave_service_before_they_end") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = ClusterFixture::new().await;
     let settings = world.home.path().join("berth.yaml");
     std::fs::write(&settings, "shutdown: {onTermination: true}\n").expect("written");
     let periods = json!({"shutdownGracePeriod": "600s", "shutdownGracePeriodCriticalPods": "300s"});
@@ -58,11 +58,11 @@ async fn pods_leave_service_before_they_end() {
         }
     };
     timeout(Duration::from_secs(60), stops).await.expect("it is told to stop");
-    let is_told = |logged: &Logged| {
+    let is_told = |logged: &RecordedRequest| {
         let mut conditions = logged.body["status"]["conditions"].as_array().into_iter().flatten();
         logged.name == "web" && conditions.any(|c| c["type"] == "Ready" && c["status"] == "False")
     };
-    let told = world.asked().since(before).of("pods").sub("status").filter(is_told);
+    let told = world.agent_requests().since(before).of("pods").sub("status").filter(is_told);
     let calls = world.ground.cri.calls();
     let stopped = calls.iter().find(|call| call.op == "stop_container" && call.target == "web/main").expect("told");
     let heard = told.first().and_then(|logged| logged.ended).expect("answered");
@@ -88,7 +88,7 @@ async fn the_end_of_killed_pods_is_told_before_critical_ones_are_touched() {
     if skips("the_end_of_killed_pods_is_told_before_critical_ones_are_touched") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = ClusterFixture::new().await;
     let settings = world.home.path().join("berth.yaml");
     std::fs::write(&settings, "shutdown: {onTermination: true}\n").expect("written");
     // The middle priority class has no pods: its time is available for the final status updates, however slow this
@@ -125,7 +125,12 @@ async fn the_end_of_killed_pods_is_told_before_critical_ones_are_touched() {
         let pod = world.pod(name).expect("there");
         assert_eq!((&pod["status"]["phase"], &pod["status"]["reason"]), (&json!("Failed"), &json!("Terminated")));
         assert_eq!(condition(&pod, "DisruptionTarget"), "True");
-        let writes = world.asked().since(before).of("pods").sub("status").filter(|logged: &Logged| logged.name == name);
+        let writes = world
+            .agent_requests()
+            .since(before)
+            .of("pods")
+            .sub("status")
+            .filter(|logged: &RecordedRequest| logged.name == name);
         let last: Option<Instant> = writes.iter().filter_map(|logged| logged.ended).max();
         assert!(last.expect("its end was told") <= touched, "{name}: a critical pod went first\n{writes}");
     }
@@ -145,7 +150,7 @@ async fn a_node_that_stays_after_all_is_ready_again() {
     if skips("a_node_that_stays_after_all_is_ready_again") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = ClusterFixture::new().await;
     let periods = json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"});
     world.home = world.home.environment("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/no/such/bus").with(periods);
     let agent = world.start().await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, a_moment, condition, pod, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, condition, pod, pod_of};
 use berth_testkit::{
     process::{NODE, skips},
     scripted::Fault,
@@ -16,7 +16,7 @@ async fn a_bound_pod_runs() {
     if skips("a_bound_pod_runs") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.until(&agent, "pods are watched", |seen| !seen.log().of("pods").verb("watch").is_empty()).await;
     let before = world.api.last();
     world.run(pod("web"));
@@ -26,7 +26,7 @@ async fn a_bound_pod_runs() {
     assert!(
         status["hostIP"].is_string(),
         "{}\n{:#}",
-        world.asked().at("pods", NAMESPACE, "web"),
+        world.agent_requests().at("pods", NAMESPACE, "web"),
         node["status"]["addresses"]
     );
     assert!(status["podIP"].is_string() && status["startTime"].is_string(), "{status:#}");
@@ -37,7 +37,7 @@ async fn a_bound_pod_runs() {
         assert_eq!(condition(&running, kind), "True", "{kind} in {status:#}");
     }
     a_moment().await;
-    let asked = world.asked().since(before);
+    let asked = world.agent_requests().since(before);
     let patches = asked.at("pods", NAMESPACE, "web").sub("status");
     assert!((1..=4).contains(&patches.len()), "{patches}");
     assert!(patches.iter().all(|logged| logged.verb == "patch" && logged.code == Some(200)), "{patches}");
@@ -59,7 +59,7 @@ async fn a_pod_tells_that_it_begins_before_it_runs() {
     if skips("a_pod_tells_that_it_begins_before_it_runs") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.ground.cri.fault("run_podsandbox", "web", Fault::Delay(Duration::from_secs(5)), Some(1));
     world.run(pod("web"));
     let begun = world
@@ -77,8 +77,10 @@ async fn a_pod_tells_that_it_begins_before_it_runs() {
     assert_eq!(running["status"]["observedGeneration"], 1);
     world.run(pod("neighbour"));
     world.until_ready(&agent, "neighbour").await;
-    let shared =
-        world.asked().at("configmaps", NAMESPACE, "kube-root-ca.crt").filter(|logged| logged.code == Some(200));
+    let shared = world
+        .agent_requests()
+        .at("configmaps", NAMESPACE, "kube-root-ca.crt")
+        .filter(|logged| logged.code == Some(200));
     assert_eq!(shared.verbs(), ["watch"], "one stream for both\n{shared}");
     drop(agent);
 }
@@ -89,7 +91,7 @@ async fn what_a_pod_refers_to_comes_into_its_environment_and_files() {
     if skips("what_a_pod_refers_to_comes_into_its_environment_and_files") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.api.create(
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": NAMESPACE},
                         "data": {"colour": "blue"}}),
@@ -109,7 +111,7 @@ async fn what_a_pod_refers_to_comes_into_its_environment_and_files() {
     let before = world.api.last();
     world.api.patch("configmaps", NAMESPACE, "settings", json!({"data": {"colour": "green"}}));
     agent.until("the file follows", async || std::fs::read_to_string(&file).is_ok_and(|text| text == "green")).await;
-    let asked = world.asked().since(before).filter(|logged| logged.resource == "configmaps");
+    let asked = world.agent_requests().since(before).filter(|logged| logged.resource == "configmaps");
     assert!(asked.is_empty(), "{asked}");
     drop(agent);
 }
@@ -127,7 +129,7 @@ async fn what_is_missing_is_waited_for() {
     if skips("what_is_missing_is_waited_for") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let spec = json!({"containers": [{"name": "main", "env": [
         {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "word", "key": "word"}}}]}]});
     world.run(pod_of("waits", spec));
@@ -155,13 +157,13 @@ async fn a_refused_pod_keeps_its_one_status() {
     if skips("a_refused_pod_keeps_its_one_status") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let forbidden = json!([{"name": "net.core.somaxconn", "value": "1024"}]);
     world.run(pod_of("refused", json!({"securityContext": {"sysctls": forbidden}, "containers": [{"name": "main"}]})));
     let is_refused = |pod: &Value| pod["status"]["reason"] == "SysctlForbidden" && pod["status"]["phase"] == "Failed";
     world.until_pod(&agent, "refused", "is refused", is_refused).await;
-    let is_told_of_once = |world: &World| {
-        let patches = world.asked().at("pods", NAMESPACE, "refused").verb("patch");
+    let is_told_of_once = |world: &ClusterFixture| {
+        let patches = world.agent_requests().at("pods", NAMESPACE, "refused").verb("patch");
         assert_eq!(patches.len(), 1, "{patches}");
         let status = &world.pod("refused").expect("there")["status"];
         assert!(status["containerStatuses"].is_null() && status["reason"] == "SysctlForbidden", "{status}");
@@ -184,7 +186,7 @@ async fn a_pod_with_resource_claims_is_not_begun() {
     if skips("a_pod_with_resource_claims_is_not_begun") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let claims = json!([{"name": "gpu", "resourceClaimName": "one"}]);
     world.run(pod_of("claims", json!({"resourceClaims": claims, "containers": [{"name": "main"}]})));
     let text = "Failed to prepare dynamic resources: resource claims are not supported by this release";
@@ -200,7 +202,7 @@ async fn a_start_that_fails_is_told_to_the_server() {
     if skips("a_start_that_fails_is_told_to_the_server") {
         return;
     }
-    let world = World::new().await;
+    let world = ClusterFixture::new().await;
     // A directory where a file is expected.
     std::fs::create_dir_all(world.home.root().join("allocated_pods_state")).expect("a directory");
     let mut agent = world.home.spawn();
@@ -219,7 +221,7 @@ async fn a_label_that_comes_after_its_pod_is_waited_for() {
     if skips("a_label_that_comes_after_its_pod_is_waited_for") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let wants = json!({"nodeSelector": {"zone": "a"}, "containers": [{"name": "main"}]});
     world.run(pod_of("early", wants));
     world.api.patch("nodes", "", NODE, json!({"metadata": {"labels": {"zone": "a"}}}));

@@ -9,7 +9,7 @@ use std::{
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, a_moment, pod_of, start::walk};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, pod_of, start::walk};
 use berth_testkit::{
     api_server::{Effect, Fault, Requests},
     process::{Agent, skips},
@@ -114,7 +114,7 @@ async fn a_token_outlives_its_server() {
     world.run(robot_pod("late"));
     agent.until_log("failed to fetch token: no tokens today").await;
     let started = world.ground.cri.count("start_container");
-    world.api.go().await;
+    world.api.take_offline().await;
     world.api.clear(fault);
     let (held, shape, link) = (read(&file), shape(&file), version(&file));
     agent.until_log("failed to fetch token: dial tcp").await;
@@ -126,7 +126,7 @@ async fn a_token_outlives_its_server() {
     assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted, and nothing starts without");
     assert_eq!(world.ground.cri.running("holder", "main").len(), 1);
 
-    world.api.come_back().await;
+    world.api.bring_online().await;
     agent.until("the token is renewed", async || read(&file) != held).await;
     world.until_ready(&agent, "late").await;
     assert_eq!(world.ground.cri.count("start_container"), started + 1, "each once");
@@ -134,14 +134,14 @@ async fn a_token_outlives_its_server() {
 }
 
 /// A node in a cluster with short-lived tokens.
-async fn robots() -> (World, Agent) {
-    let (world, agent) = World::joined().await;
+async fn robots() -> (ClusterFixture, Agent) {
+    let (world, agent) = ClusterFixture::joined().await;
     world.api.rules(|rules| rules.token_seconds = Some(LIFE));
     (world, agent)
 }
 
 /// Creates the pods' service account; returns its UID.
-fn create_account(world: &World) -> String {
+fn create_account(world: &ClusterFixture) -> String {
     let metadata = json!({"name": ACCOUNT, "namespace": NAMESPACE});
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata});
     world.api.create(account)["metadata"]["uid"].as_str().expect("a UID").to_owned()
@@ -152,12 +152,12 @@ fn robot_pod(name: &str) -> Value {
     pod_of(name, json!({"serviceAccountName": ACCOUNT, "securityContext": context, "containers": [{"name": "main"}]}))
 }
 
-fn run(world: &World, name: &str) -> Value {
+fn run(world: &ClusterFixture, name: &str) -> Value {
     (*world.run(robot_pod(name))).clone()
 }
 
 /// Path of the token of a running pod.
-async fn token_file(world: &World, agent: &Agent, name: &str, pod: &Value) -> PathBuf {
+async fn token_file(world: &ClusterFixture, agent: &Agent, name: &str, pod: &Value) -> PathBuf {
     world.until_ready(agent, name).await;
     let uid = pod["metadata"]["uid"].as_str().expect("a UID");
     walk(&world.home.root().join("pods").join(uid).join("volumes/kubernetes.io~projected"), "token")
@@ -190,7 +190,7 @@ fn issued_at(token: &str) -> i64 {
 }
 
 /// Token requests for that pod.
-fn asked(world: &World, pod: &Value) -> Requests {
-    let tokens = world.asked().of("serviceaccounts").sub("token");
+fn asked(world: &ClusterFixture, pod: &Value) -> Requests {
+    let tokens = world.agent_requests().of("serviceaccounts").sub("token");
     tokens.filter(|logged| logged.body["spec"]["boundObjectRef"]["uid"] == pod["metadata"]["uid"])
 }

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, World, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, pod_of};
 use berth_testkit::process::{Agent, skips};
 
 /// A pod whose container mounts these volumes.
@@ -24,7 +24,7 @@ fn settings(data: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": NAMESPACE}, "data": data})
 }
 
-fn folder(world: &World, pod: &Value, volume: &str) -> PathBuf {
+fn folder(world: &ClusterFixture, pod: &Value, volume: &str) -> PathBuf {
     let uid = pod["metadata"]["uid"].as_str().expect("a UID");
     world.home.root().join("pods").join(uid).join("volumes/kubernetes.io~configmap").join(volume)
 }
@@ -43,7 +43,7 @@ async fn a_change_reaches_all_who_mount_it_and_a_deletion_takes_nothing_away() {
     if skips("a_change_reaches_all_who_mount_it_and_a_deletion_takes_nothing_away") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     world.api.create(settings(json!({"colour": "red", "size": "large"})));
     let volumes = || json!([{"name": "files", "configMap": {"name": "settings"}}]);
     let mut pods = Vec::new();
@@ -85,7 +85,7 @@ async fn a_config_map_of_ten_thousand_keys_is_mounted() {
     if skips("a_config_map_of_ten_thousand_keys_is_mounted") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     // With the keys, this is 1 MiB but for a few bytes, the maximum size of a ConfigMap.
     let value = "v".repeat(95);
     let data = |first: &str| {
@@ -108,7 +108,7 @@ async fn what_goes_while_it_is_mounted_holds_up_its_pod_only() {
     if skips("what_goes_while_it_is_mounted_holds_up_its_pod_only") {
         return;
     }
-    let (world, agent) = World::joined().await;
+    let (world, agent) = ClusterFixture::joined().await;
     let missing = |optional: bool| json!([{"name": "files", "configMap": {"name": "settings", "optional": optional}}]);
     world.run(mounting("waits", missing(false)));
     let text = "MountVolume.SetUp failed for volume \"files\" : configmap \"settings\" not found";

@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::node::inside::{
-    NAMESPACE, NODE, PODS, World, counted, file, files, memory_of_the_machine, only, page, processes, property, scope,
-    shell, sized, slice, until,
+    ClusterFixture, NAMESPACE, NODE, PODS, counted, file, files, memory_of_the_machine, only, page, processes,
+    property, scope, shell, sized, slice, until,
 };
 use berth_testkit::process::{condition, container};
 
@@ -14,7 +14,7 @@ const WAITS: &str = "exec sleep 100000";
 const MEBI: u64 = 1 << 20;
 const NAMES: [&str; 3] = ["guaranteed", "burstable", "best-effort"];
 
-pub async fn pods_get_their_shares_of_the_unified_hierarchy(world: &World) {
+pub async fn pods_get_their_shares_of_the_unified_hierarchy(world: &ClusterFixture) {
     let limits = json!({"cpu": "500m", "memory": "32Mi"});
     world.run("guaranteed", sized(WAITS, json!({"requests": limits, "limits": limits})));
     let resources = json!({"requests": {"cpu": "250m", "memory": "16Mi"}, "limits": {"cpu": "417m", "memory": "48Mi"}});
@@ -78,7 +78,7 @@ pub async fn pods_get_their_shares_of_the_unified_hierarchy(world: &World) {
     assert_eq!(units, ["active", "active", "active"]);
 }
 
-pub async fn statistics_come_from_the_unified_hierarchy(world: &World) {
+pub async fn statistics_come_from_the_unified_hierarchy(world: &ClusterFixture) {
     let pod = world.pod("burstable");
     let (of_main, of_pod) = (scope(&pod), slice(&pod));
     let summary = until("the summary tells of the pod", async || {
@@ -132,7 +132,7 @@ pub async fn statistics_come_from_the_unified_hierarchy(world: &World) {
     assert_eq!(condition(&node, "MemoryPressure"), Some("False"));
 }
 
-pub async fn a_resize_reaches_groups_and_units(world: &World) {
+pub async fn a_resize_reaches_groups_and_units(world: &ClusterFixture) {
     let pod = world.pod("burstable");
     let (of_main, of_pod, before) = (scope(&pod), slice(&pod), processes(&pod));
     let resources = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": "16Mi"}, "limits": {"cpu": cpu, "memory": memory}});

@@ -14,9 +14,9 @@ use futures::FutureExt;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::node::{end, groups, memory, pressure, service};
+use crate::node::{groups, memory, pressure, service, shutdown};
 use berth_testkit::{
-    api_server::{ApiServer, Seen},
+    api_server::{ApiServer, ConditionContext},
     process::{condition, get, is_ready, manifest_of},
 };
 
@@ -34,7 +34,7 @@ const LOG: &str = "/t/kubelet.log";
 const GROUPS: &str = "/sys/fs/cgroup";
 const SETTINGS: &str = r#"{"embeddedRuntime": {"importDir": "/t/images", "network": {"mode": "builtin"}}}"#;
 
-type Check = fn(&World) -> Pin<Box<dyn Future<Output = ()> + '_>>;
+type Check = fn(&ClusterFixture) -> Pin<Box<dyn Future<Output = ()> + '_>>;
 
 macro_rules! checks {
     ($($room:ident::$name:ident)*) => {
@@ -56,8 +56,8 @@ checks! {
     pressure::of_short_memory_one_pod_goes
     pressure::of_pages_of_files_no_pod_has_to_go
     pressure::of_a_full_disk_one_pod_goes
-    end::a_soft_reboot_ends_pods
-    end::the_machine_waits_for_its_pods
+    shutdown::a_soft_reboot_ends_pods
+    shutdown::the_machine_waits_for_its_pods
 }
 
 /// Names of all checks, in order.
@@ -66,7 +66,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// A cluster of one node: this machine.
-pub struct World {
+pub struct ClusterFixture {
     /// The control plane.
     pub api: ApiServer,
 }
@@ -83,7 +83,7 @@ fn all() {
     runtime.block_on(async {
         // Ignores SIGTERM, to observe more of the machine's shutdown.
         let _lasts = signal(SignalKind::terminate()).expect("a signal");
-        let world = World::new().await;
+        let world = ClusterFixture::new().await;
         for (name, check) in CHECKS {
             let (begun, told) = (Instant::now(), fs::metadata(LOG).map_or(0, |log| log.len()));
             let is_good = AssertUnwindSafe(check(&world)).catch_unwind().await.is_ok();
@@ -101,7 +101,7 @@ fn log_since(position: u64) -> String {
     String::from_utf8_lossy(&log[usize::try_from(position).expect("a size").min(log.len())..]).into_owned()
 }
 
-impl World {
+impl ClusterFixture {
     async fn new() -> Self {
         let nodefs = "/var/lib/kubelet";
         fs::create_dir_all(nodefs).expect("a directory");
@@ -151,7 +151,7 @@ impl World {
     }
 
     /// Waits until the server meets a condition.
-    pub async fn until(&self, what: &str, holds: impl Fn(&Seen<'_>) -> bool) {
+    pub async fn until(&self, what: &str, holds: impl Fn(&ConditionContext<'_>) -> bool) {
         self.api.wait_until(what, PATIENCE, holds).await;
     }
 
@@ -181,7 +181,7 @@ impl World {
 
     /// Waits until a pod meets a condition, and returns it.
     pub async fn until_pod(&self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Arc<Value> {
-        let of_it = |seen: &Seen<'_>| seen.object("pods", NAMESPACE, name).is_some_and(|pod| holds(&pod));
+        let of_it = |seen: &ConditionContext<'_>| seen.object("pods", NAMESPACE, name).is_some_and(|pod| holds(&pod));
         self.until(&format!("{name} {what}"), of_it).await;
         self.pod(name)
     }

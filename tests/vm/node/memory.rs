@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use crate::node::inside::{World, counted, file, log, scope, sized, slice, until};
+use crate::node::inside::{ClusterFixture, counted, file, log, scope, sized, slice, until};
 use berth_testkit::process::container;
 
 /// A child process that allocates until it is killed.
@@ -16,7 +16,7 @@ fn limited(script: &str) -> Value {
     spec
 }
 
-pub async fn a_container_over_its_limit_ends_as_a_whole(world: &World) {
+pub async fn a_container_over_its_limit_ends_as_a_whole(world: &ClusterFixture) {
     world.run("whole", limited(&format!("{EATS} & while :; do sleep 1; done")));
     let is_over = |pod: &Value| pod["status"]["phase"] == "Failed";
     let pod = world.until_pod("whole", "is over", is_over).await;
@@ -28,7 +28,7 @@ pub async fn a_container_over_its_limit_ends_as_a_whole(world: &World) {
 }
 
 /// The agent runs with `singleProcessOOMKill` from the previous check.
-pub async fn a_process_over_the_limit_ends_alone(world: &World) {
+pub async fn a_process_over_the_limit_ends_alone(world: &ClusterFixture) {
     // AC-06a-22
     world.run("alone", limited(&format!("{EATS}; echo it ended with $?; exec sleep 100000")));
     let [pod] = world.until_ready(["alone"]).await;

@@ -2,12 +2,12 @@
 //!
 //! One virtual machine of the test kit is booted for all checks ([`boot`]). In it, this program is an API server and
 //! its user ([`inside`]), and checks the cgroups and evictions of busybox pods ([`groups`], [`memory`], [`pressure`]),
-//! the agent as a systemd service ([`service`]), and the shutdown of the machine ([`end`]).
+//! the agent as a systemd service ([`service`]), and the shutdown of the machine ([`shutdown`]).
 
 mod boot;
-mod end;
 mod groups;
 mod inside;
 mod memory;
 mod pressure;
 mod service;
+mod shutdown;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::node::inside::{NODE, World, counted, file, only, page, shell, sized, until};
+use crate::node::inside::{ClusterFixture, NODE, counted, file, only, page, shell, sized, until};
 
 const WAITS: &str = "exec sleep 100000";
 
@@ -22,7 +22,7 @@ fn requesting(memory: &str) -> Value {
 }
 
 /// Waits until a pod is evicted, and checks its status.
-async fn until_evicted(world: &World, name: &str, resource: &str, threshold: &str) -> Arc<Value> {
+async fn until_evicted(world: &ClusterFixture, name: &str, resource: &str, threshold: &str) -> Arc<Value> {
     let pod = world.until_pod(name, "is over", |pod| pod["status"]["phase"] == "Failed").await;
     let (status, message) = (&pod["status"], pod["status"]["message"].as_str().unwrap_or_default());
     let begin = format!("The node was low on resource: {resource}. Threshold quantity: {threshold}, available: ");
@@ -36,7 +36,7 @@ async fn until_evicted(world: &World, name: &str, resource: &str, threshold: &st
 }
 
 /// Waits until a new pod is rejected because of node pressure.
-async fn is_refused(world: &World, name: &str, condition: &str) {
+async fn is_refused(world: &ClusterFixture, name: &str, condition: &str) {
     world.run(name, only(shell(WAITS)));
     let pod = world.until_pod(name, "is refused", |pod| pod["status"]["phase"] == "Failed").await;
     let expected = format!("Pod was rejected: The node had condition: [{condition}]. ");
@@ -58,7 +58,7 @@ fn left() -> u64 {
     (told("memory.max") - used) >> 20
 }
 
-async fn stay<const N: usize>(world: &World, before: [Arc<Value>; N]) {
+async fn stay<const N: usize>(world: &ClusterFixture, before: [Arc<Value>; N]) {
     for pod in before {
         let name = pod["metadata"]["name"].as_str().expect("a name");
         let now = world.pod(name);
@@ -67,7 +67,7 @@ async fn stay<const N: usize>(world: &World, before: [Arc<Value>; N]) {
     }
 }
 
-pub async fn of_short_memory_one_pod_goes(world: &World) {
+pub async fn of_short_memory_one_pod_goes(world: &ClusterFixture) {
     // AC-05-14, AC-05-21
     let killed = counted("/kubepods.slice", "memory.events", "oom_kill");
     let before = evictions().await;
@@ -91,7 +91,7 @@ pub async fn of_short_memory_one_pod_goes(world: &World) {
 }
 
 /// Pages read more than once count as used (active file), but the kernel can reclaim them at any time.
-pub async fn of_pages_of_files_no_pod_has_to_go(world: &World) {
+pub async fn of_pages_of_files_no_pod_has_to_go(world: &ClusterFixture) {
     let before = evictions().await;
     let script = format!(
         "dd if=/dev/zero of=/data/file bs=1M count=40; sync; {} {WAITS}",
@@ -116,7 +116,7 @@ pub async fn of_pages_of_files_no_pod_has_to_go(world: &World) {
     world.remove(["reads", "holds"]).await;
 }
 
-pub async fn of_a_full_disk_one_pod_goes(world: &World) {
+pub async fn of_a_full_disk_one_pod_goes(world: &ClusterFixture) {
     let before = evictions().await;
     world.run("small", filling(&json!({}), 5, &json!({})));
     world.run("plain", only(shell(WAITS)));

@@ -7,7 +7,7 @@ use std::{fs, sync::Arc};
 use serde_json::{Value, json};
 
 use crate::node::inside::{
-    NODE, UNIT, World, directory, log, only, page, processes, property, shell, systemctl, until,
+    ClusterFixture, NODE, UNIT, directory, log, only, page, processes, property, shell, systemctl, until,
 };
 use berth_testkit::process::{container, get};
 
@@ -16,7 +16,7 @@ const COUNTS: &str = "n=0; while :; do echo count $n; n=$((n+1)); sleep 1; done"
 /// Name of the pod that must survive everything that happens to the agent.
 const LASTING: &str = "lasting";
 
-pub async fn the_packaged_unit_has_started_when_it_says_so(world: &World) {
+pub async fn the_packaged_unit_has_started_when_it_says_so(world: &ClusterFixture) {
     systemctl(&["start", "systemd-logind.service"]);
     systemctl(&["start", UNIT]);
     // AC-01-29: READY was sent, so no wait is needed here.
@@ -60,7 +60,7 @@ fn count(pod: &Value) -> u32 {
 }
 
 /// Asserts that the pod is unchanged and running under the new agent.
-async fn lives_on(world: &World, before: &Arc<Value>, pids: &[u32], had: u32) {
+async fn lives_on(world: &ClusterFixture, before: &Arc<Value>, pids: &[u32], had: u32) {
     until("the new agent answers", async || page("/pods").await).await;
     world.until_node("Ready", "True").await;
     let pod = world.pod(LASTING);
@@ -77,7 +77,7 @@ async fn lives_on(world: &World, before: &Arc<Value>, pids: &[u32], had: u32) {
     assert!(directory("/kubepods.slice").exists());
 }
 
-pub async fn a_restart_keeps_pods(world: &World) {
+pub async fn a_restart_keeps_pods(world: &ClusterFixture) {
     // AC-01-30
     world.run(LASTING, only(shell(COUNTS)));
     let [pod] = world.until_ready([LASTING]).await;
@@ -97,7 +97,7 @@ async fn until_started_again(times: &str) {
     .await;
 }
 
-pub async fn a_killed_agent_comes_back_to_its_pods(world: &World) {
+pub async fn a_killed_agent_comes_back_to_its_pods(world: &ClusterFixture) {
     let pod = world.pod(LASTING);
     let (pids, had) = (processes(&pod), count(&pod));
     systemctl(&["kill", "--kill-who=main", "--signal=KILL", UNIT]);
@@ -110,7 +110,7 @@ pub async fn a_killed_agent_comes_back_to_its_pods(world: &World) {
         .await;
 }
 
-pub async fn an_agent_that_does_not_turn_is_started_again(world: &World) {
+pub async fn an_agent_that_does_not_turn_is_started_again(world: &ClusterFixture) {
     let pod = world.pod(LASTING);
     let (pids, had) = (processes(&pod), count(&pod));
     systemctl(&["kill", "--kill-who=main", "--signal=STOP", UNIT]);

@@ -16,7 +16,9 @@ use std::{
 
 use async_trait::async_trait;
 use berth_metrics::{Registry, VolumeMetrics};
-use berth_ports::{Attached, ClaimedVolumes, NodeFacts, StorageError, StorageObjects, SystemClock, VolumeManager};
+use berth_ports::{
+    AttachedVolumes, ClaimedVolumes, NodeFacts, StorageError, StorageObjects, SystemClock, VolumeManager,
+};
 use berth_types::{Pod, api};
 use berth_volumes::{Credentials, Manager, NfsPlugin, ThisMachine, VolumesConfig, VolumesDeps};
 use futures::FutureExt;
@@ -28,7 +30,7 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-use berth_testkit::players::{NoApi, Recorder};
+use berth_testkit::port_fakes::{NoApi, Recorder};
 
 /// Timeout of steps that take moments; the machine is emulated.
 const PATIENCE: Duration = Duration::from_secs(75);
@@ -107,23 +109,23 @@ impl StorageObjects for NoClaims {
         Err(StorageError::NoClient)
     }
 
-    fn attached(&self) -> watch::Receiver<Attached> {
+    fn attached(&self) -> watch::Receiver<AttachedVolumes> {
         watch::channel(Some(Arc::default())).1
     }
 
-    fn moved(&self) -> watch::Receiver<u64> {
+    fn retry_signal(&self) -> watch::Receiver<u64> {
         watch::channel(0).1
     }
 }
 
 /// Volume manager of a node.
-struct Node {
+struct VolumesFixture {
     volumes: Arc<Manager>,
     events: Arc<Recorder>,
     _stop: DropGuard,
 }
 
-impl Node {
+impl VolumesFixture {
     fn new() -> Self {
         let (stop, events) = (CancellationToken::new(), Arc::new(Recorder::default()));
         fs::create_dir_all(ROOT).expect("a directory");
@@ -199,12 +201,12 @@ fn serve(threads: &str) {
 }
 
 async fn a_share_is_what_its_pod_writes_to() {
-    let (node, there) = (Node::new(), exported("one"));
+    let (node, there) = (VolumesFixture::new(), exported("one"));
     fs::set_permissions(&there, fs::Permissions::from_mode(0o2770)).expect("set");
     let pod = of_share("a", "/one");
     let (path, mode) = node.mount(&pod).await;
     assert!(is_mounted(&path) && mode == 0o2770, "{mode:o}");
-    let told = node.volumes.fullness(&path).await.expect("told");
+    let told = node.volumes.usage(&path).await.expect("told");
     assert!(told.capacity > 0 && told.used <= told.capacity, "{told:?}");
     fs::write(path.join("file"), "hello").expect("written");
     assert_eq!(fs::read_to_string(there.join("file")).expect("there"), "hello");
@@ -215,7 +217,7 @@ async fn a_share_is_what_its_pod_writes_to() {
 }
 
 async fn a_read_only_share_is_not_written_to() {
-    let node = Node::new();
+    let node = VolumesFixture::new();
     exported("two");
     let pod = pod("b", json!({"nfs": {"server": "127.0.0.1", "path": "/two", "readOnly": true}}));
     let (path, _) = node.mount(&pod).await;
@@ -239,7 +241,7 @@ async fn make_stale(there: &Path, mounted: &Path) {
 }
 
 async fn a_stale_share_goes_with_its_pod() {
-    let (node, there, pod) = (Node::new(), exported("three"), of_share("c", "/three"));
+    let (node, there, pod) = (VolumesFixture::new(), exported("three"), of_share("c", "/three"));
     let (path, _) = node.mount(&pod).await;
     make_stale(&there, &path).await;
     assert!(is_mounted(&path));
@@ -261,14 +263,14 @@ async fn a_stale_share_goes_with_its_pod() {
 
 async fn a_stale_share_of_an_agent_before_goes_too() {
     let (there, pod) = (exported("four"), of_share("d", "/four"));
-    let path = Node::new().mount(&pod).await.0;
+    let path = VolumesFixture::new().mount(&pod).await.0;
     make_stale(&there, &path).await;
-    Node::new().unmount(&pod).await;
+    VolumesFixture::new().unmount(&pod).await;
     assert!(!is_mounted(&path) && !path.exists());
 }
 
 async fn a_server_that_is_away_holds_up_its_own_pods_only() {
-    let node = Node::new();
+    let node = VolumesFixture::new();
     exported("five");
     let (held, late) = (of_share("e", "/five"), of_share("f", "/five"));
     let (path, _) = node.mount(&held).await;
@@ -289,7 +291,7 @@ async fn a_server_that_is_away_holds_up_its_own_pods_only() {
     node.mount(&other).await;
     node.mount(&held).await;
     node.unmount(&other).await;
-    let told = node.volumes.fullness(&path).await.expect_err("nobody can say");
+    let told = node.volumes.usage(&path).await.expect_err("nobody can say");
     assert!(told.ends_with("no end within 8s") || told.ends_with("context deadline exceeded"), "{told}");
     assert!(matches!(looked.try_recv(), Err(mpsc::TryRecvError::Empty)), "it hangs");
     assert!(!waiting.is_finished());

@@ -97,7 +97,7 @@ impl Fake {
     }
 
     /// Waits for a call with that prefix.
-    pub async fn asked(&self, beginning: &str) -> String {
+    pub async fn until_called(&self, beginning: &str) -> String {
         loop {
             let called = self.state.called.notified();
             if let Some(call) = self.state.calls.lock().expect("whole").iter().find(|c| c.starts_with(beginning)) {

@@ -14,10 +14,10 @@ use std::{
 };
 
 use berth_runtime::{
-    groups::KernelGroups,
-    launch::facts,
+    groups::CgroupfsGroups,
+    launch::inputs,
     ports::{Groups, Limits},
-    scopes::Scopes,
+    systemd_scopes::Scopes,
 };
 use berth_sys::cgroup::{
     GroupPath, Hierarchy,
@@ -172,7 +172,7 @@ fn a_scope_lives_as_long_as_somebody_is_in_it() {
         return;
     }
     let (_runtime, driver, on) = driver();
-    let kernel = KernelGroups::new(on.clone(), facts::Groups::V2 { options: String::new() }, true);
+    let kernel = CgroupfsGroups::new(on.clone(), inputs::Groups::V2 { options: String::new() }, true);
     let scopes = Scopes::new(kernel, driver.clone(), "/t/berth-shim".into());
     // The slice is created on demand, as critest requires.
     let group = scopes.name("/test.slice", "c1").expect("a slice");

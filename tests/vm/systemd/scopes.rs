@@ -4,10 +4,10 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
 
 use berth_proto::cri::LinuxContainerResources;
 use berth_runtime::{
-    groups::KernelGroups,
-    launch::facts,
+    groups::CgroupfsGroups,
+    launch::inputs,
     ports::{Groups, Limits},
-    scopes::Scopes,
+    systemd_scopes::Scopes,
 };
 use berth_sys::cgroup::systemd::Driver;
 
@@ -18,7 +18,7 @@ fn scopes(fake: &Fake) -> Arc<Scopes> {
     let program = fake.place.path().join("keeper");
     fs::write(&program, "#!/bin/sh\nexec cat\n").expect("written");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("executable");
-    let kernel = KernelGroups::new(fake.hierarchy(), facts::Groups::V2 { options: String::new() }, true);
+    let kernel = CgroupfsGroups::new(fake.hierarchy(), inputs::Groups::V2 { options: String::new() }, true);
     Arc::new(Scopes::new(kernel, Driver::new(fake.bus()), program))
 }
 

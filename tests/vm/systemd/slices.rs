@@ -149,12 +149,13 @@ async fn what_is_set_back_is_written_again() {
     second.ensure(&pod).await.expect("there");
     let stop = CancellationToken::new();
     let running = tokio::spawn(second.clone().run(stop.clone()));
-    fake.asked("SetUnitProperties kubepods.slice").await;
+    fake.until_called("SetUnitProperties kubepods.slice").await;
     fake.calls();
     for (file, value) in [("cpu.max", "max 100000"), ("memory.max", "max")] {
         fs::write(fake.path(&format!("{PATH}/{file}")), value).expect("written");
     }
-    let again = tokio::time::timeout(Duration::from_secs(5), fake.asked(&format!("SetUnitProperties {SLICE}"))).await;
+    let again =
+        tokio::time::timeout(Duration::from_secs(5), fake.until_called(&format!("SetUnitProperties {SLICE}"))).await;
     assert_eq!(
         again.expect("within a moment"),
         format!(

@@ -31,7 +31,7 @@ pub enum Verb {
 
 /// Request class: each has its own rate limit and deadline (spec 10 §2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Line {
+pub enum RequestClass {
     /// Every request that belongs to no other class.
     Main,
     /// Node status and lease: no rate limit, and a connection of its own.
@@ -65,7 +65,7 @@ pub struct Body {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Call {
     /// Request class, which selects rate limiter and connection.
-    pub line: Line,
+    pub line: RequestClass,
     /// Verb.
     pub verb: Verb,
     /// Resource type.
@@ -94,10 +94,10 @@ const JSON: &str = "application/json";
 const PATCH: &str = "application/strategic-merge-patch+json";
 
 impl Call {
-    /// Returns a call without a body, in class [`Line::Main`], with the default deadline of 60 s.
+    /// Returns a call without a body, in class [`RequestClass::Main`], with the default deadline of 60 s.
     pub fn new(verb: Verb, resource: Resource, namespace: &str, name: &str) -> Self {
         Self {
-            line: Line::Main,
+            line: RequestClass::Main,
             verb,
             resource,
             namespace: namespace.to_owned(),
@@ -138,7 +138,7 @@ impl Call {
 
     /// Sets the request class.
     #[must_use]
-    pub fn on(mut self, line: Line) -> Self {
+    pub fn on(mut self, line: RequestClass) -> Self {
         self.line = line;
         self
     }

@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-pub use call::{Body, Call, Line, Retries, Verb};
+pub use call::{Body, Call, RequestClass, Retries, Verb};
 pub use error::{ApiError, ApiStatus, Cause};
 pub use resource::Resource;
 pub use typed::{Typed, parse};

@@ -14,15 +14,15 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
-    ask::{AskError, Request},
     key::{Key, KeyError},
     kubeconfig::{self, Cluster, KubeconfigError},
     pair::Pair,
     request::Naming,
+    signing_request::{Request, SigningRequestError},
     store::{Store, StoreError},
     template::{Purpose, Template},
 };
-use crate::api::{ApiClient, ApiError, Call, Line, Resource};
+use crate::api::{ApiClient, ApiError, Call, RequestClass, Resource};
 use berth_ports::Clock;
 use berth_sys::atomic_file;
 
@@ -42,7 +42,7 @@ const MODE: u32 = 0o600;
 pub enum BootstrapError {
     /// No certificate was issued.
     #[error(transparent)]
-    Ask(#[from] AskError),
+    Ask(#[from] SigningRequestError),
     /// The key cannot be generated.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -99,8 +99,8 @@ pub async fn bootstrap(setup: Bootstrap) -> Result<(), BootstrapError> {
         info!(name = request.name(), "Waiting for client certificate to be issued");
         request.wait(&*setup.api).await
     });
-    let chain = asked.await.unwrap_or(Err(AskError::TimedOut))?;
-    let pair = Pair::join(&chain, &request.key()).map_err(AskError::Refused)?;
+    let chain = asked.await.unwrap_or(Err(SigningRequestError::TimedOut))?;
+    let pair = Pair::join(&chain, &request.key()).map_err(SigningRequestError::Refused)?;
     tokio::task::spawn_blocking(move || keep(&setup, &store, &pair)).await?
 }
 
@@ -137,7 +137,7 @@ fn key(store: &Store, own: &Path) -> Result<Key, BootstrapError> {
 async fn wait_until_healthy(api: &dyn ApiClient) {
     let until = Instant::now() + HEALTHY;
     while Instant::now() < until {
-        let call = Call::get(Resource::HEALTHZ, "", "").on(Line::Certificates).within(LOOK_LIMIT);
+        let call = Call::get(Resource::HEALTHZ, "", "").on(RequestClass::Certificates).within(LOOK_LIMIT);
         match timeout(LOOK_LIMIT, api.call(call)).await {
             // The body is "ok", which is not JSON.
             Ok(Ok(_) | Err(ApiError::Malformed(_))) => return,
@@ -217,7 +217,10 @@ mod tests {
         assert_eq!(asked, [(Verb::Get, "/healthz".to_owned()), (Verb::Create, path.clone()), (Verb::List, path)]);
         assert!(!temporary(&folder.path().join("pki")).exists());
         let now = Timestamp::from_second(DAY).expect("a time");
-        assert_eq!(kubeconfig::look(&folder.path().join("kubelet.conf"), now), super::super::Found::Valid);
+        assert_eq!(
+            kubeconfig::classify(&folder.path().join("kubelet.conf"), now),
+            super::super::KubeconfigState::Valid
+        );
 
         // Second run: the same key yields the same CSR, whose certificate is still valid.
         bootstrap(setup(folder.path(), api)).await.expect("a certificate");
@@ -266,7 +269,7 @@ mod tests {
         });
         let began = Instant::now();
         let told = bootstrap(setup(folder.path(), api)).await.expect_err("nobody").to_string();
-        assert_eq!(told, AskError::TimedOut.to_string());
+        assert_eq!(told, SigningRequestError::TimedOut.to_string());
         assert!(began.elapsed() >= LIMIT);
     }
 }

@@ -12,8 +12,8 @@ use tracing::{error, info};
 
 use super::{
     kubeconfig::{self, Kubeconfig, KubeconfigError},
-    manager::{CertificateState, IdentitySink, Manager, OpenApi, Parts, Seed},
-    plan::{self, BootstrapFile, ClientPath, Found, Rotation},
+    manager::{ApiConnector, CertificateState, IdentitySink, Manager, ManagerDeps, Seed},
+    plan::{self, BootstrapFile, ClientPath, KubeconfigState, Rotation},
     store::Store,
     template::{Purpose, Template},
 };
@@ -28,11 +28,11 @@ pub fn plan(rotation: Rotation, bootstrap: &Path, kubeconfig: &Path, now: Timest
         path if path.exists() => BootstrapFile::Given,
         _ => BootstrapFile::Missing,
     };
-    let found = kubeconfig::look(kubeconfig, now);
+    let found = kubeconfig::classify(kubeconfig, now);
     match (rotation, given, found) {
         (_, BootstrapFile::NotGiven, _) => {}
-        (Rotation::Off, _, Found::Valid) => info!("Kubeconfig exists and is valid, skipping bootstrap"),
-        (Rotation::On, BootstrapFile::Missing, Found::Unproven) => error!(
+        (Rotation::Off, _, KubeconfigState::Valid) => info!("Kubeconfig exists and is valid, skipping bootstrap"),
+        (Rotation::On, BootstrapFile::Missing, KubeconfigState::Unproven) => error!(
             kubeconfig = %kubeconfig.display(),
             bootstrap = %bootstrap.display(),
             "There is no client certificate that holds, and no bootstrap kubeconfig to get one with; \
@@ -67,7 +67,7 @@ pub struct ClientSetup {
     pub api: Arc<dyn ApiClient>,
     /// Opens a client for requests without a valid certificate: on the bootstrap kubeconfig, else on the kubeconfig
     /// itself with the credentials in it.
-    pub bootstrap: Option<OpenApi>,
+    pub bootstrap: Option<ApiConnector>,
     /// Receives each new pair: the transport.
     pub sink: Arc<dyn IdentitySink>,
     /// Wall clock.
@@ -88,7 +88,7 @@ impl ClientCertificates {
     pub async fn start(setup: ClientSetup, tasks: &TaskTracker, stop: CancellationToken) -> Self {
         let kubeconfig = setup.kubeconfig;
         let seed: Seed = Arc::new(move || Kubeconfig::read(&kubeconfig).ok()?.pair());
-        let parts = Parts {
+        let parts = ManagerDeps {
             store: Store::new(&setup.directory, Purpose::Client, None),
             seed: Some(seed),
             api: setup.api,

@@ -8,7 +8,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{leaf, pair::Pair, plan::Found};
+use super::{leaf, pair::Pair, plan::KubeconfigState};
 use crate::transport::{self, Source, User};
 use berth_sys::atomic_file;
 
@@ -98,11 +98,11 @@ impl Kubeconfig {
 }
 
 /// Classifies a kubeconfig: whether it loads, and whether its client certificate is valid at `now`.
-pub fn look(path: &Path, now: Timestamp) -> Found {
-    let Ok(kubeconfig) = Kubeconfig::read(path) else { return Found::NotValid };
+pub fn classify(path: &Path, now: Timestamp) -> KubeconfigState {
+    let Ok(kubeconfig) = Kubeconfig::read(path) else { return KubeconfigState::NotValid };
     match kubeconfig.pair() {
-        Some((pair, _)) if leaf::all_hold(&pair.certificate, now.as_second()) => Found::Valid,
-        _ => Found::Unproven,
+        Some((pair, _)) if leaf::all_hold(&pair.certificate, now.as_second()) => KubeconfigState::Valid,
+        _ => KubeconfigState::Unproven,
     }
 }
 
@@ -195,20 +195,20 @@ mod tests {
             format!("{{client-certificate-data: {}, client-key-data: {}}}", data(&pair.certificate), data(&pair.key));
         let (named, text) = ("{client-certificate: pair.pem, client-key: pair.pem}", kubeconfig);
         for (content, now, expected) in [
-            (text(&within), 10, Found::Valid),
-            (text(&within), DAY + 1, Found::Unproven),
-            (text(named), 10, Found::Valid),
-            (text("{client-certificate: none.pem, client-key: none.pem}"), 10, Found::Unproven),
-            (text("{token: t}"), 10, Found::Unproven),
-            (text(&within).replace("current-context: c", "current-context: x"), 10, Found::NotValid),
-            ("{".to_owned(), 10, Found::NotValid),
-            (String::new(), 10, Found::NotValid),
+            (text(&within), 10, KubeconfigState::Valid),
+            (text(&within), DAY + 1, KubeconfigState::Unproven),
+            (text(named), 10, KubeconfigState::Valid),
+            (text("{client-certificate: none.pem, client-key: none.pem}"), 10, KubeconfigState::Unproven),
+            (text("{token: t}"), 10, KubeconfigState::Unproven),
+            (text(&within).replace("current-context: c", "current-context: x"), 10, KubeconfigState::NotValid),
+            ("{".to_owned(), 10, KubeconfigState::NotValid),
+            (String::new(), 10, KubeconfigState::NotValid),
         ] {
             let path = folder.path().join("kubeconfig");
             fs::write(&path, &content).expect("written");
-            assert_eq!(look(&path, at(now)), expected, "{content}");
+            assert_eq!(classify(&path, at(now)), expected, "{content}");
         }
-        assert_eq!(look(&folder.path().join("none"), at(10)), Found::NotValid);
+        assert_eq!(classify(&folder.path().join("none"), at(10)), KubeconfigState::NotValid);
         let path = folder.path().join("kubeconfig");
         for (content, origin) in [(text(&within), Origin::Data), (text(named), Origin::Files)] {
             fs::write(&path, content).expect("written");

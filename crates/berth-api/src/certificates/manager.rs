@@ -17,13 +17,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::{
-    ask::{AskError, Request},
     key::Key,
     kubeconfig::Origin,
     leaf::Leaf,
     pair::Pair,
     request::Naming,
     schedule::{Due, due, retry, server_answers},
+    signing_request::{Request, SigningRequestError},
     store::Store,
     template::{Purpose, Template},
 };
@@ -67,7 +67,7 @@ impl IdentitySink for Identity {
 
 /// Opens a client on configuration that is reread each time. The client serves one attempt: see
 /// [`passing`](super::passing).
-pub type OpenApi =
+pub type ApiConnector =
     Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Arc<dyn ApiClient>, String>> + Send>> + Send + Sync>;
 
 /// Source of an initial pair besides the store: the kubeconfig. Blocking.
@@ -87,7 +87,7 @@ pub struct CertificateState {
 }
 
 /// Dependencies of a manager.
-pub struct Parts {
+pub struct ManagerDeps {
     /// Certificate store on disk.
     pub store: Store,
     /// Source of an initial pair where the store has none.
@@ -95,7 +95,7 @@ pub struct Parts {
     /// Client for requests with a valid certificate.
     pub api: Arc<dyn ApiClient>,
     /// Opens a client for requests without a valid certificate.
-    pub bootstrap: Option<OpenApi>,
+    pub bootstrap: Option<ApiConnector>,
     /// Wall clock.
     pub clock: Arc<dyn Clock>,
     /// Metrics.
@@ -108,11 +108,11 @@ pub struct Parts {
 
 /// Rotation task of one certificate.
 pub struct Manager {
-    parts: Parts,
+    parts: ManagerDeps,
     purpose: Purpose,
     templates: watch::Receiver<Option<Template>>,
     state: watch::Sender<CertificateState>,
-    held: Option<Held>,
+    held: Option<CurrentPair>,
     /// Whether the current pair is replaced regardless of its age.
     is_forced: bool,
     pending: Option<Request>,
@@ -121,7 +121,7 @@ pub struct Manager {
 }
 
 /// Current pair.
-struct Held {
+struct CurrentPair {
     pair: Arc<Pair>,
     leaf: Leaf,
     /// Position of the renewal time within its window, 0..1.
@@ -130,7 +130,7 @@ struct Held {
 
 impl Manager {
     /// Loads the current pair and publishes it.
-    pub async fn open(purpose: Purpose, parts: Parts, templates: watch::Receiver<Option<Template>>) -> Self {
+    pub async fn open(purpose: Purpose, parts: ManagerDeps, templates: watch::Receiver<Option<Template>>) -> Self {
         let mut manager = Self {
             parts,
             purpose,
@@ -155,11 +155,11 @@ impl Manager {
         tokio::select! {
             biased;
             () = stop.cancelled() => {}
-            () = self.turns() => {}
+            () = self.run_loop() => {}
         }
     }
 
-    async fn turns(&mut self) {
+    async fn run_loop(&mut self) {
         loop {
             self.refresh().await;
             let template = self.templates.borrow_and_update().clone();
@@ -195,7 +195,7 @@ impl Manager {
         if self.held.as_ref().is_some_and(|held| held.leaf.is_expired(now)) {
             error!(purpose = ?self.purpose, "The certificate has expired");
             self.absent = Instant::now();
-            self.show(None);
+            self.publish(None);
         }
         if self.held.is_some() {
             return;
@@ -204,7 +204,7 @@ impl Manager {
         let found = tokio::task::spawn_blocking(move || find(&store, seed.as_deref(), at)).await;
         let Ok(Some((pair, leaf, is_forced))) = found else { return };
         self.is_forced = is_forced;
-        self.show(Some((pair, leaf)));
+        self.publish(Some((pair, leaf)));
     }
 
     /// Runs one request until it succeeds, fails, times out, or the template changes.
@@ -215,7 +215,7 @@ impl Manager {
         let outcome = tokio::select! {
             biased;
             () = differs(&mut templates, &template) => return,
-            outcome = timeout(limit, self.issue(template.clone())) => outcome.unwrap_or(Err(AskError::TimedOut)),
+            outcome = timeout(limit, self.issue(template.clone())) => outcome.unwrap_or(Err(SigningRequestError::TimedOut)),
         };
         match outcome {
             Ok(pair) => self.take(pair).await,
@@ -224,34 +224,34 @@ impl Manager {
     }
 
     /// Requests a certificate and waits for it. The request stays in `pending`.
-    async fn issue(&mut self, template: Template) -> Result<(Pair, Leaf), AskError> {
+    async fn issue(&mut self, template: Template) -> Result<(Pair, Leaf), SigningRequestError> {
         let now = self.now();
         let request = match self.pending.take().filter(|pending| pending.template == template) {
             Some(pending) => pending,
             None => {
-                let key = Key::generate().map_err(|e| AskError::Own(e.to_string()))?;
+                let key = Key::generate().map_err(|e| SigningRequestError::Own(e.to_string()))?;
                 Request::new(template.clone(), key, Naming::Rotation)?
             }
         };
         let request = self.pending.insert(request);
         let mut client = match (&self.held, &self.parts.bootstrap) {
-            (None, Some(open)) => open().await.map_err(AskError::Own)?,
+            (None, Some(open)) => open().await.map_err(SigningRequestError::Own)?,
             _ => self.parts.api.clone(),
         };
         match (request.make(&*client, now).await, &self.parts.bootstrap) {
             // The certificate was revoked or the authority replaced: the bootstrap credentials may still be valid.
-            (Err(AskError::Create(error)), Some(open)) if error.code() == 401 && self.held.is_some() => {
-                client = open().await.map_err(|_| AskError::Create(error))?;
+            (Err(SigningRequestError::Create(error)), Some(open)) if error.code() == 401 && self.held.is_some() => {
+                client = open().await.map_err(|_| SigningRequestError::Create(error))?;
                 request.make(&*client, now).await?;
             }
             (outcome, _) => outcome?,
         }
         self.state.send_modify(|state| state.server_answers = true);
         let chain = request.wait(&*client).await?;
-        let pair = Pair::join(&chain, &request.key()).map_err(AskError::Refused)?;
+        let pair = Pair::join(&chain, &request.key()).map_err(SigningRequestError::Refused)?;
         match pair.leaf().filter(|leaf| leaf.covers(&template) && !leaf.is_expired(now)) {
             Some(leaf) => Ok((pair, leaf)),
-            None => Err(AskError::Refused("the certificate does not say what was asked for".to_owned())),
+            None => Err(SigningRequestError::Refused("the certificate does not say what was asked for".to_owned())),
         }
     }
 
@@ -269,13 +269,13 @@ impl Manager {
             }
         }
         (self.pending, self.is_forced) = (None, false);
-        self.show(Some((pair, leaf)));
+        self.publish(Some((pair, leaf)));
         self.state.send_modify(|state| (state.failures, state.error) = (0, None));
     }
 
-    async fn failed(&mut self, error: AskError) {
+    async fn failed(&mut self, error: SigningRequestError) {
         self.parts.metrics.failures.inc();
-        if !error.may_come_yet() {
+        if !error.is_retryable() {
             self.pending = None;
         }
         let text = error.to_string();
@@ -287,17 +287,17 @@ impl Manager {
             state.failures = state.failures.saturating_add(1);
             state.error = Some(text);
             match &error {
-                AskError::Create(error) => state.server_answers = server_answers(Err(error)),
-                AskError::Own(_) | AskError::TimedOut => {}
+                SigningRequestError::Create(error) => state.server_answers = server_answers(Err(error)),
+                SigningRequestError::Own(_) | SigningRequestError::TimedOut => {}
                 _ => state.server_answers = true,
             }
         });
-        self.tell_if_overdue();
+        self.log_if_overdue();
         let failures = self.state.borrow().failures;
         self.pause(retry(failures, rand::random())).await;
     }
 
-    fn tell_if_overdue(&mut self) {
+    fn log_if_overdue(&mut self) {
         if self.purpose != Purpose::Client || self.held.is_some() || self.absent.elapsed() < OVERDUE {
             return;
         }
@@ -310,8 +310,8 @@ impl Manager {
     }
 
     /// Makes the pair current: publishes it, its state, and its expiry.
-    fn show(&mut self, found: Option<(Pair, Leaf)>) {
-        self.held = found.map(|(pair, leaf)| Held { pair: Arc::new(pair), leaf, chance: rand::random() });
+    fn publish(&mut self, found: Option<(Pair, Leaf)>) {
+        self.held = found.map(|(pair, leaf)| CurrentPair { pair: Arc::new(pair), leaf, chance: rand::random() });
         let last = self.held.as_ref().map(|held| held.leaf.not_after);
         self.parts.metrics.expiry.set(last);
         self.parts.sink.set(self.held.as_ref().map(|held| held.pair.clone()));

@@ -12,7 +12,6 @@
 //!
 //! Implements spec 01 §11, spec 10 §4.10.
 
-mod ask;
 mod bootstrap;
 pub mod client;
 mod key;
@@ -20,25 +19,26 @@ mod kubeconfig;
 mod leaf;
 mod manager;
 mod pair;
-mod passing;
 mod plan;
 mod progress;
 mod request;
 mod schedule;
+mod scoped_client;
 mod serving;
+mod signing_request;
 mod store;
 mod template;
 #[cfg(test)]
 mod testing;
 
-pub use ask::AskError;
 pub use bootstrap::{Bootstrap, BootstrapError, bootstrap};
 pub use client::{ClientCertificates, ClientSetup};
 pub(crate) use key::{element, first, pem};
 pub use kubeconfig::{Cluster, Kubeconfig, KubeconfigError};
-pub use manager::{CertificateState, IdentitySink, OpenApi};
+pub use manager::{ApiConnector, CertificateState, IdentitySink};
 pub use pair::Pair;
-pub use passing::passing;
-pub use plan::{BootstrapFile, ClientPath, Found, Rotation};
+pub use plan::{BootstrapFile, ClientPath, KubeconfigState, Rotation};
+pub use scoped_client::scoped_client;
 pub use serving::{ServingCertificates, ServingSetup};
+pub use signing_request::SigningRequestError;
 pub use template::NamesNeeded;

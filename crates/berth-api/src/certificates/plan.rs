@@ -4,7 +4,7 @@
 
 /// State of the kubeconfig.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Found {
+pub enum KubeconfigState {
     /// It loads and has a client certificate that is not expired.
     Valid,
     /// It loads, but has no certificate or an expired one.
@@ -51,13 +51,13 @@ pub enum ClientPath {
 ///
 /// A node that was off until its certificate expired, and whose bootstrap kubeconfig is missing, keeps running and
 /// rereads both files repeatedly; the kubelet exits and is restarted into the same state.
-pub fn plan(rotation: Rotation, bootstrap: BootstrapFile, kubeconfig: Found) -> ClientPath {
+pub fn plan(rotation: Rotation, bootstrap: BootstrapFile, kubeconfig: KubeconfigState) -> ClientPath {
     match (rotation, bootstrap, kubeconfig) {
-        (Rotation::Off, BootstrapFile::NotGiven, _) | (Rotation::Off, _, Found::Valid) => ClientPath::AsIs,
+        (Rotation::Off, BootstrapFile::NotGiven, _) | (Rotation::Off, _, KubeconfigState::Valid) => ClientPath::AsIs,
         (Rotation::Off, ..) => ClientPath::BootstrapFirst,
         (Rotation::On, BootstrapFile::NotGiven, _)
-        | (Rotation::On, _, Found::Valid)
-        | (Rotation::On, BootstrapFile::Missing, Found::Unproven) => ClientPath::Rotate,
+        | (Rotation::On, _, KubeconfigState::Valid)
+        | (Rotation::On, BootstrapFile::Missing, KubeconfigState::Unproven) => ClientPath::Rotate,
         (Rotation::On, ..) => ClientPath::BootstrapBehind,
     }
 }
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn which_path_runs() {
-        use {BootstrapFile as B, ClientPath as P, Found as F, Rotation as R};
+        use {BootstrapFile as B, ClientPath as P, KubeconfigState as F, Rotation as R};
         for (rotation, bootstrap, found, expected) in [
             (R::Off, B::NotGiven, F::Valid, P::AsIs),
             (R::Off, B::NotGiven, F::NotValid, P::AsIs), // a token, an exec plugin

@@ -12,9 +12,9 @@ pub struct Signing {
     /// Object metadata.
     pub metadata: Identity,
     /// `spec`.
-    pub spec: Asked,
+    pub spec: SigningSpec,
     /// `status`.
-    pub status: Answered,
+    pub status: SigningStatus,
 }
 
 /// Object or list metadata.
@@ -32,7 +32,7 @@ pub struct Identity {
 /// `spec` of a signing request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Asked {
+pub struct SigningSpec {
     /// Signing request: PEM in base64.
     pub request: String,
     /// Name of the signer.
@@ -42,9 +42,9 @@ pub struct Asked {
 /// `status` of a signing request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Answered {
+pub struct SigningStatus {
     /// Conditions.
-    pub conditions: Vec<Decision>,
+    pub conditions: Vec<Condition>,
     /// Issued certificate: PEM in base64; empty until signed.
     pub certificate: String,
 }
@@ -52,7 +52,7 @@ pub struct Answered {
 /// Condition of a signing request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Decision {
+pub struct Condition {
     /// Type: `Approved`, `Denied`, `Failed`.
     #[serde(rename = "type")]
     pub kind: String,
@@ -87,8 +87,8 @@ impl Signing {
     /// Derives the progress from conditions and certificate.
     pub fn progress(&self) -> Progress {
         let told = |kind: &str| self.status.conditions.iter().find(|decision| decision.kind == kind);
-        let because = |what: &str, decision: &Decision| {
-            let Decision { reason, message, .. } = decision;
+        let because = |what: &str, decision: &Condition| {
+            let Condition { reason, message, .. } = decision;
             Progress::Refused(format!("certificate signing request {what}, reason: {reason}, message: {message}"))
         };
         if let Some(decision) = told("Denied") {

@@ -95,16 +95,16 @@ pub fn compatible(there: &Signing, request: &str, template: &Template, now: i64)
     }
 }
 
-struct Wanted {
+struct ParsedRequest {
     subject: Vec<u8>,
     public: Vec<u8>,
 }
 
-fn asked(pem: &str) -> Option<Wanted> {
+fn asked(pem: &str) -> Option<ParsedRequest> {
     let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes()).ok()?;
     let (_, request) = X509CertificationRequest::from_der(&der).ok()?;
     let info = request.certification_request_info;
-    Some(Wanted { subject: info.subject.as_raw().to_vec(), public: info.subject_pki.raw.to_vec() })
+    Some(ParsedRequest { subject: info.subject.as_raw().to_vec(), public: info.subject_pki.raw.to_vec() })
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    manager::{CertificateState, Manager, Parts},
+    manager::{CertificateState, Manager, ManagerDeps},
     pair::Pair,
     store::Store,
     template::{NamesNeeded, Purpose, Template},
@@ -62,7 +62,7 @@ impl ServingCertificates {
         let (shown, pairs) = watch::channel(None);
         let (wanted, templates) = watch::channel(None);
         tasks.spawn(follow(setup.addresses, setup.node, setup.needed, wanted, stop.clone()));
-        let parts = Parts {
+        let parts = ManagerDeps {
             store: Store::new(&setup.directory, Purpose::Serving, setup.configured),
             seed: None,
             api: setup.api,

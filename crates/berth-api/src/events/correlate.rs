@@ -15,7 +15,7 @@ use std::{
 use jiff::Timestamp;
 use lru::LruCache;
 
-use super::series::{About, Series};
+use super::series::{InvolvedObject, Series};
 use berth_sys::token_bucket::TokenBucket;
 
 /// Entries per stage.
@@ -36,9 +36,9 @@ const LIFE: [&str; 5] = ["Pulled", "Created", "Started", "Killing", "Pulling"];
 
 /// Recorded event.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Happened {
+pub struct RecordedEvent {
     /// Involved object.
-    pub about: About,
+    pub about: InvolvedObject,
     /// Whether its type is `Warning` rather than `Normal`.
     pub warning: bool,
     /// Machine-readable reason.
@@ -97,7 +97,7 @@ impl Correlator {
     /// Correlates an event and returns the write it requires; `None` if the spam filter drops it.
     ///
     /// `fallback` names the series (by a random UUID) if the object's name cannot.
-    pub fn take(&mut self, event: Happened, now: Timestamp, fallback: impl FnOnce() -> String) -> Option<Send> {
+    pub fn take(&mut self, event: RecordedEvent, now: Timestamp, fallback: impl FnOnce() -> String) -> Option<Send> {
         let (message, key) = self.combine(&event, now);
         let series = self.count(&event, message, key, now, fallback);
         if !self.passes(&event, now) {
@@ -107,7 +107,7 @@ impl Correlator {
     }
 
     /// Message after aggregation, and the key of the series.
-    fn combine(&mut self, event: &Happened, now: Timestamp) -> (String, u64) {
+    fn combine(&mut self, event: &RecordedEvent, now: Timestamp) -> (String, u64) {
         let group = hash(&(event.about.object(), event.warning, &event.reason));
         room_for_one(&mut self.similar);
         let similar = self.similar.get_or_insert_mut(group, || Similar { messages: HashSet::new(), last: now });
@@ -128,7 +128,7 @@ impl Correlator {
 
     fn count(
         &mut self,
-        event: &Happened,
+        event: &RecordedEvent,
         message: String,
         key: u64,
         now: Timestamp,
@@ -161,7 +161,7 @@ impl Correlator {
     }
 
     /// Takes a token from the event's bucket; false if it is empty.
-    fn passes(&mut self, event: &Happened, now: Timestamp) -> bool {
+    fn passes(&mut self, event: &RecordedEvent, now: Timestamp) -> bool {
         let life = !event.warning && LIFE.contains(&event.reason.as_str());
         let key = hash(&(&event.about, event.warning, life));
         room_for_one(&mut self.buckets);
@@ -170,7 +170,7 @@ impl Correlator {
     }
 
     /// `<object>.<hex unix nanos>`, unique within this process.
-    fn name(&mut self, about: &About, now: Timestamp) -> Option<String> {
+    fn name(&mut self, about: &InvolvedObject, now: Timestamp) -> Option<String> {
         self.last_name = now.as_nanosecond().max(self.last_name.saturating_add(1));
         let name = format!("{}.{:x}", about.name, self.last_name);
         berth_types::names::dns_subdomain(&name).is_empty().then_some(name)
@@ -196,13 +196,15 @@ mod tests {
         Timestamp::from_second(seconds).expect("a small number")
     }
 
-    fn event(reason: &str, message: &str) -> Happened {
-        let about =
-            About::of_pod(&berth_types::PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() }, None);
-        Happened { about, warning: true, reason: reason.into(), message: message.into(), annotations: Vec::new() }
+    fn event(reason: &str, message: &str) -> RecordedEvent {
+        let about = InvolvedObject::of_pod(
+            &berth_types::PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() },
+            None,
+        );
+        RecordedEvent { about, warning: true, reason: reason.into(), message: message.into(), annotations: Vec::new() }
     }
 
-    fn take(correlator: &mut Correlator, event: Happened, second: i64) -> Option<(bool, String, i32, String)> {
+    fn take(correlator: &mut Correlator, event: RecordedEvent, second: i64) -> Option<(bool, String, i32, String)> {
         let sent = correlator.take(event, at(second), || "random".to_owned())?;
         let (first, series) = match sent {
             Send::First(series) => (true, series),
@@ -262,7 +264,7 @@ mod tests {
             ("life", false, "Started", true),
             ("warning", true, "Other", false),
         ] {
-            let other = Happened { warning, ..event(reason, "m") };
+            let other = RecordedEvent { warning, ..event(reason, "m") };
             assert_eq!(take(&mut all, other, 30).is_some(), passes, "{case}");
         }
         let back = take(&mut all, event("BackOff", "m"), 26 + 300).expect("a token");

@@ -12,11 +12,11 @@
 //! Implements spec 05 §13, 10 §4.9, §7.
 
 mod correlate;
-mod lanes;
+mod object_queues;
+mod retry_policy;
 mod series;
 #[cfg(test)]
 mod tests;
-mod verdict;
 
 use std::{
     collections::VecDeque,
@@ -33,12 +33,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::{
-    correlate::{Correlator, Happened, Send},
-    lanes::{Lanes, Waiting, object_of},
-    series::About,
-    verdict::{Kind, Verdict, after},
+    correlate::{Correlator, RecordedEvent, Send},
+    object_queues::{ObjectQueues, QueuedWrite, object_of},
+    retry_policy::{Kind, Verdict, classify_failure},
+    series::InvolvedObject,
 };
-use super::api::{ApiClient, ApiError, Call, Line, Resource};
+use super::api::{ApiClient, ApiError, Call, RequestClass, Resource};
 use berth_metrics::{ApiWriteMetrics, EventLoss};
 use berth_ports::{Clock, Event, EventKind, EventSink, EventTarget};
 
@@ -98,8 +98,8 @@ pub struct EventSender {
     metrics: ApiWriteMetrics,
     inbox: Arc<Inbox>,
     correlator: Correlator,
-    lanes: Lanes,
-    flights: FuturesUnordered<BoxFuture<'static, (Waiting, Result<Bytes, ApiError>)>>,
+    lanes: ObjectQueues,
+    flights: FuturesUnordered<BoxFuture<'static, (QueuedWrite, Result<Bytes, ApiError>)>>,
 }
 
 /// Returns a recorder, and the task that writes what it records.
@@ -113,7 +113,7 @@ pub fn recorder(deps: EventDeps) -> (EventRecorder, EventSender) {
         metrics: deps.metrics,
         inbox,
         correlator: Correlator::default(),
-        lanes: Lanes::default(),
+        lanes: ObjectQueues::default(),
         flights: FuturesUnordered::new(),
     };
     (recorder, sender)
@@ -141,13 +141,13 @@ impl EventSender {
         let taken = std::mem::take(&mut *self.inbox.queue.lock().unwrap_or_else(PoisonError::into_inner));
         for (event, at) in taken {
             let about = match event.target {
-                EventTarget::Pod { pod, field_path } => About::of_pod(&pod, field_path),
-                EventTarget::Node => About::of_node(&self.node),
+                EventTarget::Pod { pod, field_path } => InvolvedObject::of_pod(&pod, field_path),
+                EventTarget::Node => InvolvedObject::of_node(&self.node),
                 EventTarget::Storage { kind, namespace, name, uid } => {
-                    About { kind, namespace, name, uid, field_path: None }
+                    InvolvedObject { kind, namespace, name, uid, field_path: None }
                 }
             };
-            let happened = Happened {
+            let happened = RecordedEvent {
                 about,
                 warning: event.kind == EventKind::Warning,
                 reason: event.reason.into_owned(),
@@ -184,39 +184,39 @@ impl EventSender {
         if self.flights.len() < IN_FLIGHT { self.lanes.wakes_at() } else { None }
     }
 
-    fn call(&self, waiting: &Waiting) -> Call {
+    fn call(&self, waiting: &QueuedWrite) -> Call {
         let series = &waiting.series;
         let namespace = series.about.event_namespace();
         let call = match waiting.kind {
             Kind::First => Call::create(Resource::EVENTS, namespace, series.object(&self.node).to_string()),
             Kind::Again => Call::patch(Resource::EVENTS, namespace, &series.name, series.change().to_string()),
         };
-        call.on(Line::Events).within(DEADLINE)
+        call.on(RequestClass::Events).within(DEADLINE)
     }
 
-    fn landed(&mut self, mut sent: Waiting, answer: Result<Bytes, ApiError>) {
+    fn landed(&mut self, mut sent: QueuedWrite, answer: Result<Bytes, ApiError>) {
         let object = object_of(&sent.series.about);
-        let Err(error) = answer else { return self.lanes.landed(&object) };
+        let Err(error) = answer else { return self.lanes.complete(&object) };
         sent.tries = sent.tries.saturating_add(1);
         let name = &sent.series.name;
-        match after(&error, sent.kind, sent.tries, rand::rng().random()) {
+        match classify_failure(&error, sent.kind, sent.tries, rand::rng().random()) {
             Verdict::Create => {
                 sent.kind = Kind::First;
-                self.lanes.again(sent, None);
+                self.lanes.requeue(sent, None);
             }
             Verdict::Again(wait) => {
                 debug!(event = %name, err = %error, retryIn = ?wait, "Unable to write event, may retry after sleeping");
-                self.lanes.again(sent, Some(Instant::now() + wait));
+                self.lanes.requeue(sent, Some(Instant::now() + wait));
             }
             Verdict::Refused => {
                 warn!(event = %name, reason = %sent.series.reason, err = %error, "Server rejected event, will not retry");
                 self.metrics.events_lost(EventLoss::Refused);
-                self.lanes.landed(&object);
+                self.lanes.complete(&object);
             }
             Verdict::Undeliverable => {
                 warn!(event = %name, reason = %sent.series.reason, err = %error, "Unable to write event, retry limit exceeded");
                 self.metrics.events_lost(EventLoss::Undeliverable);
-                self.lanes.landed(&object);
+                self.lanes.complete(&object);
             }
         }
     }

@@ -14,7 +14,7 @@ const DEFAULT_NAMESPACE: &str = "default";
 
 /// Involved object.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct About {
+pub struct InvolvedObject {
     /// `Pod`, `Node`, `PersistentVolumeClaim` or `PersistentVolume`.
     pub kind: &'static str,
     /// Namespace; empty for cluster-scoped objects.
@@ -27,7 +27,7 @@ pub struct About {
     pub field_path: Option<String>,
 }
 
-impl About {
+impl InvolvedObject {
     /// Reference to a pod, or a field of it.
     pub fn of_pod(pod: &PodRef, field_path: Option<String>) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl About {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Series {
     /// Involved object.
-    pub about: About,
+    pub about: InvolvedObject,
     /// Whether its type is `Warning` rather than `Normal`.
     pub warning: bool,
     /// Machine-readable reason.
@@ -136,7 +136,7 @@ mod tests {
         let pod = PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() };
         let first: Timestamp = "2026-01-01T00:00:00.5Z".parse().expect("a time");
         let series = Series {
-            about: About::of_pod(&pod, Some("spec.containers{c}".to_owned())),
+            about: InvolvedObject::of_pod(&pod, Some("spec.containers{c}".to_owned())),
             warning: true,
             reason: "BackOff".to_owned(),
             message: "m".to_owned(),
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(series.change().to_string(), r#"{"count":1,"lastTimestamp":"2026-01-01T00:00:00Z","message":"m"}"#);
         let annotated = Series { annotations: vec![("starved_resource", "memory".to_owned())], ..series.clone() };
         assert_eq!(annotated.object("node")["metadata"]["annotations"], json!({"starved_resource": "memory"}));
-        let node = Series { about: About::of_node("node"), warning: false, ..series }.object("node");
+        let node = Series { about: InvolvedObject::of_node("node"), warning: false, ..series }.object("node");
         assert_eq!((&node["metadata"]["namespace"], &node["type"]), (&json!("default"), &json!("Normal")));
         assert_eq!(node["involvedObject"], json!({"kind": "Node", "apiVersion": "v1", "name": "node", "uid": "node"}));
     }

@@ -68,7 +68,7 @@ async fn the_same_event_is_made_once_and_then_counted_up() {
     let calls = api.calls();
     let verbs: Vec<Verb> = calls.iter().map(|call| call.verb).collect();
     assert_eq!(verbs, [Verb::Create, Verb::Patch, Verb::Patch, Verb::Patch, Verb::Create]);
-    assert!(calls.iter().all(|call| call.line == Line::Events && call.namespace == "ns"));
+    assert!(calls.iter().all(|call| call.line == RequestClass::Events && call.namespace == "ns"));
     let body =
         |i: usize| -> Value { serde_json::from_slice(&calls[i].body.as_ref().expect("a body").bytes).expect("JSON") };
     let counts: Vec<Value> = (0..5).map(|i| body(i)["count"].clone()).collect();

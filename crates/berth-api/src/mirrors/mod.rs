@@ -8,11 +8,11 @@
 //!
 //! Requests never block. One task compares the desired mirrors with the watch; writes are sequential per name,
 //! concurrent across names. A mirror is created only after the watch has shown that its predecessor is deleted.
-//! [`decide`] computes the next step.
+//! [`next_step`] computes the next step.
 //!
 //! Implements spec 02a §5, 10 §4.4, §7.
 
-mod decide;
+mod next_step;
 #[cfg(test)]
 mod tests;
 
@@ -29,14 +29,16 @@ use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use self::decide::{Memory, Owner, Refusal, Shown, Step, Wish, after_create, hash_of, mirror_of, next};
+use self::next_step::{
+    DesiredMirror, MirrorHistory, ObservedMirror, Owner, Refusal, Step, after_create, hash_of, mirror_of, next,
+};
 use super::{
     Snapshot, Store,
     api::{ApiClient, ApiError, Call, Resource, parse},
     backoff,
 };
 use berth_metrics::ApiWriteMetrics;
-use berth_ports::{Event, EventSink, MirrorFate, MirrorPods};
+use berth_ports::{Event, EventSink, MirrorPodState, MirrorPods};
 use berth_types::{Pod, PodFullName, api};
 
 /// Deadline of a write.
@@ -67,20 +69,20 @@ pub struct MirrorDeps {
 }
 
 #[derive(Default)]
-struct Wishes {
+struct DesiredMirrors {
     wanted: HashMap<PodFullName, Arc<Pod>>,
     /// `None` until every source has delivered its pods.
-    kept: Option<HashMap<PodFullName, MirrorFate>>,
+    kept: Option<HashMap<PodFullName, MirrorPodState>>,
 }
 
 #[derive(Default)]
 struct Shared {
-    wishes: Mutex<Wishes>,
+    wishes: Mutex<DesiredMirrors>,
     more: Notify,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Wishes> {
+    fn lock(&self) -> MutexGuard<'_, DesiredMirrors> {
         self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -89,7 +91,7 @@ impl Shared {
 pub struct Mirrors(Arc<Shared>);
 
 impl MirrorPods for Mirrors {
-    fn want(&self, pod: &Arc<Pod>) {
+    fn ensure(&self, pod: &Arc<Pod>) {
         let mut wishes = self.0.lock();
         let before = wishes.wanted.insert(pod.full_name(), pod.clone());
         if before.is_none_or(|before| before.uid() != pod.uid()) {
@@ -97,12 +99,12 @@ impl MirrorPods for Mirrors {
         }
     }
 
-    fn keep(&self, names: HashMap<PodFullName, MirrorFate>) {
+    fn set_desired(&self, names: HashMap<PodFullName, MirrorPodState>) {
         let mut wishes = self.0.lock();
         if wishes.kept.as_ref() == Some(&names) {
             return;
         }
-        wishes.wanted.retain(|name, pod| names.get(name) == Some(&MirrorFate::Desired(pod.uid().clone())));
+        wishes.wanted.retain(|name, pod| names.get(name) == Some(&MirrorPodState::Desired(pod.uid().clone())));
         wishes.kept = Some(names);
         self.0.more.notify_one();
     }
@@ -110,8 +112,8 @@ impl MirrorPods for Mirrors {
 
 /// Reconciliation state of one name.
 #[derive(Default)]
-struct Track {
-    memory: Memory,
+struct MirrorState {
+    memory: MirrorHistory,
     in_flight: bool,
     failures: u32,
     not_before: Option<Instant>,
@@ -121,14 +123,14 @@ struct Track {
 }
 
 #[derive(Debug)]
-enum Asked {
+enum WriteRequest {
     Create { hash: String, owner: String },
     Delete { uid: String },
 }
 
-struct Landing {
+struct CompletedWrite {
     name: PodFullName,
-    asked: Asked,
+    asked: WriteRequest,
     answer: Result<Bytes, ApiError>,
 }
 
@@ -136,8 +138,8 @@ struct Landing {
 pub struct MirrorWriter {
     deps: MirrorDeps,
     shared: Arc<Shared>,
-    tracks: HashMap<PodFullName, Track>,
-    flights: FuturesUnordered<BoxFuture<'static, Landing>>,
+    tracks: HashMap<PodFullName, MirrorState>,
+    flights: FuturesUnordered<BoxFuture<'static, CompletedWrite>>,
 }
 
 /// Returns the receiver of desired mirrors, and the task that reconciles them.
@@ -159,7 +161,7 @@ impl MirrorWriter {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                Some(landing) = self.flights.next(), if !self.flights.is_empty() => self.landed(landing),
+                Some(landing) = self.flights.next(), if !self.flights.is_empty() => self.complete(landing),
                 () = shared.more.notified() => {}
                 () = pods.changed() => {}
                 () = nodes.changed() => {}
@@ -190,11 +192,12 @@ impl MirrorWriter {
             (track.not_before, track.look_at) = (None, None);
             let shown = snapshot.get(&name.namespace, &name.name);
             let wish = wish(&wishes, &name);
-            let step = next(wish, shown.map(|pod| Shown::of(pod)), &snapshot.version, owner.as_ref(), &track.memory);
+            let step =
+                next(wish, shown.map(|pod| ObservedMirror::of(pod)), &snapshot.version, owner.as_ref(), &track.memory);
             let (call, asked) = match (step, wish, &owner) {
                 (Step::Delete(uid), ..) => {
                     let call = Call::delete_now(Resource::PODS, &name.namespace, &name.name, &uid);
-                    (call, Asked::Delete { uid })
+                    (call, WriteRequest::Delete { uid })
                 }
                 (Step::Await, ..) => {
                     track.look_at = Some(now + LOOK); // a relist without changes causes no wake-up
@@ -204,7 +207,7 @@ impl MirrorWriter {
                     track.not_before = track.created_at.map(|at| at + AGAIN);
                     continue;
                 }
-                (Step::Create, Wish::Mirror(pod), Some(owner)) => match create(pod, owner) {
+                (Step::Create, DesiredMirror::Mirror(pod), Some(owner)) => match create(pod, owner) {
                     Some(made) => made,
                     None => continue,
                 },
@@ -217,7 +220,7 @@ impl MirrorWriter {
                     Ok(answer) => answer,
                     Err(_) => Err(ApiError::Timeout(DEADLINE)),
                 };
-                Landing { name, asked, answer }
+                CompletedWrite { name, asked, answer }
             }));
         }
     }
@@ -235,18 +238,18 @@ impl MirrorWriter {
         Some(Owner { name: self.deps.node.clone(), uid })
     }
 
-    fn landed(&mut self, landing: Landing) {
-        let Landing { name, asked, answer } = landing;
+    fn complete(&mut self, landing: CompletedWrite) {
+        let CompletedWrite { name, asked, answer } = landing;
         let Some(track) = self.tracks.get_mut(&name) else { return };
         track.in_flight = false;
         match (asked, answer) {
-            (Asked::Create { .. }, Ok(body)) => {
+            (WriteRequest::Create { .. }, Ok(body)) => {
                 info!(pod = %object(&name), "Created a mirror pod for static pod");
                 track.succeeded();
                 track.created_at = Some(Instant::now());
                 track.memory.created = parse::<Made>(&body).ok().map(|made| made.metadata.resource_version);
             }
-            (Asked::Delete { uid }, answer) => match answer {
+            (WriteRequest::Delete { uid }, answer) => match answer {
                 Err(error) if !(matches!(error.code(), 404 | 409)) => {
                     let wait = track.failed(error.retry_after());
                     warn!(pod = %object(&name), err = %error, retryIn = ?wait, "Failed deleting a mirror pod");
@@ -257,7 +260,7 @@ impl MirrorWriter {
                     track.memory.deleted = Some(uid);
                 }
             },
-            (Asked::Create { hash, owner }, Err(error)) => {
+            (WriteRequest::Create { hash, owner }, Err(error)) => {
                 let wait = match after_create(&error) {
                     Refusal::OfNode => track.refused(hash, Some(owner)),
                     Refusal::OfManifest => track.refused(hash, None),
@@ -275,7 +278,7 @@ impl MirrorWriter {
     }
 }
 
-impl Track {
+impl MirrorState {
     fn succeeded(&mut self) {
         (self.failures, self.not_before) = (0, None);
         (self.memory.refused, self.refused_until) = (None, None);
@@ -307,26 +310,26 @@ struct MadeMeta {
     resource_version: String,
 }
 
-fn create(pod: &Pod, owner: &Owner) -> Option<(Call, Asked)> {
+fn create(pod: &Pod, owner: &Owner) -> Option<(Call, WriteRequest)> {
     // An object that was parsed from JSON can be serialized.
     let body = serde_json::to_vec(&mirror_of(pod, owner)).ok()?;
     let call = Call::create(Resource::PODS, pod.namespace(), body);
-    Some((call, Asked::Create { hash: hash_of(pod).to_owned(), owner: owner.uid.clone() }))
+    Some((call, WriteRequest::Create { hash: hash_of(pod).to_owned(), owner: owner.uid.clone() }))
 }
 
 /// Names that have a mirror or should have one.
-fn names(wishes: &Wishes, snapshot: &Snapshot<Pod>) -> HashSet<PodFullName> {
-    let mirrors = snapshot.objects.iter().filter(|(_, pod)| Shown::of(pod).hash.is_some());
+fn names(wishes: &DesiredMirrors, snapshot: &Snapshot<Pod>) -> HashSet<PodFullName> {
+    let mirrors = snapshot.objects.iter().filter(|(_, pod)| ObservedMirror::of(pod).hash.is_some());
     let mirrors = mirrors
         .map(|((namespace, name), _)| PodFullName { name: name.as_str().into(), namespace: namespace.as_str().into() });
     wishes.wanted.keys().cloned().chain(mirrors).collect()
 }
 
-fn wish<'a>(wishes: &'a Wishes, name: &PodFullName) -> Wish<'a> {
+fn wish<'a>(wishes: &'a DesiredMirrors, name: &PodFullName) -> DesiredMirror<'a> {
     match (wishes.wanted.get(name), &wishes.kept) {
-        (Some(pod), _) => Wish::Mirror(pod),
-        (None, Some(kept)) if !kept.contains_key(name) => Wish::Remove,
-        (None, _) => Wish::Leave,
+        (Some(pod), _) => DesiredMirror::Mirror(pod),
+        (None, Some(kept)) if !kept.contains_key(name) => DesiredMirror::Remove,
+        (None, _) => DesiredMirror::Leave,
     }
 }
 

@@ -83,8 +83,8 @@ impl World {
         self.nodes.send_replace(Arc::new(Snapshot { synced: true, version: "1".into(), objects }));
     }
 
-    fn keep(&self, fate: Option<MirrorFate>) {
-        self.mirrors.keep(fate.into_iter().map(|fate| (pod("u").full_name(), fate)).collect());
+    fn keep(&self, fate: Option<MirrorPodState>) {
+        self.mirrors.set_desired(fate.into_iter().map(|fate| (pod("u").full_name(), fate)).collect());
     }
 
     fn verbs(&self) -> Vec<Verb> {
@@ -92,8 +92,8 @@ impl World {
     }
 }
 
-fn desired(uid: &str) -> Option<MirrorFate> {
-    Some(MirrorFate::Desired(PodUid::from(uid)))
+fn desired(uid: &str) -> Option<MirrorPodState> {
+    Some(MirrorPodState::Desired(PodUid::from(uid)))
 }
 
 async fn settle() {
@@ -114,7 +114,7 @@ async fn a_mirror_lives_as_long_as_its_pod() {
         version += if call.verb == Verb::Create { 3 } else { 0 };
         made(&version.to_string())
     });
-    world.mirrors.want(&pod("u"));
+    world.mirrors.ensure(&pod("u"));
     settle().await;
     world.show(4, None);
     settle().await;
@@ -124,7 +124,7 @@ async fn a_mirror_lives_as_long_as_its_pod() {
     assert_eq!(world.verbs(), [Verb::Create]);
     let call = world.api.calls()[0].clone();
     assert_eq!(call.path(), "/api/v1/namespaces/ns/pods");
-    world.mirrors.want(&pod("u"));
+    world.mirrors.ensure(&pod("u"));
     world.show(6, None);
     settle().await;
     assert_eq!(world.verbs().len(), 1, "the watch has not shown it yet");
@@ -145,7 +145,7 @@ async fn a_mirror_lives_as_long_as_its_pod() {
     world.keep(desired("u2"));
     settle().await;
     assert_eq!(world.verbs().len(), 3);
-    world.mirrors.want(&pod("u2"));
+    world.mirrors.ensure(&pod("u2"));
     settle().await;
     world.show(11, None);
     settle().await;
@@ -155,7 +155,7 @@ async fn a_mirror_lives_as_long_as_its_pod() {
     assert_eq!(world.verbs()[3..], [Verb::Delete, Verb::Create]);
     // The manifest is removed: its mirror is deleted once the pod has terminated, and is not recreated.
     world.show(13, Some(mirror("m3", "u2", false)));
-    world.keep(Some(MirrorFate::Leaving));
+    world.keep(Some(MirrorPodState::Terminating));
     settle().await;
     assert_eq!(world.verbs().len(), 5);
     world.keep(None);
@@ -171,7 +171,7 @@ async fn a_refused_mirror_is_tried_once_an_hour() {
     let world = World::begin(|_| Err(refused(403, "Forbidden", "can not create pods that reference service accounts")));
     world.show(4, None);
     world.show_node("n1");
-    world.mirrors.want(&pod("u"));
+    world.mirrors.ensure(&pod("u"));
     tokio::time::sleep(Duration::from_secs(3500)).await;
     assert_eq!(world.verbs(), [Verb::Create]);
     let told = world.events.0.lock().expect("whole").clone();
@@ -189,7 +189,7 @@ async fn a_mirror_that_exists_is_taken_as_it_is() {
     let world = World::begin(|_| Err(refused(409, "AlreadyExists", "pods \"web\" already exists")));
     world.show(4, None);
     world.show_node("n1");
-    world.mirrors.want(&pod("u"));
+    world.mirrors.ensure(&pod("u"));
     settle().await;
     world.show(5, Some(mirror("m", "u", false)));
     tokio::time::sleep(Duration::from_secs(600)).await;

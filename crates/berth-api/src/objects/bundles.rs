@@ -16,12 +16,12 @@ use k8s_openapi::{
 use tokio::{sync::OnceCell, time::timeout};
 
 use super::{
-    anchors::{Bundle, anchors},
-    watched::WatchedDeps,
+    trust_anchors::{Bundle, anchors},
+    watch_strategy::WatchedDeps,
 };
 use crate::{
     api::{ApiError, Call, Resource, Typed},
-    reflector::{Kept, ReflectorDeps, Selection, reflect},
+    reflector::{ReflectedObject, ReflectorDeps, Selection, reflect},
     store::Store,
 };
 use berth_ports::ObjectError;
@@ -113,7 +113,7 @@ impl Bundles {
         }
     }
 
-    fn start<T: Kept>(&self, resource: Resource) -> Store<T> {
+    fn start<T: ReflectedObject>(&self, resource: Resource) -> Store<T> {
         let deps = ReflectorDeps::new(self.deps.metrics.clone(), self.deps.stop.clone());
         let (store, following) = reflect(self.deps.api.clone(), Selection::all(resource), deps);
         let (mut changes, users, teller) = (store.clone(), self.users.clone(), self.deps.teller.clone());
@@ -121,7 +121,7 @@ impl Bundles {
         let telling = async move {
             loop {
                 changes.changed().await;
-                teller.tell(locked(&users).iter().cloned());
+                teller.notify(locked(&users).iter().cloned());
             }
         };
         self.deps.tasks.spawn(async move {
@@ -131,7 +131,7 @@ impl Bundles {
     }
 }
 
-async fn read<T: Kept>(
+async fn read<T: ReflectedObject>(
     store: &Store<T>,
     ask: &ClusterTrustBundleProjection,
     view: impl Fn(&T) -> Bundle,
@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        objects::changes::Teller,
+        objects::change_notifier::ChangeNotifier,
         testing::{FakeApi, event, marker, refused},
     };
     use berth_metrics::{ReflectorMetrics, Registry};
@@ -169,8 +169,8 @@ mod tests {
         })
     }
 
-    fn bundles(api: &Arc<FakeApi>) -> (Bundles, Teller) {
-        let teller = Teller::default();
+    fn bundles(api: &Arc<FakeApi>) -> (Bundles, ChangeNotifier) {
+        let teller = ChangeNotifier::default();
         let deps = WatchedDeps {
             api: api.clone(),
             metrics: ReflectorMetrics::new(&Registry::new()),
@@ -207,7 +207,7 @@ mod tests {
             assert_eq!(bundles.of(&pod, &named("b")).await, Ok(pem("AQ==")), "{version}");
             let missing = bundles.of(&pod, &named("c")).await.map_err(|error| error.to_string());
             assert_eq!(missing, Err("clustertrustbundle.certificates.k8s.io \"c\" not found".to_owned()));
-            let mut told = teller.listen();
+            let mut told = teller.subscribe();
             events.send(event("MODIFIED", bundle(version, &pem("Ag=="), "2"))).expect("it listens");
             loop {
                 let next = timeout(Duration::from_secs(60), told.next()).await.expect("told");

@@ -1,11 +1,11 @@
 //! Trait that abstracts over ConfigMaps and Secrets. Pure.
 
-use super::held::Held;
-use crate::{api::Resource, reflector::Kept};
+use super::cached_object::CachedObject;
+use crate::{api::Resource, reflector::ReflectedObject};
 use berth_types::api;
 
 /// Object type that pods refer to by name.
-pub trait ObjectKind: Kept + Into<Held<Self>> {
+pub trait ObjectKind: ReflectedObject + Into<CachedObject<Self>> {
     /// API resource.
     const RESOURCE: Resource;
     /// Singular name in messages.

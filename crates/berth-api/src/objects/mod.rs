@@ -6,17 +6,17 @@
 //!
 //! Implements spec 02b §10.1, §10.4, §11, §12; spec 10 §4.6; spec 07 §9.1, §9.3.
 
-mod anchors;
-mod asked;
 mod bundles;
-mod changes;
-mod held;
+mod cached_object;
+mod change_notifier;
+mod get_strategy;
 mod kinds;
+mod reference_counts;
 mod references;
 #[cfg(test)]
 mod tests;
-mod users;
-mod watched;
+mod trust_anchors;
+mod watch_strategy;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,23 +38,24 @@ use super::{
     store::Store,
     tokens::Tokens,
 };
-use asked::Cached;
 use berth_metrics::ReflectorMetrics;
 use berth_ports::{
-    CertificateAsk, Clock, Credential, EventSink, ObjectError, ObjectSource, PullSecret, ServiceAccount, TokenAsk,
+    CertificateRequest, Clock, Credential, EventSink, ObjectError, ObjectSource, PullSecret, ServiceAccount,
+    TokenRequest,
 };
 use berth_types::{
     Pod, PodUid,
     api::{self, ConfigMap, Secret},
 };
 use bundles::Bundles;
-use held::Held;
+use cached_object::CachedObject;
+use get_strategy::Cached;
 use k8s_openapi::api::node::v1::RuntimeClass;
-use watched::{Watched, WatchedDeps};
+use watch_strategy::{WatchCache, WatchedDeps};
 
-pub use changes::ChangedPods;
-pub(super) use changes::Teller;
-pub(super) use references::named;
+pub(super) use change_notifier::ChangeNotifier;
+pub use change_notifier::ChangedPods;
+pub(super) use references::referenced_objects;
 
 /// Interval at which reflectors of unread objects are stopped.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -125,7 +126,7 @@ pub struct ObjectsDeps {
 
 /// Objects of one type, by strategy.
 enum Kind<T> {
-    Watch(Watched<T>),
+    Watch(WatchCache<T>),
     Cache(Cached<T>),
     Get(Arc<dyn ApiClient>),
 }
@@ -150,7 +151,7 @@ impl ApiObjects {
         config: &ObjectsConfig,
         deps: ObjectsDeps,
     ) -> (Arc<Self>, ChangedPods, impl Future<Output = ()> + Send + use<>) {
-        let teller = changes::Teller::default();
+        let teller = change_notifier::ChangeNotifier::default();
         let watched = WatchedDeps {
             api: deps.api.clone(),
             metrics: deps.metrics.clone(),
@@ -184,7 +185,7 @@ impl ApiObjects {
             bundles: config.trust_bundles.then(|| Bundles::new(watched)),
             certificates: certificates.map(PodCertificates::new),
         });
-        let (swept, stop, listener) = (objects.clone(), deps.stop.clone(), teller.listen());
+        let (swept, stop, listener) = (objects.clone(), deps.stop.clone(), teller.subscribe());
         let upkeep = async move {
             let sweeps = async {
                 let mut ticks = interval(SWEEP);
@@ -196,7 +197,7 @@ impl ApiObjects {
             };
             let due = async {
                 loop {
-                    teller.tell(tokens.due().await);
+                    teller.notify(tokens.due().await);
                 }
             };
             let all = async { tokio::join!(follow_services, follow_classes, sweeps, due) };
@@ -228,17 +229,17 @@ impl ApiObjects {
 impl<T: kinds::ObjectKind> Kind<T> {
     fn new(config: &ObjectsConfig, watched: &WatchedDeps, ttl: &watch::Receiver<Duration>) -> Self {
         match config.strategy {
-            Strategy::Watch => Self::Watch(Watched::new(watched.clone(), config.sync_frequency)),
+            Strategy::Watch => Self::Watch(WatchCache::new(watched.clone(), config.sync_frequency)),
             Strategy::Cache => Self::Cache(Cached::new(watched.api.clone(), ttl.clone())),
             Strategy::Get => Self::Get(watched.api.clone()),
         }
     }
 
-    async fn get(&self, namespace: &str, name: &str) -> Result<Arc<Held<T>>, ObjectError> {
+    async fn get(&self, namespace: &str, name: &str) -> Result<Arc<CachedObject<T>>, ObjectError> {
         match self {
             Self::Watch(watched) => watched.get(namespace, name).await,
             Self::Cache(cached) => cached.get(namespace, name).await,
-            Self::Get(api) => asked::get(api, namespace, name).await,
+            Self::Get(api) => get_strategy::get(api, namespace, name).await,
         }
     }
 
@@ -330,7 +331,7 @@ impl ObjectSource for ApiObjects {
     }
 
     fn register(&self, pod: &Pod) {
-        let named = references::named(pod);
+        let named = references::referenced_objects(pod);
         self.config_maps.register(pod.uid(), pod.namespace(), named.config_maps);
         self.secrets.register(pod.uid(), pod.namespace(), named.secrets);
     }
@@ -343,11 +344,11 @@ impl ObjectSource for ApiObjects {
         self.certificates.iter().for_each(|certificates| certificates.forget(pod));
     }
 
-    fn adopt_token(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
+    fn adopt_token(&self, pod: &Pod, ask: &TokenRequest, held: &str) {
         self.tokens.adopt(pod, ask, held);
     }
 
-    async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
+    async fn token(&self, pod: &Pod, ask: &TokenRequest) -> Result<String, ObjectError> {
         self.tokens.token(pod, ask).await.map_err(|error| ObjectError::Other(error.to_string()))
     }
 
@@ -362,7 +363,7 @@ impl ObjectSource for ApiObjects {
         }
     }
 
-    async fn pod_certificate(&self, pod: &Pod, ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
+    async fn pod_certificate(&self, pod: &Pod, ask: &CertificateRequest) -> Result<Arc<Credential>, ObjectError> {
         match &self.certificates {
             Some(certificates) => certificates.of(pod, ask).await,
             None => Err(ObjectError::Other("unimplemented".to_owned())),

@@ -8,7 +8,7 @@ use berth_types::{Pod, api, env, spec};
 
 /// Object names in the pod's namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Named {
+pub struct ReferencedObjects {
     /// Names of ConfigMaps.
     pub config_maps: BTreeSet<String>,
     /// Names of Secrets.
@@ -16,8 +16,8 @@ pub struct Named {
 }
 
 /// Collects all references of a pod: volumes, environments of all its containers, pull secrets.
-pub fn named(pod: &Pod) -> Named {
-    let mut found = Named::default();
+pub fn referenced_objects(pod: &Pod) -> ReferencedObjects {
+    let mut found = ReferencedObjects::default();
     for container in pod.init_containers().iter().chain(pod.containers()) {
         found.environment(container);
     }
@@ -33,7 +33,7 @@ pub fn named(pod: &Pod) -> Named {
     found
 }
 
-impl Named {
+impl ReferencedObjects {
     fn environment(&mut self, container: &api::Container) {
         let wanted = env::references(container);
         self.config_maps.extend(wanted.config_maps);
@@ -94,7 +94,7 @@ mod tests {
                     {"serviceAccountToken": {"path": "token"}}]}},
                 {"name": "d", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s-csi"}}},
                 {"name": "e", "emptyDir": {}}]}});
-        let named = named(&Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"));
+        let named = referenced_objects(&Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"));
         let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
         assert_eq!(list(&named.config_maps), "cm-c cm-i cm-key-c cm-key-e cm-v kube-root-ca.crt");
         assert_eq!(list(&named.secrets), "pull s-c s-csi s-i s-key-c s-key-e s-p s-v");

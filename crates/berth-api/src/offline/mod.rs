@@ -13,10 +13,10 @@
 //! where the server cannot be reached. A node whose pods were deleted meanwhile runs its old pods until then: that is
 //! what the operator opts into.
 
-mod keeper;
-mod known;
+mod checkpoint;
+mod checkpoint_writer;
+mod encryption;
 mod objects;
-mod seal;
 
 use std::{
     path::PathBuf,
@@ -31,15 +31,15 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info, warn};
 
 use self::{
-    keeper::Keeper,
-    known::{Known, Learned},
-    seal::Sealer,
+    checkpoint::{Checkpoint, Observation},
+    checkpoint_writer::CheckpointWriter,
+    encryption::Sealer,
 };
 use berth_sys::atomic_file;
 use berth_types::Pod;
 
+pub use encryption::SealError;
 pub use objects::OfflineObjects;
-pub use seal::SealError;
 
 /// Capacity of the observation queue; an observation that finds it full is recorded at its next read.
 const QUEUE: usize = 1024;
@@ -57,8 +57,8 @@ pub struct OfflineConfig {
 
 /// Last-known pods and the objects they reference.
 pub struct Offline {
-    last: Known,
-    learn: mpsc::Sender<Learned>,
+    last: Checkpoint,
+    learn: mpsc::Sender<Observation>,
     /// Whether the last-known pods run because the API server has not delivered any yet.
     is_recalling: AtomicBool,
 }
@@ -82,14 +82,14 @@ impl Offline {
         });
         let (sealer, last) = reading.await.map_err(|error| SealError::Task(error.to_string()))??;
         let (learn, learned) = mpsc::channel(QUEUE);
-        let keeper = Keeper::new(last.clone(), sealer, config.file, learned);
+        let keeper = CheckpointWriter::new(last.clone(), sealer, config.file, learned);
         tasks.spawn(keeper.run(stop));
         Ok(Arc::new(Self { last, learn, is_recalling: AtomicBool::new(false) }))
     }
 
     /// Last-known pods to run until the API server delivers its pods; `None` if there are none. From now on the objects
     /// they reference are served from the checkpoint as well.
-    pub fn recall_pods(&self) -> Option<Vec<Arc<Pod>>> {
+    pub fn last_known_pods(&self) -> Option<Vec<Arc<Pod>>> {
         if self.last.pods.is_empty() {
             return None;
         }
@@ -99,37 +99,37 @@ impl Offline {
     }
 
     /// Records a full set of pods from the API server; ends the use of the checkpoint.
-    pub fn saw_pods(&self, pods: &[Arc<Pod>]) {
+    pub fn record_pods(&self, pods: &[Arc<Pod>]) {
         if self.is_recalling.swap(false, Ordering::Relaxed) {
             info!("The API server told its pods; the last-known ones are of no more use");
         }
-        self.learn(Learned::Pods(pods.to_vec()));
+        self.learn(Observation::Pods(pods.to_vec()));
     }
 
     fn is_recalling(&self) -> bool {
         self.is_recalling.load(Ordering::Relaxed)
     }
 
-    fn learn(&self, learned: Learned) {
+    fn learn(&self, learned: Observation) {
         // The queue is full, or the agent stops: the next read records it.
         let _ = self.learn.try_send(learned);
     }
 }
 
 /// Reads the checkpoint; empty if it is absent or unusable.
-fn read(sealer: &Sealer, file: &std::path::Path) -> Known {
+fn read(sealer: &Sealer, file: &std::path::Path) -> Checkpoint {
     let content = match atomic_file::read(file) {
         Ok(Some(content)) => content,
-        Ok(None) => return Known::default(),
+        Ok(None) => return Checkpoint::default(),
         Err(error) => {
             error!(path = %file.display(), err = %error, "Cannot read the last-known pods");
-            return Known::default();
+            return Checkpoint::default();
         }
     };
     let opened = sealer.unseal(content).map_err(|e| e.to_string());
-    opened.and_then(|plain| Known::decode(&plain).map_err(|e| e.to_string())).unwrap_or_else(|error| {
+    opened.and_then(|plain| Checkpoint::decode(&plain).map_err(|e| e.to_string())).unwrap_or_else(|error| {
         error!(path = %file.display(), err = error, "Cannot use the last-known pods");
-        Known::default()
+        Checkpoint::default()
     })
 }
 

@@ -10,9 +10,9 @@ use tokio::time::timeout;
 
 use super::{
     Offline,
-    known::{Data, Key, Kind, Learned},
+    checkpoint::{Data, Key, Kind, Observation},
 };
-use berth_ports::{CertificateAsk, Credential, ObjectError, ObjectSource, PullSecret, TokenAsk};
+use berth_ports::{CertificateRequest, Credential, ObjectError, ObjectSource, PullSecret, TokenRequest};
 use berth_types::{Pod, PodUid, api};
 
 /// Timeout of reads from the API server while the last-known pods run, for recorded objects: the agent already waited
@@ -36,7 +36,7 @@ impl OfflineObjects {
     }
 
     /// Reads from the API server; with a short timeout for a recorded object while the last-known pods run.
-    async fn said<T>(
+    async fn read_with_timeout<T>(
         &self,
         is_remembered: bool,
         asking: impl Future<Output = Result<T, ObjectError>> + Send,
@@ -54,15 +54,15 @@ impl OfflineObjects {
     }
 
     /// Reads an object and records it; falls back to the recorded one if the read fails.
-    async fn kept(
+    async fn read_or_recall(
         &self,
         key: Key,
         asking: impl Future<Output = Result<Arc<Data>, ObjectError>> + Send,
     ) -> Result<Arc<Data>, ObjectError> {
         let remembered = self.offline.last.objects.get(&key);
-        match self.said(remembered.is_some(), asking).await {
+        match self.read_with_timeout(remembered.is_some(), asking).await {
             Ok(data) => {
-                self.offline.learn(Learned::Object(key, data.clone()));
+                self.offline.learn(Observation::Object(key, data.clone()));
                 Ok(data)
             }
             Err(error) if self.may_recall(&error) => remembered.cloned().ok_or(error),
@@ -83,18 +83,18 @@ impl ObjectSource for OfflineObjects {
             let data = self.inner.config_map(namespace, name).await?;
             Ok(Arc::new(data.iter().map(|(key, value)| (key.clone(), value.clone().into_bytes())).collect()))
         };
-        let kept = self.kept(key(Kind::ConfigMap, namespace, name), asking).await?;
+        let kept = self.read_or_recall(key(Kind::ConfigMap, namespace, name), asking).await?;
         Ok(Arc::new(kept.iter().map(|(key, value)| (key.clone(), text(value))).collect()))
     }
 
     async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Data>, ObjectError> {
-        self.kept(key(Kind::Secret, namespace, name), self.inner.secret(namespace, name)).await
+        self.read_or_recall(key(Kind::Secret, namespace, name), self.inner.secret(namespace, name)).await
     }
 
     fn services(&self, namespace: &str) -> Option<Vec<Arc<api::Service>>> {
         match self.inner.services(namespace) {
             Some(services) => {
-                self.offline.learn(Learned::Services(namespace.to_owned(), services.clone()));
+                self.offline.learn(Observation::Services(namespace.to_owned(), services.clone()));
                 Some(services)
             }
             // Pods of a namespace that was never recorded start without services, rather than never.
@@ -107,10 +107,10 @@ impl ObjectSource for OfflineObjects {
 
     async fn runtime_handler(&self, class: Option<&str>) -> Result<String, ObjectError> {
         let is_remembered = class.is_some_and(|class| self.offline.last.handlers.contains_key(class));
-        let read = self.said(is_remembered, self.inner.runtime_handler(class)).await;
+        let read = self.read_with_timeout(is_remembered, self.inner.runtime_handler(class)).await;
         match (read, class) {
             (Ok(handler), Some(class)) => {
-                self.offline.learn(Learned::Handler(class.to_owned(), handler.clone()));
+                self.offline.learn(Observation::Handler(class.to_owned(), handler.clone()));
                 Ok(handler)
             }
             (Err(error), Some(class)) if self.may_recall(&error) => {
@@ -132,10 +132,10 @@ impl ObjectSource for OfflineObjects {
         let is_remembered = names.iter().any(|name| remembered(name).is_some());
         let asking = async { Ok(self.inner.pull_secrets(pod).await) };
         let (mut found, mut missing) =
-            self.said(is_remembered, asking).await.unwrap_or_else(|_| (Vec::new(), names.clone()));
+            self.read_with_timeout(is_remembered, asking).await.unwrap_or_else(|_| (Vec::new(), names.clone()));
         for secret in &found {
             let (namespace, name, _) = &secret.coordinates;
-            self.offline.learn(Learned::Object(key(Kind::PullSecret, namespace, name), learned(secret)));
+            self.offline.learn(Observation::Object(key(Kind::PullSecret, namespace, name), learned(secret)));
         }
         if self.offline.is_recalling() {
             found.extend(missing.iter().filter_map(remembered));
@@ -146,7 +146,7 @@ impl ObjectSource for OfflineObjects {
 
     async fn config_map_files(&self, namespace: &str, name: &str) -> Result<Arc<Data>, ObjectError> {
         let asking = self.inner.config_map_files(namespace, name);
-        self.kept(key(Kind::ConfigMapFiles, namespace, name), asking).await
+        self.read_or_recall(key(Kind::ConfigMapFiles, namespace, name), asking).await
     }
 
     fn register(&self, pod: &Pod) {
@@ -157,13 +157,13 @@ impl ObjectSource for OfflineObjects {
         self.inner.unregister(pod);
     }
 
-    fn adopt_token(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
+    fn adopt_token(&self, pod: &Pod, ask: &TokenRequest, held: &str) {
         self.inner.adopt_token(pod, ask, held);
     }
 
     /// Tokens are not recorded: an empty one takes their place, which no server accepts, but no server is reachable.
     /// The next sync after the server's return provides a valid one.
-    async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
+    async fn token(&self, pod: &Pod, ask: &TokenRequest) -> Result<String, ObjectError> {
         match self.inner.token(pod, ask).await {
             Err(error) if self.may_recall(&error) => Ok(String::new()),
             token => token,
@@ -171,7 +171,7 @@ impl ObjectSource for OfflineObjects {
     }
 
     /// Not recorded either.
-    async fn pod_certificate(&self, pod: &Pod, ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
+    async fn pod_certificate(&self, pod: &Pod, ask: &CertificateRequest) -> Result<Arc<Credential>, ObjectError> {
         self.inner.pod_certificate(pod, ask).await
     }
 

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::*;
-use berth_ports::{ObjectError, ObjectSource, PullSecret, TokenAsk};
+use berth_ports::{ObjectError, ObjectSource, PullSecret, TokenRequest};
 use berth_types::{Pod, api};
 
 /// Server that answers, fails (at once, or after ten seconds of silence), or has no objects.
@@ -59,7 +59,7 @@ impl ObjectSource for Source {
             Err(_) => (Vec::new(), vec!["pull".to_owned()]),
         }
     }
-    async fn token(&self, _: &Pod, _: &TokenAsk) -> Result<String, ObjectError> {
+    async fn token(&self, _: &Pod, _: &TokenRequest) -> Result<String, ObjectError> {
         self.answer("token".to_owned())
     }
 }
@@ -89,7 +89,7 @@ async fn start(folder: &Path, tasks: &TaskTracker, stop: &CancellationToken) -> 
 /// Reads every object; returns the results, and whether the token is non-empty.
 async fn read(source: &OfflineObjects) -> Vec<Result<String, String>> {
     let told = |e: ObjectError| e.to_string();
-    let ask = TokenAsk { audience: String::new(), expiration_seconds: None };
+    let ask = TokenRequest { audience: String::new(), expiration_seconds: None };
     let known = pod();
     vec![
         source.config_map("ns", "m").await.map(|data| data["k"].clone()).map_err(told),
@@ -113,10 +113,10 @@ async fn what_pods_need_is_told_again() {
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let offline = start(folder.path(), &tasks, &stop).await;
     let source = OfflineObjects::new(Arc::new(Source(Mutex::new(Server::There))), offline.clone());
-    offline.saw_pods(&[pod()]);
+    offline.record_pods(&[pod()]);
     let first = read(&source).await;
     assert!(first.iter().all(Result::is_ok), "{first:?}");
-    tokio::time::sleep(keeper::COLLECT * 2).await;
+    tokio::time::sleep(checkpoint_writer::COLLECT * 2).await;
     let file = std::fs::read(folder.path().join("pods")).expect("written");
     assert!(!file.windows(6).any(|part| part == b"hidden"), "encrypted");
     stop.cancel();
@@ -127,7 +127,7 @@ async fn what_pods_need_is_told_again() {
     let source = OfflineObjects::new(inner.clone(), offline.clone());
     let away = read(&source).await;
     assert!(away.iter().all(Result::is_err), "nothing is recalled for pods that nobody recalled: {away:?}");
-    assert_eq!(offline.recall_pods().expect("pods").len(), 1);
+    assert_eq!(offline.last_known_pods().expect("pods").len(), 1);
     let again = read(&source).await;
     assert_eq!(again[5], Ok(String::new()), "tokens are not kept");
     assert_eq!((&again[..5], &again[6]), (&first[..5], &first[6]));
@@ -139,7 +139,7 @@ async fn what_pods_need_is_told_again() {
     let said = read(&source).await;
     assert!(said[..4].iter().chain(&said[5..6]).all(Result::is_err), "what the server says counts: {said:?}");
     *inner.0.lock().expect("not poisoned") = Server::Away;
-    offline.saw_pods(&[pod()]);
+    offline.record_pods(&[pod()]);
     assert!(read(&source).await.iter().all(Result::is_err), "as without this");
     stop.cancel();
 }
@@ -151,7 +151,7 @@ async fn a_file_that_cannot_be_used_counts_as_none() {
     for content in [&b""[..], b"BERTHOFF\x01garbage garbage garbage garbage garbage", b"BERTHOFF\x09"] {
         std::fs::write(folder.path().join("pods"), content).expect("written");
         let offline = start(folder.path(), &tasks, &stop).await;
-        assert!(offline.recall_pods().is_none());
+        assert!(offline.last_known_pods().is_none());
     }
     let config =
         OfflineConfig { file: folder.path().join("pods"), key_file: folder.path().join("none"), node: "n".to_owned() };

@@ -42,7 +42,7 @@ pub enum KeyError {
 }
 
 /// Generated key.
-pub struct Made {
+pub struct GeneratedKey {
     /// PKCS #8, PEM.
     pub key: String,
     /// Empty PKCS #10 request signed by the key, DER.
@@ -53,7 +53,7 @@ pub struct Made {
 ///
 /// # Errors
 /// The type is unknown, or generation failed.
-pub fn make(kind: &str) -> Result<Made, KeyError> {
+pub fn make(kind: &str) -> Result<GeneratedKey, KeyError> {
     let made = match kind {
         "RSA3072" => rsa_of(3072),
         "RSA4096" => rsa_of(4096),
@@ -63,7 +63,7 @@ pub fn make(kind: &str) -> Result<Made, KeyError> {
         "ED25519" => KeyPair::generate_for(&PKCS_ED25519).map_err(text).and_then(|pair| {
             let made = of_pair(&pair)?;
             let der = first_version(pair.serialized_der()).ok_or("its shape is not the expected one")?;
-            Ok(Made { key: pem("PRIVATE KEY", &der), ..made })
+            Ok(GeneratedKey { key: pem("PRIVATE KEY", &der), ..made })
         }),
         other => return Err(KeyError::Unknown(other.to_owned())),
     };
@@ -74,21 +74,21 @@ fn text(error: impl ToString) -> String {
     error.to_string()
 }
 
-fn of_pair(pair: &KeyPair) -> Result<Made, String> {
+fn of_pair(pair: &KeyPair) -> Result<GeneratedKey, String> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     let request = params.serialize_request(pair).map_err(text)?;
-    Ok(Made { key: pem("PRIVATE KEY", pair.serialized_der()), stub: request.der().to_vec() })
+    Ok(GeneratedKey { key: pem("PRIVATE KEY", pair.serialized_der()), stub: request.der().to_vec() })
 }
 
-fn rsa_of(bits: usize) -> Result<Made, String> {
+fn rsa_of(bits: usize) -> Result<GeneratedKey, String> {
     let key = RsaPrivateKey::new(&mut OsRng, bits).map_err(text)?;
     let der = key.to_pkcs8_der().map_err(text)?;
     let der = PrivatePkcs8KeyDer::from(der.as_bytes());
     of_pair(&KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_RSA_SHA256).map_err(text)?)
 }
 
-fn p521_of() -> Result<Made, String> {
+fn p521_of() -> Result<GeneratedKey, String> {
     let secret = p521::SecretKey::random(&mut OsRng);
     let point = secret.public_key().to_encoded_point(false);
     let key = secret.to_pkcs8_der().map_err(text)?;
@@ -100,7 +100,7 @@ fn p521_of() -> Result<Made, String> {
     let signature: Signature = signing.try_sign_with_rng(&mut OsRng, &asked).map_err(text)?;
     let signed = element(BITS, &[&[0], signature.to_der().as_bytes()].concat());
     let stub = element(SEQUENCE, &[asked, element(SEQUENCE, ECDSA_SHA512), signed].concat());
-    Ok(Made { key: pem("PRIVATE KEY", key.as_bytes()), stub })
+    Ok(GeneratedKey { key: pem("PRIVATE KEY", key.as_bytes()), stub })
 }
 
 /// Strips the public key that PKCS #8 version 2 appends to an Ed25519 key.

@@ -13,9 +13,9 @@
 //!
 //! Implements spec 07 §9.4.
 
-mod decide;
-mod keeper;
+mod controller;
 mod keys;
+mod request;
 #[cfg(test)]
 mod tests;
 
@@ -37,14 +37,14 @@ use tokio_util::{
 
 use super::{
     api::{ApiClient, Resource},
-    objects::Teller,
+    objects::ChangeNotifier,
     reflector::{ReflectorDeps, Selection, reflect},
     store::Store,
 };
 use berth_metrics::ReflectorMetrics;
-use berth_ports::{CertificateAsk, Clock, Credential, EventSink, ObjectError};
+use berth_ports::{CertificateRequest, Clock, Credential, EventSink, ObjectError};
 use berth_types::{Pod, PodUid};
-use keeper::{Keeper, Shown};
+use controller::{CertificateState, PodCertificateController};
 
 /// How long the first read waits for the signer: most signers answer at once, and a pod that waits reports no failure.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -64,7 +64,7 @@ pub struct CertificateDeps {
     /// UID of the `Node` object; empty until it is known.
     pub node_uid: watch::Receiver<String>,
     /// Notifies pods of new certificates.
-    pub teller: Teller,
+    pub teller: ChangeNotifier,
     /// Tracks the spawned tasks.
     pub tasks: TaskTracker,
     /// Stops the spawned tasks.
@@ -76,7 +76,7 @@ type Key = (PodUid, String, usize);
 
 struct Entry {
     signer: String,
-    shown: watch::Receiver<Shown>,
+    shown: watch::Receiver<CertificateState>,
     since: Instant,
     /// Stops the task when the entry is dropped.
     _keeper: DropGuard,
@@ -102,20 +102,20 @@ impl PodCertificates {
     ///
     /// # Errors
     /// None was issued yet, or the request was denied or failed; the text is the kubelet's.
-    pub async fn of(&self, pod: &Pod, ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
+    pub async fn of(&self, pod: &Pod, ask: &CertificateRequest) -> Result<Arc<Credential>, ObjectError> {
         let (mut shown, since) = {
             let mut entries = self.locked();
             let key = (pod.uid().clone(), ask.volume.clone(), ask.source);
             let entry = entries.entry(key).or_insert_with(|| self.begin(pod, ask));
             (entry.shown.clone(), entry.since)
         };
-        let decided = shown.wait_for(|shown| !matches!(shown, Shown::Waiting));
+        let decided = shown.wait_for(|shown| !matches!(shown, CertificateState::Waiting));
         drop(timeout_at(since + PATIENCE, decided).await);
         let text = match &*shown.borrow() {
-            Shown::Held(held) => return Ok(held.credential.clone()),
-            Shown::Waiting => "credential bundle is not issued yet".to_owned(),
-            Shown::Denied(why) => permanently("denied", why),
-            Shown::Failed(why) => permanently("failed", why),
+            CertificateState::Held(held) => return Ok(held.credential.clone()),
+            CertificateState::Waiting => "credential bundle is not issued yet".to_owned(),
+            CertificateState::Denied(why) => permanently("denied", why),
+            CertificateState::Failed(why) => permanently("failed", why),
         };
         Err(ObjectError::Other(text))
     }
@@ -129,23 +129,23 @@ impl PodCertificates {
     pub fn states(&self) -> Vec<(String, &'static str, i64)> {
         let (entries, now) = (self.locked(), self.deps.clock.now());
         let state = |entry: &Entry| match &*entry.shown.borrow() {
-            Shown::Waiting => "not_yet_issued",
-            Shown::Denied(_) => "denied",
-            Shown::Failed(_) => "failed",
-            Shown::Held(held) => decide::state(&held.issued, now),
+            CertificateState::Waiting => "not_yet_issued",
+            CertificateState::Denied(_) => "denied",
+            CertificateState::Failed(_) => "failed",
+            CertificateState::Held(held) => request::state(&held.issued, now),
         };
-        decide::counted(entries.values().map(|entry| (entry.signer.as_str(), state(entry))))
+        request::counted(entries.values().map(|entry| (entry.signer.as_str(), state(entry))))
     }
 
     fn locked(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self, pod: &Pod, ask: &CertificateAsk) -> Entry {
+    fn begin(&self, pod: &Pod, ask: &CertificateRequest) -> Entry {
         let stop = self.deps.stop.child_token();
-        let (show, shown) = watch::channel(Shown::Waiting);
+        let (show, shown) = watch::channel(CertificateState::Waiting);
         let account = pod.spec().service_account_name.clone().filter(|name| !name.is_empty());
-        let keeper = Keeper {
+        let keeper = PodCertificateController {
             deps: self.deps.clone(),
             making: self.making.clone(),
             requests: self.requests.get_or_init(|| self.follow()).clone(),
@@ -171,7 +171,7 @@ impl PodCertificates {
     }
 }
 
-fn permanently(what: &str, why: &decide::Why) -> String {
-    let decide::Why { reason, message } = why;
+fn permanently(what: &str, why: &request::FailureCause) -> String {
+    let request::FailureCause { reason, message } = why;
     format!("PodCertificateRequest was permanently {what}: reason={reason:?} message={message:?}")
 }

@@ -46,7 +46,7 @@ struct Bench {
     api: Arc<FakeApi>,
     watch: mpsc::UnboundedSender<Value>,
     told: Arc<Told>,
-    teller: Teller,
+    teller: ChangeNotifier,
     certificates: Arc<PodCertificates>,
     version: u32,
 }
@@ -66,7 +66,7 @@ fn bench() -> Bench {
     });
     let watch = api.next_watch();
     watch.send(marker(VERSION, KIND, "1")).expect("kept");
-    let (told, teller) = (Arc::new(Told::default()), Teller::default());
+    let (told, teller) = (Arc::new(Told::default()), ChangeNotifier::default());
     let certificates = PodCertificates::new(CertificateDeps {
         api: api.clone(),
         metrics: ReflectorMetrics::new(&Registry::new()),
@@ -87,10 +87,10 @@ fn pod() -> Pod {
     Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete")
 }
 
-fn ask() -> CertificateAsk {
+fn ask() -> CertificateRequest {
     let projection = json!({"signerName": "a/b", "keyType": "ECDSAP256"});
     let projection = serde_json::from_value(projection).expect("a projection");
-    CertificateAsk { volume: "v".to_owned(), source: 1, projection }
+    CertificateRequest { volume: "v".to_owned(), source: 1, projection }
 }
 
 fn chain(number: u8) -> String {
@@ -134,7 +134,7 @@ impl Bench {
 
     /// Waits until the pod is notified.
     async fn until_told(&self) {
-        timeout(EVER, self.teller.listen().next()).await.expect("told");
+        timeout(EVER, self.teller.subscribe().next()).await.expect("told");
     }
 
     fn told(&self) -> Vec<(String, String)> {

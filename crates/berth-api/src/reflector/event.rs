@@ -6,7 +6,7 @@
 use k8s_openapi::{Metadata, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::lean::Lean;
+use super::lean::WithoutManagedFields;
 use crate::api::{ApiError, ApiStatus, Cause};
 use berth_types::{Pod, api};
 use k8s_openapi::api::{
@@ -20,7 +20,7 @@ use k8s_openapi::api::{
 };
 
 /// Object type that a reflector can follow.
-pub trait Kept: DeserializeOwned + Send + Sync + 'static {
+pub trait ReflectedObject: DeserializeOwned + Send + Sync + 'static {
     /// Object metadata.
     fn meta(&self) -> &ObjectMeta;
 
@@ -30,7 +30,7 @@ pub trait Kept: DeserializeOwned + Send + Sync + 'static {
 
 macro_rules! kept {
     ($($kind:ty)*) => {
-        $(impl Kept for $kind {
+        $(impl ReflectedObject for $kind {
             fn meta(&self) -> &ObjectMeta {
                 self.metadata()
             }
@@ -40,7 +40,7 @@ macro_rules! kept {
 
 kept! { ConfigMap v1alpha1::ClusterTrustBundle v1beta1::ClusterTrustBundle Namespace Node api::Pod Secret Service CSIDriver CSINode PodCertificateRequest RuntimeClass }
 
-impl Kept for Pod {
+impl ReflectedObject for Pod {
     fn meta(&self) -> &ObjectMeta {
         &self.metadata
     }
@@ -125,7 +125,7 @@ struct Whole<O> {
 ///
 /// # Errors
 /// The line is not a watch event.
-pub fn event<T: Kept>(line: &[u8]) -> Result<(Event<T>, String), ApiError> {
+pub fn event<T: ReflectedObject>(line: &[u8]) -> Result<(Event<T>, String), ApiError> {
     // Fast path: nearly all events, as servers write them, are parsed once.
     if PUT.iter().any(|start| line.starts_with(start))
         && let Ok((key, object)) = object::<T>(line)
@@ -153,12 +153,12 @@ pub fn event<T: Kept>(line: &[u8]) -> Result<(Event<T>, String), ApiError> {
     Ok((event, version))
 }
 
-fn object<T: Kept>(line: &[u8]) -> Result<(Key, T), String> {
-    let whole: Whole<Lean<T>> = serde_json::from_slice(line).map_err(|e| e.to_string())?;
+fn object<T: ReflectedObject>(line: &[u8]) -> Result<(Key, T), String> {
+    let whole: Whole<WithoutManagedFields<T>> = serde_json::from_slice(line).map_err(|e| e.to_string())?;
     keyed(whole.object.0)
 }
 
-fn keyed<T: Kept>(object: T) -> Result<(Key, T), String> {
+fn keyed<T: ReflectedObject>(object: T) -> Result<(Key, T), String> {
     let meta = object.meta();
     let name = meta.name.clone().filter(|name| !name.is_empty()).ok_or("it has no name")?;
     Ok(((meta.namespace.clone().unwrap_or_default(), name), object))
@@ -184,15 +184,20 @@ struct ListMeta {
 ///
 /// # Errors
 /// The text is not a list.
-pub fn page<T: Kept>(text: &[u8]) -> Result<Page<T>, ApiError> {
-    let mut page = match serde_json::from_slice::<ListOf<Lean<T>>>(text) {
-        Ok(list) => Page::of(list.metadata, list.items.unwrap_or_default().into_iter().map(|Lean(object)| Ok(object))),
+pub fn page<T: ReflectedObject>(text: &[u8]) -> Result<Page<T>, ApiError> {
+    let mut page = match serde_json::from_slice::<ListOf<WithoutManagedFields<T>>>(text) {
+        Ok(list) => Page::of(
+            list.metadata,
+            list.items.unwrap_or_default().into_iter().map(|WithoutManagedFields(object)| Ok(object)),
+        ),
         // Rare and expensive: parses the items one by one, to lose only the broken ones.
         Err(_) => {
             let list: ListOf<serde_json::Value> = serde_json::from_slice(text).map_err(|e| malformed("list", &e))?;
             let read = |value: serde_json::Value| {
                 let name = value["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-                serde_json::from_value::<Lean<T>>(value).map(|Lean(object)| object).map_err(|e| (name, e.to_string()))
+                serde_json::from_value::<WithoutManagedFields<T>>(value)
+                    .map(|WithoutManagedFields(object)| object)
+                    .map_err(|e| (name, e.to_string()))
             };
             Page::of(list.metadata, list.items.unwrap_or_default().into_iter().map(read))
         }
@@ -201,7 +206,7 @@ pub fn page<T: Kept>(text: &[u8]) -> Result<Page<T>, ApiError> {
     Ok(page)
 }
 
-impl<T: Kept> Page<T> {
+impl<T: ReflectedObject> Page<T> {
     fn of(meta: ListMeta, objects: impl Iterator<Item = Result<T, (String, String)>>) -> Self {
         let mut page = Self { version: meta.resource_version, next: meta.next, items: Vec::new(), broken: Vec::new() };
         for object in objects {

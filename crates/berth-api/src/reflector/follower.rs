@@ -7,14 +7,14 @@ use tracing::debug;
 
 use super::{
     Selection,
-    event::{Kept, Key},
+    event::{Key, ReflectedObject},
 };
 use crate::store::Snapshot;
 
 /// Consumer of a reflector. `ControlFlow::Break` ends the reflector.
 pub trait Follower: Send + Sync + 'static {
     /// Object type.
-    type Object: Kept;
+    type Object: ReflectedObject;
     /// Accumulator of the initial objects until the set is complete.
     type All: Default + Send + 'static;
 
@@ -43,14 +43,14 @@ pub struct Snapshots<T> {
     nudge: Arc<Notify>,
 }
 
-impl<T: Kept> Snapshots<T> {
+impl<T: ReflectedObject> Snapshots<T> {
     /// Returns a follower that publishes to `snapshots`.
     pub fn new(selection: Selection, snapshots: watch::Sender<Arc<Snapshot<T>>>, nudge: Arc<Notify>) -> Self {
         Self { selection, snapshots, nudge }
     }
 }
 
-impl<T: Kept> Follower for Snapshots<T> {
+impl<T: ReflectedObject> Follower for Snapshots<T> {
     type Object = T;
     type All = Objects<T>;
 
@@ -114,7 +114,7 @@ impl<T: Kept> Follower for Snapshots<T> {
     }
 }
 
-fn is_same<T: Kept>(old: &T, new: &T) -> bool {
+fn is_same<T: ReflectedObject>(old: &T, new: &T) -> bool {
     let (old, new) = (old.meta(), new.meta());
     old.resource_version.is_some() && old.resource_version == new.resource_version && old.uid == new.uid
 }

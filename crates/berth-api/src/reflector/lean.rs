@@ -13,9 +13,9 @@ use serde::{
 
 /// Object deserialized without its managed fields.
 #[derive(Debug)]
-pub struct Lean<T>(pub T);
+pub struct WithoutManagedFields<T>(pub T);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Lean<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for WithoutManagedFields<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         T::deserialize(Sieve { inner: deserializer, depth: Depth::Object }).map(Self)
     }
@@ -140,9 +140,11 @@ mod tests {
         let mut expected = pod();
         expected["metadata"].as_object_mut().expect("an object").remove("managedFields");
         let expected: api::Pod = serde_json::from_value(expected).expect("a pod");
-        let Lean(read) = serde_json::from_str::<Lean<api::Pod>>(&pod().to_string()).expect("a pod");
+        let WithoutManagedFields(read) =
+            serde_json::from_str::<WithoutManagedFields<api::Pod>>(&pod().to_string()).expect("a pod");
         assert_eq!(read, expected);
-        let Lean(whole) = serde_json::from_str::<Lean<serde_json::Value>>(&pod().to_string()).expect("a value");
+        let WithoutManagedFields(whole) =
+            serde_json::from_str::<WithoutManagedFields<serde_json::Value>>(&pod().to_string()).expect("a value");
         assert!(
             whole["metadata"].get("managedFields").is_none()
                 && whole["metadata"]["labels"]["managedFields"] == "a label"
@@ -152,10 +154,10 @@ mod tests {
     #[test]
     fn what_lacks_metadata_is_read_too() {
         for text in [r#"{"kind":"Pod"}"#, r#"{"metadata":null}"#, r#"{"metadata":{}}"#] {
-            assert!(serde_json::from_str::<Lean<api::Pod>>(text).is_ok(), "{text}");
+            assert!(serde_json::from_str::<WithoutManagedFields<api::Pod>>(text).is_ok(), "{text}");
         }
         for text in [r#"{"metadata":{"managedFields":"#, r#"{"metadata":[]}"#, "[]", "3", r#"{"kind":"Node"}"#] {
-            assert!(serde_json::from_str::<Lean<api::Pod>>(text).is_err(), "{text}");
+            assert!(serde_json::from_str::<WithoutManagedFields<api::Pod>>(text).is_err(), "{text}");
         }
     }
 }

@@ -10,9 +10,9 @@ mod backoff;
 mod event;
 mod follower;
 mod lean;
+mod reflector;
 mod request;
-mod run;
-mod step;
+mod state_machine;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +25,7 @@ use super::{api::ApiClient, store::Store};
 use berth_metrics::ReflectorMetrics;
 
 pub(crate) use backoff::QuickRetry;
-pub use event::Kept;
+pub use event::ReflectedObject;
 pub use follower::Follower;
 pub use request::Selection;
 
@@ -50,7 +50,7 @@ impl ReflectorDeps {
 /// Reflects a selection while the returned future is polled, until stopped. Cancel-safe.
 ///
 /// The store is unsynced until it has been complete once; afterwards it is as current as the last received event.
-pub fn reflect<T: Kept>(
+pub fn reflect<T: ReflectedObject>(
     api: Arc<dyn ApiClient>,
     selection: Selection,
     deps: ReflectorDeps,
@@ -71,6 +71,6 @@ pub fn follow<F: Follower>(
     follower: F,
     metrics: &ReflectorMetrics,
 ) -> impl Future<Output = ()> + Send + use<F> {
-    let mut reflector = run::Reflector::new(api, follower, metrics);
+    let mut reflector = reflector::Reflector::new(api, follower, metrics);
     async move { reflector.run().await }
 }

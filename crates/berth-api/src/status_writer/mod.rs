@@ -12,14 +12,14 @@
 //! writes are in flight, so that intermediate changes coalesce and the client's rate limit is left to what matters. A
 //! status that the server already has causes no request.
 //!
-//! Implements spec 02b §8.3-8.5, 10 §4.3, §7, §11; [`decide`] computes the next step, [`verdict`] classifies failures.
+//! Implements spec 02b §8.3-8.5, 10 §4.3, §7, §11; [`next_step`] computes the next step, [`retry_policy`] classifies failures.
 
-mod decide;
-mod server;
+mod next_step;
+mod pod_state;
+mod retry_policy;
+mod server_pod;
 #[cfg(test)]
 mod tests;
-mod track;
-mod verdict;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -30,17 +30,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use self::{
-    decide::{Held, Step},
-    server::Answered,
-    track::Track,
-    verdict::{Verdict, after_delete, after_patch, cause_of},
+    next_step::{ComparedVersions, Step},
+    pod_state::PodStatusState,
+    retry_policy::{Verdict, after_delete, after_patch, cause_of},
+    server_pod::WriteResponse,
 };
 use super::{
     Store,
     api::{ApiClient, ApiError, Call, Resource, parse},
 };
 use berth_metrics::ApiWriteMetrics;
-use berth_ports::{Clock, Event, EventSink, Pulse};
+use berth_ports::{Clock, Event, EventSink, TaskLiveness};
 use berth_status::StatusManager;
 use berth_types::{Pod, PodRef, PodUid, api};
 
@@ -74,28 +74,28 @@ pub struct StatusWriterDeps {
     /// Called for each status that was written (startup latency, spec 02b §9).
     pub on_written: Option<OnWritten>,
     /// Reports liveness of the task.
-    pub pulse: Pulse,
+    pub pulse: TaskLiveness,
 }
 
 /// Only writer of pod statuses; see the module's documentation.
 pub struct StatusWriter {
     deps: StatusWriterDeps,
     /// Boxed, because a hash table has up to twice the capacity it needs.
-    tracks: HashMap<PodUid, Box<Track>>,
-    flights: FuturesUnordered<BoxFuture<'static, Landing>>,
+    tracks: HashMap<PodUid, Box<PodStatusState>>,
+    flights: FuturesUnordered<BoxFuture<'static, CompletedWrite>>,
 }
 
 /// Request of a write in flight.
 #[derive(Clone, Debug)]
-enum Asked {
-    Patch { held: Held, status: Arc<api::PodStatus> },
+enum WriteRequest {
+    Patch { held: ComparedVersions, status: Arc<api::PodStatus> },
     Delete,
 }
 
 /// Completed write.
-struct Landing {
+struct CompletedWrite {
     pod: PodRef,
-    asked: Asked,
+    asked: WriteRequest,
     answer: Result<Bytes, ApiError>,
 }
 
@@ -111,10 +111,10 @@ impl StatusWriter {
         let mut pods = self.deps.pods.clone();
         self.look();
         loop {
-            self.deps.pulse.works();
+            self.deps.pulse.report_progress();
             let wake = self.launch();
             if self.flights.is_empty() {
-                self.deps.pulse.rests();
+                self.deps.pulse.mark_idle();
             }
             tokio::select! {
                 biased;
@@ -135,10 +135,10 @@ impl StatusWriter {
         let snapshot = self.deps.pods.snapshot();
         let room = HashMap::with_capacity(self.tracks.len());
         let mut before = std::mem::replace(&mut self.tracks, room);
-        for kept in self.deps.status.kept() {
+        for kept in self.deps.status.all_cached() {
             let uid = kept.pod.uid.clone();
             let shown = snapshot.get(&kept.pod.namespace, &kept.pod.name).cloned();
-            let mut track = before.remove(&uid).unwrap_or_else(|| Box::new(Track::new(kept.clone())));
+            let mut track = before.remove(&uid).unwrap_or_else(|| Box::new(PodStatusState::new(kept.clone())));
             track.look(kept, snapshot.synced, shown);
             self.tracks.insert(uid, track);
         }
@@ -156,20 +156,20 @@ impl StatusWriter {
             let (pod, status) = (track.kept.pod.clone(), track.kept.status.clone());
             match step {
                 Step::Rest(_) => {}
-                Step::Told(held) => {
+                Step::AlreadySent(held) => {
                     let version = held.status;
                     track.memory.settled = Some(held);
-                    self.told(&pod.uid, version);
+                    self.record_sent(&pod.uid, version);
                 }
                 Step::Patch { body, held } => {
                     track.launched(now);
                     let call = Call::patch(Resource::PODS, &pod.namespace, &pod.name, body).sub("status");
-                    self.send(pod, call, Asked::Patch { held, status });
+                    self.send(pod, call, WriteRequest::Patch { held, status });
                 }
                 Step::Delete { uid } => {
                     track.launched(now);
                     let call = Call::delete_now(Resource::PODS, &pod.namespace, &pod.name, &uid);
-                    self.send(pod, call, Asked::Delete);
+                    self.send(pod, call, WriteRequest::Delete);
                 }
             }
         }
@@ -191,7 +191,7 @@ impl StatusWriter {
             .filter(move |began| now.duration_since(*began) < STUCK)
     }
 
-    fn send(&self, pod: PodRef, call: Call, asked: Asked) {
+    fn send(&self, pod: PodRef, call: Call, asked: WriteRequest) {
         let api = self.deps.api.clone();
         let call = call.within(DEADLINE);
         self.flights.push(Box::pin(async move {
@@ -199,48 +199,48 @@ impl StatusWriter {
                 Ok(answer) => answer,
                 Err(_) => Err(ApiError::Timeout(DEADLINE)),
             };
-            Landing { pod, asked, answer }
+            CompletedWrite { pod, asked, answer }
         }));
     }
 
     /// Processes a completed write.
-    fn landed(&mut self, landing: Landing) {
-        let Landing { pod, asked, answer } = landing;
+    fn landed(&mut self, landing: CompletedWrite) {
+        let CompletedWrite { pod, asked, answer } = landing;
         match (asked, answer) {
-            (Asked::Patch { held, status }, Ok(body)) => match parse::<Answered>(&body) {
+            (WriteRequest::Patch { held, status }, Ok(body)) => match parse::<WriteResponse>(&body) {
                 Ok(answer) => self.written(&pod, held, &status, answer),
                 // A malformed response may come from a server that wrote nothing: the watch decides.
                 Err(error) => self.not_written(&pod, held, &error),
             },
-            (Asked::Patch { held, .. }, Err(error)) => self.not_written(&pod, held, &error),
-            (Asked::Delete, Ok(_)) => self.deleted(&pod),
-            (Asked::Delete, Err(error)) => self.not_deleted(&pod, &error),
+            (WriteRequest::Patch { held, .. }, Err(error)) => self.not_written(&pod, held, &error),
+            (WriteRequest::Delete, Ok(_)) => self.deleted(&pod),
+            (WriteRequest::Delete, Err(error)) => self.not_deleted(&pod, &error),
         }
     }
 
-    fn written(&mut self, pod: &PodRef, held: Held, status: &api::PodStatus, answer: Answered) {
+    fn written(&mut self, pod: &PodRef, held: ComparedVersions, status: &api::PodStatus, answer: WriteResponse) {
         let version = held.status;
         debug!(pod = %pod.object_name(), podUID = %pod.uid, statusVersion = version, "Status for pod updated successfully");
         if let Some(track) = self.tracks.get_mut(&pod.uid) {
             track.landed();
-            track.memory.settled = Some(Held { server: answer.pod().version.to_owned(), ..held });
+            track.memory.settled = Some(ComparedVersions { server: answer.pod().version.to_owned(), ..held });
             track.answered(answer);
         }
-        self.told(&pod.uid, version);
+        self.record_sent(&pod.uid, version);
         if let Some(on_written) = &self.deps.on_written {
             on_written(&pod.uid, status);
         }
     }
 
     /// Records that the server has that version.
-    fn told(&mut self, uid: &PodUid, version: u64) {
-        self.deps.status.sent(uid, version, self.deps.clock.now());
-        if let (Some(track), Some(kept)) = (self.tracks.get_mut(uid), self.deps.status.kept_of(uid)) {
+    fn record_sent(&mut self, uid: &PodUid, version: u64) {
+        self.deps.status.mark_sent(uid, version, self.deps.clock.now());
+        if let (Some(track), Some(kept)) = (self.tracks.get_mut(uid), self.deps.status.cached(uid)) {
             track.keep(kept);
         }
     }
 
-    fn not_written(&mut self, pod: &PodRef, held: Held, error: &ApiError) {
+    fn not_written(&mut self, pod: &PodRef, held: ComparedVersions, error: &ApiError) {
         let Some(track) = self.tracks.get_mut(&pod.uid) else { return };
         match after_patch(error, track.holder()) {
             Verdict::Gone | Verdict::Done => {

@@ -88,7 +88,7 @@ impl World {
             clock: Arc::new(At(1000)),
             metrics: ApiWriteMetrics::new(&registry),
             on_written: None,
-            pulse: Pulse::default(),
+            pulse: TaskLiveness::default(),
         };
         tokio::spawn(StatusWriter::new(deps).run(stop.clone()));
         Self { status, store, events, registry, stop, objects: Mutex::default() }
@@ -230,7 +230,7 @@ async fn a_deleted_pod_is_ended_in_two_requests() {
     let all = bodies(&api);
     assert_eq!((all.len(), all[0].0, all[1].0), (2, Verb::Patch, Verb::Delete));
     assert_eq!(all[1].2, json!({"gracePeriodSeconds": 0, "preconditions": {"uid": "uid-p"}}));
-    assert!(world.status.kept().is_empty(), "forgotten");
+    assert!(world.status.all_cached().is_empty(), "forgotten");
     world.show([over()]);
     settle().await;
     assert_eq!(api.calls().len(), 2);
@@ -257,7 +257,7 @@ async fn a_delete_is_repeated_until_the_pod_is_gone() {
     asked.wait_for(|count| *count == 3).await.expect("asked");
     assert!(began.elapsed() >= Duration::from_millis(600) && began.elapsed() < Duration::from_millis(700));
     settle().await;
-    assert!(world.status.kept().is_empty());
+    assert!(world.status.all_cached().is_empty());
     assert!(api.calls().iter().all(|call| call.verb == Verb::Delete));
 }
 

@@ -5,11 +5,11 @@
 //! from [`Tokens::due`] when to read again, and need not poll.
 //!
 //! Tokens from before the agent's start are in the pods' volumes: [`Tokens::adopt`] reuses them if their claims permit
-//! it (`held`), so that a restart requests only tokens that are due.
+//! it (`token_reuse`), so that a restart requests only tokens that are due.
 //!
 //! Implements spec 07 §9.2, spec 10 §4.7.
 
-mod held;
+mod token_reuse;
 
 use std::{
     collections::HashMap,
@@ -30,9 +30,9 @@ use super::{
     api::{ApiClient, ApiError, Call, Resource, Typed},
     reflector::QuickRetry,
 };
-use berth_ports::{Clock, ServiceAccount, TokenAsk};
+use berth_ports::{Clock, ServiceAccount, TokenRequest};
 use berth_types::{Pod, PodUid, api};
-use held::{Whose, judge};
+use token_reuse::{ExpectedClaims, validate};
 
 /// Deadline of one request.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -72,7 +72,7 @@ struct Key {
 }
 
 impl Key {
-    fn new(pod: &Pod, ask: &TokenAsk) -> Self {
+    fn new(pod: &Pod, ask: &TokenRequest) -> Self {
         let account = pod.spec().service_account_name.clone().filter(|name| !name.is_empty());
         let account = account.unwrap_or_else(|| "default".to_owned());
         Self { pod: pod.uid().clone(), account, audience: ask.audience.clone(), seconds: ask.expiration_seconds }
@@ -129,7 +129,7 @@ impl Tokens {
     ///
     /// # Errors
     /// There is no valid token, and the request for a new one failed.
-    pub async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, TokenError> {
+    pub async fn token(&self, pod: &Pod, ask: &TokenRequest) -> Result<String, TokenError> {
         let key = Key::new(pod, ask);
         let now = self.now();
         let known = self.locked().get(&key).map(|entry| (entry.token.clone(), entry.expires, entry.due));
@@ -168,11 +168,15 @@ impl Tokens {
 
     /// Adopts a token from the pod's volume, unless a token is already cached or its claims make it unusable
     /// (spec 10 §11).
-    pub fn adopt(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
+    pub fn adopt(&self, pod: &Pod, ask: &TokenRequest, held: &str) {
         let key = Key::new(pod, ask);
         let Key { account, audience, seconds, .. } = &key;
         let (namespace, pod) = (pod.namespace(), pod.uid().as_str());
-        let life = match judge(held, &Whose { namespace, account, pod, audience, seconds: *seconds }, self.now()) {
+        let life = match validate(
+            held,
+            &ExpectedClaims { namespace, account, pod, audience, seconds: *seconds },
+            self.now(),
+        ) {
             Ok(life) => life,
             Err(unfit) => {
                 debug!(podUID = pod, serviceAccount = %account, err = %unfit, "A token on disk does not serve");

@@ -39,8 +39,8 @@ fn pod() -> Pod {
     Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete")
 }
 
-fn ask(audience: &str, seconds: i64) -> TokenAsk {
-    TokenAsk { audience: audience.to_owned(), expiration_seconds: Some(seconds) }
+fn ask(audience: &str, seconds: i64) -> TokenRequest {
+    TokenRequest { audience: audience.to_owned(), expiration_seconds: Some(seconds) }
 }
 
 #[test]

@@ -25,21 +25,23 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, debug, debug_span, field, warn};
 
 use super::{
-    answer::{refusal, understood},
     body::read,
     connection::{Connection, SendError},
-    counting::Asked,
+    connection_choice::TrafficType,
     credentials::Credentials,
-    hurry::Hurry,
-    pace::{Late, Pace},
-    plan::Kind,
-    pool::{Away, Pool, SPREAD, Slot, Want},
+    error_response::{check_content_type, refusal},
+    keep_alive_pinger::KeepAlivePinger,
+    pool::{Pool, SPREAD, Slot, SlotRequirements, Unavailable},
+    rate_limiter::{DeadlineExceeded, RateLimiter},
     request::{self, Address, Compression, Outgoing},
+    request_metrics::RequestTimer,
     retry::pause,
-    warnings::Told,
-    watching::{Empty, Watching},
+    warning_dedup::WarningDedup,
+    watch_stream::{EmptyWatchStream, HttpWatchStream},
 };
-use crate::api::{ApiClient, ApiError, Call, LIST_LIMIT, Line, OBJECT_LIMIT, Resource, Retries, Verb, WatchStream};
+use crate::api::{
+    ApiClient, ApiError, Call, LIST_LIMIT, OBJECT_LIMIT, RequestClass, Resource, Retries, Verb, WatchStream,
+};
 use berth_metrics::{ApiClientMetrics, OpenTransport, RestClientMetrics};
 use berth_ports::Clock;
 
@@ -52,7 +54,7 @@ const HEDGE: Duration = Duration::from_secs(3);
 const FAILURES: u32 = 2;
 /// How long errors are withheld after shutdown began: the caller is stopped at the same moment, and its reaction would
 /// be noise.
-pub const PARTING: Duration = Duration::from_secs(1);
+pub const SHUTDOWN_ERROR_DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of resends of a request that the server has not processed.
 const RESENT: u32 = 3;
 /// Span field: HTTP status code of the response.
@@ -68,20 +70,20 @@ pub struct Transport {
     pub(super) acting: HeaderMap,
     pub(super) compression: Compression,
     pub(super) credentials: Credentials,
-    pub(super) pace: Pace,
+    pub(super) pace: RateLimiter,
     pub(super) pools: Pools,
     pub(super) epoch: watch::Receiver<u64>,
     pub(super) reached: watch::Receiver<u64>,
-    pub(super) hurry: Hurry,
+    pub(super) hurry: KeepAlivePinger,
     pub(super) stop: CancellationToken,
     pub(super) reload: Arc<Notify>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) requests: RestClientMetrics,
     pub(super) connections: ApiClientMetrics,
-    pub(super) told: Mutex<Told>,
+    pub(super) warnings: Mutex<WarningDedup>,
     pub(super) begun: Instant,
     /// Consecutive failed heartbeats.
-    pub(super) beats_missed: AtomicU32,
+    pub(super) failed_heartbeats: AtomicU32,
     /// Counts this transport in the metrics while it exists.
     pub(super) _open: OpenTransport,
 }
@@ -94,10 +96,10 @@ pub struct Pools {
 }
 
 /// Call in progress.
-struct Way<'a> {
+struct CallContext<'a> {
     call: &'a Call,
     pool: &'a Pool,
-    want: Want,
+    want: SlotRequirements,
     /// Deadline of the call.
     latest: Instant,
     /// ID of the connection it was last sent on; 0 before the first send.
@@ -127,19 +129,25 @@ impl Transport {
     fn pool(&self, call: &Call) -> &Pool {
         match call.line {
             _ if call.verb == Verb::Watch => &self.pools.watch,
-            Line::Heartbeat => &self.pools.beat,
-            Line::Main | Line::Events | Line::Certificates => &self.pools.unary,
+            RequestClass::Heartbeat => &self.pools.beat,
+            RequestClass::Main | RequestClass::Events | RequestClass::Certificates => &self.pools.unary,
         }
     }
 
-    fn way<'a>(&'a self, call: &'a Call, avoid: Option<u64>, latest: Instant) -> Way<'a> {
+    fn way<'a>(&'a self, call: &'a Call, avoid: Option<u64>, latest: Instant) -> CallContext<'a> {
         // Pods wait for these; other watches are spread after a reconnect.
         let is_first = call.resource == Resource::NODES || call.resource == Resource::PODS;
-        Way { call, pool: self.pool(call), want: Want { avoid, is_first }, latest, on: AtomicU64::new(0) }
+        CallContext {
+            call,
+            pool: self.pool(call),
+            want: SlotRequirements { avoid, is_first },
+            latest,
+            on: AtomicU64::new(0),
+        }
     }
 
     /// Sends a call until it succeeds or fails with an error that is not retried.
-    async fn persist(&self, way: &Way<'_>) -> Result<Bytes, ApiError> {
+    async fn call_with_retries(&self, way: &CallContext<'_>) -> Result<Bytes, ApiError> {
         let mut attempt = 0;
         loop {
             let error = match self.answer(way).instrument(traced(way.call, attempt)).await {
@@ -155,7 +163,7 @@ impl Transport {
     ///
     /// # Errors
     /// The given error, if it is not retried.
-    async fn pause(&self, way: &Way<'_>, error: ApiError, attempt: u32) -> Result<(), ApiError> {
+    async fn pause(&self, way: &CallContext<'_>, error: ApiError, attempt: u32) -> Result<(), ApiError> {
         let pause = pause(way.call.verb, &error, attempt).filter(|_| way.call.retries == Retries::Usual);
         match pause {
             Some(pause) if Instant::now() + pause < way.latest => {
@@ -169,7 +177,7 @@ impl Transport {
     }
 
     /// Sends the call once and reads the response.
-    async fn answer(&self, way: &Way<'_>) -> Result<Bytes, ApiError> {
+    async fn answer(&self, way: &CallContext<'_>) -> Result<Bytes, ApiError> {
         let (mut slot, response, mut asked) = self.exchange(way).await?;
         let (head, body) = response.into_parts();
         let limit = match way.call.verb {
@@ -184,7 +192,7 @@ impl Transport {
             return Err(self.refused(way.call, head.status, &head.headers, &bytes));
         }
         let kind = head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        understood(kind).map_err(ApiError::Malformed)?;
+        check_content_type(kind).map_err(ApiError::Malformed)?;
         Ok(bytes)
     }
 
@@ -207,18 +215,19 @@ impl Transport {
     }
 
     /// Sends a call and waits for the response head; resends it if the server has not processed it.
-    async fn exchange(&self, way: &Way<'_>) -> Result<(Slot, Response<Incoming>, Asked), ApiError> {
+    async fn exchange(&self, way: &CallContext<'_>) -> Result<(Slot, Response<Incoming>, RequestTimer), ApiError> {
         let begun = Instant::now();
         if way.call.verb != Verb::Watch {
-            let turn = self.pace.turn(way.call.line, way.latest, &way.call.resource).await;
-            turn.map_err(|Late| ApiError::Timeout(way.call.deadline))?;
+            let turn = self.pace.acquire(way.call.line, way.latest, &way.call.resource).await;
+            turn.map_err(|DeadlineExceeded| ApiError::Timeout(way.call.deadline))?;
             let method = request::method(way.call.verb);
             self.requests.limited(self.address.authority.as_str(), method.as_str(), begun.elapsed());
         }
         let mut resent = 0;
         loop {
             let outgoing = self.outgoing(way.call).await?;
-            let mut slot = way.pool.take(way.want, way.latest).await.map_err(|Away(why)| ApiError::Unreachable(why))?;
+            let mut slot =
+                way.pool.take(way.want, way.latest).await.map_err(|Unavailable(why)| ApiError::Unreachable(why))?;
             way.on.store(slot.connection().id, Ordering::Relaxed);
             sleep_until(slot.not_before).await;
             self.connections.waited(way.pool.kind.label(), begun.elapsed());
@@ -243,26 +252,26 @@ impl Transport {
     async fn send(
         &self,
         outgoing: &Outgoing,
-        way: &Way<'_>,
+        way: &CallContext<'_>,
         slot: &mut Slot,
-    ) -> Result<(Response<Incoming>, Asked), SendError> {
+    ) -> Result<(Response<Incoming>, RequestTimer), SendError> {
         let connection: Arc<Connection> = slot.connection().clone();
         let request = outgoing.made(&self.address, connection.is_http2());
         // A heartbeat that is cancelled has found the connection dead.
-        slot.suspect(way.pool.kind == Kind::Beat);
-        let mut asked = Asked::new(&self.requests, &self.address, request.method(), outgoing.length());
+        slot.suspect(way.pool.kind == TrafficType::Beat);
+        let mut asked = RequestTimer::new(&self.requests, &self.address, request.method(), outgoing.length());
         let response = match connection.send(request, &mut slot.turn).await {
             Ok(response) => response,
             Err(error) => {
                 if error == SendError::NotSent {
-                    asked.forget();
+                    asked.discard();
                 }
                 return Err(error);
             }
         };
         asked.answered(response.status());
         Span::current().record(STATUS_CODE, response.status().as_u16());
-        way.pool.contact.heard();
+        way.pool.contact.record();
         self.warn(response.headers());
         if response.status() == StatusCode::UNAUTHORIZED {
             self.credentials.refused();
@@ -288,7 +297,7 @@ impl Transport {
         if !headers.contains_key("warning") {
             return;
         }
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         for text in told.fresh(headers, self.begun.elapsed()) {
             warn!(text, "The API server warns");
         }
@@ -296,14 +305,14 @@ impl Transport {
 
     /// Sends a heartbeat. A dead connection must not delay it: after 3 s it is also sent on another connection, and the
     /// first response counts.
-    async fn beat(&self, call: &Call, latest: Instant) -> Result<Bytes, ApiError> {
+    async fn send_heartbeat(&self, call: &Call, latest: Instant) -> Result<Bytes, ApiError> {
         let way = self.way(call, None, latest);
-        let mut first = Box::pin(self.persist(&way));
+        let mut first = Box::pin(self.call_with_retries(&way));
         if let Ok(outcome) = timeout(DOUBT, &mut first).await {
             return outcome;
         }
         if way.on.load(Ordering::Relaxed) != 0 {
-            self.hurry.call();
+            self.hurry.trigger();
         }
         if let Ok(outcome) = timeout(HEDGE - DOUBT, &mut first).await {
             return outcome;
@@ -314,7 +323,7 @@ impl Transport {
         }
         debug!(path = call.path(), id = avoid, "No answer to a heartbeat, it goes out on a second connection");
         let other = self.way(call, Some(avoid), latest);
-        let mut second = Box::pin(self.persist(&other));
+        let mut second = Box::pin(self.call_with_retries(&other));
         tokio::select! {
             biased;
             outcome = &mut first => if is_answer(&outcome) { outcome } else { better(second.await, outcome) },
@@ -324,26 +333,26 @@ impl Transport {
 
     async fn unless_stopped<T>(&self, outcome: Result<T, ApiError>) -> Result<T, ApiError> {
         if outcome.is_err() && self.stop.is_cancelled() {
-            sleep(PARTING).await;
+            sleep(SHUTDOWN_ERROR_DELAY).await;
         }
         outcome
     }
 
     /// Counts failed heartbeats, and replaces the connection after too many.
     async fn beat_counted(&self, call: &Call, latest: Instant) -> Result<Bytes, ApiError> {
-        let outcome = self.beat(call, latest).await;
+        let outcome = self.send_heartbeat(call, latest).await;
         let is_fine = outcome.as_ref().map_or_else(|error| matches!(error.code(), 400..500), |_| true);
         if is_fine {
-            self.beats_missed.store(0, Ordering::Relaxed);
-        } else if self.beats_missed.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES {
-            self.beats_missed.store(0, Ordering::Relaxed);
+            self.failed_heartbeats.store(0, Ordering::Relaxed);
+        } else if self.failed_heartbeats.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES {
+            self.failed_heartbeats.store(0, Ordering::Relaxed);
             self.pools.beat.renew();
         }
         outcome
     }
 
     /// Starts a watch.
-    async fn begin(&self, way: &Way<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
+    async fn begin(&self, way: &CallContext<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
         let mut attempt = 0;
         loop {
             let error = match self.begun(way).instrument(traced(way.call, attempt)).await {
@@ -352,13 +361,13 @@ impl Transport {
             };
             match self.pause(way, error, attempt).await {
                 Ok(()) => attempt += 1,
-                Err(ApiError::Lost(_)) => return Ok(Box::new(Empty)),
+                Err(ApiError::Lost(_)) => return Ok(Box::new(EmptyWatchStream)),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    async fn begun(&self, way: &Way<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
+    async fn begun(&self, way: &CallContext<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
         let (mut slot, response, asked) = self.exchange(way).await?;
         let (head, body) = response.into_parts();
         drop(asked); // the duration of a watch is measured until it is established
@@ -368,9 +377,9 @@ impl Transport {
             return Err(self.refused(way.call, head.status, &head.headers, &bytes));
         }
         let kind = head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        understood(kind).map_err(ApiError::Malformed)?;
+        check_content_type(kind).map_err(ApiError::Malformed)?;
         let lingers = if way.want.is_first { Duration::ZERO } else { SPREAD.mul_f64(rand::random()) };
-        Ok(Box::new(Watching::new(body, slot, way.pool.contact.clone(), lingers, self.stop.clone())))
+        Ok(Box::new(HttpWatchStream::new(body, slot, way.pool.contact.clone(), lingers, self.stop.clone())))
     }
 }
 
@@ -399,14 +408,14 @@ impl ApiClient for Transport {
     async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
         let latest = Instant::now() + call.deadline;
         let late = |_| {
-            self.hurry.call();
+            self.hurry.trigger();
             Err(ApiError::Timeout(call.deadline))
         };
         let outcome = match call.line {
-            Line::Heartbeat => timeout_at(latest, self.beat_counted(&call, latest)).await,
-            Line::Main | Line::Events | Line::Certificates => {
+            RequestClass::Heartbeat => timeout_at(latest, self.beat_counted(&call, latest)).await,
+            RequestClass::Main | RequestClass::Events | RequestClass::Certificates => {
                 let way = self.way(&call, None, latest);
-                timeout_at(latest, self.persist(&way)).await
+                timeout_at(latest, self.call_with_retries(&way)).await
             }
         };
         self.unless_stopped(outcome.unwrap_or_else(late)).await

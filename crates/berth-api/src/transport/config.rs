@@ -9,11 +9,11 @@ use http::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    dial::Pings,
+    dialer::Pings,
     identity::Identity,
     kubeconfig::{Cluster, ConnectError, Kubeconfig, Source, User},
-    pace::Rates,
     proxy::{Proxy, proxy_of, proxy_url},
+    rate_limiter::Rates,
     request::Address,
 };
 use berth_metrics::{ApiClientMetrics, RestClientMetrics};
@@ -111,14 +111,14 @@ impl TransportConfig {
 
     /// Sets the rate limits.
     #[must_use]
-    pub fn at(mut self, rates: Rates) -> Self {
+    pub fn with_rates(mut self, rates: Rates) -> Self {
         self.rates = rates;
         self
     }
 
     /// Sets the user agent.
     #[must_use]
-    pub fn called(mut self, user_agent: String) -> Self {
+    pub fn with_user_agent(mut self, user_agent: String) -> Self {
         self.user_agent = user_agent;
         self
     }
@@ -126,7 +126,7 @@ impl TransportConfig {
     /// Uses a managed client certificate: tokens, passwords, and exec plugins of the kubeconfig are not used then
     /// (spec 01 §10.2). Its proxy is, unlike in the kubelet: the server may be unreachable without it.
     #[must_use]
-    pub fn identified(mut self, identity: Identity) -> Self {
+    pub fn with_identity(mut self, identity: Identity) -> Self {
         self.identity = Some(identity);
         self.user = User::default();
         self

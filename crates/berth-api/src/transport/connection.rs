@@ -37,7 +37,7 @@ pub struct Connection {
     /// Version of the credentials and authorities it was established with.
     pub epoch: u64,
     /// Cancelled when it is draining: no new requests, and watches end soon.
-    pub condemned: CancellationToken,
+    pub draining: CancellationToken,
     /// Cancelled when it is closed, regardless of requests in flight.
     pub closed: CancellationToken,
     /// Cancelled when it accepts no more requests: it is lost, or the server is closing it.
@@ -84,7 +84,7 @@ impl Connection {
     ///
     /// # Errors
     /// There is no response.
-    pub async fn send(&self, request: Request<Body>, turn: &mut Turn) -> Result<Response<Incoming>, SendError> {
+    pub async fn send(&self, request: Request<Body>, turn: &mut Http1Lease) -> Result<Response<Incoming>, SendError> {
         match &self.sender {
             Sender::Http2(sender, _) => {
                 let sending = sender.clone().try_send_request(request);
@@ -102,7 +102,7 @@ impl Connection {
     }
 
     /// Releases an HTTP/1.1 connection after its response was read completely.
-    pub fn give_back(&self, turn: &mut Turn) {
+    pub fn give_back(&self, turn: &mut Http1Lease) {
         if let Sender::Http1(place) = &self.sender {
             *place.lock().unwrap_or_else(PoisonError::into_inner) = turn.0.take();
         }
@@ -111,7 +111,7 @@ impl Connection {
 
 /// Occupies an HTTP/1.1 connection until its response has been read.
 #[derive(Default)]
-pub struct Turn(Option<http1::SendRequest<Body>>);
+pub struct Http1Lease(Option<http1::SendRequest<Body>>);
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

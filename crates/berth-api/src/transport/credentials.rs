@@ -13,7 +13,7 @@ use http::HeaderValue;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use super::{exec::Plugin, kubeconfig::read_limited};
+use super::{exec_plugin::ExecPlugin, kubeconfig::read_limited};
 
 /// How long a token that was read is cached: a minute, minus a margin of ten seconds.
 const GOOD: Duration = Duration::from_secs(50);
@@ -29,7 +29,7 @@ pub enum Credentials {
     /// Token in a file.
     File(TokenFile),
     /// Exec plugin.
-    Exec(Box<Plugin>),
+    Exec(Box<ExecPlugin>),
 }
 
 impl Credentials {

@@ -78,13 +78,13 @@ struct Current {
 
 impl Identity {
     /// Returns an anonymous identity.
-    pub fn nobody() -> Self {
+    pub fn anonymous() -> Self {
         Self(Arc::new(Current { pair: ArcSwapOption::empty(), changes: watch::Sender::new(0) }))
     }
 
     /// Returns an identity with that certificate.
     pub fn of(pair: CertifiedPair) -> Self {
-        let identity = Self::nobody();
+        let identity = Self::anonymous();
         identity.set(Some(pair));
         identity
     }
@@ -153,7 +153,7 @@ mod tests {
     fn only_somebody_else_is_a_change() {
         let ((certificate, key), (second, second_key)) = (pair(), pair());
         let read = |c: &str, k: &str| CertifiedPair::from_pem(c.as_bytes(), k.as_bytes()).expect("a pair");
-        let identity = Identity::nobody();
+        let identity = Identity::anonymous();
         let changes = identity.changes();
         assert!((identity.current().is_none(), identity.has_certs()) == (true, false));
         assert!(!identity.set(None));

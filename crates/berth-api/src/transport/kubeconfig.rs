@@ -75,14 +75,14 @@ pub struct User {
     /// User name and password.
     pub basic: Option<(String, String)>,
     /// Impersonation.
-    pub acting: Acting,
+    pub acting: Impersonation,
     /// Exec credential plugin.
     pub exec: Option<Exec>,
 }
 
 /// Impersonation: the identity to act as.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Acting {
+pub struct Impersonation {
     /// `as`.
     pub user: String,
     /// `as-uid`.
@@ -307,7 +307,7 @@ impl RawUser {
             token: self.token,
             token_file: path(&self.token_file, base),
             basic: (!self.username.is_empty()).then_some((self.username, self.password)),
-            acting: Acting {
+            acting: Impersonation {
                 user: self.acting,
                 uid: self.as_uid,
                 groups: self.as_groups.unwrap_or_default(),

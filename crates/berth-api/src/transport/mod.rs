@@ -17,39 +17,39 @@
 //! Implements spec 10 §2, §8; 01 §10.
 
 mod addresses;
-mod answer;
 mod body;
 mod client;
 mod config;
 mod connection;
-mod counting;
+mod connection_choice;
+mod constructor;
 mod credentials;
-mod dial;
-mod exec;
-mod follow;
-mod gate;
-mod hurry;
+mod dial_backoff;
+mod dialer;
+mod error_response;
+mod exec_plugin;
 mod identity;
+mod keep_alive_pinger;
 mod kubeconfig;
-mod lines;
-mod open;
-mod pace;
-mod plan;
+mod line_splitter;
 mod pool;
 mod proxy;
+mod rate_limiter;
 mod request;
+mod request_metrics;
 mod retry;
 #[cfg(test)]
 mod tests;
+mod tls_file_reloader;
 mod trust;
 mod tunnel;
-mod warnings;
-mod watching;
+mod warning_dedup;
+mod watch_stream;
 
 pub use client::Transport;
 pub use config::{Http, TransportConfig, TransportDeps};
-pub use dial::Pings;
+pub use dialer::Pings;
 pub use identity::{CertifiedPair, Identity, IdentityError};
-pub use kubeconfig::{Acting, Cluster, ConnectError, Exec, ExecVariable, Kubeconfig, Source, User};
-pub use pace::{Rate, Rates, Sharing};
+pub use kubeconfig::{Cluster, ConnectError, Exec, ExecVariable, Impersonation, Kubeconfig, Source, User};
+pub use rate_limiter::{Rate, Rates, Sharing};
 pub use request::user_agent;

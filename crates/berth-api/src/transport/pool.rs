@@ -26,12 +26,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    connection::{Connection, Turn},
-    dial::Dialer,
-    gate::Gate,
-    plan::{Choice, Kind, Load, choose, pause},
+    connection::{Connection, Http1Lease},
+    connection_choice::{Choice, Load, TrafficType, choose, pause},
+    dial_backoff::DialBackoff,
+    dialer::Dialer,
 };
-use berth_metrics::{ApiClientMetrics, Contact};
+use berth_metrics::{ApiClientMetrics, LastContact};
 
 /// Time without requests after which a connection is closed; the heartbeat's stays open.
 const IDLE: Duration = Duration::from_secs(90);
@@ -52,7 +52,7 @@ const ASKS: usize = 4096;
 
 /// Requirements for a slot.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Want {
+pub struct SlotRequirements {
     /// ID of a connection to avoid.
     pub avoid: Option<u64>,
     /// Exempt from the spreading after a reconnect, because pods depend on it.
@@ -61,11 +61,11 @@ pub struct Want {
 
 /// No slot is available; the text is the cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Away(pub String);
+pub struct Unavailable(pub String);
 
-struct Ask {
-    want: Want,
-    reply: oneshot::Sender<Result<Slot, Away>>,
+struct SlotRequest {
+    want: SlotRequirements,
+    reply: oneshot::Sender<Result<Slot, Unavailable>>,
 }
 
 enum Event {
@@ -81,7 +81,7 @@ enum Event {
 pub struct Slot {
     connection: Arc<Connection>,
     /// Occupies an HTTP/1.1 connection.
-    pub turn: Turn,
+    pub turn: Http1Lease,
     /// Earliest time of use.
     pub not_before: Instant,
     events: mpsc::UnboundedSender<Event>,
@@ -119,10 +119,10 @@ impl Drop for Slot {
 /// Handle of a pool.
 pub struct Pool {
     /// Traffic type.
-    pub kind: Kind,
+    pub kind: TrafficType,
     /// When the server last responded.
-    pub contact: Contact,
-    asks: mpsc::Sender<Ask>,
+    pub contact: LastContact,
+    asks: mpsc::Sender<SlotRequest>,
     events: mpsc::UnboundedSender<Event>,
     trouble: Arc<Mutex<Option<String>>>,
 }
@@ -137,16 +137,16 @@ impl Pool {
     ///
     /// # Errors
     /// No connection can be established. Watches fail only at `latest`, other requests as soon as a dial fails.
-    pub async fn take(&self, want: Want, latest: Instant) -> Result<Slot, Away> {
+    pub async fn take(&self, want: SlotRequirements, latest: Instant) -> Result<Slot, Unavailable> {
         let (reply, answer) = oneshot::channel();
         let taking = async {
-            let gone = || Away("the client is stopped".to_owned());
-            self.asks.send(Ask { want, reply }).await.map_err(|_| gone())?;
+            let gone = || Unavailable("the client is stopped".to_owned());
+            self.asks.send(SlotRequest { want, reply }).await.map_err(|_| gone())?;
             answer.await.map_err(|_| gone())?
         };
         tokio::time::timeout_at(latest, taking).await.unwrap_or_else(|_| {
             let trouble = self.trouble().unwrap_or_else(|| "no connection to the API server in time".to_owned());
-            Err(Away(trouble))
+            Err(Unavailable(trouble))
         })
     }
 
@@ -168,11 +168,11 @@ pub struct Shared {
     /// Changes when a pool connects.
     pub reached: watch::Sender<u64>,
     /// Pool that last failed to connect.
-    pub missed: watch::Sender<Option<Kind>>,
+    pub missed: watch::Sender<Option<TrafficType>>,
 }
 
 /// Connection and its load.
-struct Held {
+struct PooledConnection {
     connection: Arc<Connection>,
     streams: usize,
     idle: Instant,
@@ -182,27 +182,27 @@ struct Held {
 }
 
 /// Dial in progress.
-struct Dialling {
+struct DialInProgress {
     begun: Instant,
     outcome: BoxFuture<'static, Result<Arc<Connection>, String>>,
 }
 
 /// Task that owns the connections.
 pub struct PoolTask {
-    kind: Kind,
+    kind: TrafficType,
     shared: Shared,
-    asks: mpsc::Receiver<Ask>,
+    asks: mpsc::Receiver<SlotRequest>,
     events: mpsc::UnboundedReceiver<Event>,
     sender: mpsc::UnboundedSender<Event>,
-    held: Vec<Held>,
-    waiting: Vec<Ask>,
-    dialling: Option<Dialling>,
-    gate: Gate,
+    held: Vec<PooledConnection>,
+    waiting: Vec<SlotRequest>,
+    dialling: Option<DialInProgress>,
+    gate: DialBackoff,
     trouble: Arc<Mutex<Option<String>>>,
 }
 
 /// Returns a pool, and the task that must run for it.
-pub fn pool(kind: Kind, shared: Shared) -> (Pool, PoolTask) {
+pub fn pool(kind: TrafficType, shared: Shared) -> (Pool, PoolTask) {
     let (asks, inbox) = mpsc::channel(ASKS);
     let (sender, events) = mpsc::unbounded_channel(); // one event per slot, and slots are bounded
     let trouble: Arc<Mutex<Option<String>>> = Arc::default();
@@ -215,23 +215,23 @@ pub fn pool(kind: Kind, shared: Shared) -> (Pool, PoolTask) {
         held: Vec::new(),
         waiting: Vec::new(),
         dialling: None,
-        gate: Gate::default(),
+        gate: DialBackoff::default(),
         trouble: trouble.clone(),
     };
-    (Pool { kind, contact: Contact::default(), asks, events: sender, trouble }, task)
+    (Pool { kind, contact: LastContact::default(), asks, events: sender, trouble }, task)
 }
 
 impl PoolTask {
     /// Runs until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         let (mut reached, mut missed) = (self.shared.reached.subscribe(), self.shared.missed.subscribe());
-        let mut hurried = self.shared.dialer.hurry.calls();
+        let mut hurried = self.shared.dialer.hurry.triggers();
         let mut epoch = self.shared.epoch.clone();
         loop {
-            self.tidy(Instant::now());
+            self.close_expired(Instant::now());
             self.serve(Instant::now());
             let streams = self.held.iter().map(|held| held.streams).sum();
-            self.shared.metrics.holds(self.kind.label(), self.held.len(), streams);
+            self.shared.metrics.set_connections(self.kind.label(), self.held.len(), streams);
             let wake = self.wake(Instant::now());
             tokio::select! {
                 biased;
@@ -255,14 +255,14 @@ impl PoolTask {
         for held in &self.held {
             held.connection.closed.cancel();
         }
-        self.shared.metrics.holds(self.kind.label(), 0, 0);
+        self.shared.metrics.set_connections(self.kind.label(), 0, 0);
     }
 
     /// Time of the next timeout.
     fn wake(&self, now: Instant) -> Instant {
-        let ends = |held: &Held| match held.ends {
+        let ends = |held: &PooledConnection| match held.ends {
             Some(ends) => ends,
-            None if held.streams == 0 && self.kind != Kind::Beat => (held.idle + IDLE).min(held.retires),
+            None if held.streams == 0 && self.kind != TrafficType::Beat => (held.idle + IDLE).min(held.retires),
             None => held.retires,
         };
         let opens = self.gate.opens.filter(|_| self.gate.is_wanted || !self.waiting.is_empty());
@@ -270,7 +270,7 @@ impl PoolTask {
     }
 
     /// Drains and closes connections that are lost, idle, or too old.
-    fn tidy(&mut self, now: Instant) {
+    fn close_expired(&mut self, now: Instant) {
         let (kind, mut lost, mut is_hurried) = (self.kind, 0, false);
         for held in &mut self.held {
             let is_over = held.connection.is_over();
@@ -281,16 +281,16 @@ impl PoolTask {
                 is_hurried = true;
             }
             if now >= held.retires && held.ends.is_none() {
-                condemn(held, now);
+                drain(held, now);
             }
-            let is_idle = held.streams == 0 && kind != Kind::Beat && now.duration_since(held.idle) >= IDLE;
+            let is_idle = held.streams == 0 && kind != TrafficType::Beat && now.duration_since(held.idle) >= IDLE;
             if is_idle || held.ends.is_some_and(|ends| held.streams == 0 || now >= ends) {
                 held.connection.closed.cancel();
             }
         }
         self.held.retain(|held| !held.connection.closed.is_cancelled());
         if is_hurried {
-            self.shared.dialer.hurry.call();
+            self.shared.dialer.hurry.trigger();
         }
         if lost > 0 {
             debug!(pool = kind.label(), requests = lost, "The API server ended a connection");
@@ -320,20 +320,20 @@ impl PoolTask {
             self.gate.is_wanted = false;
             let (dialer, epoch) = (self.shared.dialer.clone(), *self.shared.epoch.borrow());
             let outcome: BoxFuture<'static, _> = match self.kind {
-                Kind::Beat => Box::pin(async move { dialer.dial_twice(epoch).await }),
-                Kind::Unary | Kind::Watch => Box::pin(async move { dialer.dial(epoch).await }),
+                TrafficType::Beat => Box::pin(async move { dialer.dial_twice(epoch).await }),
+                TrafficType::Unary | TrafficType::Watch => Box::pin(async move { dialer.dial(epoch).await }),
             };
-            self.dialling = Some(Dialling { begun: now, outcome });
+            self.dialling = Some(DialInProgress { begun: now, outcome });
         }
     }
 
     /// Queues a request that needs a new connection. Unary requests fail at once with the error of the last dial: their
     /// callers have their own retry policy.
-    fn want(&mut self, ask: Ask) {
+    fn want(&mut self, ask: SlotRequest) {
         let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match trouble {
-            Some(trouble) if self.kind == Kind::Unary && self.gate.opens.is_some() => {
-                let _ = ask.reply.send(Err(Away(trouble))); // the caller is gone
+            Some(trouble) if self.kind == TrafficType::Unary && self.gate.opens.is_some() => {
+                let _ = ask.reply.send(Err(Unavailable(trouble))); // the caller is gone
             }
             _ => self.waiting.push(ask),
         }
@@ -341,7 +341,7 @@ impl PoolTask {
 
     fn loads(&self) -> Vec<Load> {
         let usable = self.held.iter().filter(|held| held.ends.is_none() && !held.connection.is_over());
-        let load = |held: &Held| Load {
+        let load = |held: &PooledConnection| Load {
             id: held.connection.id,
             streams: held.streams,
             limit: held.connection.limit(),
@@ -350,14 +350,14 @@ impl PoolTask {
         usable.map(load).collect()
     }
 
-    fn grant(&mut self, ask: Ask, id: u64, now: Instant) {
+    fn grant(&mut self, ask: SlotRequest, id: u64, now: Instant) {
         let Some(held) = self.held.iter_mut().find(|held| held.connection.id == id) else { return };
-        let spread = self.gate.spread.filter(|end| *end > now && !ask.want.is_first && self.kind == Kind::Watch);
+        let spread = self.gate.spread.filter(|end| *end > now && !ask.want.is_first && self.kind == TrafficType::Watch);
         let not_before = spread.map_or(now, |end| now + (end - now).mul_f64(rand::random()));
         held.streams += 1;
         let slot = Slot {
             connection: held.connection.clone(),
-            turn: Turn::default(),
+            turn: Http1Lease::default(),
             not_before,
             events: self.sender.clone(),
             is_read: false,
@@ -384,8 +384,8 @@ impl PoolTask {
         self.gate.spread = if is_recovering { Some(now + SPREAD) } else { gate.spread };
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let age = match self.kind {
-            Kind::Watch => AGE[0] + (AGE[1] - AGE[0]).mul_f64(rand::random()),
-            Kind::Beat | Kind::Unary => Duration::from_secs(365 * 24 * 3600),
+            TrafficType::Watch => AGE[0] + (AGE[1] - AGE[0]).mul_f64(rand::random()),
+            TrafficType::Beat | TrafficType::Unary => Duration::from_secs(365 * 24 * 3600),
         };
         debug!(
             pool = self.kind.label(),
@@ -398,7 +398,7 @@ impl PoolTask {
             over.cancelled().await;
             let _ = events.send(Event::Over); // the pool is gone
         });
-        self.held.push(Held { connection, streams: 0, idle: now, retires: now + age, ends: None });
+        self.held.push(PooledConnection { connection, streams: 0, idle: now, retires: now + age, ends: None });
     }
 
     fn failed(&mut self, cause: String, now: Instant) {
@@ -412,17 +412,17 @@ impl PoolTask {
             debug!(pool = self.kind.label(), err = %cause, again = ?pause, "Cannot connect to the API server");
         }
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause.clone());
-        if self.kind != Kind::Watch && self.loads().is_empty() {
+        if self.kind != TrafficType::Watch && self.loads().is_empty() {
             for ask in self.waiting.drain(..) {
-                let _ = ask.reply.send(Err(Away(cause.clone()))); // the caller is gone
+                let _ = ask.reply.send(Err(Unavailable(cause.clone()))); // the caller is gone
             }
             // Callers will retry, and the connection should exist then.
             self.gate.is_wanted = true;
         }
         // If another connection is left, requests keep waiting for a slot, except those that avoid it.
-        let avoiding = |ask: &mut Ask| ask.want.avoid.is_some();
+        let avoiding = |ask: &mut SlotRequest| ask.want.avoid.is_some();
         for ask in self.waiting.extract_if(.., avoiding) {
-            let _ = ask.reply.send(Err(Away(cause.clone()))); // the caller is gone
+            let _ = ask.reply.send(Err(Unavailable(cause.clone()))); // the caller is gone
         }
     }
 
@@ -436,8 +436,8 @@ impl PoolTask {
     }
 
     /// Another pool failed to connect: extends the back-off. The heartbeat pool probes for all.
-    fn missed(&mut self, who: Option<Kind>, now: Instant) {
-        if self.kind != Kind::Beat && who != Some(self.kind) && self.gate.opens.is_some() {
+    fn missed(&mut self, who: Option<TrafficType>, now: Instant) {
+        if self.kind != TrafficType::Beat && who != Some(self.kind) && self.gate.opens.is_some() {
             self.gate.opens = Some(now + pause(self.kind, self.gate.failures, rand::random()));
         }
     }
@@ -461,8 +461,8 @@ impl PoolTask {
             if !is_fit {
                 held.connection.closed.cancel();
                 // It did not answer a heartbeat.
-                if self.kind == Kind::Beat {
-                    self.shared.dialer.hurry.call();
+                if self.kind == TrafficType::Beat {
+                    self.shared.dialer.hurry.trigger();
                 }
             }
         }
@@ -471,19 +471,19 @@ impl PoolTask {
     /// Drains all connections after a change of identity or authorities.
     fn renew(&mut self, now: Instant) {
         for held in self.held.iter_mut().filter(|held| held.ends.is_none()) {
-            condemn(held, now);
+            drain(held, now);
         }
         // The change may fix the cause of the last failure.
         (self.dialling, self.gate.opens) = (None, None);
     }
 }
 
-fn condemn(held: &mut Held, now: Instant) {
+fn drain(held: &mut PooledConnection, now: Instant) {
     held.ends = Some(held.ends.unwrap_or(now + DRAIN));
-    held.connection.condemned.cancel();
+    held.connection.draining.cancel();
 }
 
-async fn dialled(dialling: &mut Option<Dialling>) -> Result<Arc<Connection>, String> {
+async fn dialled(dialling: &mut Option<DialInProgress>) -> Result<Arc<Connection>, String> {
     match dialling {
         Some(dialling) => dialling.outcome.as_mut().await,
         None => std::future::pending().await,
@@ -498,7 +498,7 @@ mod tests {
     use tokio_util::task::TaskTracker;
 
     use super::*;
-    use crate::transport::{dial::Pings, hurry::Hurry};
+    use crate::transport::{dialer::Pings, keep_alive_pinger::KeepAlivePinger};
     use berth_metrics::Registry;
 
     /// A port without a listener.
@@ -509,7 +509,7 @@ mod tests {
             tls: None,
             proxy: None,
             pings: Pings { idle: Duration::from_secs(30), patience: Duration::from_secs(15) },
-            hurry: Hurry::default(),
+            hurry: KeepAlivePinger::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             attempts: AtomicU64::new(0),
@@ -533,7 +533,7 @@ mod tests {
             tokio::spawn(task.run(stop.clone()));
             Arc::new(pool)
         };
-        let pools = [Kind::Beat, Kind::Unary, Kind::Watch].map(make);
+        let pools = [TrafficType::Beat, TrafficType::Unary, TrafficType::Watch].map(make);
         let end = Instant::now() + Duration::from_secs(600);
         for (pool, callers, rest) in [(&pools[0], 2, 1), (&pools[1], 20, 1), (&pools[2], 200, 0)] {
             for _ in 0..callers {
@@ -541,7 +541,7 @@ mod tests {
                 tokio::spawn(async move {
                     while Instant::now() < end {
                         let latest = if rest == 0 { end } else { Instant::now() + Duration::from_secs(10) };
-                        assert!(pool.take(Want::default(), latest).await.is_err(), "nobody is there");
+                        assert!(pool.take(SlotRequirements::default(), latest).await.is_err(), "nobody is there");
                         sleep(Duration::from_secs(rest)).await;
                     }
                 });

@@ -10,7 +10,7 @@ use http::{
 };
 use http_body_util::Full;
 
-use super::kubeconfig::Acting;
+use super::kubeconfig::Impersonation;
 use crate::api::{Call, Verb};
 
 /// Request target: scheme, authority, and path prefix.
@@ -79,7 +79,7 @@ pub fn user_agent(program: &str, version: &str, commit: &str) -> String {
 ///
 /// # Errors
 /// A name or value is not valid in a header.
-pub fn acting(acting: &Acting) -> Result<HeaderMap, String> {
+pub fn impersonation_headers(acting: &Impersonation) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     let mut add = |name: String, value: &str| {
         let wrong = |what: &str| format!("impersonation: {what} {value:?} cannot be sent");
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn whom_we_act_for_is_said() {
-        let told = acting(&Acting {
+        let told = impersonation_headers(&Impersonation {
             user: "u".into(),
             uid: "7".into(),
             groups: vec!["a".into(), "b".into()],
@@ -261,6 +261,6 @@ mod tests {
         assert_eq!(headers.get_all("impersonate-group").iter().count(), 2);
         assert_eq!(headers["impersonate-user"], "u");
         assert_eq!(headers["impersonate-extra-k%2fy"], "v");
-        assert!(acting(&Acting { user: "a\nb".into(), ..Acting::default() }).is_err());
+        assert!(impersonation_headers(&Impersonation { user: "a\nb".into(), ..Impersonation::default() }).is_err());
     }
 }

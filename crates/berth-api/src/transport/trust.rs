@@ -14,22 +14,22 @@ use berth_sys::tls::{ServerCertificates, ServerPolicy, TrustedAuthorities};
 
 /// Policy for server certificates whose authorities can be replaced.
 #[derive(Debug)]
-pub struct Trust {
-    judge: ArcSwap<Judge>,
+pub struct ServerTrust {
+    judge: ArcSwap<Verifier>,
 }
 
 #[derive(Debug)]
-enum Judge {
+enum Verifier {
     /// Verifies certificates against authorities.
     Authorities(TrustedAuthorities),
     /// Accepts every certificate.
-    Anybody,
+    NoVerification,
 }
 
-impl Trust {
+impl ServerTrust {
     /// Returns a policy that accepts every certificate.
-    pub fn anybody() -> Self {
-        Self::of(Judge::Anybody)
+    pub fn no_verification() -> Self {
+        Self::of(Verifier::NoVerification)
     }
 
     /// Returns a policy with the authorities of a PEM bundle.
@@ -57,12 +57,12 @@ impl Trust {
         Ok(())
     }
 
-    fn of(judge: Judge) -> Self {
+    fn of(judge: Verifier) -> Self {
         Self { judge: ArcSwap::from_pointee(judge) }
     }
 }
 
-fn authorities(pem: &[u8]) -> Result<Judge, String> {
+fn authorities(pem: &[u8]) -> Result<Verifier, String> {
     let told = |e: &dyn std::fmt::Display| format!("unable to load root certificates: {e}");
     let mut known = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(pem) {
@@ -73,16 +73,16 @@ fn authorities(pem: &[u8]) -> Result<Judge, String> {
     judge(known)
 }
 
-fn judge(known: Vec<CertificateDer<'static>>) -> Result<Judge, String> {
+fn judge(known: Vec<CertificateDer<'static>>) -> Result<Verifier, String> {
     let authorities = TrustedAuthorities::new(RootCertStore::empty(), known);
-    authorities.map(Judge::Authorities).map_err(|e| format!("unable to load root certificates: {e}"))
+    authorities.map(Verifier::Authorities).map_err(|e| format!("unable to load root certificates: {e}"))
 }
 
-impl ServerPolicy for Trust {
+impl ServerPolicy for ServerTrust {
     fn verify(&self, server: &ServerCertificates<'_>) -> Result<(), Error> {
         match &**self.judge.load() {
-            Judge::Authorities(authorities) => authorities.verify(server),
-            Judge::Anybody => Ok(()),
+            Verifier::Authorities(authorities) => authorities.verify(server),
+            Verifier::NoVerification => Ok(()),
         }
     }
 }
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn garbage_changes_nothing() {
         let pem = rcgen::generate_simple_self_signed(["ca".to_owned()]).expect("a certificate").cert.pem();
-        let trust = Trust::bundle(pem.as_bytes()).expect("a bundle");
+        let trust = ServerTrust::bundle(pem.as_bytes()).expect("a bundle");
         let before = Arc::as_ptr(&trust.judge.load_full());
         for garbage in ["", "nonsense", "-----BEGIN CERTIFICATE-----\neA==\n-----END CERTIFICATE-----\n"] {
             assert!(trust.replace(garbage.as_bytes()).is_err(), "{garbage}");

@@ -13,9 +13,9 @@ use tokio_socks::tcp::Socks5Stream;
 
 use super::{
     connection::chain,
-    dial::{Stream, race},
+    dialer::{Stream, race},
     proxy::{Proxy, ProxyKind},
-    trust::Trust,
+    trust::ServerTrust,
 };
 use berth_sys::tls::{Verifier, provider};
 
@@ -34,7 +34,7 @@ impl Tunnel {
     ///
     /// # Errors
     /// Its host name is not valid in a certificate, or TLS cannot be configured.
-    pub fn new(proxy: Proxy, trust: Arc<Trust>) -> Result<Self, String> {
+    pub fn new(proxy: Proxy, trust: Arc<ServerTrust>) -> Result<Self, String> {
         let tls = match proxy.kind {
             ProxyKind::Https => {
                 let provider = Arc::new(provider());
@@ -58,7 +58,7 @@ impl Tunnel {
     ///
     /// # Errors
     /// Human-readable cause.
-    pub async fn dig(&self, host: &str, port: u16) -> Result<Box<dyn Stream>, String> {
+    pub async fn http_connect(&self, host: &str, port: u16) -> Result<Box<dyn Stream>, String> {
         let stream = race(&self.proxy.host, self.proxy.port).await?;
         match (self.proxy.kind, &self.tls) {
             (ProxyKind::Socks5, _) => self.socks(stream, host, port).await,

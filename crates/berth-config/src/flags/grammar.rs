@@ -57,7 +57,7 @@ impl Reader<'_> {
             None => (long, None),
         };
         let flag = find(name).ok_or_else(|| format!("unknown flag: --{name}"))?;
-        let value = match value.or_else(|| flag.alone().map(str::to_owned)).or_else(|| self.next_word()) {
+        let value = match value.or_else(|| flag.value_if_bare().map(str::to_owned)).or_else(|| self.next_word()) {
             Some(value) => value,
             None => return Err(format!("flag needs an argument: {word}")),
         };
@@ -73,7 +73,7 @@ impl Reader<'_> {
                 .iter()
                 .find(|flag| flag.shorthand == Some(letter))
                 .ok_or_else(|| format!("unknown shorthand flag: '{letter}' in -{left}"))?;
-            let (value, next) = match (after.strip_prefix('='), flag.alone()) {
+            let (value, next) = match (after.strip_prefix('='), flag.value_if_bare()) {
                 (Some(value), _) if !value.is_empty() => (value.to_owned(), ""),
                 (_, Some(value)) => (value.to_owned(), after),
                 (_, None) if !after.is_empty() => (after.to_owned(), ""),

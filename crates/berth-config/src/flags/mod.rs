@@ -94,11 +94,11 @@ pub struct KubeletFlags {
     /// Whether access to metrics and health remains granted for a minute while the API server is unreachable.
     pub stale_authorization: bool,
     /// Whether file, drop-in, or flag set the listen address: only then is the read-only port opened to other hosts.
-    pub address_is_given: bool,
+    pub is_address_set: bool,
     /// Whether a node without an API server authorizes requests itself where a webhook is configured.
-    pub decides_alone: bool,
+    pub is_standalone_authorizer: bool,
     /// Whether file, drop-in, or flag set the container runtime endpoint.
-    pub endpoint_is_given: bool,
+    pub is_endpoint_set: bool,
     /// Values of legacy flags that are accepted without effect, by name, if given.
     pub ignored: BTreeMap<&'static str, String>,
     /// Whether `--help` was given.
@@ -140,9 +140,9 @@ impl Default for KubeletFlags {
             streaming_allowed_hosts: Vec::new(),
             streaming_requires_create: true,
             stale_authorization: false,
-            address_is_given: false,
-            decides_alone: false,
-            endpoint_is_given: false,
+            is_address_set: false,
+            is_standalone_authorizer: false,
+            is_endpoint_set: false,
             ignored: BTreeMap::new(),
             help: false,
             version: VersionRequest::None,
@@ -159,7 +159,7 @@ impl KubeletFlags {
     /// Whether the node authorizes requests itself, because the API server for the webhook does not exist: always with
     /// `berth run`, as kubelet only with a policy.
     pub fn is_its_own_authority(&self) -> bool {
-        self.is_standalone() && (self.decides_alone || !self.standalone_authorization.is_empty())
+        self.is_standalone() && (self.is_standalone_authorizer || !self.standalone_authorization.is_empty())
     }
 }
 
@@ -262,7 +262,7 @@ pub struct Flag {
 
 impl Flag {
     /// Value of the flag when it is given without one; `None` if it requires a value.
-    fn alone(&self) -> Option<&'static str> {
+    fn value_if_bare(&self) -> Option<&'static str> {
         matches!(self.slot, Slot::Bool(_) | Slot::Version(_) | Slot::Ignored(Ignored::Bool, _)).then_some("true")
     }
 

@@ -422,7 +422,7 @@ mod tests {
         assert_eq!(judged(&config(true, ""), &on), Err(refused.to_owned()));
         let limited = "swap feature is enabled and LimitedSwap but it is only supported with cgroupv2";
         assert_eq!(judged(&config(true, "LimitedSwap"), &v1), Err(limited.to_owned()));
-        let alone = KubeletFlags { decides_alone: true, ..KubeletFlags::default() };
+        let alone = KubeletFlags { is_standalone_authorizer: true, ..KubeletFlags::default() };
         assert_eq!(swap(&config(true, ""), &alone, &on), Ok(Some(Notice::SwapIsOn)));
     }
 
@@ -528,7 +528,7 @@ mod tests {
             assert!(found.as_ref().is_err_and(|e| e.starts_with(error)), "{error}: {found:?}");
         }
         assert!(run(&open, &standalone, &HostFacts::default()).is_ok());
-        let berth = KubeletFlags { decides_alone: true, ..KubeletFlags::default() };
+        let berth = KubeletFlags { is_standalone_authorizer: true, ..KubeletFlags::default() };
         assert!(run(&defaults::defaults(), &berth, &HostFacts::default()).is_ok(), "it decides itself");
     }
 

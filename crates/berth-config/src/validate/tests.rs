@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     defaults,
-    typed::{Names, decode},
+    json_decoder::{Names, decode},
 };
 
 fn judged_on(document: &Value, host: &HostFacts) -> Result<(), String> {

@@ -5,22 +5,22 @@
 use std::sync::Arc;
 
 use crate::{
-    actor::Pod,
+    actor::SandboxHandle,
     container::{Container, Phase},
+    cri_conversions,
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     ids,
-    names::{self, Claim},
-    ports::{ContainerAsk, Image, Planned, TargetContainer},
+    name_reservations::{self, Claim},
+    ports::{ContainerPlanRequest, Image, PlannedContainer, TargetContainer},
     runtime::{Runtime, blocking, now_ns},
     sandbox::{Sandbox, container_name},
     store::{
         self,
         objects::{ContainerMeta, Spec, VERSION, pack},
     },
-    view,
 };
 use berth_proto::cri;
-use berth_sys::step;
+use berth_sys::failpoint;
 
 /// Creates a container; an identical request returns the same container until it is started.
 ///
@@ -35,12 +35,12 @@ pub async fn create(runtime: &Arc<Runtime>, request: cri::CreateContainerRequest
     let (config, id) = (Arc::new(config), ids::new_id());
     let asked = (config.clone(), sandbox.id().to_owned());
     let told = match runtime.container_names.claim(&name, &id, asked)? {
-        Claim::Mine(told) => told,
-        Claim::Join(flight) => return names::join(flight).await,
-        Claim::Again(old) => {
+        Claim::Acquired(told) => told,
+        Claim::InProgress(flight) => return name_reservations::join(flight).await,
+        Claim::Existing(old) => {
             let now = pod.now();
             let is_fit = now.container(&old).is_ok_and(|c| c.phase == Phase::Created && !c.is_removing);
-            return if is_fit { Ok(old) } else { Err(names::taken(&name, &old)) };
+            return if is_fit { Ok(old) } else { Err(name_reservations::taken(&name, &old)) };
         }
     };
     let making = runtime.clone();
@@ -48,7 +48,7 @@ pub async fn create(runtime: &Arc<Runtime>, request: cri::CreateContainerRequest
         .detached(async move {
             let outcome = make(&making, &pod, &id, &name, config).await.map(|()| id.clone());
             match &outcome {
-                Ok(_) => making.container_names.settle(&name),
+                Ok(_) => making.container_names.complete(&name),
                 Err(_) => making.container_names.release(&name, &id),
             }
             told.send_replace(Some(outcome.clone()));
@@ -59,15 +59,15 @@ pub async fn create(runtime: &Arc<Runtime>, request: cri::CreateContainerRequest
 
 async fn make(
     runtime: &Arc<Runtime>,
-    pod: &Pod,
+    pod: &SandboxHandle,
     id: &str,
     name: &str,
     config: Arc<cri::ContainerConfig>,
 ) -> RuntimeResult<()> {
     let sandbox = pod.now();
     let image = image_of(runtime, &config).await?;
-    runtime.ports.images.hold(&image.id, id).await?;
-    step::reached("create.root");
+    runtime.ports.images.pin(&image.id, id).await?;
+    failpoint::reached("create.root");
     let made = plan_and_write(runtime, pod, &sandbox, (id, name), config, &image).await;
     if let Err(cause) = made {
         let (shell, gone) = (runtime.shell.clone(), id.to_owned());
@@ -88,16 +88,17 @@ async fn image_of(runtime: &Arc<Runtime>, config: &cri::ContainerConfig) -> Runt
 
 async fn plan_and_write(
     runtime: &Arc<Runtime>,
-    pod: &Pod,
+    pod: &SandboxHandle,
     sandbox: &Sandbox,
     (id, name): (&str, &str),
     config: Arc<cri::ContainerConfig>,
     image: &Image,
 ) -> RuntimeResult<()> {
-    let stop_signal = view::stop_signal(config.stop_signal, &image.stop_signal).map_err(RuntimeError::invalid)?;
+    let stop_signal =
+        cri_conversions::stop_signal(config.stop_signal, &image.stop_signal).map_err(RuntimeError::invalid)?;
     let parent = sandbox.config.linux.as_ref().map_or("", |linux| linux.cgroup_parent.as_str());
     let group = runtime.ports.groups.name(parent, id)?;
-    let ask = ContainerAsk {
+    let ask = ContainerPlanRequest {
         id: id.to_owned(),
         sandbox: sandbox.id().to_owned(),
         pod: sandbox.config.clone(),
@@ -107,9 +108,9 @@ async fn plan_and_write(
     };
     let (shell, own) = (runtime.shell.clone(), id.to_owned());
     blocking("making the container's directory", move || make_directory(&shell.layout, &own)).await?;
-    step::reached("create.directory");
-    let Planned { mut plan, user, devices, mounted } = runtime.ports.planner.container(ask).await?;
-    step::reached("create.planned");
+    failpoint::reached("create.directory");
+    let PlannedContainer { mut plan, user, devices, mounted } = runtime.ports.planner.container(ask).await?;
+    failpoint::reached("create.planned");
     plan.longest_record = runtime.shell.config.longest_record();
     let meta = ContainerMeta {
         v: VERSION,
@@ -133,10 +134,10 @@ async fn plan_and_write(
         config,
         phase: Phase::Created,
         is_updated: false,
-        is_asked: false,
+        is_stop_signal_sent: false,
         is_killed: false,
         is_removing: false,
-        early_end: None,
+        early_exit: None,
         plan: Arc::new(plan),
         devices: Arc::new(devices),
     };
@@ -149,7 +150,7 @@ async fn plan_and_write(
         Ok(())
     });
     let added = added.await.and_then(|added| added);
-    step::reached("create.known");
+    failpoint::reached("create.known");
     if added.is_err() {
         runtime.forget_container(id);
         let (pod, id) = (pod.clone(), id.to_owned());
@@ -191,11 +192,11 @@ fn write(layout: &store::Layout, container: &Container) -> RuntimeResult<()> {
     let directory = layout.container(container.id());
     let spec = Spec { v: VERSION, plan: (*container.plan).clone(), devices: (*container.devices).clone() };
     store::save(&directory.join("spec.json"), &spec)?;
-    step::reached("create.spec");
+    failpoint::reached("create.spec");
     store::save(&directory.join("state.json"), &container.record())?;
-    step::reached("create.state");
+    failpoint::reached("create.state");
     store::save(&directory.join("meta.json"), &*container.meta)?;
-    step::reached("create.meta");
+    failpoint::reached("create.meta");
     Ok(())
 }
 

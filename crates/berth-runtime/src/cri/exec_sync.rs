@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use crate::{
-    actor::{Pod, SHIM_ANSWER},
+    actor::{SHIM_ANSWER, SandboxHandle},
     errors::{RuntimeError, RuntimeResult, outcome},
     ids,
     runtime::Runtime,
@@ -59,7 +59,7 @@ pub async fn exec_sync(
         return Err(RuntimeError::invalid("command must not be empty"));
     }
     pod.now().container(&container)?.running()?;
-    streams::has_place(&pod, &container)?;
+    streams::check_exec_limit(&pod, &container)?;
     let running = runtime.clone();
     let executed = runtime.detached(async move { run(&running, &pod, &container, &request, most).await }).await;
     runtime.shell.metrics.executed(outcome(&executed));
@@ -68,7 +68,7 @@ pub async fn exec_sync(
 
 async fn run(
     runtime: &Arc<Runtime>,
-    pod: &Pod,
+    pod: &SandboxHandle,
     container: &str,
     request: &cri::ExecSyncRequest,
     most: usize,
@@ -84,7 +84,7 @@ async fn run(
     let begun = Instant::now();
     let (reply, _) = pod
         .shim()?
-        .ask(Request::Exec(Box::new(plan)), files, SHIM_ANSWER)
+        .request(Request::Exec(Box::new(plan)), files, SHIM_ANSWER)
         .await
         .map_err(|error| error.during(&format!("failed to start exec \"{exec}\"")))?;
     if !matches!(reply, Reply::Started(_)) {
@@ -98,13 +98,13 @@ async fn run(
             let mut exit = exit;
             match timeout_at(begun + Duration::from_secs(seconds), &mut exit).await {
                 Ok(exit) => exit.map_err(|_| lost())?,
-                Err(_) => return Err(overdue(pod, target, exit, seconds).await),
+                Err(_) => return Err(kill_timed_out(pod, target, exit, seconds).await),
             }
         }
     };
     // Processes that the program left behind may keep the streams open forever.
     let until = Instant::now() + runtime.shell.config.exec_io_drain;
-    let (stdout, stderr) = (out.taken(until).await, err.taken(until).await);
+    let (stdout, stderr) = (out.wait_until(until).await, err.wait_until(until).await);
     Ok(answer(exit, stdout, stderr))
 }
 
@@ -116,11 +116,16 @@ fn answer(exit: Exit, stdout: Vec<u8>, mut stderr: Vec<u8>) -> cri::ExecSyncResp
 }
 
 /// Kills the program that timed out, its process group, and its remaining descendants.
-async fn overdue(pod: &Pod, target: Target, exit: tokio::sync::oneshot::Receiver<Exit>, seconds: u64) -> RuntimeError {
+async fn kill_timed_out(
+    pod: &SandboxHandle,
+    target: Target,
+    exit: tokio::sync::oneshot::Receiver<Exit>,
+    seconds: u64,
+) -> RuntimeError {
     if let Ok(shim) = pod.shim() {
         let kill = Request::Signal { to: target, signal: KILL, scope: Scope::Group };
         // The program may have exited in the meantime.
-        let _ = shim.ask(kill, Vec::new(), SHIM_ANSWER).await;
+        let _ = shim.request(kill, Vec::new(), SHIM_ANSWER).await;
     }
     // Only the kernel can delay a process after SIGKILL; do not wait longer than this.
     let _ = timeout(KILL_LIMIT, exit).await;
@@ -188,15 +193,15 @@ impl Drop for OutputBuffer {
 }
 
 /// Output of a stream so far. Reading continues when this is dropped, so that the writer never gets SIGPIPE.
-struct Collected {
+struct OutputCollector {
     bytes: Arc<Mutex<OutputBuffer>>,
     at_end: watch::Receiver<bool>,
 }
 
-fn collect(runtime: &Runtime, mut from: pipe::Receiver, most: usize) -> Collected {
+fn collect(runtime: &Runtime, mut from: pipe::Receiver, most: usize) -> OutputCollector {
     let (ended, at_end) = watch::channel(false);
     let bytes = Arc::new(Mutex::new(OutputBuffer::default()));
-    let collected = Collected { bytes: bytes.clone(), at_end };
+    let collected = OutputCollector { bytes: bytes.clone(), at_end };
     runtime.shell.spawn(async move {
         let mut piece = vec![0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut piece).await {
@@ -210,16 +215,16 @@ fn collect(runtime: &Runtime, mut from: pipe::Receiver, most: usize) -> Collecte
     collected
 }
 
-impl Collected {
+impl OutputCollector {
     /// The bytes read up to the end of the stream or the deadline.
-    async fn taken(mut self, until: Instant) -> Vec<u8> {
+    async fn wait_until(mut self, until: Instant) -> Vec<u8> {
         // End of stream or deadline: either way this is all the output.
         let _ = timeout_at(until, self.at_end.wait_for(|ended| *ended)).await;
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-impl Drop for Collected {
+impl Drop for OutputCollector {
     /// A killed program may leave processes that keep the stream open: their output is dropped.
     fn drop(&mut self) {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).take();

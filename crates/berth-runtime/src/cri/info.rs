@@ -33,7 +33,7 @@ pub async fn status(runtime: &Runtime, verbose: bool) -> cri::StatusResponse {
     let user_namespaces_host_network = features.user_namespaces && features.recursive_read_only_mounts;
     let handler = |name: &str| cri::RuntimeHandler { name: name.to_owned(), features: Some(features) };
     let others = runtime.shell.config.runtime_handlers.iter().map(String::as_str);
-    let trouble = runtime.ports.network.trouble().await;
+    let trouble = runtime.ports.network.readiness_error().await;
     let warning = if trouble.is_none() { runtime.ports.network.warning().await } else { None };
     let conditions = vec![ready(runtime.is_ready()), network(trouble, warning)];
     cri::StatusResponse {

@@ -7,10 +7,10 @@ use tonic::Status;
 
 use super::verbose;
 use crate::{
+    cri_conversions,
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     runtime::{Runtime, now_ns},
     sandbox::Sandbox,
-    view,
 };
 use berth_proto::cri;
 
@@ -30,9 +30,9 @@ pub fn sandboxes(runtime: &Runtime, filter: Option<&cri::PodSandboxFilter>) -> R
         Some(id) => known(runtime.pod(id))?.into_iter().collect(),
         None => runtime.pods(),
     };
-    let listed = pods.iter().map(|pod| pod.now()).filter(|sandbox| view::is_listed(sandbox));
-    let items = listed.map(|sandbox| view::sandbox_item(&sandbox));
-    let mut items: Vec<_> = items.filter(|item| view::sandbox_fits(item, filter)).collect();
+    let listed = pods.iter().map(|pod| pod.now()).filter(|sandbox| cri_conversions::is_listed(sandbox));
+    let items = listed.map(|sandbox| cri_conversions::sandbox_item(&sandbox));
+    let mut items: Vec<_> = items.filter(|item| cri_conversions::sandbox_fits(item, filter)).collect();
     items.sort_by_key(|item| Reverse(item.created_at));
     Ok(items)
 }
@@ -43,7 +43,11 @@ pub fn sandboxes(runtime: &Runtime, filter: Option<&cri::PodSandboxFilter>) -> R
 /// An ID prefix of the filter is ambiguous, or its state is unknown.
 pub fn containers(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> RuntimeResult<Vec<cri::Container>> {
     let chosen = chosen(runtime, filter)?;
-    Ok(chosen.iter().filter_map(|(sandbox, id)| sandbox.containers.get(id)).map(view::container_item).collect())
+    Ok(chosen
+        .iter()
+        .filter_map(|(sandbox, id)| sandbox.containers.get(id))
+        .map(cri_conversions::container_item)
+        .collect())
 }
 
 /// Snapshots of sandboxes with the IDs of their containers that match the filter, newest first.
@@ -68,9 +72,10 @@ pub fn chosen(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> Runti
         only = Some(whole);
     }
     let mut items = Vec::new();
-    for sandbox in pods.iter().map(|pod| pod.now()).filter(|sandbox| view::is_listed(sandbox)) {
+    for sandbox in pods.iter().map(|pod| pod.now()).filter(|sandbox| cri_conversions::is_listed(sandbox)) {
         let those = sandbox.containers.values().filter(|c| only.as_ref().is_none_or(|only| c.id() == only));
-        let those = those.filter(|container| view::container_fits(&view::container_item(container), filter));
+        let those = those
+            .filter(|container| cri_conversions::container_fits(&cri_conversions::container_item(container), filter));
         items.extend(those.map(|container| (container.meta.created_ns, sandbox.clone(), container.id().to_owned())));
     }
     items.sort_by_key(|(created_ns, ..)| Reverse(*created_ns));
@@ -117,9 +122,9 @@ pub fn sandbox_status(
         info.insert("info".to_owned(), told.to_string());
     }
     Ok(cri::PodSandboxStatusResponse {
-        status: Some(view::sandbox_status(&sandbox)),
+        status: Some(cri_conversions::sandbox_status(&sandbox)),
         info,
-        containers_statuses: view::container_statuses(&sandbox),
+        containers_statuses: cri_conversions::container_statuses(&sandbox),
         timestamp: now_ns(),
     })
 }
@@ -140,5 +145,5 @@ pub fn container_status(
         let told = verbose::container(&sandbox, container);
         info.insert("info".to_owned(), told.to_string());
     }
-    Ok(cri::ContainerStatusResponse { status: Some(view::container_status(container)), info })
+    Ok(cri::ContainerStatusResponse { status: Some(cri_conversions::container_status(container)), info })
 }

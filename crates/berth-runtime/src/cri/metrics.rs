@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use super::stats::{self, Chosen};
+use super::stats::{self, SelectedContainer};
 use crate::{
     config::PAUSE,
     container::Container,
@@ -11,8 +11,8 @@ use crate::{
     sandbox::Sandbox,
     stats::{
         Depth,
-        layers::Used,
-        links::Asker,
+        layer_usage::LayerUsage,
+        link_counters::LinkCounterReader,
         metrics::{self, Labels, Subject},
         open_files, volume,
     },
@@ -24,7 +24,7 @@ const MOST_PROCESSES: usize = 1024;
 
 /// Response to `ListMetricDescriptors`.
 pub fn descriptors(runtime: &Runtime) -> Vec<cri::MetricDescriptor> {
-    metrics::descriptors(runtime.ports.groups.tells_pressure())
+    metrics::descriptors(runtime.ports.groups.has_pressure_stats())
 }
 
 /// Metrics of sandboxes that are ready, for `ListPodSandboxMetrics`.
@@ -37,11 +37,11 @@ pub async fn sandboxes(runtime: &Arc<Runtime>) -> RuntimeResult<Vec<cri::PodSand
         let running = sandbox.containers.values().filter(|container| container.running().is_ok());
         running.map(|container| (sandbox.clone(), container.id().to_owned())).collect::<Vec<_>>()
     };
-    let chosen: Vec<Chosen> = pods.iter().flat_map(running).collect();
+    let chosen: Vec<SelectedContainer> = pods.iter().flat_map(running).collect();
     let written = stats::written(runtime, &chosen).await;
     let asked = runtime.clone();
     blocking("reading control groups", move || {
-        let mut asker = Asker::default();
+        let mut asker = LinkCounterReader::default();
         let volume = volume::of(&asked.shell.layout.snapshots());
         Ok(pods.iter().map(|sandbox| of_sandbox(&asked, sandbox, (&mut asker, volume.as_ref()), &written)).collect())
     })
@@ -52,8 +52,8 @@ pub async fn sandboxes(runtime: &Arc<Runtime>) -> RuntimeResult<Vec<cri::PodSand
 fn of_sandbox(
     runtime: &Runtime,
     sandbox: &Sandbox,
-    (asker, volume): (&mut Asker, Option<&volume::Volume>),
-    written: &BTreeMap<String, Used>,
+    (asker, volume): (&mut LinkCounterReader, Option<&volume::Volume>),
+    written: &BTreeMap<String, LayerUsage>,
 ) -> cri::PodSandboxMetrics {
     let running = sandbox.containers.values().filter(|container| container.running().is_ok());
     let container_metrics = running.map(|container| cri::ContainerMetrics {
@@ -76,12 +76,12 @@ fn subject(
     runtime: &Runtime,
     container: &Container,
     volume: Option<&volume::Volume>,
-    written: Option<&Used>,
+    written: Option<&LayerUsage>,
 ) -> Subject {
     let reading = runtime.ports.groups.read(&container.meta.group, Depth::Metrics);
     Subject {
         started_ns: container.running().map(|started| started.at_ns).unwrap_or_default(),
-        open: open_files::of(Path::new("/proc"), reading.processes.iter().copied().take(MOST_PROCESSES)),
+        open: open_files::count(Path::new("/proc"), reading.processes.iter().copied().take(MOST_PROCESSES)),
         volume: volume.cloned(),
         written: written.map(|used| used.bytes),
         devices: reading.devices.iter().map(|io| volume::device_name(io.device.0, io.device.1)).collect(),

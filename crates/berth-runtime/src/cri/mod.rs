@@ -3,23 +3,23 @@
 //! `services` makes them; `serve` serves them on a socket or in memory. A call that has begun completes even if its
 //! caller disconnects. Implements spec 09a §1-§5.
 
-mod change;
+mod connection_limit;
 mod container;
-mod container_end;
+mod container_stop;
 mod exec_sync;
-pub mod files;
 mod images;
 mod info;
 mod lists;
 mod metrics;
-mod places;
 mod sandbox;
+pub mod sandbox_files;
+pub mod sandbox_stop;
 mod serve;
 mod service;
 mod start;
 mod stats;
-pub mod stop;
 mod streams;
+mod update;
 mod verbose;
 
 pub use container::delete as delete_container;

@@ -6,14 +6,14 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use tracing::warn;
 
-use super::files;
+use super::sandbox_files;
 use crate::{
-    actor::{Pod, SHIM_ANSWER},
+    actor::{SHIM_ANSWER, SandboxHandle},
     config::NAME,
     errors::{RuntimeError, RuntimeResult, outcome},
     ids,
-    names::{self, Claim},
-    ports::{Attached, Limits, NetworkPod},
+    name_reservations::{self, Claim},
+    ports::{AttachedNetwork, Limits, NetworkPod},
     runtime::{Runtime, blocking, now_ns},
     sandbox::{Sandbox, sandbox_name},
     store::{
@@ -24,7 +24,7 @@ use crate::{
 use berth_metrics::{LaunchStep, NetworkOperation};
 use berth_proto::cri;
 use berth_shim::plan::{Namespace, NamespacePlan, Reply, Request};
-use berth_sys::step;
+use berth_sys::failpoint;
 
 /// Runs a sandbox; an identical request returns the same sandbox.
 ///
@@ -40,22 +40,22 @@ pub async fn run(runtime: &Arc<Runtime>, config: cri::PodSandboxConfig, handler:
     let (config, id) = (Arc::new(config), ids::new_id());
     let request = (config.clone(), handler.clone());
     let told = match runtime.sandbox_names.claim(&name, &id, request)? {
-        Claim::Mine(told) => told,
-        Claim::Join(flight) => return names::join(flight).await,
-        Claim::Again(old) => {
+        Claim::Acquired(told) => told,
+        Claim::InProgress(flight) => return name_reservations::join(flight).await,
+        Claim::Existing(old) => {
             let is_ready = runtime.pod(&old).is_ok_and(|pod| pod.now().is_ready());
-            return if is_ready { Ok(old) } else { Err(names::taken(&name, &old)) };
+            return if is_ready { Ok(old) } else { Err(name_reservations::taken(&name, &old)) };
         }
     };
     let (making, id) = (runtime.clone(), id.clone());
     runtime
         .detached(async move {
-            let ask = Ask { id: id.clone(), name: name.clone(), config, handler, plan };
+            let ask = RunRequest { id: id.clone(), name: name.clone(), config, handler, plan };
             let outcome = make(&making, ask).await.map(|()| id.clone());
             match &outcome {
-                Ok(_) => making.sandbox_names.settle(&name),
+                Ok(_) => making.sandbox_names.complete(&name),
                 // A sandbox whose undo failed is listed and keeps its name until it is removed.
-                Err(_) if making.pod(&id).is_ok() => making.sandbox_names.settle(&name),
+                Err(_) if making.pod(&id).is_ok() => making.sandbox_names.complete(&name),
                 Err(_) => making.sandbox_names.release(&name, &id),
             }
             told.send_replace(Some(outcome.clone()));
@@ -64,7 +64,7 @@ pub async fn run(runtime: &Arc<Runtime>, config: cri::PodSandboxConfig, handler:
         .await
 }
 
-struct Ask {
+struct RunRequest {
     id: String,
     name: String,
     config: Arc<cri::PodSandboxConfig>,
@@ -72,7 +72,7 @@ struct Ask {
     plan: NamespacePlan,
 }
 
-async fn make(runtime: &Arc<Runtime>, ask: Ask) -> RuntimeResult<()> {
+async fn make(runtime: &Arc<Runtime>, ask: RunRequest) -> RuntimeResult<()> {
     let _turn = runtime.creations.acquire().await.map_err(|error| RuntimeError::other(error.to_string()))?;
     let parent = ask.config.linux.as_ref().map_or("", |linux| linux.cgroup_parent.as_str());
     let group = runtime.ports.groups.name(parent, &ask.id)?;
@@ -95,13 +95,13 @@ async fn make(runtime: &Arc<Runtime>, ask: Ask) -> RuntimeResult<()> {
         resources: None,
         overhead: None,
     };
-    let sandbox = Sandbox::recall(meta.clone(), Some(state.clone()))
+    let sandbox = Sandbox::from_record(meta.clone(), Some(state.clone()))
         .ok_or_else(|| RuntimeError::invalid("the configuration cannot be read"))?;
     let sandbox = Sandbox { config: ask.config.clone(), ..sandbox };
     let pod = runtime.adopt(sandbox);
     let outcome = bring_up(runtime, &pod, &ask, meta, state).await;
     let Err(cause) = outcome else { return Ok(()) };
-    if let Err(left) = super::stop::undo(runtime, &pod).await {
+    if let Err(left) = super::sandbox_stop::undo(runtime, &pod).await {
         warn!(podSandboxID = ask.id, err = %left, "What is left of a sandbox that failed cannot be undone yet");
         // List it as not ready, so that the kubelet can stop and remove it.
         let _ = pod.turn(|sandbox| sandbox.phase = SandboxPhase::NotReady).await;
@@ -111,8 +111,8 @@ async fn make(runtime: &Arc<Runtime>, ask: Ask) -> RuntimeResult<()> {
 
 async fn bring_up(
     runtime: &Arc<Runtime>,
-    pod: &Pod,
-    ask: &Ask,
+    pod: &SandboxHandle,
+    ask: &RunRequest,
     meta: SandboxMeta,
     state: SandboxState,
 ) -> RuntimeResult<()> {
@@ -121,53 +121,53 @@ async fn bring_up(
     let first = meta.clone();
     let groups = blocking("preparing the sandbox", move || {
         let directory = shell.layout.sandbox(&first.id);
-        step::reached("run.begun");
+        failpoint::reached("run.begun");
         store::make_directory(&directory, 0o700)?;
-        step::reached("run.directory");
+        failpoint::reached("run.directory");
         store::save(&directory.join("meta.json"), &first)?;
-        step::reached("run.meta");
+        failpoint::reached("run.meta");
         store::save(&directory.join("state.json"), &state)?;
-        files::write(&directory, &config, &host.hostname)?;
-        step::reached("run.files");
+        sandbox_files::write(&directory, &config, &host.hostname)?;
+        failpoint::reached("run.files");
         store::make_directory(&shell.layout.shim(&first.id).join("exits"), 0o700)?;
-        files::mount_shared_memory(&config, &shell.layout.shared_memory(&first.id))?;
-        step::reached("run.memory");
+        sandbox_files::mount_shared_memory(&config, &shell.layout.shared_memory(&first.id))?;
+        failpoint::reached("run.memory");
         let groups = shell.groups.create(&group, &Limits::Smallest)?;
-        step::reached("run.group");
+        failpoint::reached("run.group");
         Ok(groups)
     })
     .await?;
     let begun = Instant::now();
     let connected = runtime.ports.shims.spawn(&ask.id, &groups).await?;
     runtime.shell.metrics.launched(LaunchStep::Spawn, begun.elapsed());
-    step::reached("run.shim");
+    failpoint::reached("run.shim");
     pod.connect(connected).await?;
     let attached = connect(runtime, pod, ask, groups).await?;
-    step::reached("run.network");
-    let attached = attached.map(|a| (Some(a.netns), a.ips, a.kept)).unwrap_or_default();
+    failpoint::reached("run.network");
+    let attached = attached.map(|a| (Some(a.netns), a.ips, a.persisted)).unwrap_or_default();
     let meta = SandboxMeta { netns: attached.0, ips: attached.1, network: attached.2, ..meta };
     let (shell, written) = (runtime.shell.clone(), meta.clone());
     blocking("writing the sandbox", move || {
         store::save(&shell.layout.sandbox(&written.id).join("meta.json"), &written)
     })
     .await?;
-    step::reached("run.final");
+    failpoint::reached("run.final");
     pod.turn(move |sandbox| {
         sandbox.meta = Arc::new(meta);
         sandbox.phase = SandboxPhase::Ready;
     })
     .await?;
-    step::reached("run.ready");
+    failpoint::reached("run.ready");
     Ok(())
 }
 
 /// Creates the namespaces and attaches the network.
 async fn connect(
     runtime: &Arc<Runtime>,
-    pod: &Pod,
-    ask: &Ask,
+    pod: &SandboxHandle,
+    ask: &RunRequest,
     groups: Vec<PathBuf>,
-) -> RuntimeResult<Option<Attached>> {
+) -> RuntimeResult<Option<AttachedNetwork>> {
     let mut plan = ask.plan.clone();
     if plan.hostname.is_empty() {
         plan.hostname.clone_from(&runtime.host.hostname);
@@ -175,10 +175,10 @@ async fn connect(
     plan.groups = groups;
     let has_network = plan.made.contains(&Namespace::Network);
     let begun = Instant::now();
-    let (reply, files) = pod.shim()?.ask(Request::MakeNamespaces(plan), Vec::new(), SHIM_ANSWER).await?;
+    let (reply, files) = pod.shim()?.request(Request::MakeNamespaces(plan), Vec::new(), SHIM_ANSWER).await?;
     runtime.shell.metrics.launched(LaunchStep::Namespaces, begun.elapsed());
     super::start::settle(runtime, pod.now().meta.group.clone());
-    step::reached("run.namespaces");
+    failpoint::reached("run.namespaces");
     let Reply::Namespaces { made, .. } = reply else {
         return Err(RuntimeError::other("the shim answered something else than namespaces"));
     };
@@ -186,7 +186,7 @@ async fn connect(
         return Ok(None);
     }
     let namespace = made.iter().zip(files).find(|(kind, _)| **kind == Namespace::Network).map(|(_, file)| file);
-    let pod = NetworkPod { id: ask.id.clone(), config: ask.config.clone(), kept: serde_json::Value::Null };
+    let pod = NetworkPod { id: ask.id.clone(), config: ask.config.clone(), persisted: serde_json::Value::Null };
     let begun = Instant::now();
     let attached = runtime.ports.network.attach(pod, namespace).await;
     runtime.shell.metrics.network(NetworkOperation::Attach, begun, outcome(&attached));

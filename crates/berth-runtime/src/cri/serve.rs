@@ -13,7 +13,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Server, server::Router};
 
-use super::{images::ImageCalls, places::Places, service::RuntimeCalls};
+use super::{connection_limit::ConnectionLimiter, images::ImageCalls, service::RuntimeCalls};
 use crate::{
     errors::{RuntimeError, RuntimeResult},
     runtime::Runtime,
@@ -85,10 +85,10 @@ pub async fn over_socket(
     stop: CancellationToken,
 ) -> RuntimeResult<()> {
     let listener = bind(&path)?;
-    let places = Arc::new(Places::new(CONNECTIONS));
+    let places = Arc::new(ConnectionLimiter::new(CONNECTIONS));
     let incoming = UnixListenerStream::new(listener).then(move |stream| {
         let places = places.clone();
-        async move { Ok::<_, io::Error>(places.give(stream?).await) }
+        async move { Ok::<_, io::Error>(places.admit(stream?).await) }
     });
     let serving = router(runtime, MAX_MESSAGE, streams.into())
         .serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await });

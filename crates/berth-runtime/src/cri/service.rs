@@ -5,12 +5,14 @@ use std::sync::Arc;
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status, async_trait};
 
-use super::{change, container, container_end, exec_sync, info, lists, metrics, sandbox, start, stats, stop, streams};
+use super::{
+    container, container_stop, exec_sync, info, lists, metrics, sandbox, sandbox_stop, start, stats, streams, update,
+};
 use crate::{
     errors::{RuntimeError, RuntimeResult},
     events::Events,
     runtime::Runtime,
-    streams::Ask,
+    streams::StreamRequest,
 };
 use berth_proto::{
     OUTPUT_LIMIT,
@@ -40,12 +42,12 @@ fn absent<T>(method: &str) -> Answer<T> {
 impl RuntimeCalls {
     /// Waits until recovery after a restart has completed.
     async fn ready(&self) -> &Arc<Runtime> {
-        self.runtime.until_ready().await;
+        self.runtime.wait_until_ready().await;
         &self.runtime
     }
 
     /// The URL of a prepared stream.
-    async fn stream(&self, ask: RuntimeResult<Ask>) -> RuntimeResult<String> {
+    async fn stream(&self, ask: RuntimeResult<StreamRequest>) -> RuntimeResult<String> {
         let path = streams::prepare(self.ready().await, ask?)?;
         Ok(format!("{}{path}", self.streams))
     }
@@ -98,7 +100,7 @@ impl RuntimeService for RuntimeCalls {
         &self,
         request: Request<cri::StopPodSandboxRequest>,
     ) -> Answer<cri::StopPodSandboxResponse> {
-        let stopped = stop::stop(self.ready().await, &request.into_inner().pod_sandbox_id).await;
+        let stopped = sandbox_stop::stop(self.ready().await, &request.into_inner().pod_sandbox_id).await;
         answer(stopped.map(|()| cri::StopPodSandboxResponse {}))
     }
 
@@ -106,7 +108,7 @@ impl RuntimeService for RuntimeCalls {
         &self,
         request: Request<cri::RemovePodSandboxRequest>,
     ) -> Answer<cri::RemovePodSandboxResponse> {
-        let removed = stop::remove(self.ready().await, &request.into_inner().pod_sandbox_id).await;
+        let removed = sandbox_stop::remove(self.ready().await, &request.into_inner().pod_sandbox_id).await;
         answer(removed.map(|()| cri::RemovePodSandboxResponse {}))
     }
 
@@ -152,7 +154,7 @@ impl RuntimeService for RuntimeCalls {
 
     async fn stop_container(&self, request: Request<cri::StopContainerRequest>) -> Answer<cri::StopContainerResponse> {
         let request = request.into_inner();
-        let stopped = container_end::stop(self.ready().await, &request.container_id, request.timeout).await;
+        let stopped = container_stop::stop(self.ready().await, &request.container_id, request.timeout).await;
         answer(stopped.map(|()| cri::StopContainerResponse {}))
     }
 
@@ -160,7 +162,7 @@ impl RuntimeService for RuntimeCalls {
         &self,
         request: Request<cri::RemoveContainerRequest>,
     ) -> Answer<cri::RemoveContainerResponse> {
-        let removed = container_end::remove(self.ready().await, &request.into_inner().container_id).await;
+        let removed = container_stop::remove(self.ready().await, &request.into_inner().container_id).await;
         answer(removed.map(|()| cri::RemoveContainerResponse {}))
     }
 
@@ -194,7 +196,7 @@ impl RuntimeService for RuntimeCalls {
     ) -> Answer<cri::UpdateContainerResourcesResponse> {
         let request = request.into_inner();
         let linux = request.linux.unwrap_or_default();
-        let changed = change::update(self.ready().await, &request.container_id, linux).await;
+        let changed = update::update(self.ready().await, &request.container_id, linux).await;
         answer(changed.map(|()| cri::UpdateContainerResourcesResponse {}))
     }
 
@@ -202,7 +204,7 @@ impl RuntimeService for RuntimeCalls {
         &self,
         request: Request<cri::UpdatePodSandboxResourcesRequest>,
     ) -> Answer<cri::UpdatePodSandboxResourcesResponse> {
-        let changed = change::update_sandbox(self.ready().await, request.into_inner()).await;
+        let changed = update::update_sandbox(self.ready().await, request.into_inner()).await;
         answer(changed.map(|()| cri::UpdatePodSandboxResourcesResponse {}))
     }
 
@@ -210,7 +212,7 @@ impl RuntimeService for RuntimeCalls {
         &self,
         request: Request<cri::ReopenContainerLogRequest>,
     ) -> Answer<cri::ReopenContainerLogResponse> {
-        let opened = change::reopen_log(self.ready().await, &request.into_inner().container_id).await;
+        let opened = update::reopen_log(self.ready().await, &request.into_inner().container_id).await;
         answer(opened.map(|()| cri::ReopenContainerLogResponse {}))
     }
 
@@ -224,17 +226,17 @@ impl RuntimeService for RuntimeCalls {
     }
 
     async fn exec(&self, request: Request<cri::ExecRequest>) -> Answer<cri::ExecResponse> {
-        let url = self.stream(Ask::exec(request.into_inner())).await;
+        let url = self.stream(StreamRequest::exec(request.into_inner())).await;
         answer(url.map(|url| cri::ExecResponse { url }))
     }
 
     async fn attach(&self, request: Request<cri::AttachRequest>) -> Answer<cri::AttachResponse> {
-        let url = self.stream(Ask::attach(request.into_inner())).await;
+        let url = self.stream(StreamRequest::attach(request.into_inner())).await;
         answer(url.map(|url| cri::AttachResponse { url }))
     }
 
     async fn port_forward(&self, request: Request<cri::PortForwardRequest>) -> Answer<cri::PortForwardResponse> {
-        let url = self.stream(Ask::forward(request.into_inner())).await;
+        let url = self.stream(StreamRequest::forward(request.into_inner())).await;
         answer(url.map(|url| cri::PortForwardResponse { url }))
     }
 

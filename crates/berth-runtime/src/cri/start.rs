@@ -8,7 +8,7 @@ use std::{
 use tracing::warn;
 
 use crate::{
-    actor::Pod,
+    actor::SandboxHandle,
     container::Phase,
     errors::{RuntimeError, RuntimeResult},
     ports::Limits,
@@ -16,8 +16,8 @@ use crate::{
     sandbox::Sandbox,
 };
 use berth_metrics::LaunchStep;
-use berth_shim::plan::{LaunchPlan, Reply, Request, Started, Took};
-use berth_sys::step;
+use berth_shim::plan::{LaunchPlan, Reply, Request, StartTimings, Started};
+use berth_sys::failpoint;
 
 /// Time added to the shim's own launch timeout before the request to it times out.
 const GRACE: Duration = Duration::from_secs(5);
@@ -38,12 +38,12 @@ pub async fn start(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
         container.begin_start()
     });
     begin.await??;
-    step::reached("start.begun");
+    failpoint::reached("start.begun");
     let starting = runtime.clone();
     runtime.detached(async move { launch(&starting, &pod, &id).await }).await
 }
 
-async fn launch(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()> {
+async fn launch(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) -> RuntimeResult<()> {
     let outcome = match runtime.starts.acquire().await {
         Ok(_turn) => attempt(runtime, pod, id).await,
         Err(error) => Err(RuntimeError::other(error.to_string())),
@@ -52,13 +52,14 @@ async fn launch(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()
     match outcome {
         Ok(started) => {
             let begun = container.clone();
-            let early = pod.turn(move |sandbox| sandbox.container_mut(&begun).map(|c| c.started(started)));
+            let early = pod.turn(move |sandbox| sandbox.container_mut(&begun).map(|c| c.mark_started(started)));
             let early = early.await??;
-            step::reached("start.written");
+            failpoint::reached("start.written");
             let Some(exit) = early else { return Ok(()) };
             // A separate turn: subscribers get a started event, then a stopped event.
             let rule = runtime.shell.config.oom_reason;
-            let ended = move |sandbox: &mut Sandbox| sandbox.container_mut(&container).map(|c| c.exited(&exit, rule));
+            let ended =
+                move |sandbox: &mut Sandbox| sandbox.container_mut(&container).map(|c| c.mark_exited(&exit, rule));
             pod.turn(ended).await?.map(drop)
         }
         Err(cause) => {
@@ -75,7 +76,7 @@ async fn launch(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()
     }
 }
 
-async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<Started> {
+async fn attempt(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) -> RuntimeResult<Started> {
     let sandbox = pod.now();
     let container = sandbox.container(id)?;
     let (shell, group) = (runtime.shell.clone(), container.meta.group.clone());
@@ -83,9 +84,9 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<S
     let devices = container.devices.clone();
     let groups = blocking("making the control group", move || {
         let groups = shell.groups.create(&group, &limits)?;
-        step::reached("start.group");
+        failpoint::reached("start.group");
         shell.groups.allow_devices(&group, &devices)?;
-        step::reached("start.devices");
+        failpoint::reached("start.devices");
         Ok(groups)
     })
     .await?;
@@ -95,13 +96,13 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<S
     }
     let limit = Duration::from_millis(plan.limit_ms).saturating_add(GRACE);
     let begun = Instant::now();
-    let launched = pod.shim()?.ask(Request::Launch(Box::new(plan)), Vec::new(), limit).await;
+    let launched = pod.shim()?.request(Request::Launch(Box::new(plan)), Vec::new(), limit).await;
     let whole = begun.elapsed();
     settle(runtime, container.meta.group.clone());
     match launched? {
         (Reply::Started(started), _) => {
             count(runtime, whole, started.took);
-            step::reached("start.launched");
+            failpoint::reached("start.launched");
             Ok(started)
         }
         _ => Err(RuntimeError::other("the shim answered something else than a process")),
@@ -109,7 +110,7 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<S
 }
 
 /// Records the duration of the steps that the shim measured; the remainder of the total belongs to the last step.
-fn count(runtime: &Runtime, whole: Duration, took: Took) {
+fn count(runtime: &Runtime, whole: Duration, took: StartTimings) {
     let micros = |count: u32| Duration::from_micros(count.into());
     let (root, clone) = (micros(took.root), micros(took.clone));
     let steps = [
@@ -128,7 +129,7 @@ pub fn settle(runtime: &Arc<Runtime>, group: String) {
     });
 }
 
-async fn clean_up(runtime: &Arc<Runtime>, pod: &Pod, id: &str) {
+async fn clean_up(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) {
     let Ok(group) = pod.now().container(id).map(|c| c.meta.group.clone()) else { return };
     let shell = runtime.shell.clone();
     if let Err(cause) = blocking("removing the control group", move || shell.groups.remove(&group)).await {

@@ -8,17 +8,17 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use super::lists;
 use crate::{
     container::Container,
+    cri_conversions,
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     runtime::{Runtime, blocking, now_ns},
     sandbox::Sandbox,
-    stats::{Depth, Reading, answers, layers::Used, links::Asker},
-    view,
+    stats::{Depth, Reading, cri_messages, layer_usage::LayerUsage, link_counters::LinkCounterReader},
 };
 use berth_proto::cri;
 use berth_sys::netlink::counters::LinkCounters;
 
 /// A sandbox snapshot and the ID of one of its containers.
-pub(super) type Chosen = (Arc<Sandbox>, String);
+pub(super) type SelectedContainer = (Arc<Sandbox>, String);
 
 /// Response to `ContainerStats`.
 ///
@@ -48,7 +48,10 @@ pub async fn containers(
     of_containers(runtime, chosen).await
 }
 
-async fn of_containers(runtime: &Arc<Runtime>, chosen: Vec<Chosen>) -> RuntimeResult<Vec<cri::ContainerStats>> {
+async fn of_containers(
+    runtime: &Arc<Runtime>,
+    chosen: Vec<SelectedContainer>,
+) -> RuntimeResult<Vec<cri::ContainerStats>> {
     let written = written(runtime, &chosen).await;
     let (asked, reading) = (runtime.clone(), chosen.clone());
     let readings = blocking("reading control groups", move || {
@@ -67,7 +70,7 @@ fn read(runtime: &Runtime, container: Option<&Container>) -> Option<Reading> {
 }
 
 /// Writable-layer usage of the containers, as far as it is counted.
-pub(super) async fn written(runtime: &Runtime, chosen: &[Chosen]) -> BTreeMap<String, Used> {
+pub(super) async fn written(runtime: &Runtime, chosen: &[SelectedContainer]) -> BTreeMap<String, LayerUsage> {
     let ids: Vec<String> = chosen.iter().map(|(_, id)| id.clone()).collect();
     runtime.layers.used(&runtime.shell, &runtime.ports.images, &ids).await
 }
@@ -76,13 +79,13 @@ fn stats(
     runtime: &Runtime,
     container: &Container,
     reading: Option<&Reading>,
-    written: &BTreeMap<String, Used>,
+    written: &BTreeMap<String, LayerUsage>,
 ) -> cri::ContainerStats {
-    let told = reading.map(|reading| answers::container(reading, rate(runtime, container.id(), reading)));
+    let told = reading.map(|reading| cri_messages::container(reading, rate(runtime, container.id(), reading)));
     let mountpoint = runtime.shell.layout.snapshots().display().to_string();
     cri::ContainerStats {
         attributes: Some(attributes(container)),
-        writable_layer: written.get(container.id()).map(|used| answers::written(used, &mountpoint)),
+        writable_layer: written.get(container.id()).map(|used| cri_messages::written(used, &mountpoint)),
         ..told.unwrap_or_default()
     }
 }
@@ -133,7 +136,7 @@ pub async fn sandboxes(
 }
 
 /// Raw statistics of a sandbox.
-struct Read {
+struct SandboxReading {
     pod: Reading,
     containers: BTreeMap<String, Reading>,
     links: Option<Vec<LinkCounters>>,
@@ -145,11 +148,11 @@ async fn of_sandboxes(runtime: &Arc<Runtime>, chosen: Vec<Arc<Sandbox>>) -> Runt
         let sandbox = sandbox.clone();
         sandbox.containers.keys().map(|id| (sandbox.clone(), id.clone())).collect::<Vec<_>>()
     };
-    let all: Vec<Chosen> = chosen.iter().flat_map(containers).collect();
+    let all: Vec<SelectedContainer> = chosen.iter().flat_map(containers).collect();
     let written = written(runtime, &all).await;
     let (asked, reading) = (runtime.clone(), chosen.clone());
     let readings = blocking("reading control groups", move || {
-        let mut asker = Asker::default();
+        let mut asker = LinkCounterReader::default();
         Ok(reading.iter().map(|sandbox| read_sandbox(&asked, sandbox, &mut asker)).collect::<Vec<_>>())
     })
     .await?;
@@ -158,7 +161,7 @@ async fn of_sandboxes(runtime: &Arc<Runtime>, chosen: Vec<Arc<Sandbox>>) -> Runt
 }
 
 /// Blocking: reads cgroups and network interfaces.
-fn read_sandbox(runtime: &Runtime, sandbox: &Sandbox, asker: &mut Asker) -> Read {
+fn read_sandbox(runtime: &Runtime, sandbox: &Sandbox, asker: &mut LinkCounterReader) -> SandboxReading {
     let containers = sandbox.containers.iter();
     let containers = containers.filter_map(|(id, container)| Some((id.clone(), read(runtime, Some(container))?)));
     let containers: BTreeMap<String, Reading> = containers.collect();
@@ -168,7 +171,7 @@ fn read_sandbox(runtime: &Runtime, sandbox: &Sandbox, asker: &mut Asker) -> Read
         None => containers.values().fold(look(&sandbox.meta.group), |sum, one| sum.with(one)),
     };
     let links = sandbox.meta.netns.as_deref().and_then(|netns: &Path| asker.links(netns));
-    Read { pod, containers, links, at_ns: now_ns() }
+    SandboxReading { pod, containers, links, at_ns: now_ns() }
 }
 
 /// The pod's cgroup, parent of its containers'; `None` if pods share one.
@@ -181,33 +184,33 @@ fn pod_group(sandbox: &Sandbox) -> Option<String> {
 fn sandbox_stats(
     runtime: &Runtime,
     sandbox: &Sandbox,
-    read: &Read,
-    written: &BTreeMap<String, Used>,
+    read: &SandboxReading,
+    written: &BTreeMap<String, LayerUsage>,
 ) -> cri::PodSandboxStats {
     let id = sandbox.id();
     let tasks: Vec<u64> = read.containers.values().filter_map(|reading| reading.tasks).collect();
     let process = cri::ProcessUsage {
         timestamp: read.at_ns,
-        process_count: answers::value(tasks.iter().fold(0, |sum, tasks| sum.saturating_add(*tasks))),
+        process_count: cri_messages::value(tasks.iter().fold(0, |sum, tasks| sum.saturating_add(*tasks))),
     };
     let links = read.links.as_ref().map(|links| links.iter().map(link).collect::<Vec<_>>());
     let containers = sandbox.containers.values().map(|one| stats(runtime, one, read.containers.get(one.id()), written));
     let linux = cri::LinuxPodSandboxStats {
-        cpu: answers::cpu(&read.pod, rate(runtime, id, &read.pod)),
-        memory: answers::memory(&read.pod),
-        network: links.map(|links| answers::network(read.at_ns, &links)),
+        cpu: cri_messages::cpu(&read.pod, rate(runtime, id, &read.pod)),
+        memory: cri_messages::memory(&read.pod),
+        network: links.map(|links| cri_messages::network(read.at_ns, &links)),
         process: Some(process),
         containers: containers.collect(),
-        io: answers::io(&read.pod),
+        io: cri_messages::io(&read.pod),
     };
-    let item = view::sandbox_item(sandbox);
+    let item = cri_conversions::sandbox_item(sandbox);
     let (labels, annotations) = (item.labels, item.annotations);
     let attributes = cri::PodSandboxAttributes { id: item.id, metadata: item.metadata, labels, annotations };
     cri::PodSandboxStats { attributes: Some(attributes), linux: Some(linux), windows: None }
 }
 
-fn link(counters: &LinkCounters) -> answers::Link {
-    answers::Link {
+fn link(counters: &LinkCounters) -> cri_messages::Link {
+    cri_messages::Link {
         name: counters.name.clone(),
         received: (counters.received.bytes, counters.received.errors),
         sent: (counters.sent.bytes, counters.sent.errors),

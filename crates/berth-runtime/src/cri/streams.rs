@@ -5,25 +5,25 @@
 use crate::{
     errors::RuntimeResult,
     runtime::Runtime,
-    streams::{self, Ask},
+    streams::{self, StreamRequest},
 };
 
 /// Prepares a stream; returns its URL path.
 ///
 /// # Errors
 /// The container or sandbox does not run, or too many requests are in flight.
-pub fn prepare(runtime: &Runtime, ask: Ask) -> RuntimeResult<String> {
+pub fn prepare(runtime: &Runtime, ask: StreamRequest) -> RuntimeResult<String> {
     match &ask {
-        Ask::Exec { container, .. } => {
+        StreamRequest::Exec { container, .. } => {
             let (pod, id) = runtime.container(container)?;
             pod.now().container(&id)?.running()?;
-            streams::has_place(&pod, &id)?;
+            streams::check_exec_limit(&pod, &id)?;
         }
-        Ask::Attach { container, .. } => {
+        StreamRequest::Attach { container, .. } => {
             let (pod, id) = runtime.container(container)?;
             pod.now().container(&id)?.running()?;
         }
-        Ask::Forward { sandbox, .. } => runtime.pod(sandbox)?.now().ready()?,
+        StreamRequest::Forward { sandbox, .. } => runtime.pod(sandbox)?.now().ready()?,
     }
     runtime.streams.keep(ask)
 }

@@ -12,7 +12,7 @@ use crate::{
     sandbox::Sandbox,
 };
 use berth_proto::cri::{self, NamespaceMode};
-use berth_shim::plan::{LaunchPlan, Processes, RootKind};
+use berth_shim::plan::{LaunchPlan, PidNamespace, RootKind};
 
 /// Info of a sandbox.
 pub fn sandbox(sandbox: &Sandbox) -> Value {
@@ -89,9 +89,11 @@ fn of_sandbox(sandbox: &Sandbox, process: Option<u32>) -> Vec<Value> {
 fn of_container(sandbox: &Sandbox, container: &Container) -> Vec<Value> {
     let process = container.running().ok().map(|started| started.pid);
     let pid = match &container.plan.processes {
-        Processes::Own => Some(namespace("pid", None)),
-        Processes::Pod | Processes::Of(_) => Some(namespace("pid", process.map(|pid| format!("/proc/{pid}/ns/pid")))),
-        Processes::Host => None,
+        PidNamespace::Own => Some(namespace("pid", None)),
+        PidNamespace::Pod | PidNamespace::Of(_) => {
+            Some(namespace("pid", process.map(|pid| format!("/proc/{pid}/ns/pid"))))
+        }
+        PidNamespace::Host => None,
     };
     let mut all: Vec<Value> = pid.into_iter().collect();
     all.extend(of_sandbox(sandbox, process));

@@ -19,10 +19,13 @@ use super::{
     compression::Unpacked,
     content::{self, Content},
     digest::{Digest, Hasher},
-    error::{Attempt, ImageError, Kind},
-    model::{self, Descriptor, LONGEST_CONFIG, LONGEST_MANIFEST, Manifest, OCI_CONFIG, OCI_LAYER, OCI_MANIFEST, Top},
+    error::{ImageError, IoContext, Kind},
+    model::{
+        self, Descriptor, LONGEST_CONFIG, LONGEST_MANIFEST, Manifest, ManifestOrIndex, OCI_CONFIG, OCI_LAYER,
+        OCI_MANIFEST,
+    },
     names::Name,
-    platform::{self, Wanted},
+    platform::{self, PlatformSelection},
     tar::reader::{Kind as TarKind, Reader},
 };
 
@@ -56,13 +59,13 @@ impl Drop for Archive {
 }
 
 /// A byte range of a file.
-pub struct Window {
+pub struct FileRange {
     file: Arc<File>,
     at: u64,
     left: u64,
 }
 
-impl Read for Window {
+impl Read for FileRange {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
         let count = self.file.read_at(buffer.get_mut(..most).unwrap_or_default(), self.at)?;
@@ -74,7 +77,7 @@ impl Read for Window {
 
 /// An image found in an archive.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct ArchiveImage {
     /// References of the image.
     pub names: Vec<Name>,
     /// What the references point to: an index or the manifest.
@@ -192,10 +195,10 @@ impl Archive {
     ///
     /// # Errors
     /// The name is invalid, or the file cannot be opened.
-    pub fn file(&self, name: &str) -> Result<Option<Window>, ImageError> {
+    pub fn file(&self, name: &str) -> Result<Option<FileRange>, ImageError> {
         match &self.files {
             Files::Tar(file, found) => {
-                Ok(found.get(name).map(|(at, left)| Window { file: Arc::clone(file), at: *at, left: *left }))
+                Ok(found.get(name).map(|(at, left)| FileRange { file: Arc::clone(file), at: *at, left: *left }))
             }
             Files::Folder(folder) => {
                 let plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
@@ -203,9 +206,9 @@ impl Archive {
                     return Err(ImageError::bad_content(format!("invalid name {name:?} in archive")));
                 }
                 match berth_sys::beneath::open(folder, Path::new(name)) {
-                    Ok(berth_sys::beneath::Found::File(file)) => {
+                    Ok(berth_sys::beneath::OpenedEntry::File(file)) => {
                         let left = file.metadata().attempt("look at a file of the archive")?.len();
-                        Ok(Some(Window { file: Arc::new(file), at: 0, left }))
+                        Ok(Some(FileRange { file: Arc::new(file), at: 0, left }))
                     }
                     Ok(_) => Ok(None),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -230,7 +233,11 @@ impl Archive {
     ///
     /// # Errors
     /// It is no image archive, or a file it names is missing or does not match its digest.
-    pub fn images(&self, wanted: &Wanted, reference: Option<&Name>) -> Result<Vec<Found>, ImageError> {
+    pub fn images(
+        &self,
+        wanted: &PlatformSelection,
+        reference: Option<&Name>,
+    ) -> Result<Vec<ArchiveImage>, ImageError> {
         if let Some(layout) = self.bytes("oci-layout", 4096)? {
             let layout: Layout = model::json(&layout, "oci-layout")?;
             if layout.version != "1.0.0" {
@@ -240,8 +247,10 @@ impl Archive {
         }
         if let Some(saved) = self.bytes("manifest.json", LONGEST_MANIFEST)? {
             let saved: Vec<Saved> = model::json(&saved, "manifest.json")?;
-            return gathered(
-                saved.iter().map(|image| self.docker(image, reference).and_then(|found| demand(found, wanted))),
+            return collect_images(
+                saved
+                    .iter()
+                    .map(|image| self.docker(image, reference).and_then(|found| require_platform(found, wanted))),
             );
         }
         let legacy = self.file("repositories")?.is_some();
@@ -249,32 +258,37 @@ impl Archive {
         Err(ImageError::bad_content(format!("not an archive of images{hint}")))
     }
 
-    fn oci(&self, wanted: &Wanted, reference: Option<&Name>) -> Result<Vec<Found>, ImageError> {
+    fn oci(&self, wanted: &PlatformSelection, reference: Option<&Name>) -> Result<Vec<ArchiveImage>, ImageError> {
         let index = self.bytes("index.json", LONGEST_MANIFEST)?;
         let index = index.ok_or_else(|| ImageError::bad_content("archive has no index.json"))?;
-        let Top::Index(index) = model::top(&index, "")? else {
+        let ManifestOrIndex::Index(index) = model::parse_manifest_or_index(&index, "")? else {
             return Err(ImageError::bad_content("index.json is no index"));
         };
         let mut images = Vec::new();
         for entry in &index.manifests {
             let named = name_of(entry, reference)?;
             match (self.oci_images(entry, wanted, DEEPEST), named) {
-                (Ok(found), named) => images.extend(called(found, named.as_ref(), wanted).into_iter().map(Ok)),
+                (Ok(found), named) => images.extend(assign_names(found, named.as_ref(), wanted).into_iter().map(Ok)),
                 (Err(error), _) => images.push(Err(error)),
             }
         }
-        gathered(images.into_iter())
+        collect_images(images.into_iter())
     }
 
     /// The images of an index entry: one image, or all that the archive contains of a nested index.
-    fn oci_images(&self, top: &Descriptor, wanted: &Wanted, depth: usize) -> Result<Vec<Found>, ImageError> {
+    fn oci_images(
+        &self,
+        top: &Descriptor,
+        wanted: &PlatformSelection,
+        depth: usize,
+    ) -> Result<Vec<ArchiveImage>, ImageError> {
         let deeper = depth.checked_sub(1).ok_or_else(|| ImageError::bad_content("indexes are nested too deeply"))?;
         let bytes = self.blob(top, LONGEST_MANIFEST)?;
-        let below = match (model::top(&bytes, &top.media_type)?, wanted) {
-            (Top::Manifest(parsed), _) => {
+        let below = match (model::parse_manifest_or_index(&bytes, &top.media_type)?, wanted) {
+            (ManifestOrIndex::Manifest(parsed), _) => {
                 let config = self.blob(&parsed.config, LONGEST_CONFIG)?;
                 let layers = parsed.layers.iter().map(|layer| blob_name(&layer.digest)).collect();
-                let found = Found {
+                let found = ArchiveImage {
                     names: Vec::new(),
                     target: top.clone(),
                     target_bytes: bytes.clone(),
@@ -284,18 +298,23 @@ impl Archive {
                     config,
                     layers,
                 };
-                return demand(found, wanted).map(|found| vec![found]);
+                return require_platform(found, wanted).map(|found| vec![found]);
             }
-            (Top::Index(index), Wanted::All) => {
+            (ManifestOrIndex::Index(index), PlatformSelection::All) => {
                 let all = platform::images(&index).map(|entry| self.oci_images(entry, wanted, deeper));
                 let all: Vec<_> = all
                     .flat_map(|found| found.map_or_else(|e| vec![Err(e)], |f| f.into_iter().map(Ok).collect()))
                     .collect();
-                gathered(all.into_iter())?
+                collect_images(all.into_iter())?
             }
-            (Top::Index(index), _) => self.oci_images(platform::choose(&index, &wanted.machine())?, wanted, deeper)?,
+            (ManifestOrIndex::Index(index), _) => {
+                self.oci_images(platform::choose(&index, &wanted.machine())?, wanted, deeper)?
+            }
         };
-        Ok(below.into_iter().map(|found| Found { target: top.clone(), target_bytes: bytes.clone(), ..found }).collect())
+        Ok(below
+            .into_iter()
+            .map(|found| ArchiveImage { target: top.clone(), target_bytes: bytes.clone(), ..found })
+            .collect())
     }
 
     fn blob(&self, entry: &Descriptor, limit: u64) -> Result<Vec<u8>, ImageError> {
@@ -305,7 +324,7 @@ impl Archive {
         Ok(bytes)
     }
 
-    fn docker(&self, saved: &Saved, reference: Option<&Name>) -> Result<Found, ImageError> {
+    fn docker(&self, saved: &Saved, reference: Option<&Name>) -> Result<ArchiveImage, ImageError> {
         let missing = |name: &str| ImageError::bad_content(format!("{name:?} is not in the archive"));
         let config = self.bytes(&normal(saved.config.as_bytes())?, LONGEST_CONFIG)?;
         let config = config.ok_or_else(|| missing(&saved.config))?;
@@ -333,7 +352,7 @@ impl Archive {
         let manifest_bytes = serde_json::to_vec(&parsed).map_err(|error| broken(&error))?;
         let manifest = Descriptor::of(OCI_MANIFEST, &manifest_bytes);
         // Apply the same limits as to any other manifest.
-        model::top(&manifest_bytes, "")?;
+        model::parse_manifest_or_index(&manifest_bytes, "")?;
         let mut names = match reference {
             Some(name) => vec![name.clone()],
             None => Vec::new(),
@@ -342,7 +361,7 @@ impl Archive {
             names.push(Name::parse(tag)?);
         }
         let target = manifest.clone();
-        Ok(Found {
+        Ok(ArchiveImage {
             names,
             target,
             target_bytes: manifest_bytes.clone(),
@@ -356,8 +375,10 @@ impl Archive {
 }
 
 /// Collects the images; missing content is an error only if no image is complete.
-fn gathered(images: impl Iterator<Item = Result<Found, ImageError>>) -> Result<Vec<Found>, ImageError> {
-    let mut out: Vec<Found> = Vec::new();
+fn collect_images(
+    images: impl Iterator<Item = Result<ArchiveImage, ImageError>>,
+) -> Result<Vec<ArchiveImage>, ImageError> {
+    let mut out: Vec<ArchiveImage> = Vec::new();
     let mut others = None;
     for image in images {
         match image {
@@ -376,19 +397,19 @@ fn gathered(images: impl Iterator<Item = Result<Found, ImageError>>) -> Result<V
 }
 
 /// Fails unless the image is for the platform it was requested for.
-fn demand(found: Found, wanted: &Wanted) -> Result<Found, ImageError> {
-    let Wanted::Only(machine) = wanted else { return Ok(found) };
+fn require_platform(found: ArchiveImage, wanted: &PlatformSelection) -> Result<ArchiveImage, ImageError> {
+    let PlatformSelection::Only(machine) = wanted else { return Ok(found) };
     let platform = model::config(&found.config, found.parsed.layers.len())?.platform;
-    platform::suits(&platform, machine).map(|_| found).ok_or_else(platform::no_match)
+    platform::rank_image(&platform, machine).map(|_| found).ok_or_else(platform::no_match)
 }
 
 /// Assigns names to the images of one index entry.
-fn called(mut images: Vec<Found>, name: Option<&Name>, wanted: &Wanted) -> Vec<Found> {
+fn assign_names(mut images: Vec<ArchiveImage>, name: Option<&Name>, wanted: &PlatformSelection) -> Vec<ArchiveImage> {
     let Some(name) = name else { return images };
     let (machine, mut best) = (wanted.machine(), (None, 0));
     for (at, image) in images.iter().enumerate() {
         let platform = model::config(&image.config, image.parsed.layers.len()).map(|config| config.platform);
-        let rank = platform.ok().and_then(|platform| platform::suits(&platform, &machine));
+        let rank = platform.ok().and_then(|platform| platform::rank_image(&platform, &machine));
         if rank > best.0 {
             best = (rank, at);
         }

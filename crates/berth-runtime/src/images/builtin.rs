@@ -16,10 +16,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    archive::Found,
+    archive::ArchiveImage,
     digest::{Digest, Hashing},
     elf,
-    error::{Attempt, ImageError},
+    error::{ImageError, IoContext},
     model::{Descriptor, Manifest, OCI_CONFIG, OCI_LAYER, OCI_MANIFEST},
     names::Name,
     platform,
@@ -49,7 +49,7 @@ pub struct Layer {
 
 /// Cached digest of a layer, so that the program is hashed only once.
 #[derive(Serialize, Deserialize)]
-struct Known {
+struct CachedDigest {
     v: u64,
     fingerprint: String,
     diff_id: Digest,
@@ -66,7 +66,7 @@ impl Layer {
         let mut out = Self { libraries: libraries(&program)?, program, diff_id: Digest::of(b""), size: 0 };
         let fingerprint = out.fingerprint()?;
         let path = root.join("builtin.json");
-        if let Ok(Some(known)) = record::read::<Known>(&path)
+        if let Ok(Some(known)) = record::read::<CachedDigest>(&path)
             && known.fingerprint == fingerprint
         {
             (out.diff_id, out.size) = (known.diff_id, known.size);
@@ -75,7 +75,7 @@ impl Layer {
         let mut stream = Hashing::new(out.stream()?);
         out.size = io::copy(&mut stream, &mut io::sink()).attempt("read our own program")?;
         out.diff_id = stream.finish();
-        let known = Known { v: record::VERSION, fingerprint, diff_id: out.diff_id, size: out.size };
+        let known = CachedDigest { v: record::VERSION, fingerprint, diff_id: out.diff_id, size: out.size };
         record::write(&path, &known, Durability::Unsynced).attempt("write builtin.json")?;
         Ok(out)
     }
@@ -135,11 +135,11 @@ impl Layer {
     ///
     /// # Errors
     /// A manifest cannot be serialized.
-    pub fn images(&self) -> Result<Vec<Found>, ImageError> {
+    pub fn images(&self) -> Result<Vec<ArchiveImage>, ImageError> {
         IMAGES.iter().map(|(name, command)| self.image(name, command)).collect()
     }
 
-    fn image(&self, name: &str, command: &[&str]) -> Result<Found, ImageError> {
+    fn image(&self, name: &str, command: &[&str]) -> Result<ArchiveImage, ImageError> {
         let machine = platform::host();
         let config = serde_json::json!({
             "architecture": machine.architecture, "os": machine.os,
@@ -165,7 +165,7 @@ impl Layer {
                 names.push(Name::parse(&format!("{host}/{name}:{tag}"))?);
             }
         }
-        Ok(Found {
+        Ok(ArchiveImage {
             names,
             target: manifest.clone(),
             target_bytes: manifest_bytes.clone(),

@@ -154,7 +154,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::images::{
         model::Descriptor,
-        record::{KeptFile, Origin, Platform},
+        record::{Origin, Platform, StoredFile},
     };
     use crate::launch::image::ImageConfig;
 
@@ -173,8 +173,8 @@ pub(crate) mod tests {
             chain_id: None,
             size: 1,
             config: ImageConfig::default(),
-            passwd: KeptFile::Missing,
-            group: KeptFile::Missing,
+            passwd: StoredFile::Missing,
+            group: StoredFile::Missing,
             pinned: false,
             source: Origin::Pull,
             created: ref_time,

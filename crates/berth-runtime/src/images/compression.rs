@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::error::{Attempt, ImageError};
+use super::error::{ImageError, IoContext};
 
 /// Log2 of the maximum zstd window size: 128 MiB.
 const WINDOW_LOG: u32 = 27;

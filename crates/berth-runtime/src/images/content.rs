@@ -13,10 +13,10 @@ use std::{
 
 use super::{
     digest::{Digest, Hasher},
-    error::{Attempt, ImageError, Kind},
+    error::{ImageError, IoContext, Kind},
     model::Descriptor,
 };
-use berth_sys::step;
+use berth_sys::failpoint;
 
 /// How long unfinished downloads are kept.
 const KEEP_PARTS: Duration = Duration::from_secs(24 * 3600);
@@ -191,11 +191,11 @@ impl Content {
     }
 
     fn install(&self, file: &File, from: &Path, digest: &Digest) -> Result<(), ImageError> {
-        step::reached("blob.written");
+        failpoint::reached("blob.written");
         file.sync_data().attempt("sync blob")?;
-        step::reached("blob.synced");
+        failpoint::reached("blob.synced");
         fs::rename(from, self.path(digest)).attempt("rename blob")?;
-        step::reached("blob.renamed");
+        failpoint::reached("blob.renamed");
         File::open(&self.blobs).and_then(|folder| folder.sync_all()).attempt("sync blobs")
     }
 

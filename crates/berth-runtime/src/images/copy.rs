@@ -22,8 +22,8 @@ use rustix::{
 };
 
 use super::{
-    apply::root::{At, RootDir, Way, create_file, make_folder, names},
-    error::{Attempt, ImageError},
+    apply::root::{NameInDirectory, PathMode, RootDir, create_file, make_folder, names},
+    error::{ImageError, IoContext},
 };
 
 /// Maximum bytes copied between two checks of the deadline.
@@ -58,7 +58,7 @@ impl Budget {
 ///
 /// # Errors
 /// An I/O error; `ENOSPC` if the byte budget is exhausted, `ETIMEDOUT` after the deadline.
-pub fn tree(from: &Path, to: &Path, mut budget: Budget) -> Result<(), ImageError> {
+pub fn copy_tree(from: &Path, to: &Path, mut budget: Budget) -> Result<(), ImageError> {
     let what = || format!("copy {}", from.display());
     let (from_root, to_root) = (RootDir::open(from).attempt(what())?, RootDir::open(to).attempt(what())?);
     let mut links = BTreeMap::new();
@@ -75,7 +75,14 @@ pub fn tree(from: &Path, to: &Path, mut budget: Budget) -> Result<(), ImageError
                     below.push(b'/');
                 }
                 below.extend_from_slice(name.as_bytes());
-                if one(at(from.as_fd(), &name), at(to.as_fd(), &name), &to_root, &below, &mut links, &mut budget)? {
+                if copy_entry(
+                    at(from.as_fd(), &name),
+                    at(to.as_fd(), &name),
+                    &to_root,
+                    &below,
+                    &mut links,
+                    &mut budget,
+                )? {
                     stack.push(below);
                 }
             }
@@ -90,21 +97,21 @@ pub fn tree(from: &Path, to: &Path, mut budget: Budget) -> Result<(), ImageError
     result.attempt(what())
 }
 
-fn at<'a>(parent: BorrowedFd<'a>, name: &'a OsStr) -> At<'a> {
-    At { parent, name }
+fn at<'a>(parent: BorrowedFd<'a>, name: &'a OsStr) -> NameInDirectory<'a> {
+    NameInDirectory { parent, name }
 }
 
 /// Copies one entry; returns whether it is a directory, which is created empty.
-fn one(
-    source: At<'_>,
-    target: At<'_>,
+fn copy_entry(
+    source: NameInDirectory<'_>,
+    target: NameInDirectory<'_>,
     root: &RootDir,
     path: &[u8],
     links: &mut BTreeMap<(u64, u64), Vec<u8>>,
     budget: &mut Budget,
 ) -> io::Result<bool> {
     budget.take(0)?;
-    let Some(stat) = source.look()? else { return Ok(false) };
+    let Some(stat) = source.stat()? else { return Ok(false) };
     let kind = FileType::from_raw_mode(stat.st_mode);
     let key = (stat.st_dev, stat.st_ino);
     if kind == FileType::Directory {
@@ -165,7 +172,7 @@ fn content(from: &mut File, to: &mut File, budget: &mut Budget) -> io::Result<()
     to.set_len(from.metadata()?.len())
 }
 
-fn attributes(from: At<'_>, to: At<'_>) -> io::Result<()> {
+fn attributes(from: NameInDirectory<'_>, to: NameInDirectory<'_>) -> io::Result<()> {
     let path = from.path();
     let path = OsStr::from_bytes(&path);
     let mut list = vec![0u8; ATTRIBUTES];
@@ -177,7 +184,7 @@ fn attributes(from: At<'_>, to: At<'_>) -> io::Result<()> {
     for name in listed.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let mut value = vec![0u8; ATTRIBUTES];
         let length = rustix::fs::lgetxattr(path, OsStr::from_bytes(name), value.as_mut_slice())?;
-        to.set_attribute(Way::Proc, name, value.get(..length).unwrap_or_default())?;
+        to.set_attribute(PathMode::Proc, name, value.get(..length).unwrap_or_default())?;
     }
     Ok(())
 }
@@ -208,7 +215,7 @@ mod tests {
         let file = File::create(at("a/sparse")).expect("makeable");
         file.set_len(64 << 30).expect("a hole");
         file.write_all_at(b"middle", 1 << 30).expect("written");
-        tree(&at("a"), &at("b"), Budget { bytes: 1 << 20, deadline: None }).expect("holes cost nothing");
+        copy_tree(&at("a"), &at("b"), Budget { bytes: 1 << 20, deadline: None }).expect("holes cost nothing");
         let copy = fs::metadata(at("b/sparse")).expect("there");
         assert_eq!(copy.len(), 64 << 30);
         assert!(copy.blocks() * 512 < 1 << 20, "{} blocks", copy.blocks());
@@ -230,7 +237,7 @@ mod tests {
             number += 1;
             let to = at(&number.to_string());
             fs::create_dir(&to).expect("makeable");
-            tree(&at("a"), &to, budget)
+            copy_tree(&at("a"), &to, budget)
         };
         copy(Budget { bytes: 2 << 20, deadline: None }).expect("it is enough");
         let error = copy(Budget { bytes: (2 << 20) - 1, deadline: None }).expect_err("not enough");
@@ -250,7 +257,7 @@ mod tests {
         fs::hard_link(at("a/x/file"), at("a/x/y/other")).expect("makeable");
         symlink("/etc/passwd", at("a/x/link")).expect("makeable");
         fs::set_permissions(at("a/x/file"), fs::Permissions::from_mode(0o640)).expect("settable");
-        tree(&at("a"), &at("b"), Budget::UNLIMITED).expect("copied");
+        copy_tree(&at("a"), &at("b"), Budget::UNLIMITED).expect("copied");
         let (file, other) =
             (fs::metadata(at("b/x/file")).expect("there"), fs::metadata(at("b/x/y/other")).expect("there"));
         assert_eq!((file.ino(), file.mode() & 0o7777), (other.ino(), 0o640));

@@ -76,12 +76,12 @@ impl ImageError {
 }
 
 /// Converts I/O errors with a description of the operation.
-pub(crate) trait Attempt<T> {
+pub(crate) trait IoContext<T> {
     /// Prefixes the error with the operation.
     fn attempt(self, what: impl fmt::Display) -> Result<T, ImageError>;
 }
 
-impl<T, E: Into<io::Error>> Attempt<T> for Result<T, E> {
+impl<T, E: Into<io::Error>> IoContext<T> for Result<T, E> {
     fn attempt(self, what: impl fmt::Display) -> Result<T, ImageError> {
         self.map_err(|error| ImageError::io(what, &error.into()))
     }

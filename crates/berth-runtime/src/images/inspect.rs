@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{error::ImageError, orders::Image, record::Record, store::ImageStore};
+use super::{commands::Image, error::ImageError, record::Record, store::ImageStore};
 
 /// Details of one image as JSON.
 ///

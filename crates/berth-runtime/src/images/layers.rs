@@ -19,17 +19,17 @@ use tracing::warn;
 
 use super::{
     apply::{
-        self, Form, Policy,
-        apart::{self, Job},
+        self, LayerFormat, Policy,
         root::RootDir,
+        unpack_process::{self, UnpackJob},
     },
     digest::Digest,
-    error::{Attempt, ImageError, Kind},
-    recipe::Rebuilt,
+    error::{ImageError, IoContext, Kind},
+    tar_split::RestoredStream,
 };
 use crate::store::record::{self, Durability};
 use berth_metrics::Unpacks;
-use berth_sys::{remove_tree::remove_tree_at, step};
+use berth_sys::{failpoint, remove_tree::remove_tree_at};
 
 /// File in a layer's directory that describes how to restore its tar stream.
 const RECIPE: &str = "recipe";
@@ -73,7 +73,7 @@ struct Table {
 
 /// Helpers for unpacking.
 #[derive(Clone, Debug, Default)]
-pub struct Helpers {
+pub struct UnpackHelpers {
     /// Program that unpacks in a child process (`berth`); none: unpack in this process.
     pub unpacker: Option<PathBuf>,
     /// Metrics of unpacks.
@@ -84,7 +84,7 @@ pub struct Helpers {
 pub struct Layers {
     folder: PathBuf,
     policy: Policy,
-    helpers: Helpers,
+    helpers: UnpackHelpers,
     table: Mutex<Table>,
     freed: Condvar,
 }
@@ -115,12 +115,12 @@ impl Drop for Lease {
 }
 
 /// Exclusive right to unpack a chain; other threads wait.
-struct Claim<'a> {
+struct UnpackClaim<'a> {
     of: &'a Layers,
     chain: Digest,
 }
 
-impl Drop for Claim<'_> {
+impl Drop for UnpackClaim<'_> {
     fn drop(&mut self) {
         self.of.table().busy.remove(&self.chain);
         self.of.freed.notify_all();
@@ -129,7 +129,7 @@ impl Drop for Claim<'_> {
 
 impl Layers {
     /// Format in which layers are unpacked.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> LayerFormat {
         self.policy.form
     }
 
@@ -138,7 +138,7 @@ impl Layers {
     ///
     /// # Errors
     /// The directory cannot be created or read.
-    pub fn open(root: &Path, policy: Policy, helpers: Helpers) -> Result<Arc<Self>, ImageError> {
+    pub fn open(root: &Path, policy: Policy, helpers: UnpackHelpers) -> Result<Arc<Self>, ImageError> {
         let folder = root.join("layers");
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).attempt("create layers")?;
         let mut table = Table { next: 1, ..Table::default() };
@@ -148,7 +148,7 @@ impl Layers {
             let number = name.trim_start_matches(".del-").parse::<u64>().ok();
             table.next = table.next.max(number.unwrap_or(0).saturating_add(1));
             match name.parse::<u64>().ok().and_then(|number| Some((number, load(&folder.join(&name))?))) {
-                Some((number, meta)) if meta.merged == (policy.form == Form::Merged) => {
+                Some((number, meta)) if meta.merged == (policy.form == LayerFormat::Merged) => {
                     if !meta.disowned {
                         table.chains.insert(meta.chain_id, number);
                     }
@@ -200,18 +200,18 @@ impl Layers {
     ///
     /// # Errors
     /// The layer does not exist, or was unpacked without a recipe.
-    pub fn stream(&self, number: u64) -> Result<Rebuilt, ImageError> {
+    pub fn stream(&self, number: u64) -> Result<RestoredStream, ImageError> {
         let missing = || ImageError::not_found(format!("layer {number} is not here"));
         let meta = self.meta(number).ok_or_else(missing)?;
         if meta.stream == 0 {
             return Err(ImageError::bad_content(format!("layer {number} cannot be put together from its files")));
         }
         let recipe = File::open(self.folder.join(number.to_string()).join(RECIPE)).attempt("open the recipe")?;
-        Rebuilt::new(recipe, RootDir::open(&self.path(number)).attempt("open layer")?)
+        RestoredStream::new(recipe, RootDir::open(&self.path(number)).attempt("open layer")?)
     }
 
     /// Marks a layer as broken: containers that use it keep it, the next request for its content unpacks it again.
-    pub fn disown(&self, number: u64) {
+    pub fn mark_broken(&self, number: u64) {
         let meta = {
             let mut table = self.table();
             let Some(meta) = table.layers.get_mut(&number) else { return };
@@ -295,7 +295,7 @@ impl Layers {
     }
 
     /// Waits until no thread unpacks the chain; `None` if the layer exists then, and is leased.
-    fn claim(&self, lease: &mut Lease, chain: Digest) -> Option<Claim<'_>> {
+    fn claim(&self, lease: &mut Lease, chain: Digest) -> Option<UnpackClaim<'_>> {
         let mut table = self.table();
         loop {
             if let Some(number) = table.chains.get(&chain).copied() {
@@ -304,7 +304,7 @@ impl Layers {
                 return None;
             }
             if table.busy.insert(chain) {
-                return Some(Claim { of: self, chain });
+                return Some(UnpackClaim { of: self, chain });
             }
             table = self.freed.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
@@ -322,15 +322,15 @@ impl Layers {
         fs::DirBuilder::new().mode(0o700).create(&folder).attempt("create layer")?;
         let target = folder.join("d");
         fs::DirBuilder::new().mode(0o755).create(&target).attempt("create layer")?;
-        let is_merged = self.policy.form == Form::Merged;
+        let is_merged = self.policy.form == LayerFormat::Merged;
         if let Some(parent) = parent.filter(|_| is_merged) {
-            super::copy::tree(&self.path(parent), &target, super::copy::Budget::UNLIMITED)?;
+            super::copy::copy_tree(&self.path(parent), &target, super::copy::Budget::UNLIMITED)?;
         }
         let recipe = folder.join(RECIPE);
         let applied = match &self.helpers.unpacker {
             Some(program) => {
-                let job = Job { into: target, recipe, policy: self.policy, parent: std::process::id() };
-                apart::apply(packed, program, &job)?
+                let job = UnpackJob { into: target, recipe, policy: self.policy, parent: std::process::id() };
+                unpack_process::apply(packed, program, &job)?
             }
             None => {
                 let recipe = File::create_new(recipe).attempt("create layer")?;
@@ -398,11 +398,11 @@ fn load(folder: &Path) -> Option<LayerMeta> {
 /// Syncs the files, then writes the record, then syncs the directory.
 fn commit(all: &Path, folder: &Path, meta: &LayerMeta) -> Result<(), ImageError> {
     let handle = File::open(folder).attempt("open layer")?;
-    step::reached("layer.unpacked");
+    failpoint::reached("layer.unpacked");
     rustix::fs::syncfs(&handle).attempt("sync layer")?;
-    step::reached("layer.synced");
+    failpoint::reached("layer.synced");
     record::write(&folder.join("layer.json"), meta, Durability::Synced).attempt("write layer.json")?;
-    step::reached("layer.written");
+    failpoint::reached("layer.written");
     File::open(all).and_then(|folder| folder.sync_all()).attempt("sync layers")
 }
 
@@ -410,7 +410,7 @@ fn commit(all: &Path, folder: &Path, meta: &LayerMeta) -> Result<(), ImageError>
 pub fn delete(folder: &Path, name: &str) {
     let hidden = if name.starts_with(".del-") { name.to_owned() } else { format!(".del-{name}") };
     let renamed = hidden == name || fs::rename(folder.join(name), folder.join(&hidden)).is_ok();
-    step::reached("layer.hidden");
+    failpoint::reached("layer.hidden");
     let removed = RootDir::open(folder).and_then(|folder| {
         let name = if renamed { &hidden } else { name };
         remove_tree_at(folder.fd(), name.as_ref())

@@ -20,8 +20,8 @@ use rustix::{
 };
 
 use super::{
-    apply::root::{At, RootDir},
-    record::KeptFile,
+    apply::root::{NameInDirectory, RootDir},
+    record::StoredFile,
 };
 
 /// Maximum size of a file kept in a record, bytes.
@@ -29,7 +29,7 @@ const LONGEST: u64 = 1 << 20;
 /// Maximum number of symbolic links in a path.
 const MOST_LINKS: usize = 40;
 
-enum Found {
+enum MergedEntry {
     File(OwnedFd),
     Link(Vec<u8>),
     Folder,
@@ -51,30 +51,30 @@ impl Merged {
     }
 
     /// A small file of the root for an image record; an unreadable one counts as missing.
-    pub fn small_file(&self, path: &str) -> KeptFile {
-        let Some(fd) = self.file(path.as_bytes()) else { return KeptFile::Missing };
+    pub fn small_file(&self, path: &str) -> StoredFile {
+        let Some(fd) = self.file(path.as_bytes()) else { return StoredFile::Missing };
         let mut bytes = Vec::new();
         match std::fs::File::from(fd).take(LONGEST + 1).read_to_end(&mut bytes) {
-            Err(_) => KeptFile::Missing,
-            Ok(length) if length as u64 > LONGEST => KeptFile::TooLong,
-            Ok(_) => KeptFile::of(&bytes),
+            Err(_) => StoredFile::Missing,
+            Ok(length) if length as u64 > LONGEST => StoredFile::TooLong,
+            Ok(_) => StoredFile::of(&bytes),
         }
     }
 
     /// Opens a regular file for reading, following links inside the root.
     pub fn file(&self, path: &[u8]) -> Option<OwnedFd> {
         match self.resolve(path)? {
-            Found::File(fd) => Some(fd),
+            MergedEntry::File(fd) => Some(fd),
             _ => None,
         }
     }
 
     /// Whether the path is a directory, following links inside the root.
     pub fn is_folder(&self, path: &[u8]) -> bool {
-        matches!(self.resolve(path), Some(Found::Folder))
+        matches!(self.resolve(path), Some(MergedEntry::Folder))
     }
 
-    fn resolve(&self, path: &[u8]) -> Option<Found> {
+    fn resolve(&self, path: &[u8]) -> Option<MergedEntry> {
         let mut links = 0;
         let mut done: Vec<Vec<u8>> = Vec::new();
         let mut left = components(path);
@@ -88,10 +88,10 @@ impl Merged {
                 _ => done.push(next),
             }
             match self.look(&done).ok()? {
-                Found::Folder => {}
-                Found::File(fd) => return left.is_empty().then_some(Found::File(fd)),
-                Found::Nothing => return None,
-                Found::Link(target) => {
+                MergedEntry::Folder => {}
+                MergedEntry::File(fd) => return left.is_empty().then_some(MergedEntry::File(fd)),
+                MergedEntry::Nothing => return None,
+                MergedEntry::Link(target) => {
                     links += 1;
                     if links > MOST_LINKS {
                         return None;
@@ -104,18 +104,18 @@ impl Merged {
                 }
             }
         }
-        Some(Found::Folder)
+        Some(MergedEntry::Folder)
     }
 
     /// The entry of the merged root at a path without symbolic links in its parents.
-    fn look(&self, path: &[Vec<u8>]) -> Result<Found, Errno> {
+    fn look(&self, path: &[Vec<u8>]) -> Result<MergedEntry, Errno> {
         for layer in &self.layers {
             let (found, hides) = in_layer(layer, path)?;
-            if hides || !matches!(found, Found::Nothing) {
+            if hides || !matches!(found, MergedEntry::Nothing) {
                 return Ok(found);
             }
         }
-        Ok(Found::Nothing)
+        Ok(MergedEntry::Nothing)
     }
 }
 
@@ -125,34 +125,37 @@ fn components(path: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// One layer's entry at a path, and whether it hides entries of lower layers.
-fn in_layer(layer: &RootDir, path: &[Vec<u8>]) -> Result<(Found, bool), Errno> {
+fn in_layer(layer: &RootDir, path: &[Vec<u8>]) -> Result<(MergedEntry, bool), Errno> {
     let mut hides = false;
     let mut folder = layer.resolve(b"", OFlags::RDONLY | OFlags::DIRECTORY)?;
     for (at, part) in path.iter().enumerate() {
-        let here = At { parent: folder.as_fd(), name: OsStr::from_bytes(part) };
-        let Some(stat) = here.look()? else { return Ok((Found::Nothing, hides)) };
+        let here = NameInDirectory { parent: folder.as_fd(), name: OsStr::from_bytes(part) };
+        let Some(stat) = here.stat()? else { return Ok((MergedEntry::Nothing, hides)) };
         let is_last = at + 1 == path.len();
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
                 if is_last {
-                    return Ok((Found::Folder, hides));
+                    return Ok((MergedEntry::Folder, hides));
                 }
                 let next = here.open_folder()?;
                 hides |= is_opaque(&next);
                 folder = next;
             }
             FileType::Symlink if is_last => {
-                return Ok((Found::Link(rustix::fs::readlinkat(&folder, here.name, Vec::new())?.into_bytes()), true));
+                return Ok((
+                    MergedEntry::Link(rustix::fs::readlinkat(&folder, here.name, Vec::new())?.into_bytes()),
+                    true,
+                ));
             }
             FileType::RegularFile if is_last => {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                return Ok((Found::File(rustix::fs::openat(&folder, here.name, flags, Mode::empty())?), true));
+                return Ok((MergedEntry::File(rustix::fs::openat(&folder, here.name, flags, Mode::empty())?), true));
             }
             // A whiteout, or a non-directory that hides a lower layer's directory.
-            _ => return Ok((Found::Nothing, true)),
+            _ => return Ok((MergedEntry::Nothing, true)),
         }
     }
-    Ok((Found::Folder, hides))
+    Ok((MergedEntry::Folder, hides))
 }
 
 fn is_opaque(folder: &OwnedFd) -> bool {
@@ -184,14 +187,14 @@ mod tests {
         symlink("../../../../usr/lib", at("top/etc/up")).expect("makeable");
         let merged = Merged::open(&[at("top"), at("low")]).expect("there");
         for (path, expected) in [
-            ("/etc/passwd", KeptFile::of(b"top")),
-            ("etc/group", KeptFile::of(b"low group")),
-            ("/etc/shadow", KeptFile::of(b"linked")),
-            ("/etc/up/shadow", KeptFile::of(b"linked")),
-            ("/etc/loop", KeptFile::Missing),
-            ("/etc", KeptFile::Missing),
-            ("/etc/passwd/x", KeptFile::Missing),
-            ("/nothing", KeptFile::Missing),
+            ("/etc/passwd", StoredFile::of(b"top")),
+            ("etc/group", StoredFile::of(b"low group")),
+            ("/etc/shadow", StoredFile::of(b"linked")),
+            ("/etc/up/shadow", StoredFile::of(b"linked")),
+            ("/etc/loop", StoredFile::Missing),
+            ("/etc", StoredFile::Missing),
+            ("/etc/passwd/x", StoredFile::Missing),
+            ("/nothing", StoredFile::Missing),
         ] {
             assert_eq!(merged.small_file(path), expected, "{path}");
         }
@@ -199,6 +202,6 @@ mod tests {
             assert_eq!(merged.is_folder(path.as_bytes()), expected, "{path}");
         }
         fs::write(at("low/etc/long"), vec![b'x'; 2 << 20]).expect("writable");
-        assert_eq!(merged.small_file("/etc/long"), KeptFile::TooLong);
+        assert_eq!(merged.small_file("/etc/long"), StoredFile::TooLong);
     }
 }

@@ -95,7 +95,7 @@ pub struct Index {
 
 /// Document that a reference points to.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Top {
+pub enum ManifestOrIndex {
     /// A single image.
     Manifest(Manifest),
     /// An index of several images.
@@ -117,7 +117,7 @@ struct Probe {
 ///
 /// # Errors
 /// The document is neither, is both at once, contradicts its media type, has too many layers, or is of schema 1.
-pub fn top(bytes: &[u8], told: &str) -> Result<Top, ImageError> {
+pub fn parse_manifest_or_index(bytes: &[u8], told: &str) -> Result<ManifestOrIndex, ImageError> {
     let probe: Probe = json(bytes, "manifest")?;
     let told = told.split(';').next().unwrap_or_default().trim();
     if probe.schema_version == 1
@@ -139,7 +139,7 @@ pub fn top(bytes: &[u8], told: &str) -> Result<Top, ImageError> {
     }
     if is_index {
         let index: Index = json(bytes, "index")?;
-        return Ok(Top::Index(index));
+        return Ok(ManifestOrIndex::Index(index));
     }
     let manifest: Manifest = json(bytes, "manifest")?;
     if manifest.layers.len() > MOST_LAYERS {
@@ -148,7 +148,7 @@ pub fn top(bytes: &[u8], told: &str) -> Result<Top, ImageError> {
             manifest.layers.len()
         )));
     }
-    Ok(Top::Manifest(manifest))
+    Ok(ManifestOrIndex::Manifest(manifest))
 }
 
 /// Parsed image configuration.
@@ -270,9 +270,9 @@ mod tests {
             ("nothing", serde_json::json!({}), "", Err("invalid manifest")),
         ] {
             let bytes = document.to_string();
-            let read = top(bytes.as_bytes(), told).map(|top| match top {
-                Top::Manifest(_) => "manifest",
-                Top::Index(_) => "index",
+            let read = parse_manifest_or_index(bytes.as_bytes(), told).map(|top| match top {
+                ManifestOrIndex::Manifest(_) => "manifest",
+                ManifestOrIndex::Index(_) => "index",
             });
             match (read, expected) {
                 (Ok(read), Ok(expected)) => assert_eq!(read, expected, "{what}"),

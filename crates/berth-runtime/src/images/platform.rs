@@ -17,7 +17,7 @@ const REFERENCE_TYPE: &str = "vnd.docker.reference.type";
 /// Platforms to select.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Wanted {
+pub enum PlatformSelection {
     /// This machine's.
     #[default]
     Host,
@@ -27,7 +27,7 @@ pub enum Wanted {
     All,
 }
 
-impl Wanted {
+impl PlatformSelection {
     /// The platform whose image gets the names.
     pub fn machine(&self) -> Platform {
         match self {
@@ -108,7 +108,7 @@ pub fn no_match() -> ImageError {
 }
 
 /// Rank of an image for a machine, by the platform in its configuration; `None`: no match.
-pub fn suits(image: &Platform, machine: &Platform) -> Option<u32> {
+pub fn rank_image(image: &Platform, machine: &Platform) -> Option<u32> {
     rank(Some(image).filter(|image| !image.os.is_empty() && !image.architecture.is_empty()), machine)
 }
 
@@ -170,9 +170,9 @@ mod tests {
             assert_eq!(parse(text).ok(), expected, "{text:?}");
         }
         let read = |text: &str| parse(text).expect("a platform");
-        assert!(suits(&read("linux/amd64"), &read("amd64")).is_some());
-        assert!(suits(&read("linux/arm64"), &read("amd64")).is_none());
-        assert!(suits(&Platform::default(), &read("amd64")).is_some(), "who says nothing may suit");
+        assert!(rank_image(&read("linux/amd64"), &read("amd64")).is_some());
+        assert!(rank_image(&read("linux/arm64"), &read("amd64")).is_none());
+        assert!(rank_image(&Platform::default(), &read("amd64")).is_some(), "who says nothing may suit");
     }
 
     #[test]

@@ -32,7 +32,7 @@ const STAGES: [Stage; 6] =
 
 /// Progress of one layer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Shown {
+pub struct LayerProgress {
     /// Digest of the layer.
     pub digest: Digest,
     /// Total size, bytes.
@@ -88,8 +88,8 @@ impl Progress {
     }
 
     /// Progress of all layers, bottom first; empty before they are known.
-    pub fn shown(&self) -> Vec<Shown> {
-        let shown = |layer: &Layer| Shown {
+    pub fn snapshot(&self) -> Vec<LayerProgress> {
+        let shown = |layer: &Layer| LayerProgress {
             digest: layer.digest,
             size: layer.size,
             done: layer.done.load(Ordering::Relaxed).min(layer.size),
@@ -100,13 +100,13 @@ impl Progress {
 }
 
 /// A reader that records progress of a layer.
-pub struct Watched<'a, R> {
+pub struct ProgressReader<'a, R> {
     inner: R,
     digest: Digest,
     progress: &'a Progress,
 }
 
-impl<'a, R> Watched<'a, R> {
+impl<'a, R> ProgressReader<'a, R> {
     /// Wraps a reader and starts the unpacking stage of the layer.
     pub fn new(inner: R, digest: Digest, progress: &'a Progress) -> Self {
         progress.enter(digest, Stage::Unpacking, 0);
@@ -114,7 +114,7 @@ impl<'a, R> Watched<'a, R> {
     }
 }
 
-impl<R: std::io::Read> std::io::Read for Watched<'_, R> {
+impl<R: std::io::Read> std::io::Read for ProgressReader<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.progress.add(self.digest, count as u64);
@@ -132,12 +132,13 @@ mod tests {
         let layer = |text: &str| Descriptor::of("x", text.as_bytes());
         let (a, b) = (layer("four"), layer("longer"));
         progress.add(a.digest, 3);
-        assert!(progress.shown().is_empty(), "not known yet");
+        assert!(progress.snapshot().is_empty(), "not known yet");
         progress.begin([&a, &b, &a]);
         progress.enter(a.digest, Stage::Downloading, 1);
         progress.add(a.digest, 9);
         progress.enter(b.digest, Stage::Done, 0);
-        let shown: Vec<_> = progress.shown().into_iter().map(|layer| (layer.done, layer.size, layer.stage)).collect();
+        let shown: Vec<_> =
+            progress.snapshot().into_iter().map(|layer| (layer.done, layer.size, layer.stage)).collect();
         assert_eq!(shown, [(4, 4, Stage::Downloading), (6, 6, Stage::Done), (4, 4, Stage::Downloading)]);
     }
 }

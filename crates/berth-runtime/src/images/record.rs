@@ -49,7 +49,7 @@ pub struct Reference {
 /// Content of a file of an image's root, stored in its record.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum KeptFile {
+pub enum StoredFile {
     /// The file does not exist.
     #[default]
     Missing,
@@ -59,7 +59,7 @@ pub enum KeptFile {
     Content(String),
 }
 
-impl KeptFile {
+impl StoredFile {
     /// Encodes the bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self::Content(STANDARD.encode(bytes))
@@ -98,9 +98,9 @@ pub struct Record {
     /// Container defaults.
     pub config: ImageConfig,
     /// `/etc/passwd` of the root.
-    pub passwd: KeptFile,
+    pub passwd: StoredFile,
     /// `/etc/group` of the root.
-    pub group: KeptFile,
+    pub group: StoredFile,
     /// Whether the image is exempt from garbage collection.
     pub pinned: bool,
     /// Source of the image.

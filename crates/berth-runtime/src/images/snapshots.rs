@@ -22,9 +22,9 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::{
-    apply::Form,
+    apply::LayerFormat,
     copy,
-    error::{Attempt, ImageError, Kind},
+    error::{ImageError, IoContext, Kind},
     layers::{self, Layers},
 };
 use crate::store::record::{self, Durability};
@@ -56,7 +56,7 @@ struct Snapshot {
 /// The roots of all containers.
 pub struct Snapshots {
     folder: PathBuf,
-    form: Form,
+    form: LayerFormat,
     known: Mutex<BTreeMap<String, Snapshot>>,
 }
 
@@ -65,7 +65,7 @@ impl Snapshots {
     ///
     /// # Errors
     /// The directory cannot be created or read.
-    pub fn open(root: &Path, form: Form) -> Result<Self, ImageError> {
+    pub fn open(root: &Path, form: LayerFormat) -> Result<Self, ImageError> {
         let folder = root.join("snap");
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).attempt("create snapshots")?;
         let mut known = BTreeMap::new();
@@ -127,8 +127,8 @@ impl Snapshots {
         if let Some(top) = snapshot.layers.last() {
             let top = layers.path(*top);
             match self.form {
-                Form::Merged => copy::tree(&top, &upper, copy::Budget::UNLIMITED)?,
-                Form::Overlay { .. } => {
+                LayerFormat::Merged => copy::copy_tree(&top, &upper, copy::Budget::UNLIMITED)?,
+                LayerFormat::Overlay { .. } => {
                     let stat = fs::metadata(&top).attempt("look at the top layer")?;
                     chown(&upper, Some(stat.uid()), Some(stat.gid())).attempt("set owner of the root")?;
                     let mode = fs::Permissions::from_mode(stat.mode() & 0o7777);
@@ -145,7 +145,7 @@ impl Snapshots {
         let snapshot = self.known().get(container).cloned()?;
         let folder = self.folder.join(container);
         Some(match self.form {
-            Form::Overlay { userxattr } if !snapshot.layers.is_empty() => RootKind::Overlay {
+            LayerFormat::Overlay { userxattr } if !snapshot.layers.is_empty() => RootKind::Overlay {
                 layers: layers.folder().to_owned(),
                 lower: lower(&snapshot.layers),
                 upper: folder.join("u"),
@@ -178,8 +178,8 @@ impl Snapshots {
         let path = self.folder.join(container).join("snap.json");
         record::write(&path, &snapshot, Durability::Unsynced).attempt("write snap.json")?;
         let shown = match self.form {
-            Form::Overlay { .. } => numbers,
-            Form::Merged => numbers.split_at(numbers.len().saturating_sub(1)).1,
+            LayerFormat::Overlay { .. } => numbers,
+            LayerFormat::Merged => numbers.split_at(numbers.len().saturating_sub(1)).1,
         };
         let (layers, sub_path) = (layers.folder().to_owned(), sub_path.to_owned());
         Ok(Source::Layers { layers, lower: lower(shown), sub_path })
@@ -215,21 +215,21 @@ fn check(container: &str) -> Result<(), ImageError> {
 ///
 /// # Errors
 /// An overlay is required and not supported.
-pub fn probe(root: &Path, wanted: Snapshotter) -> Result<Form, ImageError> {
+pub fn probe(root: &Path, wanted: Snapshotter) -> Result<LayerFormat, ImageError> {
     if wanted == Snapshotter::Copy {
-        return Ok(Form::Merged);
+        return Ok(LayerFormat::Merged);
     }
     let folder = root.join(format!(".probe-{:08x}", rand::random::<u32>()));
     let result = try_overlay(&folder, false).or_else(|first| try_overlay(&folder, true).map_err(|_| first));
     layers::delete(root, &folder.file_name().unwrap_or_default().to_string_lossy());
     match result {
-        Ok(userxattr) => Ok(Form::Overlay { userxattr }),
+        Ok(userxattr) => Ok(LayerFormat::Overlay { userxattr }),
         Err(error) if wanted == Snapshotter::Overlay => {
             Err(ImageError::io("snapshotter overlay is not supported here", &error))
         }
         Err(error) => {
             warn!(error = %error, "No overlays on this machine: roots of containers are copies");
-            Ok(Form::Merged)
+            Ok(LayerFormat::Merged)
         }
     }
 }

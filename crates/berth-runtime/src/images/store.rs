@@ -18,26 +18,26 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 pub use self::{
-    bring::{Choice, WatchedPull},
-    keep::{FsInfo, FsUsage},
+    garbage_collection::{FsInfo, FsUsage},
+    import::{ImportOptions, PullWithProgress},
 };
 use self::{
-    keep::{Tally, load_records},
-    pull::Pulls,
+    garbage_collection::{StoreCounters, load_records},
+    pull::PullGroup,
 };
 use super::{
-    apply::{Bounds, Form, Policy},
-    archive::Found,
+    apply::{LayerFormat, LayerLimits, Policy},
+    archive::ArchiveImage,
     builtin,
     catalogue::{Catalogue, references},
     content::Content,
     digest::{Digest, chain_ids},
-    error::{Attempt, ImageError},
-    layers::{Helpers, LayerMeta, Layers, Lease},
+    error::{ImageError, IoContext},
+    layers::{LayerMeta, Layers, Lease, UnpackHelpers},
     merged::Merged,
     model,
     names::Name,
-    progress::{Progress, Stage, Watched},
+    progress::{Progress, ProgressReader, Stage},
     record::{Origin, Record, Reference},
     snapshots::{self, Snapshots, Snapshotter},
 };
@@ -46,7 +46,7 @@ use crate::{
     store::record::{self, Durability},
 };
 use berth_shim::plan::{RootKind, Source};
-use berth_sys::step;
+use berth_sys::failpoint;
 
 /// Debounce interval between a removal and the collection of unused content.
 const DEBOUNCE: Duration = Duration::from_secs(1);
@@ -63,19 +63,19 @@ pub struct Settings {
     /// How container roots are made.
     pub snapshotter: Snapshotter,
     /// Limits of a layer.
-    pub bounds: Bounds,
+    pub bounds: LayerLimits,
     /// Names of images exempt from garbage collection.
     pub pinned: Vec<String>,
     /// Directories with `<host>/hosts.toml`, in search order.
     pub registries: Vec<PathBuf>,
     /// Timeout of a download without received data; zero: none.
-    pub patience: Duration,
+    pub idle_timeout: Duration,
     /// Concurrent layer downloads of one image; twice as many for all images.
     pub downloads: usize,
     /// Whether compressed layers are kept after unpacking.
-    pub keeps_packed: bool,
+    pub keeps_compressed: bool,
     /// Helpers for unpacking.
-    pub helpers: Helpers,
+    pub helpers: UnpackHelpers,
     /// Program that the built-in images are made from; none: no built-in images.
     pub program: Option<PathBuf>,
 }
@@ -86,13 +86,13 @@ impl Settings {
         Self {
             root: root.into(),
             snapshotter: Snapshotter::Auto,
-            bounds: Bounds::default(),
+            bounds: LayerLimits::default(),
             pinned: Vec::new(),
             registries: Vec::new(),
-            patience: Duration::from_secs(300),
+            idle_timeout: Duration::from_secs(300),
             downloads: 3,
-            keeps_packed: false,
-            helpers: Helpers::default(),
+            keeps_compressed: false,
+            helpers: UnpackHelpers::default(),
             program: None,
         }
     }
@@ -109,8 +109,8 @@ struct Inner {
     pinned: BTreeSet<String>,
     garbage: Notify,
     writable: (AtomicU64, AtomicU64),
-    tally: Tally,
-    pulls: Pulls,
+    tally: StoreCounters,
+    pulls: PullGroup,
     /// Serializes imports of an archive directory.
     importing: Mutex<()>,
 }
@@ -151,8 +151,8 @@ impl ImageStore {
             writing: Mutex::new(()),
             garbage: Notify::new(),
             writable: (AtomicU64::new(0), AtomicU64::new(0)),
-            tally: Tally::default(),
-            pulls: Pulls::new(settings.downloads),
+            tally: StoreCounters::default(),
+            pulls: PullGroup::new(settings.downloads),
             importing: Mutex::default(),
             settings,
         };
@@ -362,14 +362,14 @@ impl Inner {
 
     /// Merged view of these layers, given bottom first.
     fn merged(&self, numbers: &[u64]) -> Result<Merged, ImageError> {
-        Merged::open(&self.shown(numbers)).attempt("open layers")
+        Merged::open(&self.stacked_directories(numbers)).attempt("open layers")
     }
 
     /// Directories of layers to stack, topmost first.
-    fn shown(&self, numbers: &[u64]) -> Vec<PathBuf> {
+    fn stacked_directories(&self, numbers: &[u64]) -> Vec<PathBuf> {
         let shown = match self.layers.policy().form {
-            Form::Merged => numbers.split_at(numbers.len().saturating_sub(1)).1,
-            Form::Overlay { .. } => numbers,
+            LayerFormat::Merged => numbers.split_at(numbers.len().saturating_sub(1)).1,
+            LayerFormat::Overlay { .. } => numbers,
         };
         shown.iter().rev().map(|number| self.layers.path(*number)).collect()
     }
@@ -388,7 +388,7 @@ impl Inner {
             }
             _ => {}
         }
-        step::reached("image.removed");
+        failpoint::reached("image.removed");
         info!(image = %record.id, "Image removed");
         self.garbage.notify_one();
         Ok(())
@@ -414,7 +414,7 @@ impl Inner {
     /// Stores layers, then content, then the record, so that a listed image is complete.
     fn commit<R: Read>(
         &self,
-        image: &Found,
+        image: &ArchiveImage,
         source: Origin,
         progress: &Progress,
         mut open: impl FnMut(usize) -> Result<R, ImageError>,
@@ -425,7 +425,7 @@ impl Inner {
         let mut lease = self.layers.lease();
         for (at, (chain, diff_id)) in chains.iter().zip(&config.diff_ids).enumerate() {
             let digest = parsed.layers.get(at).map_or(*diff_id, |layer| layer.digest);
-            let watched = || Ok(Watched::new(open(at)?, digest, progress));
+            let watched = || Ok(ProgressReader::new(open(at)?, digest, progress));
             let extended = self.layers.extend(&mut lease, *chain, *diff_id, watched);
             extended.map_err(|error| error.within(format!("layer {digest}")))?;
             progress.enter(digest, Stage::Done, 0);
@@ -457,7 +457,7 @@ impl Inner {
         for bytes in [&image.config, &image.manifest_bytes, &image.target_bytes] {
             self.content.put(bytes)?;
         }
-        step::reached("image.content");
+        failpoint::reached("image.content");
         let id = record.id;
         // Change a copy first: a record that cannot be written must not appear in memory.
         let mut changed = self.catalogue().clone();
@@ -465,7 +465,7 @@ impl Inner {
             record::write(&self.record_path(&written.id), &*written, Durability::Synced)
                 .attempt("write image record")?;
         }
-        step::reached("image.written");
+        failpoint::reached("image.written");
         *self.catalogue() = changed;
         info!(image = %id, source = ?source, "Image is here");
         self.catalogue().get(&id).ok_or_else(|| ImageError::not_found("image vanished"))
@@ -484,10 +484,10 @@ fn now_ns() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-mod bring;
 pub mod export;
-mod folder;
-mod keep;
+mod garbage_collection;
+mod import;
+mod import_directory;
 mod pull;
 pub mod verify;
 

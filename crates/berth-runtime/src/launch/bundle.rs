@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{facts::Inputs, oci};
+use super::{inputs::Inputs, oci};
 use berth_shim::plan::{Hooks, LaunchPlan};
 
 /// The CDI hooks of a container's devices; `None` where there are none.
@@ -56,16 +56,16 @@ pub fn config(inputs: &Inputs<'_>, plan: &LaunchPlan) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::{self, cdi, testing};
-    use berth_shim::plan::{Hook, Moment};
+    use crate::launch::{self, cdi, fixture};
+    use berth_shim::plan::{Hook, HookPoint};
 
     #[test]
     fn hooks_are_told_which_container_it_is() {
-        let mut facts = testing::Facts::default();
-        let (container, sandbox) = (testing::container_config(), testing::sandbox_config());
+        let mut facts = fixture::Facts::default();
+        let (container, sandbox) = (fixture::container_config(), fixture::sandbox_config());
         assert_eq!(hooks(&facts.inputs(&container, &sandbox)), None);
         let hook =
-            Hook { moment: Moment::Prestart, path: "/h".into(), args: Vec::new(), env: Vec::new(), limit_ms: None };
+            Hook { moment: HookPoint::Prestart, path: "/h".into(), args: Vec::new(), env: Vec::new(), limit_ms: None };
         facts.found.edits = cdi::Edits { hooks: vec![hook.clone()], ..cdi::Edits::default() };
         let inputs = facts.inputs(&container, &sandbox);
         let plan = launch::launch(&inputs).expect("a plan").plan;

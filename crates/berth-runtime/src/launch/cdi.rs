@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{args::absolute, facts::Node, refusal::Refusal};
+use super::{args::absolute, inputs::LinuxDevice, refusal::Refusal};
 use berth_proto::cri;
-use berth_shim::plan::{self, Access, Moment, Mount, Propagation, Source};
+use berth_shim::plan::{self, Access, HookPoint, Mount, Propagation, Source};
 
 /// Prefix of the annotation keys whose values list CDI devices.
 const ANNOTATION: &str = "cdi.k8s.io/";
@@ -18,7 +18,7 @@ pub struct Edits {
     /// Environment variables as `KEY=value`.
     pub env: Vec<String>,
     /// Device nodes.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<LinuxDevice>,
     /// Mounts; a later mount replaces an earlier one with the same target.
     pub mounts: Vec<Mount>,
     /// Additional group ids of the container's processes.
@@ -168,7 +168,7 @@ pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Re
 /// The hook name is unknown, the path is not absolute, a variable has no name, or a string contains a NUL.
 pub fn hook(edit: &Hook) -> Result<plan::Hook, Refusal> {
     let refuse = |what: &str| Refusal::plain(format!("invalid CDI hook {:?}: {what}", edit.hook_name));
-    let moment = Moment::ALL.into_iter().find(|moment| moment.name() == edit.hook_name);
+    let moment = HookPoint::ALL.into_iter().find(|moment| moment.name() == edit.hook_name);
     let moment = moment.ok_or_else(|| refuse("unknown name"))?;
     if !edit.path.starts_with('/') {
         return Err(refuse("it needs an absolute path"));
@@ -268,7 +268,7 @@ mod tests {
             hook(&device.container_edits.hooks[0]).map_err(|refusal| refusal.text)
         };
         let hooked = plan::Hook {
-            moment: Moment::Poststop,
+            moment: HookPoint::Poststop,
             path: "/x".into(),
             args: vec!["x".into(), "y".into()],
             env: vec!["A=".into()],
@@ -276,7 +276,7 @@ mod tests {
         };
         assert_eq!(named("hooked"), Ok(hooked));
         assert_eq!(named("odd"), Err("invalid CDI hook \"never\": unknown name".to_owned()));
-        for moment in Moment::ALL {
+        for moment in HookPoint::ALL {
             let plain = Hook { hook_name: moment.name().into(), path: "/x".into(), ..Hook::default() };
             assert_eq!(hook(&plain).map(|hook| (hook.moment, hook.limit_ms)), Ok((moment, None)));
             let edited = |change: fn(&mut Hook)| {

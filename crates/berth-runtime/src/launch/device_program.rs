@@ -111,7 +111,7 @@ fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::devices::{Wanted, rules};
+    use crate::launch::devices::{DeviceInputs, rules};
 
     /// Interprets a program as the kernel does.
     fn decide(program: &[u64], kind: i32, access: i32, numbers: (i32, i32)) -> bool {
@@ -139,8 +139,8 @@ mod tests {
         }
     }
 
-    fn wanted(host: Option<&'static [crate::launch::facts::Node]>) -> Wanted<'static> {
-        Wanted { nodes: &[], host, owner: None, has_own_dev: true, terminal: true }
+    fn wanted(host: Option<&'static [crate::launch::inputs::LinuxDevice]>) -> DeviceInputs<'static> {
+        DeviceInputs { nodes: &[], host, owner: None, has_own_dev: true, terminal: true }
     }
 
     #[test]

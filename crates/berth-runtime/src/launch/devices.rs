@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{facts::Node, refusal::Refusal};
+use super::{inputs::LinuxDevice, refusal::Refusal};
 use berth_proto::cri;
 use berth_shim::plan::Device;
 
@@ -64,11 +64,11 @@ impl Rule {
 
 /// Inputs for the devices of a container.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct DeviceInputs<'a> {
     /// Nodes of the request's devices and of CDI devices.
-    pub nodes: &'a [Node],
+    pub nodes: &'a [LinuxDevice],
     /// All nodes of the host, for privileged containers.
-    pub host: Option<&'a [Node]>,
+    pub host: Option<&'a [LinuxDevice]>,
     /// User and group that own the request's devices; `None`: the owner on the host.
     pub owner: Option<(u32, u32)>,
     /// Whether the container has its own `/dev`; without it no nodes are created.
@@ -78,7 +78,7 @@ pub struct Wanted<'a> {
 }
 
 /// The device nodes to create; a later node replaces an earlier one with the same path.
-pub fn devices(wanted: &Wanted<'_>) -> Vec<Device> {
+pub fn devices(wanted: &DeviceInputs<'_>) -> Vec<Device> {
     if !wanted.has_own_dev {
         return Vec::new();
     }
@@ -95,13 +95,13 @@ pub fn devices(wanted: &Wanted<'_>) -> Vec<Device> {
     all
 }
 
-fn device(node: &Node, owner: Option<(u32, u32)>) -> Device {
+fn device(node: &LinuxDevice, owner: Option<(u32, u32)>) -> Device {
     let (uid, gid) = owner.unwrap_or((node.uid, node.gid));
     Device { path: node.path.clone(), kind: node.kind, numbers: node.numbers, mode: node.mode, uid, gid }
 }
 
 /// The device cgroup rules of a container; the first rule denies or allows everything.
-pub fn rules(wanted: &Wanted<'_>) -> Vec<Rule> {
+pub fn rules(wanted: &DeviceInputs<'_>) -> Vec<Rule> {
     if wanted.host.is_some() {
         return vec![Rule::all(true)];
     }
@@ -142,15 +142,15 @@ pub fn access(asked: &cri::Device) -> Result<String, Refusal> {
 mod tests {
     use super::*;
 
-    fn node(path: &str, numbers: (u32, u32)) -> Node {
-        Node { path: path.into(), kind: 'b', numbers, mode: 0o600, uid: 3, gid: 4, access: "r".into() }
+    fn node(path: &str, numbers: (u32, u32)) -> LinuxDevice {
+        LinuxDevice { path: path.into(), kind: 'b', numbers, mode: 0o600, uid: 3, gid: 4, access: "r".into() }
     }
 
-    fn plain(nodes: &[Node]) -> Wanted<'_> {
-        Wanted { nodes, host: None, owner: None, has_own_dev: true, terminal: false }
+    fn plain(nodes: &[LinuxDevice]) -> DeviceInputs<'_> {
+        DeviceInputs { nodes, host: None, owner: None, has_own_dev: true, terminal: false }
     }
 
-    fn lines(wanted: &Wanted<'_>) -> Vec<String> {
+    fn lines(wanted: &DeviceInputs<'_>) -> Vec<String> {
         rules(wanted).iter().map(|rule| format!("{} {}", rule.line().0, rule.line().1)).collect()
     }
 
@@ -161,21 +161,21 @@ mod tests {
         let nodes = [node("/dev/null", (7, 1)), node("/dev/sda", (8, 0))];
         let made = devices(&plain(&nodes));
         assert_eq!((made.len(), made.first().map(|d| d.numbers)), (7, Some((7, 1))));
-        let owned = Wanted { owner: Some((1000, 2000)), ..plain(&nodes) };
+        let owned = DeviceInputs { owner: Some((1000, 2000)), ..plain(&nodes) };
         let last = devices(&owned).pop().expect("a device");
         assert_eq!((last.uid, last.gid, last.mode), (1000, 2000, 0o600));
     }
 
     #[test]
     fn nothing_is_made_in_the_hosts_dev() {
-        assert_eq!(devices(&Wanted { has_own_dev: false, ..plain(&[node("/dev/sda", (8, 0))]) }), vec![]);
+        assert_eq!(devices(&DeviceInputs { has_own_dev: false, ..plain(&[node("/dev/sda", (8, 0))]) }), vec![]);
     }
 
     #[test]
     fn rules_forbid_all_and_allow_some() {
-        let nodes = [node("/dev/sda", (8, 0)), Node { kind: 'p', ..node("/dev/pipe", (0, 0)) }];
+        let nodes = [node("/dev/sda", (8, 0)), LinuxDevice { kind: 'p', ..node("/dev/pipe", (0, 0)) }];
         assert_eq!(
-            lines(&Wanted { terminal: true, ..plain(&nodes) }),
+            lines(&DeviceInputs { terminal: true, ..plain(&nodes) }),
             [
                 "devices.deny a",
                 "devices.allow c *:* m",
@@ -192,7 +192,7 @@ mod tests {
                 "devices.allow b 8:0 r"
             ]
         );
-        assert_eq!(lines(&Wanted { host: Some(&[]), ..plain(&nodes) }), ["devices.allow a"]);
+        assert_eq!(lines(&DeviceInputs { host: Some(&[]), ..plain(&nodes) }), ["devices.allow a"]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bi
 
 /// Inputs for a container's environment.
 #[derive(Clone, Copy, Debug)]
-pub struct Sources<'a> {
+pub struct EnvironmentInputs<'a> {
     /// Whether the container has a terminal.
     pub terminal: bool,
     /// Host name of the pod, or of the node for pods in the host network.
@@ -28,7 +28,7 @@ pub struct Sources<'a> {
 ///
 /// # Errors
 /// A variable contains a NUL, which no environment can carry, or is not UTF-8, which no pod spec can express.
-pub fn environment(from: &Sources<'_>) -> Result<Vec<String>, Refusal> {
+pub fn environment(from: &EnvironmentInputs<'_>) -> Result<Vec<String>, Refusal> {
     let mut all = Vec::new();
     set(&mut all, "PATH", DEFAULT_PATH);
     if from.terminal {
@@ -88,7 +88,14 @@ mod tests {
     fn check(image: &[&str], requested: &[(&str, &[u8])], home: Option<&str>, expected: &[&str]) {
         let image: Vec<String> = image.iter().map(|s| (*s).to_owned()).collect();
         let requested = pairs(requested);
-        let from = Sources { terminal: false, hostname: "h", image: &image, requested: &requested, devices: &[], home };
+        let from = EnvironmentInputs {
+            terminal: false,
+            hostname: "h",
+            image: &image,
+            requested: &requested,
+            devices: &[],
+            home,
+        };
         let path = format!("PATH={DEFAULT_PATH}");
         let expected: Vec<&str> = expected.iter().map(|s| if *s == "PATH" { path.as_str() } else { s }).collect();
         assert_eq!(environment(&from).expect("an environment"), expected);
@@ -105,14 +112,15 @@ mod tests {
 
     #[test]
     fn terminals_have_a_type_and_nuls_are_refused() {
-        let from = Sources { terminal: true, hostname: "h", image: &[], requested: &[], devices: &[], home: None };
+        let from =
+            EnvironmentInputs { terminal: true, hostname: "h", image: &[], requested: &[], devices: &[], home: None };
         assert_eq!(environment(&from).expect("an environment").get(1).map(String::as_str), Some("TERM=xterm"));
         for (value, text) in [
             (&b"a\0b"[..], "environment variable \"A\" holds a NUL"),
             (b"\xff", "environment variable \"A\" is not UTF-8"),
         ] {
             let requested = pairs(&[("A", value)]);
-            let refusal = environment(&Sources { requested: &requested, ..from }).expect_err("a refusal");
+            let refusal = environment(&EnvironmentInputs { requested: &requested, ..from }).expect_err("a refusal");
             assert_eq!(refusal, Refusal::invalid(text));
         }
     }

@@ -5,7 +5,7 @@ use std::{fs, io, path::Path};
 
 use super::{
     capabilities::bit,
-    facts::{Groups, Host},
+    inputs::{Groups, Host},
 };
 use crate::seccomp::Machine;
 use berth_sys::{cgroup::Hierarchy, mount_table};
@@ -56,7 +56,7 @@ impl Default for Settings {
 ///
 /// # Errors
 /// A file that every Linux has is unreadable or malformed, or the CPU architecture has no system call table.
-pub fn look(settings: &Settings) -> io::Result<Host> {
+pub fn detect(settings: &Settings) -> io::Result<Host> {
     let odd = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("{what} is not understood"));
     let kernel = version(&read("/proc/sys/kernel/osrelease")?).ok_or_else(|| odd("the kernel's version"))?;
     let status = read("/proc/self/status")?;
@@ -154,12 +154,12 @@ mod tests {
 
     #[test]
     fn this_host_is_understood() {
-        let host = look(&Settings::default()).expect("a host");
+        let host = detect(&Settings::default()).expect("a host");
         assert!(host.kernel >= (5, 0) && host.capabilities < 1 << 63);
         assert_eq!(host.limits.len(), 16);
         let open_files = host.limits.iter().find(|(at, ..)| *at == OPEN_FILES);
         assert_eq!(open_files, Some(&(OPEN_FILES, 1024, 524_288)));
-        let restricted = look(&Settings { restricts_oom_score_adj: Some(true), ..Settings::default() });
+        let restricted = detect(&Settings { restricts_oom_score_adj: Some(true), ..Settings::default() });
         assert!(restricted.expect("a host").least_oom_score_adj.is_some());
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{facts::Groups, refusal::Refusal};
+use super::{inputs::Groups, refusal::Refusal};
 use berth_proto::cri::LinuxContainerResources;
 use berth_sys::cgroup::Controller;
 

@@ -16,25 +16,25 @@ pub mod cdi;
 pub mod device_program;
 pub mod devices;
 pub mod environment;
-pub mod facts;
-pub mod find;
+#[cfg(test)]
+mod fixture;
 pub mod host;
 pub mod image;
+pub mod inputs;
 pub mod limits;
 pub mod mounts;
 pub mod namespaces;
 pub mod oci;
 pub mod plan;
 pub mod refusal;
+pub mod resolve;
 pub mod security;
 pub mod stop_signal;
-#[cfg(test)]
-mod testing;
 pub mod users;
 
 pub use device_program::device_program;
-pub use facts::{Found, Groups, Host, Inputs, Place, Sandbox, TargetContainer};
 pub use image::{ImageConfig, LaunchImage};
+pub use inputs::{Groups, Host, Inputs, MountSource, ResolvedResources, Sandbox, TargetContainer};
 pub use namespaces::namespaces;
 pub use plan::{Launch, exec, launch};
 pub use refusal::{Refusal, RefusalKind};

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::{
     args::absolute,
-    facts::{Groups, Inputs, Place},
+    inputs::{Groups, Inputs, MountSource},
     namespaces::range,
     refusal::Refusal,
 };
@@ -24,7 +24,7 @@ const USUAL: u64 = NO_SUID | NO_EXEC | NO_DEV;
 
 /// Container properties that mounts depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Style {
+pub struct MountContext {
     /// Whether the container is privileged.
     pub is_privileged: bool,
     /// Whether its root file system is read-only.
@@ -34,12 +34,12 @@ pub struct Style {
     /// User and group id mapping of the pod's user namespace.
     pub users: Option<(IdMap, IdMap)>,
     /// Host namespaces that it shares.
-    pub host: HostParts,
+    pub host: SharedHostNamespaces,
 }
 
 /// Host namespaces that a container shares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct HostParts {
+pub struct SharedHostNamespaces {
     /// Host network namespace.
     pub network: bool,
     /// Host PID namespace.
@@ -52,7 +52,7 @@ pub struct HostParts {
 ///
 /// # Errors
 /// The texts of spec 09a §8.2 and §8.3.
-pub fn mounts(inputs: &Inputs<'_>, style: &Style) -> Result<Vec<Mount>, Refusal> {
+pub fn mounts(inputs: &Inputs<'_>, style: &MountContext) -> Result<Vec<Mount>, Refusal> {
     let mut requested = Vec::new();
     for (index, mount) in inputs.config.mounts.iter().enumerate() {
         let place = inputs.found.places.get(index);
@@ -102,7 +102,7 @@ fn bind(target: &str, source: &Path) -> Mount {
 }
 
 /// Kernel file systems. Bind-mounts the host's where a user namespace may not mount a new instance.
-fn kernel(style: &Style, groups: &Groups) -> Vec<Mount> {
+fn kernel(style: &MountContext, groups: &Groups) -> Vec<Mount> {
     let is_foreign = |of_host: bool| style.users.is_some() && of_host;
     let proc = match is_foreign(style.host.processes) {
         true => bind("/proc", Path::new("/proc")),
@@ -134,7 +134,7 @@ fn kernel(style: &Style, groups: &Groups) -> Vec<Mount> {
 }
 
 /// `/etc/hostname`, `/etc/hosts`, `/etc/resolv.conf`, and `/dev/shm` of the sandbox.
-fn sandbox_files(inputs: &Inputs<'_>, style: &Style) -> Vec<Mount> {
+fn sandbox_files(inputs: &Inputs<'_>, style: &MountContext) -> Vec<Mount> {
     let access = if style.has_read_only_root { Access::ReadOnly } else { Access::ReadWrite };
     let file = |name: &str| Mount {
         access,
@@ -151,7 +151,7 @@ fn volumes(inputs: &Inputs<'_>, users: Option<(IdMap, IdMap)>) -> Vec<Mount> {
     volumes.map(|(path, directory)| Mount { ids: users, ..bind(&absolute(path), directory) }).collect()
 }
 
-fn of_request(asked: &cri::Mount, place: &Place, has_recursive: bool) -> Result<Mount, Refusal> {
+fn of_request(asked: &cri::Mount, place: &MountSource, has_recursive: bool) -> Result<Mount, Refusal> {
     if asked.container_path.is_empty() || asked.container_path.contains('\0') {
         return Err(Refusal::invalid(format!("mount of {:?} has no container path", asked.host_path)));
     }
@@ -164,11 +164,11 @@ fn of_request(asked: &cri::Mount, place: &Place, has_recursive: bool) -> Result<
         _ => return Err(Refusal::invalid("a mount needs both UID and GID mappings or none")),
     };
     let source = match place {
-        Place::Host { path, on, is_shared, is_slave } => {
+        MountSource::Host { path, on, is_shared, is_slave } => {
             check_propagation(propagation, path, on, (*is_shared, *is_slave))?;
             Source::Bind(path.clone())
         }
-        Place::Image { layers, lower } => {
+        MountSource::Image { layers, lower } => {
             check_image(asked)?;
             let sub_path = absolute(&asked.image_sub_path).trim_start_matches('/').to_owned();
             Source::Layers { layers: layers.clone(), lower: lower.clone(), sub_path }

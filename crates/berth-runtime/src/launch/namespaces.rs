@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use super::{
-    facts::{Host, Inputs, Sandbox},
+    inputs::{Host, Inputs, Sandbox},
     refusal::Refusal,
     security,
 };
 use berth_proto::cri::{self, NamespaceMode};
-use berth_shim::plan::{IdMap, Namespace, NamespacePlan, Processes};
+use berth_shim::plan::{IdMap, Namespace, NamespacePlan, PidNamespace};
 
 /// The namespaces that a sandbox requests. The caller fills in the cgroups.
 ///
@@ -72,25 +72,25 @@ pub fn options(config: &cri::PodSandboxConfig) -> cri::NamespaceOption {
 /// # Errors
 /// The target container does not exist, belongs to another sandbox, or is not running, or the container's user
 /// namespace options differ from those of its sandbox.
-pub fn processes(inputs: &Inputs<'_>, asked: &cri::NamespaceOption) -> Result<Processes, Refusal> {
+pub fn processes(inputs: &Inputs<'_>, asked: &cri::NamespaceOption) -> Result<PidNamespace, Refusal> {
     let of_sandbox = options(inputs.sandbox.config);
     if users(asked.userns_options.as_ref())? != users(of_sandbox.userns_options.as_ref())? {
         return Err(Refusal::invalid("user namespace config for sandbox is different from container"));
     }
     match mode("pid", asked.pid)? {
-        NamespaceMode::Container => Ok(Processes::Own),
-        NamespaceMode::Node => Ok(Processes::Host),
+        NamespaceMode::Container => Ok(PidNamespace::Own),
+        NamespaceMode::Node => Ok(PidNamespace::Host),
         NamespaceMode::Target => target(inputs, &asked.target_id),
         // A pod without a shared PID namespace has the host's, or one per container.
         NamespaceMode::Pod => match mode("pid", of_sandbox.pid)? {
-            NamespaceMode::Node => Ok(Processes::Host),
-            NamespaceMode::Container => Ok(Processes::Own),
-            _ => Ok(Processes::Pod),
+            NamespaceMode::Node => Ok(PidNamespace::Host),
+            NamespaceMode::Container => Ok(PidNamespace::Own),
+            _ => Ok(PidNamespace::Pod),
         },
     }
 }
 
-fn target(inputs: &Inputs<'_>, id: &str) -> Result<Processes, Refusal> {
+fn target(inputs: &Inputs<'_>, id: &str) -> Result<PidNamespace, Refusal> {
     let Some(target) = inputs.target else {
         let text = format!("an error occurred when try to find container {id:?}: not found");
         return Err(Refusal::missing(text));
@@ -105,7 +105,7 @@ fn target(inputs: &Inputs<'_>, id: &str) -> Result<Processes, Refusal> {
         let text = format!("container {:?} is not running - in state {}", target.id, target.state);
         return Err(Refusal::state(text));
     }
-    Ok(Processes::Of(target.id.to_owned()))
+    Ok(PidNamespace::Of(target.id.to_owned()))
 }
 
 /// The id mappings of a pod's user namespace; `None` where the pod uses the host's.

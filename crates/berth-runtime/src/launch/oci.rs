@@ -90,12 +90,12 @@ fn mount(mount: &Mount) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::{self, testing};
+    use crate::launch::{self, fixture};
 
     #[test]
     fn a_plan_is_told_as_a_runtime_specification() {
-        let facts = testing::Facts::default();
-        let (container, sandbox) = (testing::container_config(), testing::sandbox_config());
+        let facts = fixture::Facts::default();
+        let (container, sandbox) = (fixture::container_config(), fixture::sandbox_config());
         let mut plan = launch::launch(&facts.inputs(&container, &sandbox)).expect("a plan").plan;
         plan.process.limits = vec![(7, 1024, 4096)];
         plan.process.capabilities.bounding = 1 | (1 << 21);

@@ -5,10 +5,10 @@ use super::{
     args::{args, log_path, working_dir},
     bundle,
     capabilities::{capabilities, names},
-    devices::{self, Rule, Wanted},
+    devices::{self, DeviceInputs, Rule},
     environment::{self, environment},
-    facts::{Groups, Host, Inputs},
-    mounts::{self, HostParts, Style},
+    inputs::{Groups, Host, Inputs},
+    mounts::{self, MountContext, SharedHostNamespaces},
     namespaces,
     refusal::Refusal,
     security::{self, Filter},
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::seccomp;
 use berth_proto::cri::{self, NamespaceMode};
-use berth_shim::plan::{Capabilities, ExecPlan, LaunchPlan, MAX_BODY, Process, Processes, Root, Source};
+use berth_shim::plan::{Capabilities, ExecPlan, LaunchPlan, MAX_BODY, PidNamespace, Process, Root, Source};
 
 /// Initial terminal size: columns, rows. Used until the client reports a size.
 const FIRST_SIZE: (u16, u16) = (80, 24);
@@ -58,7 +58,7 @@ pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
     all.retain(|mount| !edited.iter().any(|edit| edit.target == mount.target));
     all.extend(edited.iter().cloned());
     let nodes: Vec<_> = inputs.found.devices.iter().chain(&inputs.found.edits.nodes).cloned().collect();
-    let wanted = Wanted {
+    let wanted = DeviceInputs {
         nodes: &nodes,
         host: is_privileged.then_some(&*inputs.found.host_devices),
         owner: owner(&context, &identity, inputs.host),
@@ -111,7 +111,7 @@ fn process(
 ) -> Result<Process, Refusal> {
     let (config, image, host) = (inputs.config, inputs.image, inputs.host);
     let resources = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
-    let sources = environment::Sources {
+    let sources = environment::EnvironmentInputs {
         terminal: config.tty,
         hostname: inputs.sandbox.hostname,
         image: &image.config.env,
@@ -176,18 +176,18 @@ fn filter(
 fn style(
     inputs: &Inputs<'_>,
     context: &cri::LinuxContainerSecurityContext,
-    processes: &Processes,
-) -> Result<Style, Refusal> {
+    processes: &PidNamespace,
+) -> Result<MountContext, Refusal> {
     let of_sandbox = namespaces::options(inputs.sandbox.config);
     let is_host = |mode: i32| mode == i32::from(NamespaceMode::Node);
-    Ok(Style {
+    Ok(MountContext {
         is_privileged: context.privileged,
         has_read_only_root: context.readonly_rootfs,
         has_group_namespace: !context.privileged && matches!(inputs.host.groups, Groups::V2 { .. }),
         users: namespaces::users(of_sandbox.userns_options.as_ref())?,
-        host: HostParts {
+        host: SharedHostNamespaces {
             network: is_host(of_sandbox.network),
-            processes: *processes == Processes::Host,
+            processes: *processes == PidNamespace::Host,
             ipc: is_host(of_sandbox.ipc),
         },
     })

@@ -2,7 +2,7 @@
 //! Implements spec 09a §7.2, §7.6-§7.8.
 
 use super::{
-    facts::{Host, Inputs},
+    inputs::{Host, Inputs},
     refusal::Refusal,
 };
 use berth_proto::cri::{self, security_profile::ProfileType};

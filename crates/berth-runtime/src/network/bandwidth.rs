@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use berth_sys::netlink::route::TokenBucket;
+use berth_sys::netlink::rtnetlink::TokenBucket;
 
 const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
 const EGRESS: &str = "kubernetes.io/egress-bandwidth";

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::{cidr::Cidr, errors::NetworkError, names};
 use berth_sys::netlink::{
     Protocol, Socket,
-    route::{self, Link},
+    rtnetlink::{self, Link},
 };
 
 /// MTU of the bridge where the host has no default route.
@@ -24,7 +24,7 @@ const USUAL_MTU: u32 = 1500;
 
 /// Desired state of the bridge.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Wanted {
+pub struct DesiredBridge {
     /// Interface name.
     pub name: String,
     /// MTU of the bridge and of pods; `None`: that of the default route's link.
@@ -46,12 +46,12 @@ pub struct Bridge {
 ///
 /// # Errors
 /// The kernel rejects a request, or a link of another kind has the name.
-pub fn ensure(wanted: &Wanted) -> Result<Bridge, NetworkError> {
+pub fn ensure(wanted: &DesiredBridge) -> Result<Bridge, NetworkError> {
     let failed = |e: io::Error| NetworkError::kernel(format!("bridge {}", wanted.name), e);
     let mut socket = Socket::open(Protocol::Route).map_err(failed)?;
     let mtu = wanted.mtu.unwrap_or_else(|| default_mtu(&mut socket));
     let mac = names::bridge_mac(&machine_id(), &wanted.name);
-    match socket.request(route::new_bridge(&wanted.name, mac, mtu)) {
+    match socket.request(rtnetlink::new_bridge(&wanted.name, mac, mtu)) {
         Err(e) if e.raw_os_error() != Some(Errno::EEXIST as i32) => return Err(failed(e)),
         made => made.map(|()| info!(bridge = %wanted.name, mtu, "Bridge made")).unwrap_or_default(),
     }
@@ -61,15 +61,15 @@ pub fn ensure(wanted: &Wanted) -> Result<Bridge, NetworkError> {
     }
     let has_v6 = wanted.nets.iter().any(|n| n.is_v6());
     // Pods may send router advertisements even where no pod has an IPv6 address (CVE-2020-10749).
-    attempt(&format!("ipv6/conf/{}/accept_ra", wanted.name), "0");
+    set_optional(&format!("ipv6/conf/{}/accept_ra", wanted.name), "0");
     if has_v6 {
         for (key, value) in [("disable_ipv6", "0"), ("accept_dad", "0")] {
-            attempt(&format!("ipv6/conf/{}/{key}", wanted.name), value);
+            set_optional(&format!("ipv6/conf/{}/{key}", wanted.name), value);
         }
     }
-    socket.request(route::set_bridge(link.index, mac, mtu)).map_err(failed)?;
+    socket.request(rtnetlink::set_bridge(link.index, mac, mtu)).map_err(failed)?;
     for net in &wanted.nets {
-        socket.request(route::new_address(link.index, net.gateway(), net.prefix())).map_err(failed)?;
+        socket.request(rtnetlink::new_address(link.index, net.gateway(), net.prefix())).map_err(failed)?;
     }
     settings(&wanted.name, has_v6)?;
     Ok(Bridge { index: link.index, mtu })
@@ -79,7 +79,7 @@ pub fn ensure(wanted: &Wanted) -> Result<Bridge, NetworkError> {
 ///
 /// # Errors
 /// The kernel rejects a request.
-pub fn look(name: &str) -> io::Result<Option<Bridge>> {
+pub fn find_up(name: &str) -> io::Result<Option<Bridge>> {
     let link = find(&mut Socket::open(Protocol::Route)?, name)?;
     Ok(link.filter(|l| l.kind == "bridge" && l.is_up).map(|l| Bridge { index: l.index, mtu: l.mtu }))
 }
@@ -89,8 +89,8 @@ pub fn look(name: &str) -> io::Result<Option<Bridge>> {
 /// # Errors
 /// The kernel rejects the request for any other reason.
 pub fn find(socket: &mut Socket, name: &str) -> io::Result<Option<Link>> {
-    match socket.ask(route::get_link(name)) {
-        Ok(reply) => Ok(reply.as_ref().and_then(route::link)),
+    match socket.query(rtnetlink::get_link(name)) {
+        Ok(reply) => Ok(reply.as_ref().and_then(rtnetlink::link)),
         Err(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(None),
         Err(e) => Err(e),
     }
@@ -103,8 +103,8 @@ pub fn find(socket: &mut Socket, name: &str) -> io::Result<Option<Link>> {
 pub fn routes(bridge: &str) -> io::Result<Vec<Cidr>> {
     let mut socket = Socket::open(Protocol::Route)?;
     let own = find(&mut socket, bridge)?.map_or(0, |l| l.index);
-    let all = socket.dump(&route::get_routes(false))?;
-    let others = all.iter().filter_map(route::route).filter(|r| own == 0 || r.link != own);
+    let all = socket.dump(&rtnetlink::get_routes(false))?;
+    let others = all.iter().filter_map(rtnetlink::route).filter(|r| own == 0 || r.link != own);
     Ok(others.filter_map(|r| Cidr::of(r.destination?, r.prefix)).collect())
 }
 
@@ -113,8 +113,8 @@ pub fn routes(bridge: &str) -> io::Result<Vec<Cidr>> {
 /// # Errors
 /// The kernel rejects the request.
 pub fn gateways(bridge: &Bridge) -> io::Result<Vec<(IpAddr, u8)>> {
-    let all = Socket::open(Protocol::Route)?.dump(&route::get_addresses())?;
-    let own = all.iter().filter_map(route::address_of).filter(|(link, ..)| *link == bridge.index);
+    let all = Socket::open(Protocol::Route)?.dump(&rtnetlink::get_addresses())?;
+    let own = all.iter().filter_map(rtnetlink::address_of).filter(|(link, ..)| *link == bridge.index);
     Ok(own.map(|(_, address, prefix)| (address, prefix)).collect())
 }
 
@@ -123,7 +123,7 @@ pub fn gateways(bridge: &Bridge) -> io::Result<Vec<(IpAddr, u8)>> {
 /// # Errors
 /// The kernel rejects the request; an address that is already gone is not an error.
 pub fn drop_gateway(bridge: &Bridge, address: IpAddr, prefix: u8) -> io::Result<()> {
-    match Socket::open(Protocol::Route)?.request(route::delete_address(bridge.index, address, prefix)) {
+    match Socket::open(Protocol::Route)?.request(rtnetlink::delete_address(bridge.index, address, prefix)) {
         Err(e) if e.raw_os_error() == Some(Errno::EADDRNOTAVAIL as i32) => Ok(()),
         other => other,
     }
@@ -131,10 +131,10 @@ pub fn drop_gateway(bridge: &Bridge, address: IpAddr, prefix: u8) -> io::Result<
 
 fn default_mtu(socket: &mut Socket) -> u32 {
     let mut of = |is_v6| {
-        let routes = socket.dump(&route::get_routes(is_v6)).ok()?;
-        let link = routes.iter().filter_map(route::route).find(|r| r.destination.is_none() && r.prefix == 0)?.link;
-        let links = socket.dump(&route::get_links()).ok()?;
-        links.iter().filter_map(route::link).find(|l| l.index == link).map(|l| l.mtu)
+        let routes = socket.dump(&rtnetlink::get_routes(is_v6)).ok()?;
+        let link = routes.iter().filter_map(rtnetlink::route).find(|r| r.destination.is_none() && r.prefix == 0)?.link;
+        let links = socket.dump(&rtnetlink::get_links()).ok()?;
+        links.iter().filter_map(rtnetlink::link).find(|l| l.index == link).map(|l| l.mtu)
     };
     of(false).or_else(|| of(true)).unwrap_or(USUAL_MTU)
 }
@@ -150,13 +150,13 @@ fn settings(bridge: &str, has_v6: bool) -> Result<(), NetworkError> {
         keep_router_advertisements();
         set("ipv6/conf/all/forwarding", "1").map_err(|e| NetworkError::kernel("net.ipv6.conf.all.forwarding", e))?;
     }
-    attempt(&format!("ipv4/conf/{bridge}/route_localnet"), "1");
+    set_optional(&format!("ipv4/conf/{bridge}/route_localnet"), "1");
     if read(&format!("ipv4/conf/{bridge}/rp_filter")).as_deref() == Some("1") {
-        attempt(&format!("ipv4/conf/{bridge}/rp_filter"), "0");
+        set_optional(&format!("ipv4/conf/{bridge}/rp_filter"), "0");
     }
     for key in ["bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"] {
         if read(key).is_some() {
-            attempt(key, "1");
+            set_optional(key, "1");
         }
     }
     Ok(())
@@ -170,11 +170,11 @@ fn keep_router_advertisements() {
     }
     let uplinks = || {
         let mut socket = Socket::open(Protocol::Route)?;
-        let routes = socket.dump(&route::get_routes(true))?;
-        let links = socket.dump(&route::get_links())?;
+        let routes = socket.dump(&rtnetlink::get_routes(true))?;
+        let links = socket.dump(&rtnetlink::get_links())?;
         let by_default: Vec<u32> =
-            routes.iter().filter_map(route::route).filter(|r| r.destination.is_none()).map(|r| r.link).collect();
-        let links = links.iter().filter_map(route::link);
+            routes.iter().filter_map(rtnetlink::route).filter(|r| r.destination.is_none()).map(|r| r.link).collect();
+        let links = links.iter().filter_map(rtnetlink::link);
         Ok::<_, io::Error>(links.filter(|l| by_default.contains(&l.index)).map(|l| l.name).collect::<Vec<_>>())
     };
     // Without the list, no link is known to be affected.
@@ -182,7 +182,7 @@ fn keep_router_advertisements() {
         let key = format!("ipv6/conf/{link}/accept_ra");
         if read(&key).as_deref() == Some("1") {
             info!(link, "Router advertisements are listened to although the machine forwards");
-            attempt(&key, "2");
+            set_optional(&key, "2");
         }
     }
 }
@@ -204,7 +204,7 @@ pub fn set(key: &str, value: &str) -> io::Result<()> {
 }
 
 /// Sets an optional sysctl like [`set`]: logs a failure, ignores a missing file.
-pub fn attempt(key: &str, value: &str) {
+pub fn set_optional(key: &str, value: &str) {
     match set(key, value) {
         Err(e) if e.kind() != ErrorKind::NotFound => warn!(sysctl = key, err = %e, "Kernel setting not made"),
         _ => {}

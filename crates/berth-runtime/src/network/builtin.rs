@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::{
     bandwidth,
-    bridge::{self, Bridge, Wanted},
+    bridge::{self, Bridge, DesiredBridge},
     cidr::Cidr,
     errors::NetworkError,
     firewall::Firewall,
@@ -22,11 +22,11 @@ use super::{
     leases::Leases,
     mode::{self, Mode},
     names,
-    pod_link::{self, Join},
+    pod_link::{self, PodLinkSpec},
     rules::Rules,
     sandbox::{Attached, SandboxNetwork},
 };
-use berth_sys::step;
+use berth_sys::failpoint;
 
 /// Ranges that are never masqueraded, besides pod ranges: link-local and multicast.
 const KNOWN: [&str; 4] = ["169.254.0.0/16", "224.0.0.0/4", "fe80::/10", "ff00::/8"];
@@ -52,14 +52,14 @@ pub struct Settings {
 
 /// The built-in network.
 #[derive(Debug)]
-pub struct Builtin {
+pub struct BuiltinNetwork {
     settings: Settings,
     leases: Mutex<Leases>,
     firewall: Firewall,
     failure: Mutex<Option<String>>,
 }
 
-impl Builtin {
+impl BuiltinNetwork {
     /// Probes for nf_tables; does not change the host.
     pub fn new(settings: Settings) -> Self {
         let rules = Rules {
@@ -122,7 +122,7 @@ impl Builtin {
             self.leases().set_nets(&nets);
         }
         let nets = self.nets();
-        let wanted = Wanted { name: self.settings.bridge.clone(), mtu: self.settings.mtu, nets: nets.clone() };
+        let wanted = DesiredBridge { name: self.settings.bridge.clone(), mtu: self.settings.mtu, nets: nets.clone() };
         let bridge = bridge::ensure(&wanted)?;
         self.adopt(bridge)?;
         self.set_rules(&bridge)?;
@@ -141,7 +141,7 @@ impl Builtin {
     /// Attaches the links of pods to the bridge again: removing the bridge detached them.
     fn adopt(&self, bridge: Bridge) -> Result<(), NetworkError> {
         let pods: Vec<String> = self.leases().ipam().leases().values().cloned().collect();
-        let strays = |l: &berth_sys::netlink::route::Link| l.master != bridge.index && pods.contains(&l.alias);
+        let strays = |l: &berth_sys::netlink::rtnetlink::Link| l.master != bridge.index && pods.contains(&l.alias);
         pod_link::adopt(bridge, strays).map_err(|e| NetworkError::kernel("links of pods", e))
     }
 
@@ -210,7 +210,7 @@ impl Builtin {
         let namespace = pod.netns.as_ref().ok_or_else(|| NetworkError::NotReady("no network namespace".to_owned()))?;
         let ports = if self.settings.host_ports { pod.ports.as_slice() } else { &[] };
         HostPorts::entries(ports, &[])?;
-        let found = bridge::look(&self.settings.bridge).map_err(|e| NetworkError::kernel("bridge", e))?;
+        let found = bridge::find_up(&self.settings.bridge).map_err(|e| NetworkError::kernel("bridge", e))?;
         let bridge = match found.filter(|_| !self.nets().is_empty() && self.failure().is_none()) {
             Some(bridge) => bridge,
             None => self.prepare()?,
@@ -223,14 +223,14 @@ impl Builtin {
         let addresses: Vec<(IpAddr, Cidr)> = ips.iter().filter_map(|ip| Some((*ip, net_of(*ip)?))).collect();
         let bridge_name = self.settings.bridge.as_str();
         let namespace = namespace.as_fd();
-        let join = Join { sandbox: &pod.id, namespace, bridge, bridge_name, addresses: &addresses, bandwidth };
-        step::reached("network.leased");
+        let join = PodLinkSpec { sandbox: &pod.id, namespace, bridge, bridge_name, addresses: &addresses, bandwidth };
+        failpoint::reached("network.leased");
         // First, because it fails if another pod owns a host port, and links are expensive.
         self.firewall.open(&pod.id, ports, &ips)?;
-        step::reached("network.ports");
+        failpoint::reached("network.ports");
         pod_link::attach(&join).map_err(|e| NetworkError::kernel("pod's links", e))?;
-        step::reached("network.links");
-        Ok(Attached { mode: Mode::Builtin, result: told(&addresses), ips })
+        failpoint::reached("network.links");
+        Ok(Attached { mode: Mode::Builtin, result: cni_result(&addresses), ips })
     }
 
     /// Tears down a pod's network.
@@ -245,12 +245,12 @@ impl Builtin {
         let more: Vec<IpAddr> = told.filter(|ip| !addresses.contains(ip) && !others(ip)).collect();
         addresses.extend(more);
         let closed = self.firewall.close(&pod.id, &addresses);
-        step::reached("unnetwork.ports");
+        failpoint::reached("unnetwork.ports");
         let detached = pod_link::detach(&pod.id).map_err(|e| NetworkError::kernel("pod's links", e));
-        step::reached("unnetwork.links");
+        failpoint::reached("unnetwork.links");
         closed.and(detached)?;
         self.leases().release(&pod.id);
-        step::reached("unnetwork.lease");
+        failpoint::reached("unnetwork.lease");
         self.forget_ranges(&addresses)
     }
 
@@ -259,7 +259,7 @@ impl Builtin {
         if released.iter().all(|ip| nets.iter().any(|net| net.contains(*ip))) {
             return Ok(());
         }
-        let found = bridge::look(&self.settings.bridge).map_err(|e| NetworkError::kernel("bridge", e))?;
+        let found = bridge::find_up(&self.settings.bridge).map_err(|e| NetworkError::kernel("bridge", e))?;
         found.map_or(Ok(()), |bridge| self.prune(&bridge))
     }
 
@@ -282,7 +282,8 @@ impl Builtin {
             }
         }
         self.firewall.restore(&entries);
-        let has_bridge = bridge::look(&self.settings.bridge).map_err(|e| NetworkError::kernel("bridge", e))?.is_some();
+        let has_bridge =
+            bridge::find_up(&self.settings.bridge).map_err(|e| NetworkError::kernel("bridge", e))?.is_some();
         if !(prepares || has_bridge) {
             return Ok(ours.iter().map(|(pod, _)| pod.id.clone()).collect());
         }
@@ -303,7 +304,7 @@ impl Builtin {
 }
 
 /// The result in the form of a CNI plugin's.
-fn told(addresses: &[(IpAddr, Cidr)]) -> serde_json::Value {
+fn cni_result(addresses: &[(IpAddr, Cidr)]) -> serde_json::Value {
     let ips: Vec<_> = addresses
         .iter()
         .map(|(ip, net)| {

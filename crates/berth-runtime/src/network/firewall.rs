@@ -22,8 +22,8 @@ use super::{
 };
 use berth_sys::netlink::{
     self, Socket,
-    connections::{self, Connection, End},
-    filter,
+    conntrack::{self, Connection, End},
+    nf_tables,
 };
 
 /// Number of tracked connections from which the kernel filters the list by address.
@@ -32,13 +32,13 @@ const MANY: usize = 10_000;
 /// The nf_tables table and the host port assignments.
 #[derive(Debug)]
 pub struct Firewall {
-    state: Mutex<State>,
+    state: Mutex<FirewallState>,
     has_filter: bool,
     reapplied: AtomicU64,
 }
 
 #[derive(Debug)]
-struct State {
+struct FirewallState {
     rules: Rules,
     ports: HostPorts,
 }
@@ -48,7 +48,7 @@ impl Firewall {
     pub fn new(rules: Rules) -> Self {
         let has_filter = probe().inspect_err(|e| warn!(err = %e, "No nf_tables in this kernel")).is_ok();
         Self {
-            state: Mutex::new(State { rules, ports: HostPorts::default() }),
+            state: Mutex::new(FirewallState { rules, ports: HostPorts::default() }),
             has_filter,
             reapplied: AtomicU64::new(0),
         }
@@ -74,7 +74,7 @@ impl Firewall {
         self.apply(&state)
     }
 
-    fn apply(&self, state: &State) -> Result<(), NetworkError> {
+    fn apply(&self, state: &FirewallState) -> Result<(), NetworkError> {
         if !self.has_filter {
             return Ok(());
         }
@@ -122,7 +122,7 @@ impl Firewall {
     }
 
     /// Adds elements. Replaces the whole table if an element already exists or the table is gone.
-    fn add(&self, state: &State, entries: &[Entry]) -> Result<(), NetworkError> {
+    fn add(&self, state: &FirewallState, entries: &[Entry]) -> Result<(), NetworkError> {
         match transact(rules::added(&state.rules.table, entries)) {
             Err(e) if matches!(errno(&e), Errno::EEXIST | Errno::ENOENT) => self.apply(state),
             other => other.map_err(|e| NetworkError::kernel("nf_tables", e)),
@@ -153,7 +153,7 @@ impl Firewall {
     ///
     /// # Errors
     /// A kernel request fails.
-    pub fn mend(&self) -> Result<bool, NetworkError> {
+    pub fn restore_if_incomplete(&self) -> Result<bool, NetworkError> {
         let state = self.state();
         if !self.has_filter || is_whole(&state.rules).map_err(|e| NetworkError::kernel("nf_tables", e))? {
             return Ok(false);
@@ -173,29 +173,29 @@ impl Firewall {
     pub fn dropping_chains(&self) -> Vec<String> {
         let own = self.table();
         let listed = Socket::open(netlink::Protocol::Netfilter)
-            .and_then(|mut socket| socket.dump(&filter::get_chains(filter::FAMILY_ANY)));
+            .and_then(|mut socket| socket.dump(&nf_tables::get_chains(nf_tables::FAMILY_ANY)));
         // A kernel without nf_tables has no such chains.
         let chains = listed.unwrap_or_default();
-        let drops = chains.iter().filter_map(filter::chain).filter(|c| c.drops && c.forwards() && c.table != own);
+        let drops = chains.iter().filter_map(nf_tables::chain).filter(|c| c.drops && c.forwards() && c.table != own);
         drops.map(|c| format!("chain {} of table {}", c.name, c.table)).collect()
     }
 
     /// Ignores lock poisoning: the state is consistent after every statement, even if a thread panicked.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FirewallState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn probe() -> io::Result<()> {
     let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
-    match socket.ask(filter::get_table(super::names::NAME)) {
+    match socket.query(nf_tables::get_table(super::names::NAME)) {
         Err(e) if errno(&e) != Errno::ENOENT => Err(e),
         _ => Ok(()),
     }
 }
 
 fn transact(messages: Vec<netlink::Message>) -> io::Result<()> {
-    let (begin, end) = filter::marks();
+    let (begin, end) = nf_tables::batch_messages();
     Ok(Socket::open(netlink::Protocol::Netfilter)?.transaction(begin, messages, end)?)
 }
 
@@ -205,13 +205,13 @@ fn errno(e: &io::Error) -> Errno {
 
 fn is_whole(rules: &Rules) -> io::Result<bool> {
     let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
-    let chains = socket.dump(&filter::get_chains(filter::FAMILY_INET))?;
-    let ours = chains.iter().filter_map(filter::chain).filter(|c| c.table == rules.table);
+    let chains = socket.dump(&nf_tables::get_chains(nf_tables::FAMILY_INET))?;
+    let ours = chains.iter().filter_map(nf_tables::chain).filter(|c| c.table == rules.table);
     if ours.filter(|c| rules::CHAINS.contains(&c.name.as_str())).count() != rules::CHAINS.len() {
         return Ok(false);
     }
-    let listed = socket.dump(&filter::get_rules())?;
-    let ours = listed.iter().filter_map(filter::rule_of).filter(|(table, _)| *table == rules.table);
+    let listed = socket.dump(&nf_tables::get_rules())?;
+    let ours = listed.iter().filter_map(nf_tables::rule_location).filter(|(table, _)| *table == rules.table);
     Ok(ours.count() == rules::count(rules))
 }
 
@@ -234,16 +234,16 @@ fn try_forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) -> io::Result
     let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
     let mut found = Vec::new();
     if of.is_empty() || tracked.is_some_and(|count| count < MANY) {
-        found = socket.dump(&connections::list())?;
+        found = socket.dump(&conntrack::list())?;
     } else {
         for (address, end) in of.iter().flat_map(|a| [(a, End::Client), (a, End::Server)]) {
-            let some = socket.dump(&connections::list_of(*address, end));
-            found.extend(some.or_else(|_| socket.dump(&connections::list()))?);
+            let some = socket.dump(&conntrack::list_of(*address, end));
+            found.extend(some.or_else(|_| socket.dump(&conntrack::list()))?);
         }
     }
-    let gone = found.iter().filter_map(connections::connection).filter(|c| chosen(c));
+    let gone = found.iter().filter_map(conntrack::connection).filter(|c| chosen(c));
     // A connection that ended in the meantime needs no removal.
-    socket.each(gone.map(|c| c.forget()).collect()).map(drop)
+    socket.request_each(gone.map(|c| c.delete_message()).collect()).map(drop)
 }
 
 #[cfg(test)]
@@ -259,7 +259,7 @@ mod tests {
             no_masquerade: Vec::new(),
             masquerade: true,
         };
-        let state = Mutex::new(State { rules, ports: HostPorts::default() });
+        let state = Mutex::new(FirewallState { rules, ports: HostPorts::default() });
         let firewall = Firewall { state, has_filter: false, reapplied: AtomicU64::new(0) };
         firewall.set(|rules| rules.masquerade = true).expect("nothing to do");
         let port =
@@ -269,6 +269,6 @@ mod tests {
         let refused = firewall.open("pod", &[port(80)], &addresses).expect_err("a host port");
         assert_eq!(refused.to_string(), "hostPort needs nf_tables");
         firewall.close("pod", &addresses).expect("nothing to do");
-        assert!(!firewall.mend().expect("nothing to do"));
+        assert!(!firewall.restore_if_incomplete().expect("nothing to do"));
     }
 }

@@ -52,7 +52,7 @@ pub struct PortMapping {
 
 /// Match of a host port entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Key {
+pub struct HostPortKey {
     /// Whether the entry is for IPv6.
     pub is_v6: bool,
     /// Host address; `None`: all.
@@ -67,7 +67,7 @@ pub struct Key {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// Match on incoming traffic.
-    pub key: Key,
+    pub key: HostPortKey,
     /// Pod address.
     pub pod: IpAddr,
     /// Pod port.
@@ -102,7 +102,7 @@ pub enum PortError {
 /// Host port assignments by pod.
 #[derive(Debug, Default)]
 pub struct HostPorts {
-    taken: BTreeMap<Key, (String, Entry)>,
+    taken: BTreeMap<HostPortKey, (String, Entry)>,
 }
 
 impl HostPorts {
@@ -115,7 +115,8 @@ impl HostPorts {
         for mapping in mappings.iter().filter(|m| m.host_port != 0) {
             let (address, only) = bound(mapping)?;
             for pod in pod.iter().filter(|a| only.is_none_or(|is_v6| is_v6 == a.is_ipv6())) {
-                let key = Key { is_v6: pod.is_ipv6(), address, protocol: mapping.protocol, port: mapping.host_port };
+                let key =
+                    HostPortKey { is_v6: pod.is_ipv6(), address, protocol: mapping.protocol, port: mapping.host_port };
                 let port = if mapping.container_port == 0 { mapping.host_port } else { mapping.container_port };
                 if entries.iter().all(|e| e.key != key) {
                     entries.push(Entry { key, pod: *pod, port });
@@ -132,7 +133,7 @@ impl HostPorts {
     pub fn take(&mut self, pod: &str, entries: &[Entry]) -> Result<(), PortError> {
         for entry in entries {
             if let Some((by, _)) = self.taken.get(&entry.key).filter(|(by, _)| by != pod) {
-                let Key { port, protocol, .. } = entry.key;
+                let HostPortKey { port, protocol, .. } = entry.key;
                 return Err(PortError::Taken { port, protocol, by: by.clone() });
             }
         }

@@ -15,17 +15,17 @@ use tokio::{net::TcpStream, sync::watch, task::spawn_blocking, time::timeout};
 use tracing::{info, warn};
 
 use super::{
-    builtin::{self, Builtin},
+    builtin::{self, BuiltinNetwork},
     cidr,
     cni::{Plugins, Request},
     dial,
     errors::NetworkError,
-    mode::{self, Facts, Mode, Wanted},
+    mode::{self, ConfiguredMode, Mode, ReadinessInputs},
     names::{self, NamespaceFiles},
     pod_link,
     sandbox::{Attached, SandboxNetwork},
 };
-use berth_sys::{net_namespace, step};
+use berth_sys::{failpoint, net_namespace};
 
 /// Timeout of the kernel operations for one pod's network.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -36,7 +36,7 @@ const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
     /// Configured mode.
-    pub wanted: Wanted,
+    pub wanted: ConfiguredMode,
     /// Settings of the built-in network.
     pub builtin: builtin::Settings,
     /// CNI configuration directory: `/etc/cni/net.d`.
@@ -64,7 +64,7 @@ impl Settings {
             directory: directory.to_owned(),
         };
         Self {
-            wanted: Wanted::Auto,
+            wanted: ConfiguredMode::Auto,
             builtin,
             cni_directory: "/etc/cni/net.d".into(),
             cni_programs: ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"].map(PathBuf::from).to_vec(),
@@ -83,11 +83,11 @@ pub struct Network {
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    wanted: Wanted,
+    wanted: ConfiguredMode,
     pub(super) namespaces: PathBuf,
     files: NamespaceFiles,
     disturbances: watch::Sender<u64>,
-    pub(super) builtin: Builtin,
+    pub(super) builtin: BuiltinNetwork,
     pub(super) plugins: Plugins,
 }
 
@@ -102,7 +102,7 @@ impl Network {
             let Settings { wanted, builtin, cni_directory, cni_programs, cni_cache, cni_limit, namespaces } = settings;
             let files = NamespaceFiles::new(names::owner(&builtin.bridge), &builtin.directory);
             let plugins = Plugins::new(files.clone(), cni_directory, cni_programs, cni_cache, cni_limit);
-            let (builtin, disturbances) = (Builtin::new(builtin), watch::Sender::default());
+            let (builtin, disturbances) = (BuiltinNetwork::new(builtin), watch::Sender::default());
             Self { inner: Arc::new(Inner { wanted, namespaces, files, disturbances, builtin, plugins }) }
         });
         opened.await.map_err(|e| NetworkError::kernel("network", std::io::Error::other(e)))
@@ -123,7 +123,7 @@ impl Network {
             Mode::Cni => self.inner.plugins.status().await.err(),
             Mode::Builtin => None,
         };
-        mode::readiness(&Facts {
+        mode::readiness(&ReadinessInputs {
             mode,
             cni_failure,
             has_pod_cidr: !self.inner.builtin.nets().is_empty(),
@@ -183,7 +183,7 @@ impl Network {
             let namespace = namespace.ok_or_else(|| NetworkError::NotReady("no network namespace".to_owned()))?;
             let failed = |e| NetworkError::kernel(format!("network namespace {}", at.display()), e);
             net_namespace::bind_file(&at, namespace.as_fd()).map_err(failed)?;
-            step::reached("network.file");
+            failpoint::reached("network.file");
             pod_link::loopback_up(namespace.as_fd()).map_err(failed)
         })
         .await?;
@@ -240,7 +240,7 @@ impl Network {
             let is_builtin = !inner.builtin.addresses(&id).is_empty();
             Ok(if is_builtin {
                 Mode::Builtin
-            } else if inner.plugins.knows(&id) {
+            } else if inner.plugins.has_attachment(&id) {
                 Mode::Cni
             } else {
                 now
@@ -305,7 +305,7 @@ impl Network {
         self.inner.disturbances.subscribe()
     }
 
-    pub(super) fn disturb(&self) {
+    pub(super) fn notify_disturbance(&self) {
         self.inner.disturbances.send_modify(|count| *count = count.wrapping_add(1));
     }
 
@@ -359,7 +359,7 @@ impl Inner {
 }
 
 fn request(pod: &SandboxNetwork, netns: PathBuf) -> Result<Request, NetworkError> {
-    Ok(Request { sandbox: pod.id.clone(), netns, args: pod.plugin_args(), known: pod.plugin_knowledge()? })
+    Ok(Request { sandbox: pod.id.clone(), netns, args: pod.plugin_args(), known: pod.runtime_config()? })
 }
 
 fn unbind(file: &Path) -> Result<(), NetworkError> {

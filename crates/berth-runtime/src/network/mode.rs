@@ -6,7 +6,7 @@ use super::cidr::Cidr;
 
 /// Configured network mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Wanted {
+pub enum ConfiguredMode {
     /// CNI plugins if a configuration exists, else the built-in network.
     #[default]
     Auto,
@@ -27,17 +27,17 @@ pub enum Mode {
 }
 
 /// The mode for new pods, from the configured mode and the existence of a CNI configuration.
-pub fn choose(wanted: Wanted, has_plugins: bool) -> Mode {
+pub fn choose(wanted: ConfiguredMode, has_plugins: bool) -> Mode {
     match wanted {
-        Wanted::Cni => Mode::Cni,
-        Wanted::Auto if has_plugins => Mode::Cni,
-        Wanted::Auto | Wanted::Builtin => Mode::Builtin,
+        ConfiguredMode::Cni => Mode::Cni,
+        ConfiguredMode::Auto if has_plugins => Mode::Cni,
+        ConfiguredMode::Auto | ConfiguredMode::Builtin => Mode::Builtin,
     }
 }
 
 /// Inputs of network readiness.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Facts {
+pub struct ReadinessInputs {
     /// The mode for new pods.
     pub mode: Mode,
     /// Error of the CNI configuration or its plugins; `None` if usable.
@@ -52,7 +52,7 @@ pub struct Facts {
 ///
 /// # Errors
 /// The reason; the node condition prefixes it with `Network plugin returns error: `.
-pub fn readiness(facts: &Facts) -> Result<(), String> {
+pub fn readiness(facts: &ReadinessInputs) -> Result<(), String> {
     let trouble = match facts.mode {
         Mode::Cni => facts.cni_failure.clone(),
         Mode::Builtin if !facts.has_pod_cidr => Some("pod CIDR not set".to_owned()),
@@ -91,10 +91,10 @@ mod tests {
     #[test]
     fn plugins_are_used_where_they_are_configured() {
         for (wanted, has, expected) in [
-            (Wanted::Auto, true, Mode::Cni),
-            (Wanted::Auto, false, Mode::Builtin),
-            (Wanted::Builtin, true, Mode::Builtin),
-            (Wanted::Cni, false, Mode::Cni),
+            (ConfiguredMode::Auto, true, Mode::Cni),
+            (ConfiguredMode::Auto, false, Mode::Builtin),
+            (ConfiguredMode::Builtin, true, Mode::Builtin),
+            (ConfiguredMode::Cni, false, Mode::Cni),
         ] {
             assert_eq!(choose(wanted, has), expected);
         }
@@ -102,18 +102,20 @@ mod tests {
 
     #[test]
     fn readiness_says_why_not() {
-        let builtin = Facts { mode: Mode::Builtin, cni_failure: None, has_pod_cidr: true, bridge_failure: None };
-        let cni = Facts { mode: Mode::Cni, cni_failure: Some(no_plugins("/etc/cni/net.d")), ..builtin.clone() };
+        let builtin =
+            ReadinessInputs { mode: Mode::Builtin, cni_failure: None, has_pod_cidr: true, bridge_failure: None };
+        let cni =
+            ReadinessInputs { mode: Mode::Cni, cni_failure: Some(no_plugins("/etc/cni/net.d")), ..builtin.clone() };
         assert_eq!(readiness(&builtin), Ok(()));
         assert_eq!(
-            readiness(&Facts { has_pod_cidr: false, ..builtin.clone() }).expect_err("not ready"),
+            readiness(&ReadinessInputs { has_pod_cidr: false, ..builtin.clone() }).expect_err("not ready"),
             "pod CIDR not set"
         );
         assert_eq!(
             readiness(&cni).expect_err("not ready"),
             "no network config found in /etc/cni/net.d: cni plugin not initialized"
         );
-        assert_eq!(readiness(&Facts { cni_failure: None, ..cni }), Ok(()));
+        assert_eq!(readiness(&ReadinessInputs { cni_failure: None, ..cni }), Ok(()));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use berth_sys::{
     net_namespace,
     netlink::{
         Protocol, Socket,
-        route::{self, Link, Pair},
+        rtnetlink::{self, Link, VethPair},
     },
 };
 
@@ -37,7 +37,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
 /// Inputs of a pod's attachment to the bridge.
 #[derive(Clone, Copy, Debug)]
-pub struct Join<'a> {
+pub struct PodLinkSpec<'a> {
     /// Sandbox id.
     pub sandbox: &'a str,
     /// The pod's network namespace.
@@ -56,7 +56,7 @@ pub struct Join<'a> {
 ///
 /// # Errors
 /// A kernel request fails.
-pub fn attach(join: &Join<'_>) -> io::Result<()> {
+pub fn attach(join: &PodLinkSpec<'_>) -> io::Result<()> {
     let mut socket = Socket::open(Protocol::Route)?;
     let name = make_pair(&mut socket, join)?;
     let configured = configure(&mut socket, join, &name);
@@ -67,10 +67,10 @@ pub fn attach(join: &Join<'_>) -> io::Result<()> {
     configured
 }
 
-fn make_pair(socket: &mut Socket, join: &Join<'_>) -> io::Result<String> {
+fn make_pair(socket: &mut Socket, join: &PodLinkSpec<'_>) -> io::Result<String> {
     let addresses: Vec<IpAddr> = join.addresses.iter().map(|(a, _)| *a).collect();
     for name in names::host_ends(join.sandbox) {
-        let pair = Pair {
+        let pair = VethPair {
             name: &name,
             bridge: join.bridge.index,
             peer: names::POD_LINK,
@@ -78,7 +78,7 @@ fn make_pair(socket: &mut Socket, join: &Join<'_>) -> io::Result<String> {
             namespace: join.namespace.as_raw_fd(),
             mtu: join.bridge.mtu,
         };
-        let made = socket.all(vec![route::new_pair(&pair), route::set_port(&name, join.sandbox)]);
+        let made = socket.request_all(vec![rtnetlink::new_veth_pair(&pair), rtnetlink::set_port(&name, join.sandbox)]);
         match made {
             Ok(()) => return Ok(name),
             Err(e) if e.index == 0 && e.is(Errno::EEXIST) => {
@@ -99,17 +99,19 @@ fn make_pair(socket: &mut Socket, join: &Join<'_>) -> io::Result<String> {
 fn remove_unnamed(socket: &mut Socket, name: &str, failed_at: usize) {
     if let (1, Ok(Some(link))) = (failed_at, bridge::find(socket, name)) {
         // The earlier failure is the one to report.
-        let _ = socket.request(route::delete_link(link.index));
+        let _ = socket.request(rtnetlink::delete_link(link.index));
     }
 }
 
-fn configure(socket: &mut Socket, join: &Join<'_>, host_end: &str) -> io::Result<()> {
+fn configure(socket: &mut Socket, join: &PodLinkSpec<'_>, host_end: &str) -> io::Result<()> {
     // Another pod may have had the address recently: without stale neighbor entries, replies reach this pod at once.
-    socket.each(join.addresses.iter().map(|(a, _)| route::delete_neighbour(join.bridge.index, *a)).collect())?;
-    bridge::attempt(&format!("ipv6/conf/{host_end}/accept_ra"), "0");
+    socket.request_each(
+        join.addresses.iter().map(|(a, _)| rtnetlink::delete_neighbour(join.bridge.index, *a)).collect(),
+    )?;
+    bridge::set_optional(&format!("ipv6/conf/{host_end}/accept_ra"), "0");
     if let Some(bits) = join.bandwidth.ingress {
         let link = bridge::find(socket, host_end)?.ok_or(Errno::ENODEV)?;
-        socket.request(route::set_bucket(link.index, &bandwidth::bucket(bits, join.bridge.mtu)))?;
+        socket.request(rtnetlink::set_bucket(link.index, &bandwidth::bucket(bits, join.bridge.mtu)))?;
     }
     net_namespace::within(join.namespace, || inside(join))?;
     wait_until_running(socket, host_end)?;
@@ -128,37 +130,37 @@ fn wait_until_running(socket: &mut Socket, link: &str) -> io::Result<()> {
     Ok(())
 }
 
-fn inside(join: &Join<'_>) -> io::Result<()> {
+fn inside(join: &PodLinkSpec<'_>) -> io::Result<()> {
     let link = names::POD_LINK;
     // Other pods may send router advertisements even where no pod has an IPv6 address (CVE-2020-10749).
-    bridge::attempt(&format!("ipv6/conf/{link}/accept_ra"), "0");
+    bridge::set_optional(&format!("ipv6/conf/{link}/accept_ra"), "0");
     if join.addresses.iter().any(|(a, _)| a.is_ipv6()) {
         for (key, value) in [("disable_ipv6", "0"), ("accept_dad", "0")] {
-            bridge::attempt(&format!("ipv6/conf/{link}/{key}"), value);
+            bridge::set_optional(&format!("ipv6/conf/{link}/{key}"), value);
         }
     }
     // Announces the address by gratuitous ARP as soon as the link is up.
-    bridge::attempt(&format!("ipv4/conf/{link}/arp_notify"), "1");
+    bridge::set_optional(&format!("ipv4/conf/{link}/arp_notify"), "1");
     let mut socket = Socket::open(Protocol::Route)?;
     let link = bridge::find(&mut socket, link)?.ok_or(Errno::ENODEV)?.index;
     let of = |is_v6| join.addresses.iter().filter(move |(a, _)| a.is_ipv6() == is_v6);
-    let address = |(a, net): &(IpAddr, Cidr)| route::new_address(link, *a, net.prefix());
-    let mut all = vec![route::up(LOOPBACK)];
+    let address = |(a, net): &(IpAddr, Cidr)| rtnetlink::new_address(link, *a, net.prefix());
+    let mut all = vec![rtnetlink::up(LOOPBACK)];
     all.extend(of(false).map(address));
-    all.push(route::up(link));
+    all.push(rtnetlink::up(link));
     all.extend(of(true).map(address));
-    all.extend(join.addresses.iter().map(|(_, net)| route::new_default_route(link, net.gateway())));
+    all.extend(join.addresses.iter().map(|(_, net)| rtnetlink::new_default_route(link, net.gateway())));
     if let Some(bits) = join.bandwidth.egress {
-        all.push(route::set_bucket(link, &bandwidth::bucket(bits, join.bridge.mtu)));
+        all.push(rtnetlink::set_bucket(link, &bandwidth::bucket(bits, join.bridge.mtu)));
     }
-    socket.all(all)?;
+    socket.request_all(all)?;
     wait_until_running(&mut socket, names::POD_LINK)?;
     wait_until_asked(join)
 }
 
 /// Waits until the kernel has joined the solicited-node groups, shortly after it accepted an IPv6 address: an earlier
 /// neighbor solicitation is only repeated after a second.
-fn wait_until_asked(join: &Join<'_>) -> io::Result<()> {
+fn wait_until_asked(join: &PodLinkSpec<'_>) -> io::Result<()> {
     let groups: Vec<String> = join.addresses.iter().filter_map(|(a, _)| names::solicited_group(*a)).collect();
     for _ in 0..LOOKS {
         let joined = if groups.is_empty() { String::new() } else { fs::read_to_string("/proc/thread-self/net/igmp6")? };
@@ -177,7 +179,7 @@ fn wait_until_asked(join: &Join<'_>) -> io::Result<()> {
 /// # Errors
 /// A kernel request fails.
 pub fn loopback_up(namespace: BorrowedFd<'_>) -> io::Result<()> {
-    net_namespace::within(namespace, || Socket::open(Protocol::Route)?.request(route::up(LOOPBACK)))
+    net_namespace::within(namespace, || Socket::open(Protocol::Route)?.request(rtnetlink::up(LOOPBACK)))
 }
 
 /// Removes the veth pair of a sandbox; a missing pair is not an error.
@@ -188,7 +190,7 @@ pub fn detach(sandbox: &str) -> io::Result<()> {
     let mut socket = Socket::open(Protocol::Route)?;
     for name in names::host_ends(sandbox) {
         match bridge::find(&mut socket, &name)? {
-            Some(link) if link.alias == sandbox => return gone(socket.request(route::delete_link(link.index))),
+            Some(link) if link.alias == sandbox => return gone(socket.request(rtnetlink::delete_link(link.index))),
             // The pair may have a later candidate name, if the first one was taken.
             _ => {}
         }
@@ -208,8 +210,8 @@ fn gone(result: io::Result<()>) -> io::Result<()> {
 /// # Errors
 /// The kernel request fails.
 pub fn ports(bridge: Bridge) -> io::Result<Vec<Link>> {
-    let all = Socket::open(Protocol::Route)?.dump(&route::get_links())?;
-    let links = all.iter().filter_map(route::link);
+    let all = Socket::open(Protocol::Route)?.dump(&rtnetlink::get_links())?;
+    let links = all.iter().filter_map(rtnetlink::link);
     Ok(links.filter(|l| l.master == bridge.index && l.kind == "veth" && names::is_host_end(&l.name)).collect())
 }
 
@@ -218,8 +220,8 @@ pub fn ports(bridge: Bridge) -> io::Result<Vec<Link>> {
 /// # Errors
 /// The kernel request fails.
 pub fn linked() -> io::Result<BTreeSet<String>> {
-    let all = Socket::open(Protocol::Route)?.dump(&route::get_links())?;
-    let links = all.iter().filter_map(route::link);
+    let all = Socket::open(Protocol::Route)?.dump(&rtnetlink::get_links())?;
+    let links = all.iter().filter_map(rtnetlink::link);
     Ok(links.filter(|l| l.kind == "veth" && names::is_host_end(&l.name)).map(|l| l.alias).collect())
 }
 
@@ -229,7 +231,7 @@ pub fn linked() -> io::Result<BTreeSet<String>> {
 /// A kernel request fails; a missing link is not an error.
 pub fn delete(links: &[Link]) -> io::Result<()> {
     let mut socket = Socket::open(Protocol::Route)?;
-    links.iter().try_for_each(|link| gone(socket.request(route::delete_link(link.index))))
+    links.iter().try_for_each(|link| gone(socket.request(rtnetlink::delete_link(link.index))))
 }
 
 /// Attaches links to a bridge, and sets their port options (hairpin mode).
@@ -238,9 +240,12 @@ pub fn delete(links: &[Link]) -> io::Result<()> {
 /// A kernel request fails.
 pub fn adopt(bridge: Bridge, chosen: impl Fn(&Link) -> bool) -> io::Result<()> {
     let mut socket = Socket::open(Protocol::Route)?;
-    let all = socket.dump(&route::get_links())?;
-    for link in all.iter().filter_map(route::link).filter(|l| l.kind == "veth" && chosen(l)) {
-        socket.all(vec![route::set_master(link.index, bridge.index), route::set_port(&link.name, &link.alias)])?;
+    let all = socket.dump(&rtnetlink::get_links())?;
+    for link in all.iter().filter_map(rtnetlink::link).filter(|l| l.kind == "veth" && chosen(l)) {
+        socket.request_all(vec![
+            rtnetlink::set_master(link.index, bridge.index),
+            rtnetlink::set_port(&link.name, &link.alias),
+        ])?;
     }
     Ok(())
 }

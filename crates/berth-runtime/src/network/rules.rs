@@ -14,7 +14,7 @@ use std::net::IpAddr;
 
 use berth_sys::netlink::{
     Message,
-    filter::{self, Base, Element, Expression as E, Hook, Meta, Set, Type},
+    nf_tables::{self, Base, Element, Expression as E, Hook, Meta, Set, Type},
 };
 
 use super::{
@@ -88,20 +88,20 @@ const VERSIONS: [Version; 2] = [
 pub fn whole(rules: &Rules, entries: &[Entry]) -> Vec<Message> {
     let table = rules.table.as_str();
     // Creates the table first, so that deleting it cannot fail.
-    let mut all = vec![filter::new_table(table), filter::delete_table(table), filter::new_table(table)];
+    let mut all = vec![nf_tables::new_table(table), nf_tables::delete_table(table), nf_tables::new_table(table)];
     for (place, version) in VERSIONS.iter().enumerate() {
         let first = u32::try_from(place * 4).unwrap_or(0);
-        all.extend(sets(version).iter().zip(first..).map(|(set, id)| filter::new_set(table, set, id + 1)));
+        all.extend(sets(version).iter().zip(first..).map(|(set, id)| nf_tables::new_set(table, set, id + 1)));
     }
-    all.push(filter::new_chain(table, "pre", "nat", Hook::Prerouting, -100));
-    all.push(filter::new_chain(table, "out", "nat", Hook::Output, -100));
-    all.push(filter::new_chain(table, "post", "nat", Hook::Postrouting, 100));
-    all.push(filter::new_chain(table, "guard", "filter", Hook::Prerouting, -300));
-    all.push(filter::new_chain(table, "fwd", "filter", Hook::Forward, 0));
+    all.push(nf_tables::new_chain(table, "pre", "nat", Hook::Prerouting, -100));
+    all.push(nf_tables::new_chain(table, "out", "nat", Hook::Output, -100));
+    all.push(nf_tables::new_chain(table, "post", "nat", Hook::Postrouting, 100));
+    all.push(nf_tables::new_chain(table, "guard", "filter", Hook::Prerouting, -300));
+    all.push(nf_tables::new_chain(table, "fwd", "filter", Hook::Forward, 0));
     all.extend(chains(rules));
     for version in &VERSIONS {
-        all.extend(filter::new_elements(table, version.sets[0], &ranges(&rules.pods, version)));
-        all.extend(filter::new_elements(table, version.sets[1], &ranges(&rules.no_masquerade, version)));
+        all.extend(nf_tables::new_elements(table, version.sets[0], &ranges(&rules.pods, version)));
+        all.extend(nf_tables::new_elements(table, version.sets[1], &ranges(&rules.no_masquerade, version)));
     }
     all.extend(added(table, entries));
     all
@@ -142,17 +142,17 @@ fn chains(rules: &Rules) -> Vec<Message> {
         .into_iter()
         .chain([E::Meta(Meta::OutputName, 0), E::Is(0, &bridge), E::Masquerade { random: false }])
         .collect();
-    all.push(filter::new_rule(table, "post", &from_loopback));
+    all.push(nf_tables::new_rule(table, "post", &from_loopback));
     for version in &VERSIONS {
         all.extend(masquerading(rules, &bridge, version));
     }
     let guard: Vec<E<'_>> =
         [E::Meta(Meta::InputName, 0), E::Is(0, &bridge)].into_iter().chain(loopback(16)).chain([E::Drop]).collect();
-    all.push(filter::new_rule(table, "guard", &guard));
+    all.push(nf_tables::new_rule(table, "guard", &guard));
     let known = [E::State(0), E::And(0, ESTABLISHED), E::IsNot(0, &ZERO), E::Accept];
-    all.push(filter::new_rule(table, "fwd", &known));
+    all.push(nf_tables::new_rule(table, "fwd", &known));
     for side in [Meta::InputName, Meta::OutputName] {
-        all.push(filter::new_rule(table, "fwd", &[E::Meta(side, 0), E::Is(0, &bridge), E::Accept]));
+        all.push(nf_tables::new_rule(table, "fwd", &[E::Meta(side, 0), E::Is(0, &bridge), E::Accept]));
     }
     all
 }
@@ -178,8 +178,8 @@ fn redirections(table: &str, chain: &str, version: &Version) -> [Message; 2] {
     ];
     let wide = [E::Meta(Meta::Protocol, 0), E::Payload(Base::Transport, 2, 2, 1), E::Map(0, ports), to];
     [
-        filter::new_rule(table, chain, &[local.as_slice(), &narrow].concat()),
-        filter::new_rule(table, chain, &[local.as_slice(), &wide].concat()),
+        nf_tables::new_rule(table, chain, &[local.as_slice(), &narrow].concat()),
+        nf_tables::new_rule(table, chain, &[local.as_slice(), &wide].concat()),
     ]
 }
 
@@ -192,7 +192,7 @@ fn masquerading(rules: &Rules, bridge: &[u8], version: &Version) -> Vec<Message>
     let is_version = [E::Meta(Meta::Family, 0), E::Is(0, &family)];
     let redirected = [E::Status(0), E::And(0, REDIRECTED), E::IsNot(0, &ZERO)];
     let between = [source, E::In(0, pods), destination, E::In(0, pods), E::Masquerade { random: false }];
-    let hairpin = filter::new_rule(&rules.table, "post", &[&redirected[..], &is_version, &between].concat());
+    let hairpin = nf_tables::new_rule(&rules.table, "post", &[&redirected[..], &is_version, &between].concat());
     if !rules.masquerade {
         return vec![hairpin];
     }
@@ -205,7 +205,7 @@ fn masquerading(rules: &Rules, bridge: &[u8], version: &Version) -> Vec<Message>
         E::IsNot(0, bridge),
         E::Masquerade { random: true },
     ];
-    vec![hairpin, filter::new_rule(&rules.table, "post", &[&is_version[..], &leaving].concat())]
+    vec![hairpin, nf_tables::new_rule(&rules.table, "post", &[&is_version[..], &leaving].concat())]
 }
 
 /// Number of rules in all chains.
@@ -226,12 +226,12 @@ fn ranges(nets: &[Cidr], version: &Version) -> Vec<Element> {
 
 /// Messages that add host ports.
 pub fn added(table: &str, entries: &[Entry]) -> Vec<Message> {
-    by_map(entries).into_iter().flat_map(|(map, elements)| filter::new_elements(table, map, &elements)).collect()
+    by_map(entries).into_iter().flat_map(|(map, elements)| nf_tables::new_elements(table, map, &elements)).collect()
 }
 
 /// Messages that remove host ports.
 pub fn removed(table: &str, entries: &[Entry]) -> Vec<Message> {
-    by_map(entries).into_iter().flat_map(|(map, elements)| filter::delete_elements(table, map, &elements)).collect()
+    by_map(entries).into_iter().flat_map(|(map, elements)| nf_tables::delete_elements(table, map, &elements)).collect()
 }
 
 fn by_map(entries: &[Entry]) -> Vec<(&'static str, Vec<Element>)> {
@@ -269,16 +269,16 @@ fn link_name(name: &str) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::host_ports::{Key, Protocol};
+    use crate::network::host_ports::{HostPortKey, Protocol};
 
     #[test]
     fn host_ports_are_elements() {
-        let key = Key { is_v6: false, address: None, protocol: Protocol::Tcp, port: 80 };
+        let key = HostPortKey { is_v6: false, address: None, protocol: Protocol::Tcp, port: 80 };
         let entry = Entry { key, pod: "10.0.0.2".parse().expect("an address"), port: 8080 };
         let made = element(&entry);
         assert_eq!(made.key, [6, 0, 0, 0, 0, 80, 0, 0]);
         assert_eq!(made.value.expect("a value"), [10, 0, 0, 2, 0x1f, 0x90, 0, 0]);
-        let narrow = Entry { key: Key { address: Some([1, 2, 3, 4].into()), ..key }, ..entry };
+        let narrow = Entry { key: HostPortKey { address: Some([1, 2, 3, 4].into()), ..key }, ..entry };
         assert_eq!(element(&narrow).key, [1, 2, 3, 4, 6, 0, 0, 0, 0, 80, 0, 0]);
         let maps: Vec<&str> = by_map(&[entry, narrow]).into_iter().map(|(map, _)| map).collect();
         assert_eq!(maps, ["hp4", "hp4ip"]);

@@ -73,7 +73,7 @@ impl SandboxNetwork {
     ///
     /// # Errors
     /// A bandwidth limit is invalid.
-    pub fn plugin_knowledge(&self) -> Result<Map<String, Value>, BandwidthError> {
+    pub fn runtime_config(&self) -> Result<Map<String, Value>, BandwidthError> {
         let mut known = Map::new();
         let ports: Vec<Value> = self.ports.iter().filter(|p| p.host_port != 0).map(port).collect();
         if !ports.is_empty() {
@@ -129,7 +129,7 @@ mod tests {
             uid: "u".into(),
             ..Default::default()
         };
-        assert!(pod.plugin_knowledge().expect("fine").is_empty());
+        assert!(pod.runtime_config().expect("fine").is_empty());
         pod.ports = [(80, 8080), (0, 9090)]
             .map(|(host_port, container_port)| PortMapping {
                 protocol: Protocol::Udp,
@@ -141,7 +141,7 @@ mod tests {
         pod.annotations = BTreeMap::from([("kubernetes.io/egress-bandwidth".to_owned(), "1M".to_owned())]);
         pod.dns.0 = vec!["1.1.1.1".to_owned()];
         pod.cgroup_parent = "/pods/x".to_owned();
-        let known = Value::from(pod.plugin_knowledge().expect("fine"));
+        let known = Value::from(pod.runtime_config().expect("fine"));
         assert_eq!(
             known["portMappings"],
             json!([{"hostPort": 80, "containerPort": 8080, "protocol": "udp", "hostIP": ""}])

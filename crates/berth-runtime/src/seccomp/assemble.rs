@@ -34,19 +34,19 @@ pub const GREATER: u16 = 0x25;
 pub const AT_LEAST: u16 = 0x35;
 
 /// Position of an instruction, counted from the end of the program.
-pub type Place = usize;
+pub type Position = usize;
 
 /// A program under construction; its last instruction is first.
 #[derive(Default, Debug)]
-pub struct Assembly {
+pub struct Assembler {
     reversed: Vec<Instruction>,
-    known: HashMap<(u16, u32, Place, Place), Place>,
+    known: HashMap<(u16, u32, Position, Position), Position>,
 }
 
-impl Assembly {
+impl Assembler {
     /// Appends a return of an action, or reuses one in range.
-    pub fn finish(&mut self, action: u32) -> Place {
-        let far = |place: Place, len: usize| len.saturating_sub(place) > usize::from(u8::MAX);
+    pub fn finish(&mut self, action: u32) -> Position {
+        let far = |place: Position, len: usize| len.saturating_sub(place) > usize::from(u8::MAX);
         let key = (RETURN, action, 0, 0);
         match self.known.get(&key) {
             // A new return if the known one is too far: shorter than an unconditional jump for each of its users.
@@ -60,7 +60,7 @@ impl Assembly {
     }
 
     /// Appends a conditional jump to two targets.
-    pub fn test(&mut self, code: u16, k: u32, if_true: Place, if_false: Place) -> Place {
+    pub fn test(&mut self, code: u16, k: u32, if_true: Position, if_false: Position) -> Position {
         if if_true == if_false {
             return if_true;
         }
@@ -80,7 +80,7 @@ impl Assembly {
     }
 
     /// Appends a load or AND that continues at `next`.
-    pub fn then(&mut self, code: u16, k: u32, next: Place) -> Place {
+    pub fn then(&mut self, code: u16, k: u32, next: Position) -> Position {
         let key = (code, k, next, next);
         if let Some(&place) = self.known.get(&key) {
             return place;
@@ -94,7 +94,7 @@ impl Assembly {
     }
 
     /// The finished program, with its entry at `start`.
-    pub fn program(mut self, start: Place) -> Vec<Instruction> {
+    pub fn program(mut self, start: Position) -> Vec<Instruction> {
         if self.distance(start) != 0 {
             self.jump(start);
         }
@@ -103,21 +103,21 @@ impl Assembly {
     }
 
     /// The target itself, or an unconditional jump to it if it is out of range with `more` instructions in between.
-    fn near(&mut self, place: Place, more: usize) -> Place {
+    fn near(&mut self, place: Position, more: usize) -> Position {
         if self.distance(place) + more <= usize::from(u8::MAX) { place } else { self.jump(place) }
     }
 
-    fn jump(&mut self, to: Place) -> Place {
+    fn jump(&mut self, to: Position) -> Position {
         let distance = u32::try_from(self.distance(to)).unwrap_or(u32::MAX);
         self.push(JUMP, distance, 0, 0)
     }
 
     /// Number of instructions that the next one would have to skip.
-    fn distance(&self, place: Place) -> usize {
+    fn distance(&self, place: Position) -> usize {
         self.reversed.len().saturating_sub(place + 1)
     }
 
-    fn push(&mut self, code: u16, k: u32, jump_true: u8, jump_false: u8) -> Place {
+    fn push(&mut self, code: u16, k: u32, jump_true: u8, jump_false: u8) -> Position {
         self.reversed.push(Instruction { code, jump_true, jump_false, k });
         self.reversed.len() - 1
     }

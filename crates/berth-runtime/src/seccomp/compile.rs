@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    assemble::{AND, AT_LEAST, Assembly, EQUAL, GREATER, Instruction, LOAD, Place},
+    assemble::{AND, AT_LEAST, Assembler, EQUAL, GREATER, Instruction, LOAD, Position},
     machine::{Machine, Section, X32},
     profile::{Argument, Condition, Profile, ProfileError, Rule, action},
 };
@@ -71,12 +71,12 @@ pub fn compile(profile: &Profile, on: &Conditions) -> Result<Filter, ProfileErro
     for rule in &profile.syscalls {
         check(rule)?;
         let action = action(&rule.action, rule.errno_ret)?;
-        if holds(&rule.includes, on)? && !hits(&rule.excludes, on)? {
+        if all_hold(&rule.includes, on)? && !any_holds(&rule.excludes, on)? {
             rules.push((rule, action));
         }
     }
     let wanted = sections(profile, on.machine);
-    let mut asm = Assembly::default();
+    let mut asm = Assembler::default();
     let mut starts = BTreeMap::new();
     for &section in on.machine.sections().iter().filter(|section| wanted.contains(section)) {
         starts.insert(section, section_program(&mut asm, section, &rules, default));
@@ -117,14 +117,14 @@ fn flags(profile: &Profile, on: &Conditions) -> Result<u32, ProfileError> {
 }
 
 /// Whether every part of a condition holds.
-fn holds(condition: &Condition, on: &Conditions) -> Result<bool, ProfileError> {
+fn all_hold(condition: &Condition, on: &Conditions) -> Result<bool, ProfileError> {
     let is_kernel = condition.min_kernel.as_deref().map_or(Ok(true), |least| is_at_least(on.kernel, least))?;
     let is_machine = condition.arches.is_empty() || condition.arches.iter().any(|name| name == on.machine.name());
     Ok(is_kernel && is_machine && condition.caps.iter().all(|name| has(on, name)))
 }
 
 /// Whether any part of a condition holds.
-fn hits(condition: &Condition, on: &Conditions) -> Result<bool, ProfileError> {
+fn any_holds(condition: &Condition, on: &Conditions) -> Result<bool, ProfileError> {
     let is_kernel = condition.min_kernel.as_deref().map_or(Ok(false), |least| is_at_least(on.kernel, least))?;
     let is_machine = condition.arches.iter().any(|name| name == on.machine.name());
     Ok(is_kernel || is_machine || condition.caps.iter().any(|name| has(on, name)))
@@ -158,7 +158,7 @@ fn check(rule: &Rule) -> Result<(), ProfileError> {
 }
 
 /// Selects the section by architecture, on x86-64 also by the x32 bit. Kills the process for any other architecture.
-fn dispatch(asm: &mut Assembly, machine: Machine, starts: &BTreeMap<Section, Place>) -> Place {
+fn dispatch(asm: &mut Assembler, machine: Machine, starts: &BTreeMap<Section, Position>) -> Position {
     let mut otherwise = asm.finish(KILL_PROCESS);
     for &section in machine.sections().iter().rev().filter(|section| **section != Section::X32) {
         let Some(&start) = starts.get(&section) else { continue };
@@ -177,7 +177,7 @@ fn dispatch(asm: &mut Assembly, machine: Machine, starts: &BTreeMap<Section, Pla
 }
 
 /// The decision tree of one section; expects the call number to be loaded.
-fn section_program(asm: &mut Assembly, section: Section, rules: &[(&Rule, u32)], default: u32) -> Place {
+fn section_program(asm: &mut Assembler, section: Section, rules: &[(&Rule, u32)], default: u32) -> Position {
     let calls = section.calls();
     let mut chains: BTreeMap<u32, Chain<'_>> = BTreeMap::new();
     for (rule, action) in rules {
@@ -188,9 +188,9 @@ fn section_program(asm: &mut Assembly, section: Section, rules: &[(&Rule, u32)],
     }
     let newest = section.newest();
     let unknown = if default & KIND == ERRNO { NOT_IMPLEMENTED } else { default };
-    let mut ranges: Vec<(u32, Place)> = Vec::new();
+    let mut ranges: Vec<(u32, Position)> = Vec::new();
     let mut next = 0;
-    let mut add = |asm: &mut Assembly, from: u32, actions: &Chain<'_>, default: u32| {
+    let mut add = |asm: &mut Assembler, from: u32, actions: &Chain<'_>, default: u32| {
         let place = chain(asm, actions, default);
         if ranges.last().is_none_or(|(_, last)| *last != place) {
             ranges.push((from, place));
@@ -215,7 +215,7 @@ fn section_program(asm: &mut Assembly, section: Section, rules: &[(&Rule, u32)],
 }
 
 /// Binary search over ranges of call numbers, each given by its first number; the first range begins at 0.
-fn tree(asm: &mut Assembly, ranges: &[(u32, Place)]) -> Place {
+fn tree(asm: &mut Assembler, ranges: &[(u32, Position)]) -> Position {
     match ranges {
         [] => asm.finish(KILL_PROCESS),
         [(_, place)] => *place,
@@ -229,7 +229,7 @@ fn tree(asm: &mut Assembly, ranges: &[(u32, Place)]) -> Place {
 }
 
 /// Evaluates the rules of one call, in order.
-fn chain(asm: &mut Assembly, rules: &Chain<'_>, default: u32) -> Place {
+fn chain(asm: &mut Assembler, rules: &Chain<'_>, default: u32) -> Position {
     let whole = rules.iter().position(|(args, _)| args.is_empty());
     let last = whole.and_then(|at| rules.get(at)).map_or(default, |(_, action)| *action);
     let mut otherwise = asm.finish(last);
@@ -244,7 +244,7 @@ fn chain(asm: &mut Assembly, rules: &Chain<'_>, default: u32) -> Place {
 }
 
 /// Compares a 64-bit argument. All supported machines are little-endian.
-fn compare(asm: &mut Assembly, arg: &Argument, yes: Place, no: Place) -> Place {
+fn compare(asm: &mut Assembler, arg: &Argument, yes: Position, no: Position) -> Position {
     let low_at = ARGUMENTS_AT + 8 * u32::try_from(arg.index).unwrap_or_default();
     let high_at = low_at + 4;
     let halves = |value: u64| {
@@ -252,7 +252,7 @@ fn compare(asm: &mut Assembly, arg: &Argument, yes: Place, no: Place) -> Place {
         (u32::try_from(value >> 32).unwrap_or_default(), low)
     };
     let (high, low) = halves(arg.value);
-    let ordered = |asm: &mut Assembly, code: u16, yes: Place, no: Place| {
+    let ordered = |asm: &mut Assembler, code: u16, yes: Position, no: Position| {
         let lower = asm.test(code, low, yes, no);
         let lower = asm.then(LOAD, low_at, lower);
         let equal = asm.test(EQUAL, high, lower, no);

@@ -27,7 +27,7 @@ use berth_shim::{
     socket::{self, Received},
     wire::{self, Datagram, Kind, WireError},
 };
-use berth_sys::watched::Watched;
+use berth_sys::polled_fd::PolledFd;
 
 /// Timeout of requests that start no process.
 const QUICK: Duration = Duration::from_secs(10);
@@ -67,7 +67,7 @@ pub enum ShimError {
     },
     /// The reply does not match the request.
     #[error("the shim answered {what} with something else")]
-    Confused {
+    UnexpectedReply {
         /// Name of the request.
         what: &'static str,
     },
@@ -98,7 +98,7 @@ impl ShimError {
 type Answer = (Reply, Vec<OwnedFd>);
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct PendingRequests {
     is_lost: bool,
     last: u32,
     answers: HashMap<u32, oneshot::Sender<Answer>>,
@@ -106,12 +106,12 @@ struct Waiting {
 
 #[derive(Debug)]
 struct Shared {
-    socket: Watched,
-    waiting: Mutex<Waiting>,
+    socket: PolledFd,
+    waiting: Mutex<PendingRequests>,
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, PendingRequests> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner) // consistent after every statement
     }
 }
@@ -148,7 +148,7 @@ pub struct Connection {
 #[derive(Debug)]
 pub struct Namespaces {
     /// Namespace file descriptors by kind.
-    pub held: Vec<(Namespace, OwnedFd)>,
+    pub descriptors: Vec<(Namespace, OwnedFd)>,
     /// Process id of the pod's process 1, if it has one.
     pub init: Option<u32>,
 }
@@ -166,7 +166,7 @@ pub async fn connect(folder: &Path, limit: Duration) -> Result<(Shim, Events, Co
             result => break result.map_err(gone)?,
         }
     };
-    let socket = Watched::new(socket).map_err(gone)?;
+    let socket = PolledFd::new(socket).map_err(gone)?;
     let shared = Arc::new(Shared { socket, waiting: Mutex::default() });
     let (sender, receiver) = mpsc::channel(MOST_EVENTS);
     let connection = Connection { shared: Arc::clone(&shared), events: sender };
@@ -186,7 +186,7 @@ impl Connection {
             };
             let heard = match received {
                 Err(_would_block) => Ok(()),
-                Ok(Ok(Received::Datagram(bytes, fds))) => self.hear(&bytes, fds),
+                Ok(Ok(Received::Datagram(bytes, fds))) => self.dispatch(&bytes, fds),
                 Ok(Ok(Received::Nothing)) => Ok(()),
                 Ok(Ok(Received::End)) => Err(io::ErrorKind::ConnectionReset.into()),
                 Ok(Err(e)) => Err(e),
@@ -197,7 +197,7 @@ impl Connection {
         }
     }
 
-    fn hear(&self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<()> {
+    fn dispatch(&self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<()> {
         let datagram = Datagram::read(bytes).map_err(io::Error::other)?;
         match datagram.kind {
             Kind::Reply => {
@@ -227,12 +227,12 @@ impl Drop for Connection {
 }
 
 /// Removes a pending request, however waiting for its reply ends.
-struct Asked<'a> {
+struct PendingRequest<'a> {
     shared: &'a Shared,
     sequence: u32,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
         self.shared.waiting().answers.remove(&self.sequence);
     }
@@ -247,10 +247,10 @@ impl Shim {
         match self.ask("Hello", &Request::Hello, &[], QUICK).await? {
             (Reply::Hello(hello), fds) => {
                 let held = hello.namespaces.iter().copied().zip(fds).collect();
-                let namespaces = Namespaces { held, init: hello.init };
+                let namespaces = Namespaces { descriptors: held, init: hello.init };
                 Ok((hello, namespaces))
             }
-            _ => Err(ShimError::Confused { what: "Hello" }),
+            _ => Err(ShimError::UnexpectedReply { what: "Hello" }),
         }
     }
 
@@ -262,9 +262,9 @@ impl Shim {
         let what = "MakeNamespaces";
         match self.ask(what, &Request::MakeNamespaces(plan), &[], LIMIT).await? {
             (Reply::Namespaces { made, init }, fds) => {
-                Ok(Namespaces { held: made.into_iter().zip(fds).collect(), init })
+                Ok(Namespaces { descriptors: made.into_iter().zip(fds).collect(), init })
             }
-            _ => Err(ShimError::Confused { what }),
+            _ => Err(ShimError::UnexpectedReply { what }),
         }
     }
 
@@ -276,7 +276,7 @@ impl Shim {
         let limit = if plan.limit_ms == 0 { LIMIT } else { Duration::from_millis(plan.limit_ms) };
         match self.ask("Launch", &Request::Launch(Box::new(plan)), &[], limit + GRACE).await? {
             (Reply::Started(started), _) => Ok(started),
-            _ => Err(ShimError::Confused { what: "Launch" }),
+            _ => Err(ShimError::UnexpectedReply { what: "Launch" }),
         }
     }
 
@@ -293,7 +293,7 @@ impl Shim {
         let fds = stdio.as_ref().map_or(&[][..], |fds| &fds[..]);
         match self.ask("Exec", &Request::Exec(Box::new(plan)), fds, LIMIT + GRACE).await? {
             (Reply::Started(started), fds) => Ok((started, fds.into_iter().next())),
-            _ => Err(ShimError::Confused { what: "Exec" }),
+            _ => Err(ShimError::UnexpectedReply { what: "Exec" }),
         }
     }
 
@@ -374,7 +374,7 @@ impl Shim {
     async fn done(&self, what: &'static str, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), ShimError> {
         match self.ask(what, request, fds, QUICK).await? {
             (Reply::Done, _) => Ok(()),
-            _ => Err(ShimError::Confused { what }),
+            _ => Err(ShimError::UnexpectedReply { what }),
         }
     }
 
@@ -386,7 +386,7 @@ impl Shim {
         limit: Duration,
     ) -> Result<Answer, ShimError> {
         let (sender, receiver) = oneshot::channel();
-        let asked = self.enlist(sender)?;
+        let asked = self.register_request(sender)?;
         let bytes = wire::write(Kind::Request, asked.sequence, request)?;
         let answered = async {
             self.send(&bytes, fds).await?;
@@ -399,7 +399,7 @@ impl Shim {
         }
     }
 
-    fn enlist(&self, sender: oneshot::Sender<Answer>) -> Result<Asked<'_>, ShimError> {
+    fn register_request(&self, sender: oneshot::Sender<Answer>) -> Result<PendingRequest<'_>, ShimError> {
         let mut waiting = self.0.waiting();
         if waiting.is_lost {
             return Err(ShimError::Lost);
@@ -407,7 +407,7 @@ impl Shim {
         waiting.last = waiting.last.wrapping_add(1);
         let sequence = waiting.last;
         waiting.answers.insert(sequence, sender);
-        Ok(Asked { shared: &self.0, sequence })
+        Ok(PendingRequest { shared: &self.0, sequence })
     }
 
     async fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ShimError> {

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
 use berth_shim::socket;
-use berth_sys::{remove_tree::remove_tree, step};
+use berth_sys::{failpoint, remove_tree::remove_tree};
 
 /// Name of the shim binary.
 pub const PROGRAM: &str = "berth-shim";
@@ -189,7 +189,7 @@ pub fn start(program: &Path, folder: &Path) -> Result<u32, SpawnError> {
     let mut command = Command::new(program);
     command.arg(folder).env_clear().current_dir("/").kill_on_drop(false);
     command.stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::from(log));
-    step::hand_on(|name, value| {
+    failpoint::pass_variable(|name, value| {
         command.env(name, value);
     });
     let child = command.spawn().map_err(file("execute", program))?;

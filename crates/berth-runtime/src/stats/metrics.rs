@@ -4,7 +4,7 @@
 //! 09 §11.3, 04b §11.
 
 use super::{
-    DeviceIo, OpenFiles, Stalls, Throttling,
+    DeviceIo, OpenFiles, PressureStats, Throttling,
     group_files::UNLIMITED,
     reading::{Memory, Reading},
     volume::Volume,
@@ -89,15 +89,15 @@ const FAMILIES: &[Family] = &[
         }),
     ),
     counter("container_cpu_cfs_periods_total", "Number of elapsed enforcement period intervals.", |s, put| {
-        held(s, put, |held| held.periods);
+        throttling(s, put, |held| held.periods);
     }),
     counter("container_cpu_cfs_throttled_periods_total", "Number of throttled period intervals.", |s, put| {
-        held(s, put, |held| held.throttled_periods);
+        throttling(s, put, |held| held.throttled_periods);
     }),
     counter(
         "container_cpu_cfs_throttled_seconds_total",
         "Total time duration the container has been throttled.",
-        |s, put| held(s, put, |held| held.throttled_ns / SECOND_NS),
+        |s, put| throttling(s, put, |held| held.throttled_ns / SECOND_NS),
     ),
     counter("container_cpu_system_seconds_total", "Cumulative system cpu time consumed in seconds.", |s, put| {
         cpu(s, put, |cpu| cpu.system_ns);
@@ -371,10 +371,10 @@ fn cpu(subject: &Subject, put: Put<'_>, ns: fn(&super::Cpu) -> u64) {
 }
 
 /// Throttling values; only where the container has a quota.
-fn held(subject: &Subject, put: Put<'_>, value: fn(&Throttling) -> u64) {
+fn throttling(subject: &Subject, put: Put<'_>, value: fn(&Throttling) -> u64) {
     let has_quota = subject.reading.share.is_some_and(|share| share.quota.is_some());
     if let Some(cpu) = subject.reading.cpu.as_ref().filter(|_| has_quota) {
-        put(&[], value(&cpu.held));
+        put(&[], value(&cpu.throttling));
     }
 }
 
@@ -402,7 +402,7 @@ fn devices(subject: &Subject, put: Put<'_>, value: fn(&DeviceIo) -> u64) {
     }
 }
 
-fn stalled(put: Put<'_>, stalls: Option<Stalls>, us: fn(&Stalls) -> u64) {
+fn stalled(put: Put<'_>, stalls: Option<PressureStats>, us: fn(&PressureStats) -> u64) {
     if let Some(stalls) = &stalls {
         put(&[], us(stalls) / SECOND_US);
     }
@@ -475,12 +475,12 @@ mod tests {
     ];
 
     fn subject() -> Subject {
-        let stalls = Some(Stalls::default());
+        let stalls = Some(PressureStats::default());
         let reading = Reading {
             at_ns: 5_900_000_000,
             cpu: Some(Cpu {
                 usage_ns: 2_999_999_999,
-                held: Throttling { periods: 3, ..Throttling::default() },
+                throttling: Throttling { periods: 3, ..Throttling::default() },
                 ..Cpu::default()
             }),
             share: Some(Share { shares: 1024, quota: Some(20_000), period: 100_000 }),

@@ -10,19 +10,19 @@
 //! Reads nothing without a request. Rates need two samples: `Meter` keeps the previous one. Implements spec 09a §5, 04b
 //! §7.2, §11.
 
-pub mod answers;
-mod kernel;
-pub mod layers;
-pub mod links;
-mod meter;
+mod cgroup_reader;
+pub mod cri_messages;
+pub mod layer_usage;
+pub mod link_counters;
 pub mod metrics;
 mod reading;
+mod usage_rates;
 pub mod volume;
 
 pub use berth_sys::{
-    cgroup::files::{self as group_files, DeviceIo, Pressure, Stalls, Throttling},
+    cgroup::files::{self as group_files, DeviceIo, Pressure, PressureStats, Throttling},
     open_files::{self, OpenFiles},
 };
-pub use kernel::read;
-pub use meter::Meter;
+pub use cgroup_reader::read;
 pub use reading::{Cpu, Depth, Memory, Reading, Share};
+pub use usage_rates::Meter;

@@ -1,7 +1,7 @@
 //! Resource usage snapshot of a cgroup, independent of the cgroup version. Pure.
 //! Implements spec 04b §7.2.
 
-use super::{DeviceIo, Stalls, Throttling, group_files::UNLIMITED};
+use super::{DeviceIo, PressureStats, Throttling, group_files::UNLIMITED};
 
 /// How much of a cgroup is read.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -22,7 +22,7 @@ pub struct Cpu {
     /// CPU time in kernel mode, nanoseconds.
     pub system_ns: u64,
     /// Throttling by the CPU quota.
-    pub held: Throttling,
+    pub throttling: Throttling,
 }
 
 /// CPU shares and quota.
@@ -106,11 +106,11 @@ pub struct Reading {
     /// Memory usage.
     pub memory: Option<Memory>,
     /// CPU pressure (PSI).
-    pub cpu_stalls: Option<Stalls>,
+    pub cpu_stalls: Option<PressureStats>,
     /// Memory pressure (PSI).
-    pub memory_stalls: Option<Stalls>,
+    pub memory_stalls: Option<PressureStats>,
     /// I/O pressure (PSI).
-    pub io_stalls: Option<Stalls>,
+    pub io_stalls: Option<PressureStats>,
     /// Number of processes and threads.
     pub tasks: Option<u64>,
     /// Limit of processes and threads, 0: no limit; only with [`Depth::Metrics`].
@@ -131,7 +131,7 @@ impl Reading {
                 usage_ns: sum(a.usage_ns, b.usage_ns),
                 user_ns: sum(a.user_ns, b.user_ns),
                 system_ns: sum(a.system_ns, b.system_ns),
-                held: Throttling::default(),
+                throttling: Throttling::default(),
             }),
             (a, b) => a.or(b),
         };

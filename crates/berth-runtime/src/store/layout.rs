@@ -90,7 +90,7 @@ impl Layout {
 }
 
 /// The name of a directory that waits for its deletion.
-pub fn doomed(path: &Path) -> PathBuf {
+pub fn deletion_path(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!("{DOOMED}{name}"))
 }

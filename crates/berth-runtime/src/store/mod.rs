@@ -21,7 +21,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Serialize, de::DeserializeOwned};
 
 pub use layout::Layout;
-use layout::{DOOMED, doomed};
+use layout::{DOOMED, deletion_path};
 use objects::{ContainerMeta, ContainerState, SandboxMeta, SandboxState, Spec, VERSION};
 use record::Durability;
 
@@ -29,7 +29,7 @@ use super::{
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     ids,
 };
-use berth_sys::{atomic_file, remove_tree::remove_tree, step};
+use berth_sys::{atomic_file, failpoint, remove_tree::remove_tree};
 
 /// Maximum time to wait for the lock of a dead daemon: a child it was starting keeps the descriptor until it executes
 /// its program.
@@ -43,7 +43,7 @@ pub struct Lock(#[expect(dead_code, reason = "held, never used")] Flock<File>);
 
 /// An object that was read from disk.
 #[derive(Debug)]
-pub enum Found<M, S> {
+pub enum StoredObject<M, S> {
     /// A complete object.
     Whole {
         /// Immutable metadata.
@@ -165,14 +165,14 @@ fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, String> {
 /// # Errors
 /// The deletion fails; the next start deletes what remains.
 pub fn delete(path: &Path) -> RuntimeResult<()> {
-    let doomed = doomed(path);
+    let doomed = deletion_path(path);
     match fs::rename(path, &doomed) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         // An earlier attempt left a partly deleted directory.
         Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => remove_all(path)?,
         other => other.map_err(|e| RuntimeError::file("rename", path, &e))?,
     }
-    step::reached("delete.renamed");
+    failpoint::reached("delete.renamed");
     remove_all(&doomed)
 }
 
@@ -184,7 +184,7 @@ fn remove_all(path: &Path) -> RuntimeResult<()> {
 ///
 /// # Errors
 /// The directory is unreadable.
-pub fn sandboxes(layout: &Layout) -> RuntimeResult<Vec<Found<SandboxMeta, SandboxState>>> {
+pub fn sandboxes(layout: &Layout) -> RuntimeResult<Vec<StoredObject<SandboxMeta, SandboxState>>> {
     objects(&layout.sandboxes(), |meta: &SandboxMeta, id| meta.v == VERSION && meta.id == id)
 }
 
@@ -192,14 +192,14 @@ pub fn sandboxes(layout: &Layout) -> RuntimeResult<Vec<Found<SandboxMeta, Sandbo
 ///
 /// # Errors
 /// The directory is unreadable.
-pub fn containers(layout: &Layout) -> RuntimeResult<Vec<Found<ContainerMeta, ContainerState>>> {
+pub fn containers(layout: &Layout) -> RuntimeResult<Vec<StoredObject<ContainerMeta, ContainerState>>> {
     objects(&layout.containers(), |meta: &ContainerMeta, id| meta.v == VERSION && meta.id == id)
 }
 
 fn objects<M: DeserializeOwned, S: DeserializeOwned>(
     directory: &Path,
     fits: impl Fn(&M, &str) -> bool,
-) -> RuntimeResult<Vec<Found<M, S>>> {
+) -> RuntimeResult<Vec<StoredObject<M, S>>> {
     let mut all = Vec::new();
     for id in names(directory)? {
         let path = directory.join(&id);
@@ -207,8 +207,8 @@ fn objects<M: DeserializeOwned, S: DeserializeOwned>(
             remove_all(&path)?;
         } else if ids::is_id(&id) {
             all.push(match object(&path, &id, &fits) {
-                Ok((meta, state, written_ns)) => Found::Whole { meta, state, written_ns },
-                Err(cause) => Found::Broken { id, cause },
+                Ok((meta, state, written_ns)) => StoredObject::Whole { meta, state, written_ns },
+                Err(cause) => StoredObject::Broken { id, cause },
             });
         }
     }
@@ -373,8 +373,8 @@ mod tests {
         let (mut found, mut broken) = (Vec::new(), Vec::new());
         for object in sandboxes(&layout).expect("readable") {
             match object {
-                Found::Whole { meta, state, .. } => found.push((meta.id, state.is_some())),
-                Found::Broken { id, .. } => broken.push(id),
+                StoredObject::Whole { meta, state, .. } => found.push((meta.id, state.is_some())),
+                StoredObject::Broken { id, .. } => broken.push(id),
             }
         }
         assert_eq!(found, [(whole.clone(), false)]);

@@ -22,7 +22,7 @@ const MODE: u32 = 0o600;
 
 /// An invalid record file.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum RecordError {
     /// The file cannot be read.
     #[error("cannot be read")]
     Io(#[from] io::Error),
@@ -67,17 +67,17 @@ pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, serde_json::Error> {
 ///
 /// # Errors
 /// The checksum, the version, or the content is wrong.
-pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Broken> {
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RecordError> {
     let tail = MARK.len() + 9;
-    let at = bytes.len().checked_sub(tail).ok_or(Broken::Checksum)?;
+    let at = bytes.len().checked_sub(tail).ok_or(RecordError::Checksum)?;
     let (text, end) = bytes.split_at(at);
-    let sum = end.strip_prefix(MARK).and_then(|rest| rest.strip_suffix(b"\n")).ok_or(Broken::Checksum)?;
+    let sum = end.strip_prefix(MARK).and_then(|rest| rest.strip_suffix(b"\n")).ok_or(RecordError::Checksum)?;
     if sum != format!("{:08x}", crc32c(text)).as_bytes() {
-        return Err(Broken::Checksum);
+        return Err(RecordError::Checksum);
     }
     let Version { v } = serde_json::from_slice(text)?;
     if v != VERSION {
-        return Err(Broken::Version(v));
+        return Err(RecordError::Version(v));
     }
     Ok(serde_json::from_slice(text)?)
 }
@@ -85,8 +85,8 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Broken> {
 /// Reads a record from a file; `None` if the file does not exist.
 ///
 /// # Errors
-/// The record is [`Broken`].
-pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Broken> {
+/// The record is [`RecordError`].
+pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, RecordError> {
     let file = match File::open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other?,
@@ -174,8 +174,8 @@ mod tests {
             assert!(decode::<Thing>(&changed).is_err(), "changed at {at}");
         }
         let newer = encode(&thing(2)).expect("encodable");
-        assert!(matches!(decode::<Thing>(&newer), Err(Broken::Version(2))));
+        assert!(matches!(decode::<Thing>(&newer), Err(RecordError::Version(2))));
         let other = encode(&serde_json::json!({"v": 1})).expect("encodable");
-        assert!(matches!(decode::<Thing>(&other), Err(Broken::Content(_))));
+        assert!(matches!(decode::<Thing>(&other), Err(RecordError::Content(_))));
     }
 }

@@ -18,13 +18,13 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::{
-    ask::Wanted,
     command::Command,
     exec::{receiver, sender},
+    request::StdioStreams,
     terminal::Terminal,
 };
 use crate::{
-    actor::{Pod, SHIM_ANSWER},
+    actor::{SHIM_ANSWER, SandboxHandle},
     errors::{RuntimeError, RuntimeResult},
     runtime::Runtime,
 };
@@ -39,7 +39,7 @@ const KNOWN: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// The container is not running, or has too many clients.
-pub async fn join(runtime: &Runtime, container: &str, wanted: Wanted) -> RuntimeResult<Command> {
+pub async fn attach(runtime: &Runtime, container: &str, wanted: StdioStreams) -> RuntimeResult<Command> {
     let (pod, container) = runtime.container(container)?;
     let (has_terminal, is_once) = {
         let sandbox = pod.now();
@@ -49,7 +49,7 @@ pub async fn join(runtime: &Runtime, container: &str, wanted: Wanted) -> Runtime
     };
     let (ours, theirs) = pipes(wanted)?;
     let request = Request::Attach { container: container.clone(), stdin: wanted.stdin };
-    let (reply, _) = pod.shim()?.ask(request, theirs, SHIM_ANSWER).await?;
+    let (reply, _) = pod.shim()?.request(request, theirs, SHIM_ANSWER).await?;
     if reply != Reply::Done {
         return Err(RuntimeError::other("the shim answered something else than asked"));
     }
@@ -125,7 +125,7 @@ impl AsyncRead for DetachableReader {
 }
 
 /// Waits for the exit of a container whose output has ended. The output ends early only for a client that was too slow.
-async fn ended(pod: Pod, container: String) -> RuntimeResult<i32> {
+async fn ended(pod: SandboxHandle, container: String) -> RuntimeResult<i32> {
     let over = pod.wait_for(|sandbox| sandbox.container(&container).map_or(true, |c| c.finished().is_some()));
     match timeout(KNOWN, over).await {
         // Also if the sandbox is gone: then so is the container.
@@ -134,11 +134,11 @@ async fn ended(pod: Pod, container: String) -> RuntimeResult<i32> {
     }
 }
 
-type Ours = (Option<pipe::Sender>, pipe::Receiver, Option<pipe::Receiver>);
+type RuntimePipeEnds = (Option<pipe::Sender>, pipe::Receiver, Option<pipe::Receiver>);
 
 /// Creates pipes and returns both sides, the runtime's and the shim's: stdin, stdout, stderr. Creates stdin and stderr
 /// only on request.
-fn pipes(wanted: Wanted) -> RuntimeResult<(Ours, Vec<OwnedFd>)> {
+fn pipes(wanted: StdioStreams) -> RuntimeResult<(RuntimePipeEnds, Vec<OwnedFd>)> {
     let failed = |error: io::Error| RuntimeError::other(format!("no pipe: {error}"));
     let pair = || pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()));
     let mut theirs = Vec::new();

@@ -13,13 +13,13 @@ use tokio::{
 };
 
 use super::{
-    ask::Wanted,
     command::{Command, Reader},
-    drained::Drained,
+    exec_output::ExecOutput,
+    request::StdioStreams,
     terminal::Master,
 };
 use crate::{
-    actor::{Pod, SHIM_ANSWER},
+    actor::{SHIM_ANSWER, SandboxHandle},
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     ids,
     runtime::Runtime,
@@ -31,7 +31,7 @@ use berth_shim::plan::{Exit, Process, Reply, Request, Target};
 const AT_ONCE: usize = 64;
 
 /// Requested streams, and the initial terminal size (columns, rows) if known.
-type Shape = (Wanted, Option<(u16, u16)>);
+type Shape = (StdioStreams, Option<(u16, u16)>);
 
 /// Starts an exec process.
 ///
@@ -43,21 +43,21 @@ pub async fn start(runtime: &Arc<Runtime>, container: &str, args: &[String], sha
     let sandbox = pod.now();
     let of = sandbox.container(&container)?;
     of.running()?;
-    has_place(&pod, &container)?;
+    check_exec_limit(&pod, &container)?;
     let exec = ids::new_id();
     let mut plan = runtime.ports.planner.exec(&of.plan, &exec, args, wanted.tty)?;
     if let (Some(terminal), Some(size)) = (&mut plan.process.terminal, size) {
         *terminal = size;
     }
-    let (ours, theirs) = if wanted.tty { (Ours::default(), Vec::new()) } else { pipes(wanted)? };
-    give(&theirs, owner(&sandbox.config, &plan.process));
+    let (ours, theirs) = if wanted.tty { (RuntimePipeEnds::default(), Vec::new()) } else { pipes(wanted)? };
+    chown_pipes(&theirs, owner(&sandbox.config, &plan.process));
     let exit = pod.await_exit(Target::Exec(container, exec.clone()));
-    let asked = pod.shim()?.ask(Request::Exec(Box::new(plan)), theirs, SHIM_ANSWER).await;
+    let asked = pod.shim()?.request(Request::Exec(Box::new(plan)), theirs, SHIM_ANSWER).await;
     let (reply, files) = asked.map_err(|error| error.during(&format!("failed to start exec \"{exec}\"")))?;
     if !matches!(reply, Reply::Started(_)) {
         return Err(RuntimeError::other("the shim answered something else than a process"));
     }
-    let end = Watched::over(runtime, exit);
+    let end = ExitWatcher::over(runtime, exit);
     match files.into_iter().next() {
         Some(master) if wanted.tty => at_terminal(wanted, master, end),
         None if wanted.tty => Err(RuntimeError::other("the shim sent no terminal")),
@@ -69,7 +69,7 @@ pub async fn start(runtime: &Arc<Runtime>, container: &str, args: &[String], sha
 ///
 /// # Errors
 /// The container has the maximum number of exec processes.
-pub fn has_place(pod: &Pod, container: &str) -> RuntimeResult<()> {
+pub fn check_exec_limit(pod: &SandboxHandle, container: &str) -> RuntimeResult<()> {
     if pod.executing(container) < AT_ONCE {
         return Ok(());
     }
@@ -79,12 +79,12 @@ pub fn has_place(pod: &Pod, container: &str) -> RuntimeResult<()> {
 
 /// Waits for the exit of a process even if the client has disconnected: until then the process counts against the
 /// limit.
-struct Watched {
+struct ExitWatcher {
     has_ended: watch::Receiver<bool>,
     exit: oneshot::Receiver<Exit>,
 }
 
-impl Watched {
+impl ExitWatcher {
     fn over(runtime: &Runtime, exit: oneshot::Receiver<Exit>) -> Self {
         let ((ended, has_ended), (told, how)) = (watch::channel(false), oneshot::channel());
         let stop = runtime.shell.stop.clone();
@@ -107,7 +107,7 @@ impl Watched {
     }
 }
 
-fn at_terminal(wanted: Wanted, master: OwnedFd, end: Watched) -> RuntimeResult<Command> {
+fn at_terminal(wanted: StdioStreams, master: OwnedFd, end: ExitWatcher) -> RuntimeResult<Command> {
     let master = Master::new(master).map_err(|e| RuntimeError::other(format!("watch a terminal: {e}")))?;
     let terminal = Some(master.terminal());
     Ok(Command {
@@ -119,10 +119,10 @@ fn at_terminal(wanted: Wanted, master: OwnedFd, end: Watched) -> RuntimeResult<C
     })
 }
 
-fn over_pipes(runtime: &Runtime, ours: Ours, end: Watched) -> Command {
+fn over_pipes(runtime: &Runtime, ours: RuntimePipeEnds, end: ExitWatcher) -> Command {
     let limit = runtime.shell.config.exec_io_drain;
     let drained = |from: pipe::Receiver| -> Reader {
-        Box::new(Drained::new(from, end.has_ended.clone(), limit, runtime.shell.clone()))
+        Box::new(ExecOutput::new(from, end.has_ended.clone(), limit, runtime.shell.clone()))
     };
     let (stdout, stderr) = (ours.stdout.map(drained), ours.stderr.map(drained));
     let stdin = ours.stdin.map(|to| Box::new(to) as _);
@@ -131,16 +131,16 @@ fn over_pipes(runtime: &Runtime, ours: Ours, end: Watched) -> Command {
 
 /// The runtime's ends of a process's pipes.
 #[derive(Default)]
-struct Ours {
+struct RuntimePipeEnds {
     stdin: Option<pipe::Sender>,
     stdout: Option<pipe::Receiver>,
     stderr: Option<pipe::Receiver>,
 }
 
 /// Creates pipes and returns both sides, the runtime's and the process's: stdin, stdout, stderr.
-fn pipes(wanted: Wanted) -> RuntimeResult<(Ours, Vec<OwnedFd>)> {
+fn pipes(wanted: StdioStreams) -> RuntimeResult<(RuntimePipeEnds, Vec<OwnedFd>)> {
     let failed = |error: io::Error| RuntimeError::other(format!("no pipe: {error}"));
-    let mut ours = Ours::default();
+    let mut ours = RuntimePipeEnds::default();
     let mut theirs = Vec::new();
     if wanted.stdin {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
@@ -179,7 +179,7 @@ pub fn receiver(end: OwnedFd) -> io::Result<pipe::Receiver> {
 
 /// Changes the owner of pipes to the process's user, who may reopen them through `/dev/stdout`. Ignores failures: the
 /// process can still write to them.
-fn give(ends: &[OwnedFd], (uid, gid): (u32, u32)) {
+fn chown_pipes(ends: &[OwnedFd], (uid, gid): (u32, u32)) {
     for end in ends {
         let is_pipe = rustix::fs::fstat(end)
             .is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Fifo);

@@ -9,17 +9,17 @@
 //! This module is independent of the client protocol: the server (SPDY, WebSockets) takes the prepared stream and
 //! copies the bytes. Implements spec 09a §4, 04b §5.
 
-mod ask;
 mod attach;
 mod command;
-mod drained;
 mod exec;
-mod prepared;
+mod exec_output;
+mod prepared_stream;
+mod request;
 mod terminal;
 mod tokens;
 
-pub use ask::{Ask, Wanted};
 pub use command::{Command, Reader, Writer};
-pub use exec::has_place;
-pub use prepared::{IN_PROCESS, Places, Prepared};
+pub use exec::check_exec_limit;
+pub use prepared_stream::{IN_PROCESS, PendingStreams, PreparedStream};
+pub use request::{StdioStreams, StreamRequest};
 pub use terminal::Terminal;

@@ -12,20 +12,20 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::{
-    actor::{Pod, SHIM_ANSWER},
+    actor::{SHIM_ANSWER, SandboxHandle},
     errors::{RuntimeError, RuntimeResult},
 };
 use berth_shim::plan::{Request, Target};
-use berth_sys::watched::Watched;
+use berth_sys::polled_fd::PolledFd;
 
 /// A terminal that can be resized.
 pub enum Terminal {
     /// The runtime owns the master.
-    Own(Arc<Watched>),
+    Own(Arc<PolledFd>),
     /// The shim owns the master: the terminal of a container.
     Shim {
         /// Sandbox.
-        pod: Pod,
+        pod: SandboxHandle,
         /// Container id.
         container: String,
     },
@@ -44,7 +44,7 @@ impl Terminal {
             }
             Self::Shim { pod, container } => {
                 let request = Request::Resize { of: Target::Container(container.clone()), columns, rows };
-                pod.shim()?.ask(request, Vec::new(), SHIM_ANSWER).await.map(drop)
+                pod.shim()?.request(request, Vec::new(), SHIM_ANSWER).await.map(drop)
             }
         }
     }
@@ -52,7 +52,7 @@ impl Terminal {
 
 /// Terminal master as a stream. Dropping the last clone hangs up the terminal.
 #[derive(Clone)]
-pub struct Master(Arc<Watched>);
+pub struct Master(Arc<PolledFd>);
 
 impl Master {
     /// Wraps a non-blocking descriptor.
@@ -60,7 +60,7 @@ impl Master {
     /// # Errors
     /// The descriptor cannot be registered with the reactor.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        Ok(Self(Arc::new(Watched::new(fd)?)))
+        Ok(Self(Arc::new(PolledFd::new(fd)?)))
     }
 
     /// A handle for resizing.

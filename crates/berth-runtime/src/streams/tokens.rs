@@ -13,7 +13,7 @@ pub const MOST: usize = 1000;
 
 /// The maximum number of tokens is waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Full;
+pub struct TokenLimitReached;
 
 /// Waiting values by token.
 #[derive(Debug)]
@@ -30,12 +30,12 @@ impl<T> Tokens<T> {
     ///
     /// # Errors
     /// [`MOST`] tokens are waiting.
-    pub fn keep(&mut self, token: String, what: T, now: Instant) -> Result<(), Full> {
+    pub fn keep(&mut self, token: String, what: T, now: Instant) -> Result<(), TokenLimitReached> {
         if self.0.len() >= MOST {
             self.0.retain(|_, (since, _)| !is_over(*since, now));
         }
         if self.0.len() >= MOST {
-            return Err(Full);
+            return Err(TokenLimitReached);
         }
         self.0.insert(token, (now, what));
         Ok(())
@@ -75,7 +75,7 @@ mod tests {
         for number in 0..MOST {
             assert_eq!(tokens.keep(number.to_string(), number, now), Ok(()));
         }
-        assert_eq!(tokens.keep("one more".to_owned(), 0, now + LIFE - Duration::from_secs(1)), Err(Full));
+        assert_eq!(tokens.keep("one more".to_owned(), 0, now + LIFE - Duration::from_secs(1)), Err(TokenLimitReached));
         assert_eq!(tokens.keep("later".to_owned(), 0, now + LIFE), Ok(()), "what nobody came for is forgotten");
         assert_eq!(tokens.0.len(), 1);
     }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
-use super::flights::{Flights, wait};
+use super::review_flights::{ReviewFlights, wait};
 use crate::ports::{AccessRequest, AccessReviewer, ReviewError};
 
 /// Timeout of a review.
@@ -49,7 +49,7 @@ pub struct AccessCache {
     reviewer: Arc<dyn AccessReviewer>,
     ttls: AccessTtls,
     memory: Mutex<LruCache<String, Entry>>,
-    flights: Flights<String, Decision>,
+    flights: ReviewFlights<String, Decision>,
 }
 
 #[derive(Clone, Copy)]
@@ -69,7 +69,7 @@ impl AccessCache {
         stop: CancellationToken,
     ) -> Arc<Self> {
         let memory = Mutex::new(LruCache::new(REMEMBERED));
-        Arc::new(Self { reviewer, ttls, memory, flights: Flights::new(REVIEWS, tasks, stop) })
+        Arc::new(Self { reviewer, ttls, memory, flights: ReviewFlights::new(REVIEWS, tasks, stop) })
     }
 
     /// Returns the cached verdict, or reviews the request.
@@ -93,7 +93,7 @@ impl AccessCache {
             Err(_) => Err(format!("more than {REVIEWS} reviews are under way")),
         };
         match decision {
-            Err(why) if is_held && self.may_still(&key) => {
+            Err(why) if is_held && self.is_stale_allowed(&key) => {
                 debug!(err = why, "Nobody answers whether this is allowed; it was, and is for a moment longer");
                 Ok(true)
             }
@@ -102,7 +102,7 @@ impl AccessCache {
     }
 
     /// Whether an expired positive verdict is still within its stale period.
-    fn may_still(&self, key: &String) -> bool {
+    fn is_stale_allowed(&self, key: &String) -> bool {
         let now = Instant::now();
         self.memory().get(key).is_some_and(|entry| entry.allowed && now < entry.until + self.ttls.stale)
     }

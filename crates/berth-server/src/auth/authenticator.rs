@@ -20,8 +20,8 @@ use tracing::info;
 use super::{
     bearer,
     identity::Identity,
-    token_cache::{Known, TokenCache},
-    x509::{self, ClientCas, Proof, X509Error},
+    token_cache::{TokenCache, TokenLookup},
+    x509::{self, ClientCas, VerifiedIdentity, X509Error},
 };
 use berth_metrics::AuthMetrics;
 
@@ -34,7 +34,7 @@ const PROOFS: NonZeroUsize = NonZeroUsize::new(1024).expect("not zero");
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unauthorized {
     /// Missing or invalid credentials: 401.
-    Unproved,
+    InvalidCredentials,
     /// Too many token reviews are in progress: 429.
     TooMany,
 }
@@ -43,7 +43,7 @@ impl Unauthorized {
     /// Status code and body of the response.
     pub fn answer(self) -> (StatusCode, &'static str) {
         match self {
-            Self::Unproved => (StatusCode::UNAUTHORIZED, "Unauthorized"),
+            Self::InvalidCredentials => (StatusCode::UNAUTHORIZED, "Unauthorized"),
             Self::TooMany => (StatusCode::TOO_MANY_REQUESTS, "Too many requests, please try again later."),
         }
     }
@@ -85,19 +85,19 @@ pub struct AuthenticatorDeps {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Anonymous {
     /// Continue as `system:anonymous`; authorization still applies.
-    GoesOn,
+    Allow,
     /// Reject with 401.
-    Stops,
+    Reject,
 }
 
 /// Authenticates requests.
 pub struct Authenticator {
     deps: AuthenticatorDeps,
-    proofs: Mutex<LruCache<[u8; 32], Remembered>>,
+    proofs: Mutex<LruCache<[u8; 32], CachedProof>>,
 }
 
-struct Remembered {
-    proof: Proof,
+struct CachedProof {
+    proof: VerifiedIdentity,
     /// CA bundle it was verified against.
     cas: Arc<ClientCas>,
     until: Timestamp,
@@ -105,7 +105,7 @@ struct Remembered {
 
 /// Authentication methods, in the order they are tried.
 #[derive(Clone, Copy)]
-enum Way {
+enum AuthMethod {
     Certificate,
     Header,
     Protocol,
@@ -138,11 +138,11 @@ impl Authenticator {
         peer_chain: &[CertificateDer<'static>],
     ) -> Result<Identity, Unauthorized> {
         let mut failures = Vec::new();
-        for way in [Way::Certificate, Way::Header, Way::Protocol] {
+        for way in [AuthMethod::Certificate, AuthMethod::Header, AuthMethod::Protocol] {
             let attempt = match way {
-                Way::Certificate => self.by_certificate(peer_chain),
-                Way::Header => self.by_header(parts).await,
-                Way::Protocol => self.by_protocol(parts).await,
+                AuthMethod::Certificate => self.by_certificate(peer_chain),
+                AuthMethod::Header => self.by_header(parts).await,
+                AuthMethod::Protocol => self.by_protocol(parts).await,
             };
             match attempt {
                 Attempt::Succeeded(identity) => return Ok(*identity),
@@ -153,11 +153,11 @@ impl Authenticator {
         }
         if !failures.is_empty() {
             info!(v = 2, err = failures.join(", "), "Unable to authenticate the request due to an error");
-            return Err(Unauthorized::Unproved);
+            return Err(Unauthorized::InvalidCredentials);
         }
         match self.deps.anonymous {
-            Anonymous::GoesOn => Ok(Identity::anonymous()),
-            Anonymous::Stops => Err(Unauthorized::Unproved),
+            Anonymous::Allow => Ok(Identity::anonymous()),
+            Anonymous::Reject => Err(Unauthorized::InvalidCredentials),
         }
     }
 
@@ -182,7 +182,7 @@ impl Authenticator {
         chain: &[CertificateDer<'static>],
         cas: &Arc<ClientCas>,
         now: Timestamp,
-    ) -> Result<Option<Proof>, X509Error> {
+    ) -> Result<Option<VerifiedIdentity>, X509Error> {
         let mut hash = Sha256::new();
         for certificate in chain {
             hash.update(certificate.len().to_be_bytes());
@@ -197,7 +197,7 @@ impl Authenticator {
         let proof = x509::identify(chain, cas, now)?;
         if let Some(proof) = &proof {
             let until = now.checked_add(PROOF_TTL).unwrap_or(now).min(proof.expires);
-            let known = Remembered { proof: proof.clone(), cas: cas.clone(), until };
+            let known = CachedProof { proof: proof.clone(), cas: cas.clone(), until };
             proofs = self.proofs.lock().unwrap_or_else(PoisonError::into_inner);
             proofs.put(key, known);
         }
@@ -209,7 +209,7 @@ impl Authenticator {
         let Some(token) = bearer::of_header(&parts.headers) else { return Attempt::NoOpinion };
         let attempt = by_token(tokens, &token, parts).await;
         if matches!(attempt, Attempt::Succeeded(_)) {
-            bearer::forget_header(&mut parts.headers);
+            bearer::strip_header(&mut parts.headers);
         }
         attempt
     }
@@ -223,7 +223,7 @@ impl Authenticator {
         };
         let attempt = by_token(tokens, &offered.token, parts).await;
         if matches!(attempt, Attempt::Succeeded(_)) {
-            bearer::forget_protocol(&mut parts.headers, &offered);
+            bearer::strip_protocol(&mut parts.headers, &offered);
         }
         attempt
     }
@@ -232,9 +232,9 @@ impl Authenticator {
 async fn by_token(tokens: &Arc<TokenCache>, token: &str, parts: &Parts) -> Attempt {
     let address = parts.extensions.get::<SourceAddress>().map(|source| source.0);
     match tokens.look_up(token, address).await {
-        Known::Accepted(identity) => Attempt::Succeeded(Box::new((*identity).clone())),
-        Known::Rejected(why) | Known::Failed(why) => Attempt::Failed(why),
-        Known::Busy => Attempt::Busy,
+        TokenLookup::Accepted(identity) => Attempt::Succeeded(Box::new((*identity).clone())),
+        TokenLookup::Rejected(why) | TokenLookup::Failed(why) => Attempt::Failed(why),
+        TokenLookup::Busy => Attempt::Busy,
     }
 }
 

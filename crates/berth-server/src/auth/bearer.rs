@@ -8,7 +8,7 @@ use http::{
     header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL},
 };
 
-use crate::streaming::decide::is_web_socket;
+use crate::streaming::upgrade_protocol::is_web_socket;
 
 /// Prefix of the subprotocol that contains the token.
 const PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
@@ -32,7 +32,7 @@ pub enum ProtocolError {
 
 /// Token in the list of subprotocols, and the list without it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Offered {
+pub struct SubprotocolToken {
     /// Decoded token.
     pub token: String,
     rest: String,
@@ -47,7 +47,7 @@ pub fn of_header(headers: &HeaderMap) -> Option<String> {
 }
 
 /// Removes the header of an authenticated request, so that no handler can use or leak the token.
-pub fn forget_header(headers: &mut HeaderMap) {
+pub fn strip_header(headers: &mut HeaderMap) {
     headers.remove(AUTHORIZATION);
 }
 
@@ -55,7 +55,7 @@ pub fn forget_header(headers: &mut HeaderMap) {
 ///
 /// # Errors
 /// Why the subprotocol is invalid.
-pub fn of_protocols(headers: &HeaderMap) -> Result<Option<Offered>, ProtocolError> {
+pub fn of_protocols(headers: &HeaderMap) -> Result<Option<SubprotocolToken>, ProtocolError> {
     if !is_web_socket(headers) {
         return Ok(None);
     }
@@ -81,11 +81,11 @@ pub fn of_protocols(headers: &HeaderMap) -> Result<Option<Offered>, ProtocolErro
         return Err(ProtocolError::Alone);
     }
     let rest = others.join(",");
-    Ok((!token.is_empty()).then_some(Offered { token, rest }))
+    Ok((!token.is_empty()).then_some(SubprotocolToken { token, rest }))
 }
 
 /// Removes the token's subprotocol from an authenticated request.
-pub fn forget_protocol(headers: &mut HeaderMap, offered: &Offered) {
+pub fn strip_protocol(headers: &mut HeaderMap, offered: &SubprotocolToken) {
     match HeaderValue::try_from(offered.rest.as_str()) {
         Ok(rest) => headers.insert(SEC_WEBSOCKET_PROTOCOL, rest),
         Err(_) => headers.remove(SEC_WEBSOCKET_PROTOCOL), // unreachable: the value came from a header
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(of_header(&HeaderMap::new()), None);
         let mut both = headers(&[("authorization", "Bearer a"), ("authorization", "Bearer b"), ("accept", "x")]);
         assert_eq!(of_header(&both).as_deref(), Some("a"));
-        forget_header(&mut both);
+        strip_header(&mut both);
         assert_eq!(both, headers(&[("accept", "x")]));
     }
 
@@ -158,7 +158,7 @@ mod tests {
         let mut asked =
             headers(&[("upgrade", "websocket"), ("connection", "upgrade"), ("sec-websocket-protocol", &value)]);
         let offered = of_protocols(&asked).expect("a good one").expect("a token");
-        forget_protocol(&mut asked, &offered);
+        strip_protocol(&mut asked, &offered);
         assert_eq!(asked.get(SEC_WEBSOCKET_PROTOCOL).map(HeaderValue::as_bytes), Some(&b"a,b"[..]));
     }
 }

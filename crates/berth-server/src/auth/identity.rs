@@ -13,7 +13,7 @@ pub const MASTERS: &str = "system:masters";
 
 /// Authentication method.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Via {
+pub enum AuthenticatedBy {
     /// Client certificate of the TLS connection.
     X509,
     /// Bearer token.
@@ -36,17 +36,17 @@ pub struct Identity {
     /// Extra attributes of the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
     /// Method that authenticated the user.
-    pub via: Via,
+    pub via: AuthenticatedBy,
 }
 
 impl Identity {
     /// Anonymous user.
     pub fn anonymous() -> Self {
-        Self { groups: vec![UNAUTHENTICATED.to_owned()], via: Via::Anonymous, ..Self::nobody() }
+        Self { groups: vec![UNAUTHENTICATED.to_owned()], via: AuthenticatedBy::Anonymous, ..Self::nobody() }
     }
 
     /// User of a listener without authentication; all fields are empty.
-    pub fn unasked() -> Self {
+    pub fn unauthenticated_listener() -> Self {
         Self { name: String::new(), ..Self::nobody() }
     }
 
@@ -56,7 +56,7 @@ impl Identity {
             uid: String::new(),
             groups: Vec::new(),
             extra: BTreeMap::new(),
-            via: Via::None,
+            via: AuthenticatedBy::None,
         }
     }
 
@@ -84,8 +84,8 @@ mod tests {
         let named = |groups: &[&str]| Identity {
             name: "kate".to_owned(),
             groups: groups.iter().map(|g| (*g).to_owned()).collect(),
-            via: Via::Token,
-            ..Identity::unasked()
+            via: AuthenticatedBy::Token,
+            ..Identity::unauthenticated_listener()
         };
         for (groups, expected) in [
             (&[][..], &[AUTHENTICATED][..]),
@@ -95,6 +95,9 @@ mod tests {
         ] {
             assert_eq!(named(groups).authenticated().groups, expected);
         }
-        assert!(Identity::anonymous().is_in(UNAUTHENTICATED) && !Identity::unasked().is_in(UNAUTHENTICATED));
+        assert!(
+            Identity::anonymous().is_in(UNAUTHENTICATED)
+                && !Identity::unauthenticated_listener().is_in(UNAUTHENTICATED)
+        );
     }
 }

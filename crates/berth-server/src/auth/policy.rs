@@ -158,7 +158,7 @@ mod tests {
         Identity {
             name: name.to_owned(),
             groups: groups.iter().map(|g| (*g).to_owned()).collect(),
-            ..Identity::unasked()
+            ..Identity::unauthenticated_listener()
         }
     }
 

@@ -17,9 +17,9 @@ use tokio::time::{Instant, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    flights::{Answer, Flights, wait},
-    identity::{Identity, Via},
-    sources::Sources,
+    identity::{AuthenticatedBy, Identity},
+    review_flights::{Answer, ReviewFlights, wait},
+    review_rate_limiter::ReviewRateLimiter,
 };
 use crate::ports::{ReviewError, TokenReviewer, TokenVerdict};
 use berth_metrics::{AuthMetrics, Fetch, Lookup};
@@ -37,7 +37,7 @@ type Key = [u8; 32];
 
 /// Result of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum TokenLookup {
     /// The token authenticates this user.
     Accepted(Arc<Identity>),
     /// Not authenticated, with the reason.
@@ -54,14 +54,14 @@ pub struct TokenCache {
     ttl: Duration,
     metrics: AuthMetrics,
     hash_key: Key,
-    memory: Mutex<Memory>,
-    flights: Flights<Key, Known>,
+    memory: Mutex<TokenCacheState>,
+    flights: ReviewFlights<Key, TokenLookup>,
 }
 
-struct Memory {
+struct TokenCacheState {
     accepted: LruCache<Key, (Instant, Arc<Identity>)>,
     rejected: LruCache<Key, (Instant, String)>,
-    sources: Sources,
+    sources: ReviewRateLimiter,
 }
 
 impl TokenCache {
@@ -74,10 +74,10 @@ impl TokenCache {
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Arc<Self> {
-        let memory = Memory {
+        let memory = TokenCacheState {
             accepted: LruCache::new(REMEMBERED),
             rejected: LruCache::new(REMEMBERED),
-            sources: Sources::new(),
+            sources: ReviewRateLimiter::new(),
         };
         Arc::new(Self {
             reviewer,
@@ -85,12 +85,12 @@ impl TokenCache {
             metrics,
             hash_key: rand::random(),
             memory: Mutex::new(memory),
-            flights: Flights::new(REVIEWS, tasks, stop),
+            flights: ReviewFlights::new(REVIEWS, tasks, stop),
         })
     }
 
     /// Returns the cached verdict of a token, or reviews it; `address` is the client's, for the rate limit.
-    pub async fn look_up(self: &Arc<Self>, token: &str, address: Option<IpAddr>) -> Known {
+    pub async fn look_up(self: &Arc<Self>, token: &str, address: Option<IpAddr>) -> TokenLookup {
         let begun = Instant::now();
         let key = self.key(token);
         if let Some(known) = self.remembered(&key, begun) {
@@ -99,70 +99,70 @@ impl TokenCache {
         }
         let known = match self.ask(key, token, address) {
             Some(answer) => {
-                let _blocked = Raised::new(&self.metrics.blocked);
-                wait(answer).await.unwrap_or_else(|| Known::Failed("the review was cut off".to_owned()))
+                let _blocked = GaugeGuard::new(&self.metrics.blocked);
+                wait(answer).await.unwrap_or_else(|| TokenLookup::Failed("the review was cut off".to_owned()))
             }
-            None => Known::Busy,
+            None => TokenLookup::Busy,
         };
         self.metrics.looked_up(Lookup::Miss, begun.elapsed());
         known
     }
 
     /// Starts or joins the review of a token; `None` where a limit is reached.
-    fn ask(self: &Arc<Self>, key: Key, token: &str, address: Option<IpAddr>) -> Option<Answer<Known>> {
+    fn ask(self: &Arc<Self>, key: Key, token: &str, address: Option<IpAddr>) -> Option<Answer<TokenLookup>> {
         if let Some(answer) = self.flights.join(&key) {
             return Some(answer);
         }
-        if !self.memory().sources.may(address, Instant::now().into_std()) {
+        if !self.memory().sources.try_acquire(address, Instant::now().into_std()) {
             return None;
         }
         let (this, token) = (self.clone(), token.to_owned());
         self.flights.start(&key, async move { this.review(key, &token).await }).ok()
     }
 
-    async fn review(&self, key: Key, token: &str) -> Known {
-        let _in_flight = Raised::new(&self.metrics.in_flight);
+    async fn review(&self, key: Key, token: &str) -> TokenLookup {
+        let _in_flight = GaugeGuard::new(&self.metrics.in_flight);
         let late = |_| Err(ReviewError(format!("no answer within {REVIEW_LIMIT:?}")));
         let verdict = timeout(REVIEW_LIMIT, self.reviewer.review(token)).await.unwrap_or_else(late);
         self.metrics.fetched(if verdict.is_ok() { Fetch::Ok } else { Fetch::Error });
         let (known, ttl) = match verdict {
             Ok(TokenVerdict::Accepted { name, uid, groups, extra }) => {
-                let identity = Identity { name, uid, groups, extra, via: Via::Token }.authenticated();
-                (Known::Accepted(Arc::new(identity)), self.ttl)
+                let identity = Identity { name, uid, groups, extra, via: AuthenticatedBy::Token }.authenticated();
+                (TokenLookup::Accepted(Arc::new(identity)), self.ttl)
             }
             Ok(TokenVerdict::Rejected) => {
-                (Known::Rejected("invalid bearer token".to_owned()), self.ttl.max(INVALID_TTL))
+                (TokenLookup::Rejected("invalid bearer token".to_owned()), self.ttl.max(INVALID_TTL))
             }
-            Ok(TokenVerdict::Invalid(why)) => (Known::Rejected(why), INVALID_TTL),
-            Err(ReviewError(why)) => (Known::Failed(why), Duration::ZERO),
+            Ok(TokenVerdict::Invalid(why)) => (TokenLookup::Rejected(why), INVALID_TTL),
+            Err(ReviewError(why)) => (TokenLookup::Failed(why), Duration::ZERO),
         };
         self.remember(key, &known, ttl);
         known
     }
 
-    fn remember(&self, key: Key, known: &Known, ttl: Duration) {
+    fn remember(&self, key: Key, known: &TokenLookup, ttl: Duration) {
         if ttl.is_zero() {
             return;
         }
         let (until, mut memory) = (Instant::now() + ttl, self.memory());
         match known {
-            Known::Accepted(identity) => drop(memory.accepted.put(key, (until, identity.clone()))),
-            Known::Rejected(why) => drop(memory.rejected.put(key, (until, why.clone()))),
-            Known::Failed(_) | Known::Busy => {}
+            TokenLookup::Accepted(identity) => drop(memory.accepted.put(key, (until, identity.clone()))),
+            TokenLookup::Rejected(why) => drop(memory.rejected.put(key, (until, why.clone()))),
+            TokenLookup::Failed(_) | TokenLookup::Busy => {}
         }
     }
 
-    fn remembered(&self, key: &Key, now: Instant) -> Option<Known> {
+    fn remembered(&self, key: &Key, now: Instant) -> Option<TokenLookup> {
         let mut memory = self.memory();
         if let Some((until, identity)) = memory.accepted.get(key) {
             if now < *until {
-                return Some(Known::Accepted(identity.clone()));
+                return Some(TokenLookup::Accepted(identity.clone()));
             }
             memory.accepted.pop(key);
         }
         let (until, why) = memory.rejected.get(key)?;
         if now < *until {
-            return Some(Known::Rejected(why.clone()));
+            return Some(TokenLookup::Rejected(why.clone()));
         }
         memory.rejected.pop(key);
         None
@@ -174,22 +174,22 @@ impl TokenCache {
         Sha256::new().chain_update(self.hash_key).chain_update(inner).finalize().into()
     }
 
-    fn memory(&self) -> MutexGuard<'_, Memory> {
+    fn memory(&self) -> MutexGuard<'_, TokenCacheState> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Gauge that is incremented while this value lives.
-struct Raised(prometheus::IntGauge);
+struct GaugeGuard(prometheus::IntGauge);
 
-impl Raised {
+impl GaugeGuard {
     fn new(gauge: &prometheus::IntGauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }
 }
 
-impl Drop for Raised {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -14,7 +14,7 @@ use rustls::{
 use sha2::{Digest, Sha256};
 use x509_parser::prelude::{AttributeTypeAndValue, FromDer, X509Certificate};
 
-use super::identity::{Identity, Via};
+use super::identity::{AuthenticatedBy, Identity};
 use berth_sys::tls::{self, Use};
 
 /// Key of the extra attribute that identifies the credential.
@@ -73,7 +73,7 @@ struct Authority {
 
 /// User that a certificate chain proves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proof {
+pub struct VerifiedIdentity {
     /// The user.
     pub identity: Identity,
     /// First second at which some certificate of the chain has expired.
@@ -161,7 +161,11 @@ pub fn seconds_left(certificate: &[u8], now: Timestamp) -> Option<i64> {
 ///
 /// # Errors
 /// Why the chain does not authenticate.
-pub fn identify(chain: &[CertificateDer<'_>], cas: &ClientCas, now: Timestamp) -> Result<Option<Proof>, X509Error> {
+pub fn identify(
+    chain: &[CertificateDer<'_>],
+    cas: &ClientCas,
+    now: Timestamp,
+) -> Result<Option<VerifiedIdentity>, X509Error> {
     let Some((leaf, intermediates)) = chain.split_first() else { return Ok(None) };
     let parsed = parse(leaf)?;
     let since_epoch = Duration::from_secs(u64::try_from(now.as_second()).unwrap_or_default());
@@ -176,9 +180,9 @@ pub fn identify(chain: &[CertificateDer<'_>], cas: &ClientCas, now: Timestamp) -
         uid: subject.uid,
         groups: subject.groups,
         extra: BTreeMap::from([(CREDENTIAL_ID.to_owned(), vec![id])]),
-        via: Via::X509,
+        via: AuthenticatedBy::X509,
     };
-    Ok(Some(Proof { identity, expires: expiry(&parsed, intermediates, cas, now) }))
+    Ok(Some(VerifiedIdentity { identity, expires: expiry(&parsed, intermediates, cas, now) }))
 }
 
 /// When the proof must be renewed: the earliest expiry of any certificate that may be part of it.

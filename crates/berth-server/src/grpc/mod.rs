@@ -4,11 +4,11 @@
 //! [`Socket`] per file; it serves until it is stopped, and retries where it could not be opened.
 //! Implements spec 04b §12-13.
 
-mod answers;
 mod health;
 mod limit;
 mod pod_bytes;
 mod pod_resources;
+mod pod_resources_conversion;
 mod pods;
 mod socket;
 

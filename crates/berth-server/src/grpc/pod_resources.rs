@@ -9,7 +9,7 @@ use tonic::{
 };
 use tracing::error;
 
-use super::{RateLimit, answers, health::health};
+use super::{RateLimit, health::health, pod_resources_conversion};
 use crate::ports::{ExclusiveResources, PodDirectory};
 use berth_metrics::{EndpointVersion, PodResourcesCall, PodResourcesMetrics};
 use berth_proto::{
@@ -56,18 +56,18 @@ pub fn pod_resources(deps: PodResourcesDeps) -> Routes {
 struct V1(PodResourcesDeps);
 
 impl V1 {
-    fn is_told(&self, pod: &Pod) -> bool {
+    fn is_listed(&self, pod: &Pod) -> bool {
         !self.0.active_only || self.0.pods.is_active(pod)
     }
 
     fn of_pod(&self, pod: &Pod) -> PodResources {
         let exclusive = &self.0.exclusive;
-        let containers = answers::listed(pod).map(|container| {
+        let containers = pod_resources_conversion::listed(pod).map(|container| {
             let claims = exclusive.claims(pod, &container.name).unwrap_or_else(|cause| {
                 error!(pod = %pod.object_name(), containerName = %container.name, err = cause, "Cannot tell the claims");
                 Vec::new()
             });
-            answers::container(&container.name, &exclusive.held(pod, &container.name), claims)
+            pod_resources_conversion::container(&container.name, &exclusive.allocations(pod, &container.name), claims)
         });
         PodResources {
             name: pod.name().to_owned(),
@@ -89,10 +89,10 @@ impl PodResourcesLister for V1 {
         &self,
         _request: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        self.0.metrics.asked(EndpointVersion::V1, PodResourcesCall::List);
+        self.0.metrics.requested(EndpointVersion::V1, PodResourcesCall::List);
         reconcile(&*self.0.exclusive).await;
         let pods = self.0.pods.pods();
-        let told = pods.iter().filter(|pod| self.is_told(pod));
+        let told = pods.iter().filter(|pod| self.is_listed(pod));
         Ok(Response::new(ListPodResourcesResponse { pod_resources: told.map(|pod| self.of_pod(pod)).collect() }))
     }
 
@@ -100,19 +100,19 @@ impl PodResourcesLister for V1 {
         &self,
         _request: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        self.0.metrics.asked(EndpointVersion::V1, PodResourcesCall::GetAllocatable);
+        self.0.metrics.requested(EndpointVersion::V1, PodResourcesCall::GetAllocatable);
         let allocatable = self.0.exclusive.allocatable();
         Ok(Response::new(AllocatableResourcesResponse {
-            devices: answers::devices(&allocatable.devices),
-            cpu_ids: answers::cpus(&allocatable.cpus),
-            memory: answers::memory(&allocatable.memory),
+            devices: pod_resources_conversion::devices(&allocatable.devices),
+            cpu_ids: pod_resources_conversion::cpus(&allocatable.cpus),
+            memory: pod_resources_conversion::memory(&allocatable.memory),
         }))
     }
 
     async fn get(&self, request: Request<GetPodResourcesRequest>) -> Result<Response<GetPodResourcesResponse>, Status> {
-        self.0.metrics.asked(EndpointVersion::V1, PodResourcesCall::Get);
+        self.0.metrics.requested(EndpointVersion::V1, PodResourcesCall::Get);
         let GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
-        match self.0.pods.find(&pod_namespace, &pod_name).filter(|pod| self.is_told(pod)) {
+        match self.0.pods.find(&pod_namespace, &pod_name).filter(|pod| self.is_listed(pod)) {
             Some(pod) => Ok(Response::new(GetPodResourcesResponse { pod_resources: Some(self.of_pod(&pod)) })),
             None => {
                 self.0.metrics.failed(PodResourcesCall::Get);
@@ -131,13 +131,13 @@ impl alpha_server::PodResourcesLister for V1Alpha1 {
         _request: Request<v1alpha1::ListPodResourcesRequest>,
     ) -> Result<Response<v1alpha1::ListPodResourcesResponse>, Status> {
         let exclusive = &self.0.exclusive;
-        self.0.metrics.asked(EndpointVersion::V1Alpha1, PodResourcesCall::List);
+        self.0.metrics.requested(EndpointVersion::V1Alpha1, PodResourcesCall::List);
         reconcile(&**exclusive).await;
         let of_pod = |pod: &Arc<Pod>| v1alpha1::PodResources {
             name: pod.name().to_owned(),
             namespace: pod.namespace().to_owned(),
             containers: (pod.containers().iter())
-                .map(|c| answers::alpha_container(&c.name, &exclusive.held(pod, &c.name)))
+                .map(|c| pod_resources_conversion::alpha_container(&c.name, &exclusive.allocations(pod, &c.name)))
                 .collect(),
         };
         let pod_resources = self.0.pods.pods().iter().map(of_pod).collect();

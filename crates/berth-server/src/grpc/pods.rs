@@ -40,12 +40,12 @@ type Queue = mpsc::Sender<Result<WatchPodsEvent, Status>>;
 
 /// Snapshot of a pod and its status; any change replaces one of the two `Arc`s.
 #[derive(Clone)]
-struct Seen {
+struct PodSnapshot {
     pod: Arc<Pod>,
     status: Option<Arc<api::PodStatus>>,
 }
 
-impl Seen {
+impl PodSnapshot {
     fn is(&self, other: &Self) -> bool {
         let same_status = match (&self.status, &other.status) {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
@@ -66,9 +66,11 @@ impl Seen {
 }
 
 /// Snapshots of all pods, ordered by UID.
-fn look(feed: &dyn PodFeed) -> BTreeMap<PodUid, Seen> {
+fn snapshot(feed: &dyn PodFeed) -> BTreeMap<PodUid, PodSnapshot> {
     let pods = feed.pods();
-    pods.iter().map(|pod| (pod.uid().clone(), Seen { pod: pod.clone(), status: feed.status(pod.uid()) })).collect()
+    pods.iter()
+        .map(|pod| (pod.uid().clone(), PodSnapshot { pod: pod.clone(), status: feed.status(pod.uid()) }))
+        .collect()
 }
 
 /// Pods service, and the task that sends watch events.
@@ -93,16 +95,16 @@ impl PodsApi {
     /// Sends changes to the watching clients until stopped; their streams end then.
     pub async fn run(self, stop: CancellationToken) {
         let mut changes = self.feed.changes();
-        let mut known = look(&*self.feed);
+        let mut known = snapshot(&*self.feed);
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 changed = changes.next() => if changed.is_none() { break },
             }
-            let now = look(&*self.feed);
+            let now = snapshot(&*self.feed);
             if self.has_clients() {
-                difference(&known, &now).for_each(|event| self.tell(&event));
+                difference(&known, &now).for_each(|event| self.publish(&event));
             }
             known = now;
         }
@@ -113,7 +115,7 @@ impl PodsApi {
         !self.clients.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    fn tell(&self, event: &WatchPodsEvent) {
+    fn publish(&self, event: &WatchPodsEvent) {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         clients.retain(|client| match client.try_send(Ok(event.clone())) {
             Ok(()) => true,
@@ -129,8 +131,8 @@ impl PodsApi {
 
 /// Events that lead from one snapshot to the next.
 fn difference<'a>(
-    before: &'a BTreeMap<PodUid, Seen>,
-    now: &'a BTreeMap<PodUid, Seen>,
+    before: &'a BTreeMap<PodUid, PodSnapshot>,
+    now: &'a BTreeMap<PodUid, PodSnapshot>,
 ) -> impl Iterator<Item = WatchPodsEvent> + use<'a> {
     let gone = before.iter().filter(|(uid, _)| !now.contains_key(*uid)).map(|(_, seen)| {
         let id = seen.pod.id();
@@ -170,7 +172,7 @@ impl Pods for Service {
             clients.push(queue);
         }
         // Read after registration: an event may repeat a pod, but none is missed.
-        let there = look(&*self.feed).into_values().map(|seen| Ok(event(EventType::Added, seen.bytes())));
+        let there = snapshot(&*self.feed).into_values().map(|seen| Ok(event(EventType::Added, seen.bytes())));
         let complete = stream::iter([Ok(event(EventType::InitialSyncComplete, Bytes::new()))]);
         let end = stream::iter([Err(Status::resource_exhausted("watch client channel closed"))]);
         let all = stream::iter(there).chain(complete).chain(ReceiverStream::new(events)).chain(end);
@@ -179,7 +181,7 @@ impl Pods for Service {
 
     async fn list_pods(&self, request: Request<ListPodsRequest>) -> Result<Response<ListPodsResponse>, Status> {
         self.limit.admit(request)?;
-        let pods = look(&*self.feed).into_values().map(|seen| seen.bytes()).collect();
+        let pods = snapshot(&*self.feed).into_values().map(|seen| seen.bytes()).collect();
         Ok(Response::new(ListPodsResponse { pods }))
     }
 
@@ -188,6 +190,6 @@ impl Pods for Service {
         let found = self.feed.pods().iter().find(|pod| pod.uid().as_str() == uid).cloned();
         let pod = found.ok_or_else(|| Status::not_found(format!("pod with UID {uid} not found")))?;
         let status = self.feed.status(pod.uid());
-        Ok(Response::new(GetPodResponse { pod: Seen { pod, status }.bytes() }))
+        Ok(Response::new(GetPodResponse { pod: PodSnapshot { pod, status }.bytes() }))
     }
 }

@@ -59,7 +59,7 @@ pub struct ClaimDevice {
 
 /// Resources allocated exclusively to one container.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Held {
+pub struct ExclusiveAllocations {
     /// Devices of device plugins.
     pub devices: Vec<Device>,
     /// Exclusive CPUs; empty for a container on the shared pool.
@@ -85,7 +85,7 @@ pub trait ExclusiveResources: Send + Sync + 'static {
     /// Releases allocations of terminated pods; called before every list.
     async fn reconcile(&self);
     /// Resources allocated to a container.
-    fn held(&self, pod: &Pod, container: &str) -> Held;
+    fn allocations(&self, pod: &Pod, container: &str) -> ExclusiveAllocations;
     /// Resource claims used by a container.
     ///
     /// # Errors

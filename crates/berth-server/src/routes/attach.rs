@@ -9,7 +9,7 @@ use axum::{
 use super::streams::{self, flags};
 use crate::{
     routing::ContainerPath,
-    streaming::{Streaming, bare, query::Wanted},
+    streaming::{Streaming, bare, query::RequestedStreams},
 };
 
 /// Prepares the streams and connects the client with them.
@@ -35,7 +35,7 @@ pub async fn attach(streaming: &Streaming, path: &ContainerPath, request: Reques
         Ok(admitted) => admitted,
         Err(response) => return response,
     };
-    let set = Wanted { tty, ..wanted };
+    let set = RequestedStreams { tty, ..wanted };
     let url = streaming.pods().attach(&id, streams::set(set)).await;
     streams::connect(streaming, streams::Prepared { url, set, subresource: "attach" }, request, permit).await
 }

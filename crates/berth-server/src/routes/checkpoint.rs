@@ -20,7 +20,7 @@ const RETRY_AFTER: &str = "10";
 
 /// Container identified by a request path.
 #[derive(Clone, Copy, Debug)]
-pub struct Which<'a> {
+pub struct ContainerRef<'a> {
     /// Namespace of the pod.
     pub namespace: &'a str,
     /// Pod name.
@@ -29,7 +29,7 @@ pub struct Which<'a> {
     pub container: &'a str,
 }
 
-impl<'a> Which<'a> {
+impl<'a> ContainerRef<'a> {
     /// Converts a container path.
     pub fn of(path: &'a ContainerPath) -> Self {
         Self { namespace: &path.pod.namespace, pod: &path.pod.pod, container: &path.container }
@@ -37,8 +37,13 @@ impl<'a> Which<'a> {
 }
 
 /// Handles a POST; `query` is percent-encoded.
-pub async fn create(pods: &dyn PodDirectory, checkpoints: &dyn Checkpoints, which: Which<'_>, query: &str) -> Response {
-    let Which { namespace, pod: name, container } = which;
+pub async fn create(
+    pods: &dyn PodDirectory,
+    checkpoints: &dyn Checkpoints,
+    which: ContainerRef<'_>,
+    query: &str,
+) -> Response {
+    let ContainerRef { namespace, pod: name, container } = which;
     let Some(pod) = pods.find(namespace, name) else {
         return text(StatusCode::NOT_FOUND, "pod-not-found", "pod does not exist");
     };
@@ -139,7 +144,7 @@ mod tests {
             ("p", "bad", "", 500, "checkpointing of n/p/bad failed (not here)"),
             ("p", "busy", "", 429, "checkpointing of n/p/busy failed (too many checkpoints are being written)"),
         ] {
-            let which = Which { namespace: "n", pod: name, container };
+            let which = ContainerRef { namespace: "n", pod: name, container };
             let response = create(&ground, &ground, which, query).await;
             assert_eq!(response.headers().contains_key("retry-after"), status == 429);
             assert_eq!(response.headers().contains_key("x-node-agent-error"), status != 200);

@@ -24,9 +24,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::PollSemaphore;
 
 use crate::{
-    ports::{ContainerLogs, LogQuery, LogRefusal, LogSource, LogStream},
+    ports::{ContainerLogs, LogError, LogQuery, LogSource, LogStream},
     routing::ContainerPath,
-    streaming::{Caps, Permit, bare, busy, line},
+    streaming::{CallerLimit, Permit, bare, busy, line},
 };
 
 /// Chunks in transit to the client, in this queue or in the connection, which would buffer a megabyte. A chunk is as
@@ -39,7 +39,7 @@ const STALL: Duration = Duration::from_secs(300);
 pub const FOLLOWS: usize = 256;
 
 /// Log request and its caller.
-pub struct Asked<'a> {
+pub struct LogRequest<'a> {
     /// The container.
     pub path: &'a ContainerPath,
     /// Query string, percent-encoded.
@@ -47,26 +47,26 @@ pub struct Asked<'a> {
     /// User name of the caller.
     pub caller: &'a str,
     /// Limit of followed logs per caller.
-    pub follows: &'a Arc<Caps>,
+    pub follows: &'a Arc<CallerLimit>,
 }
 
 /// Responds with a container's log.
-pub async fn read(logs: &Arc<dyn ContainerLogs>, split_streams: bool, asked: Asked<'_>) -> Response {
-    let Asked { path, query, caller, follows } = asked;
+pub async fn read(logs: &Arc<dyn ContainerLogs>, split_streams: bool, asked: LogRequest<'_>) -> Response {
+    let LogRequest { path, query, caller, follows } = asked;
     let query = match parse(query.unwrap_or_default()) {
         Ok(query) => query,
-        Err(Wrong::Decode) => {
+        Err(QueryError::Decode) => {
             return refuse(StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#, "bad-query");
         }
-        Err(Wrong::Invalid) => {
+        Err(QueryError::Invalid) => {
             return refuse(StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#, "invalid-query");
         }
     };
     let (namespace, pod) = (&path.pod.namespace, &path.pod.pod);
     let source = match logs.find(namespace, pod, &path.container).await {
         Ok(source) => source,
-        Err(LogRefusal::NotFound(text)) => return refuse(StatusCode::NOT_FOUND, &text, "not-found"),
-        Err(LogRefusal::Other(text)) => return refuse(StatusCode::BAD_REQUEST, &text, "bad-request"),
+        Err(LogError::NotFound(text)) => return refuse(StatusCode::NOT_FOUND, &text, "not-found"),
+        Err(LogError::Other(text)) => return refuse(StatusCode::BAD_REQUEST, &text, "bad-request"),
     };
     if !split_streams && let Some(stream) = query.stream.filter(|stream| *stream != LogStream::All) {
         let text = format!(
@@ -93,7 +93,7 @@ fn refuse(status: StatusCode, body: &str, code: &'static str) -> Response {
 
 fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery, permit: Option<Permit>) -> Response {
     let (sender, receiver) = mpsc::unbounded_channel();
-    let mut out = Out::new(sender.clone());
+    let mut out = LogWriter::new(sender.clone());
     let reading = async move {
         if let Err(why) = logs.read(&instance, &query, &mut out).await {
             // The status is already sent: the text is appended for people, and the missing end of the body signals
@@ -103,12 +103,12 @@ fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery, pe
             let _ = sender.send(Err(io::Error::other(why))); // the client may be gone
         }
     };
-    Response::new(Body::new(Pieces { receiver, reading: Some(Box::pin(reading)), _permit: permit }))
+    Response::new(Body::new(LogBody { receiver, reading: Some(Box::pin(reading)), _permit: permit }))
 }
 
 /// Response body fed by the log reader. The task that sends the body also polls the reader: a separate task would be
 /// woken on another CPU for each chunk, which costs more than the chunk.
-struct Pieces {
+struct LogBody {
     receiver: mpsc::UnboundedReceiver<io::Result<Bytes>>,
     /// Log reader; `None` once it has ended.
     reading: Option<BoxFuture<'static, ()>>,
@@ -116,7 +116,7 @@ struct Pieces {
     _permit: Option<Permit>,
 }
 
-impl HttpBody for Pieces {
+impl HttpBody for LogBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -135,7 +135,7 @@ impl HttpBody for Pieces {
 }
 
 /// Sink of the log reader: accepts a chunk once a permit is available.
-struct Out {
+struct LogWriter {
     sender: mpsc::UnboundedSender<io::Result<Bytes>>,
     room: PollSemaphore,
     /// Permit for the next chunk.
@@ -144,7 +144,7 @@ struct Out {
     waits: bool,
 }
 
-impl Out {
+impl LogWriter {
     fn new(sender: mpsc::UnboundedSender<io::Result<Bytes>>) -> Self {
         let room = PollSemaphore::new(Arc::new(Semaphore::new(PIECES as usize)));
         Self { sender, room, next: None, stall: Box::pin(tokio::time::sleep(STALL)), waits: false }
@@ -159,18 +159,18 @@ impl Out {
 }
 
 /// Chunk that releases its permit when the connection has sent it.
-struct Piece {
+struct LogChunk {
     bytes: Vec<u8>,
     _room: OwnedSemaphorePermit,
 }
 
-impl AsRef<[u8]> for Piece {
+impl AsRef<[u8]> for LogChunk {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Sink<Vec<u8>> for Out {
+impl Sink<Vec<u8>> for LogWriter {
     type Error = io::Error;
 
     fn poll_ready(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -192,7 +192,7 @@ impl Sink<Vec<u8>> for Out {
     }
 
     fn start_send(mut self: Pin<&mut Self>, bytes: Vec<u8>) -> io::Result<()> {
-        let piece = Piece { bytes, _room: self.next.take().ok_or_else(gone)? };
+        let piece = LogChunk { bytes, _room: self.next.take().ok_or_else(gone)? };
         self.sender.send(Ok(Bytes::from_owner(piece))).map_err(|_| gone())
     }
 
@@ -211,38 +211,38 @@ fn gone() -> io::Error {
 
 /// Error of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
+enum QueryError {
     /// A value cannot be parsed.
     Decode,
     /// A value is out of range, or parameters exclude each other.
     Invalid,
 }
 
-fn parse(query: &str) -> Result<LogQuery, Wrong> {
+fn parse(query: &str) -> Result<LogQuery, QueryError> {
     let value = |name: &str| {
         form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
     };
     // Only "0" and "false" are false; a parameter without a value is true.
     let flag = |name| value(name).is_some_and(|v| v != "0" && !v.eq_ignore_ascii_case("false"));
-    let number = |text: Option<String>| text.map(|v| v.parse::<i64>().map_err(|_| Wrong::Decode)).transpose();
+    let number = |text: Option<String>| text.map(|v| v.parse::<i64>().map_err(|_| QueryError::Decode)).transpose();
     let tail = match value("tail").filter(|tail| !tail.is_empty()) {
         Some(all) if all == "all" => None,
         Some(tail) => number(Some(tail))?,
         None => number(value("tailLines"))?,
     };
     let (since, limit) = (number(value("sinceSeconds"))?, number(value("limitBytes"))?);
-    let since_time = value("sinceTime").map(|v| v.parse::<Timestamp>().map_err(|_| Wrong::Decode)).transpose()?;
+    let since_time = value("sinceTime").map(|v| v.parse::<Timestamp>().map_err(|_| QueryError::Decode)).transpose()?;
     let stream = match value("stream").as_deref() {
         None => None,
         Some("All") => Some(LogStream::All),
         Some("Stdout") => Some(LogStream::Stdout),
         Some("Stderr") => Some(LogStream::Stderr),
-        Some(_) => return Err(Wrong::Invalid),
+        Some(_) => return Err(QueryError::Invalid),
     };
     let is_one_stream = stream.is_some_and(|stream| stream != LogStream::All);
     let out_of_range = tail.is_some_and(|n| n < 0) || since.is_some_and(|n| n < 1) || limit.is_some_and(|n| n < 1);
     if out_of_range || (since.is_some() && since_time.is_some()) || (is_one_stream && tail.is_some()) {
-        return Err(Wrong::Invalid);
+        return Err(QueryError::Invalid);
     }
     Ok(LogQuery {
         follow: flag("follow"),
@@ -271,17 +271,17 @@ mod tests {
             ("tailLines=5", Ok(LogQuery { tail: Some(5), ..plain.clone() })),
             ("tailLines=5&tail=7", Ok(LogQuery { tail: Some(7), ..plain.clone() })),
             ("tailLines=5&tail=all", Ok(plain.clone())),
-            ("tail=-1", Err(Wrong::Invalid)),
-            ("tailLines=x", Err(Wrong::Decode)),
-            ("tailLines=", Err(Wrong::Decode)),
-            ("sinceSeconds=0", Err(Wrong::Invalid)),
-            ("sinceSeconds=1&sinceTime=2020-01-01T00:00:00Z", Err(Wrong::Invalid)),
-            ("sinceTime=yesterday", Err(Wrong::Decode)),
-            ("limitBytes=0", Err(Wrong::Invalid)),
-            ("limitBytes=99999999999999999999", Err(Wrong::Decode)),
+            ("tail=-1", Err(QueryError::Invalid)),
+            ("tailLines=x", Err(QueryError::Decode)),
+            ("tailLines=", Err(QueryError::Decode)),
+            ("sinceSeconds=0", Err(QueryError::Invalid)),
+            ("sinceSeconds=1&sinceTime=2020-01-01T00:00:00Z", Err(QueryError::Invalid)),
+            ("sinceTime=yesterday", Err(QueryError::Decode)),
+            ("limitBytes=0", Err(QueryError::Invalid)),
+            ("limitBytes=99999999999999999999", Err(QueryError::Decode)),
             ("stream=Stdout", Ok(LogQuery { stream: Some(LogStream::Stdout), ..plain.clone() })),
-            ("stream=stdout", Err(Wrong::Invalid)),
-            ("stream=Stderr&tailLines=1", Err(Wrong::Invalid)),
+            ("stream=stdout", Err(QueryError::Invalid)),
+            ("stream=Stderr&tailLines=1", Err(QueryError::Invalid)),
             ("stream=All&tailLines=1", Ok(LogQuery { stream: Some(LogStream::All), tail: Some(1), ..plain })),
         ] {
             assert_eq!(parse(query), wanted, "{query}");

@@ -57,7 +57,7 @@ impl NodeLogQuery {
         found.boot = number(&mut errors, "boot", first("boot"));
         found.tail = number(&mut errors, "tailLines", first("tailLines"));
         first("pattern").clone_into(&mut found.pattern);
-        errors.told()?;
+        errors.into_result()?;
         Ok((found != Self::default()).then_some(found))
     }
 
@@ -87,7 +87,7 @@ impl NodeLogQuery {
         if let Err(error) = regex_lite::Regex::new(&self.pattern) {
             errors.invalid("pattern", &quoted(&self.pattern), &error.to_string());
         }
-        errors.told()
+        errors.into_result()
     }
 
     fn validate_names(&self, errors: &mut Errors, stat: Option<&str>) {
@@ -210,7 +210,7 @@ impl Errors {
         self.add(format!("{field}: Invalid value: {value}: {detail}"));
     }
 
-    fn told(self) -> Result<(), String> {
+    fn into_result(self) -> Result<(), String> {
         match self.0.as_slice() {
             [] => Ok(()),
             [one] => Err(one.clone()),

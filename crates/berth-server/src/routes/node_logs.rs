@@ -148,7 +148,7 @@ fn encoded(name: &str) -> String {
 fn services(logs: Arc<dyn NodeLogs>, query: NodeLogQuery, asked: &HeaderMap) -> Response {
     let is_zipped = asked.get(header::ACCEPT_ENCODING).is_some_and(|value| value == "gzip");
     let (to, chunks) = mpsc::channel(WAITING);
-    let mut out = Out { to, zip: is_zipped.then(|| GzEncoder::new(Vec::new(), Compression::fast())) };
+    let mut out = ResponseWriter { to, zip: is_zipped.then(|| GzEncoder::new(Vec::new(), Compression::fast())) };
     tokio::spawn(async move {
         // The response contains what was read before the timeout; a disconnected client needs none.
         let _ = timeout(QUERY_LIMIT, copy(&*logs, &query, &mut out)).await;
@@ -163,9 +163,9 @@ fn services(logs: Arc<dyn NodeLogs>, query: NodeLogQuery, asked: &HeaderMap) -> 
 }
 
 /// The client disconnected.
-struct Gone;
+struct ClientDisconnected;
 
-async fn copy(logs: &dyn NodeLogs, query: &NodeLogQuery, out: &mut Out) -> Result<(), Gone> {
+async fn copy(logs: &dyn NodeLogs, query: &NodeLogQuery, out: &mut ResponseWriter) -> Result<(), ClientDisconnected> {
     let units = logs.units().await.unwrap_or_default();
     let in_journal = |service: &&str| units.contains(&format!("{service}.service"));
     let (native, other): (Vec<&str>, Vec<&str>) = query.services.iter().map(String::as_str).partition(in_journal);
@@ -193,7 +193,7 @@ async fn copy(logs: &dyn NodeLogs, query: &NodeLogQuery, out: &mut Out) -> Resul
     Ok(())
 }
 
-async fn copy_file(logs: &dyn NodeLogs, service: &str, out: &mut Out) -> Result<(), Gone> {
+async fn copy_file(logs: &dyn NodeLogs, service: &str, out: &mut ResponseWriter) -> Result<(), ClientDisconnected> {
     for name in candidates(service) {
         match logs.open(&clean(&name)).await {
             Ok(NodeEntry::File(found)) => {
@@ -213,30 +213,30 @@ async fn copy_file(logs: &dyn NodeLogs, service: &str, out: &mut Out) -> Result<
 }
 
 /// Response writer, with optional gzip compression.
-struct Out {
+struct ResponseWriter {
     to: mpsc::Sender<io::Result<Bytes>>,
     zip: Option<GzEncoder<Vec<u8>>>,
 }
 
-impl Out {
-    async fn write(&mut self, bytes: &[u8]) -> Result<(), Gone> {
+impl ResponseWriter {
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), ClientDisconnected> {
         let chunk = match &mut self.zip {
             None => bytes.to_vec(),
             Some(zip) => {
-                zip.write_all(bytes).map_err(|_| Gone)?;
+                zip.write_all(bytes).map_err(|_| ClientDisconnected)?;
                 std::mem::take(zip.get_mut())
             }
         };
         if chunk.is_empty() {
-            return if self.to.is_closed() { Err(Gone) } else { Ok(()) };
+            return if self.to.is_closed() { Err(ClientDisconnected) } else { Ok(()) };
         }
-        self.to.send(Ok(chunk.into())).await.map_err(|_| Gone)
+        self.to.send(Ok(chunk.into())).await.map_err(|_| ClientDisconnected)
     }
 
-    async fn end(self) -> Result<(), Gone> {
+    async fn end(self) -> Result<(), ClientDisconnected> {
         let Some(zip) = self.zip else { return Ok(()) };
-        let rest = zip.finish().map_err(|_| Gone)?;
-        self.to.send(Ok(rest.into())).await.map_err(|_| Gone)
+        let rest = zip.finish().map_err(|_| ClientDisconnected)?;
+        self.to.send(Ok(rest.into())).await.map_err(|_| ClientDisconnected)
     }
 }
 

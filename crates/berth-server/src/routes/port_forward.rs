@@ -10,16 +10,16 @@ use super::streams;
 use crate::{
     ports::streams::Sandbox,
     routing::PodPath,
-    streaming::{Streaming, bare, decide, failed, query, serve::hand_over, splice, websocket},
+    streaming::{Streaming, bare, failed, query, serve::serve_target, splice, upgrade_protocol, websocket},
 };
 
 /// Prepares port forwarding and connects the client with it.
 pub async fn port_forward(streaming: &Streaming, path: &PodPath, request: Request<Body>) -> Response {
-    let upgrade = decide::forward(request.headers(), streaming.config().terminate_web_sockets);
+    let upgrade = upgrade_protocol::forward(request.headers(), streaming.config().terminate_web_sockets);
     // SPDY clients name the port of each connection.
     let mut ports = Vec::new();
-    if upgrade == decide::ForwardUpgrade::WebSocket {
-        let form = query::Form::parse(request.uri().query().unwrap_or_default());
+    if upgrade == upgrade_protocol::ForwardUpgrade::WebSocket {
+        let form = query::QueryForm::parse(request.uri().query().unwrap_or_default());
         ports = match query::ports(&form) {
             Ok(ports) => ports,
             Err(error) => return bare(StatusCode::BAD_REQUEST, "bad-port", &error.to_string()),
@@ -50,12 +50,12 @@ pub async fn port_forward(streaming: &Streaming, path: &PodPath, request: Reques
         Err(error) => return failed(&error),
     };
     match streaming.here(&url) {
-        Some(Ok(target)) => return hand_over(streaming, target, request, permit),
+        Some(Ok(target)) => return serve_target(streaming, target, request, permit),
         Some(Err(gone)) => return *gone,
         None => {}
     }
     match upgrade {
-        decide::ForwardUpgrade::Tunnel => websocket::tunnel(streaming, &url, request, permit).await,
+        upgrade_protocol::ForwardUpgrade::Tunnel => websocket::tunnel(streaming, &url, request, permit).await,
         _ => splice::splice(streaming, &url, request, permit).await,
     }
 }

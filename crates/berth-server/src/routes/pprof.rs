@@ -44,8 +44,8 @@ pub async fn serve<B>(profiles: &dyn Profiles, request: &Request<B>, name: &str)
             let headers = [(header::CONTENT_TYPE, PLAIN), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
             (headers, profiles.command_line()).into_response()
         }
-        "heap" => memory(profiles, MemoryView::Held, (name, query)).await,
-        "allocs" => memory(profiles, MemoryView::Asked, (name, query)).await,
+        "heap" => memory(profiles, MemoryView::InUse, (name, query)).await,
+        "allocs" => memory(profiles, MemoryView::Allocated, (name, query)).await,
         "goroutine" if parameter(query, "debug").is_some_and(|debug| debug != "0") => {
             let headers = [(header::CONTENT_TYPE, PLAIN), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
             (headers, profiles.threads()).into_response()

@@ -9,7 +9,7 @@ use axum::{
 use super::streams;
 use crate::{
     routing::ContainerPath,
-    streaming::{Streaming, failed, query::Form},
+    streaming::{Streaming, failed, query::QueryForm},
 };
 
 /// Runs the command to completion; canceled when the client disconnects.
@@ -27,7 +27,7 @@ pub async fn run(streaming: &Streaming, path: &ContainerPath, request: Request<B
         Ok(permit) => permit,
         Err(response) => return response,
     };
-    let form = Form::parse(request.uri().query().unwrap_or_default());
+    let form = QueryForm::parse(request.uri().query().unwrap_or_default());
     let command: Vec<String> = form.first("cmd").unwrap_or_default().split(' ').map(str::to_owned).collect();
     match streaming.pods().run(&id, &command).await {
         // kubelet always uses this content type, whatever the output is.

@@ -12,11 +12,11 @@ use crate::{
     ports::streams::{StreamError, StreamSet},
     routing::PodPath,
     streaming::{
-        Permit, Streaming, bare, decide, failed, line,
-        query::{self, Form, Wanted},
-        serve::hand_over,
+        Permit, Streaming, bare, failed, line,
+        query::{self, QueryForm, RequestedStreams},
+        serve::serve_target,
         splice::splice,
-        websocket,
+        upgrade_protocol, websocket,
     },
 };
 use berth_config::text::quote;
@@ -44,8 +44,8 @@ pub fn no_container(name: &str) -> Response {
 
 /// Parses the stream flags of exec and attach from body and query; otherwise returns the response.
 #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
-pub async fn flags(mut request: Request<Body>) -> Result<(Request<Body>, Form, Wanted), Response> {
-    let form = Form::parse(request.uri().query().unwrap_or_default());
+pub async fn flags(mut request: Request<Body>) -> Result<(Request<Body>, QueryForm, RequestedStreams), Response> {
+    let form = QueryForm::parse(request.uri().query().unwrap_or_default());
     let mut all = form.clone();
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let is_form = kind.split(';').next().is_some_and(|kind| kind.trim() == "application/x-www-form-urlencoded");
@@ -54,9 +54,9 @@ pub async fn flags(mut request: Request<Body>) -> Result<(Request<Body>, Form, W
         let Ok(body) = axum::body::to_bytes(body, FORM).await else {
             return Err(bare(StatusCode::BAD_REQUEST, "bad-form", "the form cannot be read"));
         };
-        all = Form::parse(&String::from_utf8_lossy(&body)).followed_by(&form);
+        all = QueryForm::parse(&String::from_utf8_lossy(&body)).followed_by(&form);
     }
-    match query::wanted(&all) {
+    match query::requested_streams(&all) {
         Ok(wanted) => Ok((request, form, wanted)),
         Err(error) => Err(bare(StatusCode::BAD_REQUEST, "no-stream", &error.to_string())),
     }
@@ -68,7 +68,7 @@ pub async fn flags(mut request: Request<Body>) -> Result<(Request<Body>, Form, W
 /// Called before the runtime, so that no one-time URL is wasted.
 #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
 pub fn admitted(streaming: &Streaming, request: Request<Body>) -> Result<(Request<Body>, Permit), Response> {
-    if !decide::is_upgrade(request.headers()) {
+    if !upgrade_protocol::is_upgrade(request.headers()) {
         return Err(line(StatusCode::INTERNAL_SERVER_ERROR, "upgrade-required", "Upgrade request required"));
     }
     let permit = streaming.admit(&request)?;
@@ -76,8 +76,8 @@ pub fn admitted(streaming: &Streaming, request: Request<Body>) -> Result<(Reques
 }
 
 /// Converts the requested streams for the runtime.
-pub fn set(wanted: Wanted) -> StreamSet {
-    let Wanted { stdin, stdout, stderr, tty } = wanted;
+pub fn set(wanted: RequestedStreams) -> StreamSet {
+    let RequestedStreams { stdin, stdout, stderr, tty } = wanted;
     StreamSet { stdin, stdout, stderr, tty }
 }
 
@@ -86,7 +86,7 @@ pub struct Prepared {
     /// Its URL, or the runtime's error.
     pub url: Result<String, StreamError>,
     /// Requested streams.
-    pub set: Wanted,
+    pub set: RequestedStreams,
     /// Metric label.
     pub subresource: &'static str,
 }
@@ -99,12 +99,12 @@ pub async fn connect(streaming: &Streaming, prepared: Prepared, request: Request
         Err(error) => return failed(&error),
     };
     match streaming.here(&url) {
-        Some(Ok(target)) => return hand_over(streaming, target, request, permit),
+        Some(Ok(target)) => return serve_target(streaming, target, request, permit),
         Some(Err(gone)) => return *gone,
         None => {}
     }
-    match decide::command(request.headers(), streaming.config().terminate_web_sockets) {
-        decide::CommandUpgrade::Translate => {
+    match upgrade_protocol::command(request.headers(), streaming.config().terminate_web_sockets) {
+        upgrade_protocol::CommandUpgrade::Translate => {
             let command = websocket::Command { url, wanted: set, subresource };
             websocket::translate(streaming, command, request, permit)
         }

@@ -6,10 +6,10 @@ use axum::{
 };
 
 use super::text::{coded, router_error};
-use crate::{ports::Explains, routing::PodPath};
+use crate::{ports::PodDiagnostics, routing::PodPath};
 
 /// Responds with the document.
-pub fn tell(pods: &dyn Explains, path: &PodPath) -> Response {
+pub fn respond(pods: &dyn PodDiagnostics, path: &PodPath) -> Response {
     match pods.why(&path.namespace, &path.pod) {
         Some(body) => {
             let headers = [(header::CONTENT_TYPE, "application/json"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];

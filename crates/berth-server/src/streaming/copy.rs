@@ -17,7 +17,7 @@ const GOODBYE: Duration = Duration::from_secs(10);
 
 /// Copies until one side ends, then shuts both down. Data that was read is written first, and data that a side sent
 /// before it closed is delivered: a runtime may send a command's exit status and close while the client still writes.
-pub async fn both_ways<A, B>(a: A, b: B)
+pub async fn copy_bidirectional<A, B>(a: A, b: B)
 where
     A: AsyncRead + AsyncWrite + Send,
     B: AsyncRead + AsyncWrite + Send,
@@ -27,10 +27,10 @@ where
     {
         let (mut forth, mut back) = (pin!(pump(&mut from_a, &mut to_b)), pin!(pump(&mut from_b, &mut to_a)));
         tokio::select! {
-            ended = &mut forth => if ended == Ended::Target {
+            ended = &mut forth => if ended == EndedSide::Target {
                 let _ = timeout(GOODBYE, back).await;
             },
-            ended = &mut back => if ended == Ended::Target {
+            ended = &mut back => if ended == EndedSide::Target {
                 let _ = timeout(GOODBYE, forth).await;
             },
         }
@@ -41,12 +41,12 @@ where
 
 /// Which end of a direction ended it. The error is irrelevant: the stream is closed in each case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
+enum EndedSide {
     Source,
     Target,
 }
 
-async fn pump<R: AsyncRead, W: AsyncWrite>(from: &mut ReadHalf<R>, to: &mut WriteHalf<W>) -> Ended {
+async fn pump<R: AsyncRead, W: AsyncWrite>(from: &mut ReadHalf<R>, to: &mut WriteHalf<W>) -> EndedSide {
     let mut buffer = vec![0; IDLE];
     loop {
         let read = if buffer.len() == IDLE {
@@ -58,10 +58,10 @@ async fn pump<R: AsyncRead, W: AsyncWrite>(from: &mut ReadHalf<R>, to: &mut Writ
             continue;
         };
         let read = read.unwrap_or_default();
-        let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else { return Ended::Source };
+        let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else { return EndedSide::Source };
         // A TLS session buffers what it could not send until it is flushed.
         if to.write_all(bytes).await.is_err() || to.flush().await.is_err() {
-            return Ended::Target;
+            return EndedSide::Target;
         }
         if read == buffer.len() && read < BUSY {
             buffer.resize(BUSY, 0);
@@ -79,7 +79,7 @@ mod tests {
     async fn all_bytes_arrive_and_either_end_closes_both() {
         let (mut client, ours) = duplex(64);
         let (theirs, mut runtime) = duplex(64);
-        let copying = tokio::spawn(both_ways(ours, theirs));
+        let copying = tokio::spawn(copy_bidirectional(ours, theirs));
         let sent: Vec<u8> = (0..=255).cycle().take(300_000).collect();
         let expected = sent.clone();
         let sending = tokio::spawn(async move {
@@ -103,7 +103,7 @@ mod tests {
             client.write_all(b"too late").await.expect("taken");
             runtime.write_all(b"exit 7").await.expect("taken");
             drop(runtime);
-            both_ways(ours, theirs).await;
+            copy_bidirectional(ours, theirs).await;
             let mut got = String::new();
             client.read_to_string(&mut got).await.expect("closed in order");
             assert_eq!(got, "exit 7");

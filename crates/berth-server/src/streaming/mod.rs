@@ -7,24 +7,24 @@
 //! With an external runtime the server is a proxy: it copies protocols that the runtime's streaming server supports as
 //! bytes, and terminates only the others (`websocket/`). With the embedded runtime the streams are served in-process
 //! (`serve/`). A stream is one task that owns both connections: when either ends, or the agent stops, both are closed.
-//! Pure modules decide the responses before that: `query`, `decide`, `url`.
+//! Pure modules decide the responses before that: `query`, `upgrade_protocol`, `url`.
 
-mod answer;
-mod backend;
-mod caps;
 mod copy;
-pub(super) mod decide;
-mod pipe;
+mod error_response;
 pub mod query;
+mod runtime_dialer;
 pub mod serve;
+mod shared;
 pub mod spdy;
 pub(super) mod splice;
+mod stream_limit;
+pub(super) mod upgrade_protocol;
 mod url;
 pub mod websocket;
 
-pub use backend::Tls;
-pub use pipe::{Streaming, StreamingConfig};
+pub use runtime_dialer::Tls;
+pub use shared::{Streaming, StreamingConfig};
 
-pub use caps::{Caps, Permit};
+pub use stream_limit::{CallerLimit, Permit};
 
-pub(super) use answer::{bare, busy, failed, line};
+pub(super) use error_response::{bare, busy, failed, line};

@@ -7,9 +7,9 @@ use berth_config::text::quote;
 
 /// Decoded pairs of a query or a form-encoded body, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Form(Vec<(String, String)>);
+pub struct QueryForm(Vec<(String, String)>);
 
-impl Form {
+impl QueryForm {
     /// Parses `a=1&b=2`; `+` is a space.
     pub fn parse(text: &str) -> Self {
         let pairs = text.split('&').filter(|pair| !pair.is_empty() && !pair.contains(';'));
@@ -61,7 +61,7 @@ fn hex(digit: u8) -> Option<u8> {
 
 /// Streams that a client requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestedStreams {
     /// Standard input.
     pub stdin: bool,
     /// Standard output.
@@ -81,9 +81,14 @@ pub struct NoStream;
 ///
 /// # Errors
 /// If no stream is requested.
-pub fn wanted(form: &Form) -> Result<Wanted, NoStream> {
+pub fn requested_streams(form: &QueryForm) -> Result<RequestedStreams, NoStream> {
     let tty = form.set("tty");
-    let flags = Wanted { stdin: form.set("input"), stdout: form.set("output"), stderr: form.set("error") && !tty, tty };
+    let flags = RequestedStreams {
+        stdin: form.set("input"),
+        stdout: form.set("output"),
+        stderr: form.set("error") && !tty,
+        tty,
+    };
     if flags.stdin || flags.stdout || flags.stderr { Ok(flags) } else { Err(NoStream) }
 }
 
@@ -115,7 +120,7 @@ pub enum PortsError {
 ///
 /// # Errors
 /// If there is no port, or one is invalid.
-pub fn ports(form: &Form) -> Result<Vec<u16>, PortsError> {
+pub fn ports(form: &QueryForm) -> Result<Vec<u16>, PortsError> {
     let mut ports = Vec::new();
     let mut any = false;
     for whole in form.all("port") {
@@ -148,12 +153,12 @@ mod tests {
 
     #[test]
     fn flags_are_exactly_one() {
-        let all = Wanted { stdin: true, stdout: true, stderr: true, tty: false };
+        let all = RequestedStreams { stdin: true, stdout: true, stderr: true, tty: false };
         let rows = [
             ("input=1&output=1&error=1", Ok(all)),
-            ("output=1", Ok(Wanted { stdout: true, ..Wanted::default() })),
-            ("tty=1&error=1&output=1", Ok(Wanted { stdout: true, tty: true, ..Wanted::default() })),
-            ("input=%31", Ok(Wanted { stdin: true, ..Wanted::default() })),
+            ("output=1", Ok(RequestedStreams { stdout: true, ..RequestedStreams::default() })),
+            ("tty=1&error=1&output=1", Ok(RequestedStreams { stdout: true, tty: true, ..RequestedStreams::default() })),
+            ("input=%31", Ok(RequestedStreams { stdin: true, ..RequestedStreams::default() })),
             // AC-04b-S1
             ("", Err(NoStream)),
             ("output=true&input=01&error=", Err(NoStream)),
@@ -163,16 +168,20 @@ mod tests {
             ("Output=1", Err(NoStream)),
         ];
         for (query, expected) in rows {
-            assert_eq!(wanted(&Form::parse(query)), expected, "{query}");
+            assert_eq!(requested_streams(&QueryForm::parse(query)), expected, "{query}");
         }
-        let body = Form::parse("output=0").followed_by(&Form::parse("output=1&input=1"));
-        assert_eq!(wanted(&body), Ok(Wanted { stdin: true, ..Wanted::default() }), "the body comes first");
+        let body = QueryForm::parse("output=0").followed_by(&QueryForm::parse("output=1&input=1"));
+        assert_eq!(
+            requested_streams(&body),
+            Ok(RequestedStreams { stdin: true, ..RequestedStreams::default() }),
+            "the body comes first"
+        );
         assert_eq!(NoStream.to_string(), "you must specify at least 1 of stdin, stdout, stderr");
     }
 
     #[test]
     fn commands_keep_their_order_and_their_letters() {
-        let form = Form::parse("command=sh&command=-c&command=echo+%22a%26b%22%20%2B&x=%zz&command=%e4&command=");
+        let form = QueryForm::parse("command=sh&command=-c&command=echo+%22a%26b%22%20%2B&x=%zz&command=%e4&command=");
         let command: Vec<&str> = form.all("command").collect();
         assert_eq!(command, ["sh", "-c", "echo \"a&b\" +", "\u{fffd}", ""]);
         assert_eq!(form.first("x"), None, "a broken escape is as if it were not there");
@@ -180,7 +189,7 @@ mod tests {
 
     #[test]
     fn ports_and_what_is_wrong_with_them() {
-        let list = |query: &str| ports(&Form::parse(query)).map_err(|e| e.to_string());
+        let list = |query: &str| ports(&QueryForm::parse(query)).map_err(|e| e.to_string());
         let bad = |text: &str| Err::<Vec<u16>, _>(text.to_owned());
         let rows = [
             // AC-04b-S9

@@ -18,10 +18,10 @@ use tokio::time::timeout;
 
 use super::{
     Streaming,
-    answer::line,
-    backend::{Answered, BackendError},
-    caps::Permit,
-    copy::both_ways,
+    copy::copy_bidirectional,
+    error_response::line,
+    runtime_dialer::{BackendError, RuntimeResponse},
+    stream_limit::Permit,
 };
 use crate::Peer;
 
@@ -36,7 +36,7 @@ pub async fn splice(streaming: &Streaming, url: &str, mut request: Request<Body>
     let from = client_address(&request);
     let method = request.method().clone();
     let headers = forwarded(std::mem::take(request.headers_mut()), from);
-    let answered = match streaming.dialer().ask(url, method, headers).await {
+    let answered = match streaming.dialer().send_request(url, method, headers).await {
         Ok(answered) => answered,
         Err(error) => return unreachable(&error),
     };
@@ -46,12 +46,12 @@ pub async fn splice(streaming: &Streaming, url: &str, mut request: Request<Body>
     let Some(client) = client else {
         return line(StatusCode::INTERNAL_SERVER_ERROR, "no-upgrade", "the connection cannot be upgraded");
     };
-    let Answered { mut response, connection } = answered;
+    let RuntimeResponse { mut response, connection } = answered;
     let head = std::mem::take(response.headers_mut());
     streaming.spawn(async move {
         let upgraded = tokio::try_join!(client, hyper::upgrade::on(response));
         if let Ok((client, runtime)) = upgraded {
-            both_ways(TokioIo::new(client), TokioIo::new(runtime)).await;
+            copy_bidirectional(TokioIo::new(client), TokioIo::new(runtime)).await;
         }
         drop((permit, connection));
     });
@@ -71,8 +71,8 @@ pub fn unreachable(error: &BackendError) -> Response {
 }
 
 /// Response where the runtime refuses the upgrade: its own, if that is an error.
-pub async fn refused(answered: Answered) -> Response {
-    let Answered { response, connection } = answered;
+pub async fn refused(answered: RuntimeResponse) -> Response {
+    let RuntimeResponse { response, connection } = answered;
     let status = response.status();
     if status.as_u16() < 400 {
         let text = format!("invalid upgrade response: status code {}", status.as_u16());
@@ -91,7 +91,7 @@ pub async fn refused(answered: Answered) -> Response {
 }
 
 /// Body of an error response, for callers that report it in another form.
-pub async fn error_text(answered: Answered) -> Bytes {
+pub async fn error_text(answered: RuntimeResponse) -> Bytes {
     let body = Limited::new(answered.response.into_body(), ERROR_BYTES).collect();
     let body = timeout(ERROR_LIMIT, body).await;
     drop(answered.connection);

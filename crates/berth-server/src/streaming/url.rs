@@ -11,7 +11,7 @@ use http::Uri;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamUrl {
     /// Address to dial.
-    pub place: Place,
+    pub place: DialTarget,
     /// Whether to use TLS.
     pub tls: bool,
     /// Value of the `Host` header.
@@ -22,7 +22,7 @@ pub struct StreamUrl {
 
 /// Address to dial.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum DialTarget {
     /// TCP address.
     Host {
         /// Host name or IP address.
@@ -30,7 +30,7 @@ pub enum Place {
         /// Port.
         port: u16,
         /// Whether the host must be an address of this machine; the dialer checks it.
-        must_be_ours: bool,
+        must_be_local: bool,
     },
     /// Unix socket path, from `http+unix://%2Frun%2Fstream.sock/exec/token`.
     Unix(String),
@@ -56,12 +56,12 @@ pub enum UrlError {
 ///
 /// # Errors
 /// For an invalid URL, and for a name of another machine. An IP address that may be local is accepted with
-/// `must_be_ours`.
+/// `must_be_local`.
 pub fn read(url: &str, allowed: &[String]) -> Result<StreamUrl, UrlError> {
     let malformed = || UrlError::Malformed(url.to_owned());
     if let Some(rest) = url.strip_prefix("http+unix://") {
         let (host, path) = rest.split_once('/').ok_or_else(malformed)?;
-        let place = Place::Unix(socket(host).ok_or_else(malformed)?);
+        let place = DialTarget::Unix(socket(host).ok_or_else(malformed)?);
         return Ok(StreamUrl { place, tls: false, authority: "localhost".to_owned(), path: format!("/{path}") });
     }
     let uri: Uri = url.parse().map_err(|_| malformed())?;
@@ -81,7 +81,8 @@ pub fn read(url: &str, allowed: &[String]) -> Result<StreamUrl, UrlError> {
         return Err(malformed());
     }
     let must_be_ours = reach(&host, allowed)?;
-    let place = Place::Host { host, port: authority.port_u16().unwrap_or(default_port), must_be_ours };
+    let place =
+        DialTarget::Host { host, port: authority.port_u16().unwrap_or(default_port), must_be_local: must_be_ours };
     Ok(StreamUrl { place, tls, authority: authority.as_str().to_owned(), path })
 }
 
@@ -118,10 +119,12 @@ mod tests {
     fn only_this_machine_and_allowed_hosts() {
         let allowed = ["streams.internal".to_owned()];
         let host = |url: &str| match read(url, &allowed) {
-            Ok(StreamUrl { place: Place::Host { host, port, must_be_ours }, tls, path, .. }) => {
+            Ok(StreamUrl {
+                place: DialTarget::Host { host, port, must_be_local: must_be_ours }, tls, path, ..
+            }) => {
                 format!("{host} {port} {} {} {path}", if must_be_ours { "ours?" } else { "ok" }, u8::from(tls))
             }
-            Ok(StreamUrl { place: Place::Unix(socket), path, .. }) => format!("{socket} {path}"),
+            Ok(StreamUrl { place: DialTarget::Unix(socket), path, .. }) => format!("{socket} {path}"),
             Err(error) => error.to_string(),
         };
         let foreign = |name: &str| {

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Certificate chain and private key, PEM.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Pair {
+pub struct ServingPair {
     /// Certificate chain, leaf first.
     pub certificate: Vec<u8>,
     /// Private key.
@@ -27,26 +27,26 @@ pub struct Pair {
 }
 
 /// Contents of the files in use.
-pub struct Texts {
+pub struct LoadedFiles {
     /// Serving pair; `None` until it exists.
-    pub serving: Option<Pair>,
+    pub serving: Option<ServingPair>,
     /// Client CA bundle, if configured.
     pub client_ca: Option<Vec<u8>>,
 }
 
 /// Result of a read.
-pub struct Outcome {
+pub struct FileReadResult {
     /// Serving pair; `None` if it may appear later and does not exist yet.
-    pub serving: Result<Option<Pair>, String>,
+    pub serving: Result<Option<ServingPair>, String>,
     /// Client CA bundle, if configured.
     pub client_ca: Result<Option<Vec<u8>>, String>,
 }
 
 /// Reads all files on a blocking thread with a timeout. `pool` has a single thread, which a hung read keeps.
-pub async fn read(settings: &TlsSettings, pool: &BlockingPool) -> Outcome {
-    let failed = |cause: String| Outcome { serving: Err(cause.clone()), client_ca: Err(cause) };
+pub async fn read(settings: &TlsSettings, pool: &BlockingPool) -> FileReadResult {
+    let failed = |cause: String| FileReadResult { serving: Err(cause.clone()), client_ca: Err(cause) };
     let settings = settings.clone();
-    let reading = pool.run(Duration::ZERO, move || Outcome {
+    let reading = pool.run(Duration::ZERO, move || FileReadResult {
         serving: pair(&settings),
         client_ca: settings.client_ca_file.as_deref().map(file).transpose(),
     });
@@ -57,11 +57,11 @@ pub async fn read(settings: &TlsSettings, pool: &BlockingPool) -> Outcome {
     }
 }
 
-fn pair(settings: &TlsSettings) -> Result<Option<Pair>, String> {
+fn pair(settings: &TlsSettings) -> Result<Option<ServingPair>, String> {
     if settings.awaits_pair && !settings.cert_file.exists() {
         return Ok(None);
     }
-    Ok(Some(Pair { certificate: file(&settings.cert_file)?, key: file(&settings.key_file)? }))
+    Ok(Some(ServingPair { certificate: file(&settings.cert_file)?, key: file(&settings.key_file)? }))
 }
 
 fn file(path: &Path) -> Result<Vec<u8>, String> {
@@ -78,7 +78,7 @@ fn file(path: &Path) -> Result<Vec<u8>, String> {
 ///
 /// # Errors
 /// The pair is unusable; the cause is in kubelet's words if kubelet has a text for it.
-pub fn certified_key(pair: &Pair) -> Result<CertifiedKey, String> {
+pub fn certified_key(pair: &ServingPair) -> Result<CertifiedKey, String> {
     let chain: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(&pair.certificate).collect();
     let chain = chain.map_err(|e| format!("tls: failed to parse the certificate: {e}"))?;
     if chain.is_empty() {

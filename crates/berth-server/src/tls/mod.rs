@@ -11,7 +11,7 @@
 //! client has the key, `auth` verifies the chain. One certificate serves all names (spec 04 §7).
 
 mod files;
-mod offer;
+mod protocol_settings;
 
 use std::{
     path::PathBuf,
@@ -30,11 +30,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-pub use offer::OfferError;
+pub use protocol_settings::OfferError;
 
 use self::{
-    files::{Texts, read},
-    offer::Offer,
+    files::{LoadedFiles, read},
+    protocol_settings::ProtocolSettings,
 };
 use super::auth::{ClientCas, ClientRoots};
 use berth_metrics::WorkQueue;
@@ -101,17 +101,17 @@ pub struct Tls(Arc<Inner>);
 
 struct Inner {
     settings: TlsSettings,
-    offer: Offer,
+    offer: ProtocolSettings,
     current: ArcSwap<ServerConfig>,
     client_roots: ClientRoots,
-    state: Mutex<State>,
+    state: Mutex<ReloadState>,
     /// Serializes reads of the files.
     reading: BlockingPool,
 }
 
 /// Files in use, and the last logged error.
-struct State {
-    used: Texts,
+struct ReloadState {
+    used: LoadedFiles,
     key: Option<Arc<CertifiedKey>>,
     complaint: Option<String>,
 }
@@ -122,7 +122,7 @@ impl Tls {
     /// # Errors
     /// The setting or file that cannot be used; the server does not start then.
     pub async fn new(settings: TlsSettings) -> Result<Self, TlsError> {
-        let offer = Offer::choose(&settings.min_version, &settings.cipher_suites, &settings.curves)?;
+        let offer = ProtocolSettings::choose(&settings.min_version, &settings.cipher_suites, &settings.curves)?;
         for name in &offer.refused {
             warn!(setting = name, "This TLS setting is not supported and not offered");
         }
@@ -130,7 +130,7 @@ impl Tls {
         info!(cipherSuites = ?suites, minVersion = version, curves = ?offer.group_names(), "TLS offers");
         let reading = BlockingPool::new("TLS files", 1);
         let read = read(&settings, &reading).await;
-        let used = Texts {
+        let used = LoadedFiles {
             serving: read.serving.map_err(TlsError::Serving)?,
             client_ca: read.client_ca.map_err(|cause| client_ca_error(&settings, cause))?,
         };
@@ -151,7 +151,7 @@ impl Tls {
             offer,
             current: ArcSwap::from_pointee(config),
             client_roots: Arc::new(cas.into()),
-            state: Mutex::new(State { used, key, complaint: None }),
+            state: Mutex::new(ReloadState { used, key, complaint: None }),
             reading,
         })))
     }
@@ -183,7 +183,7 @@ impl Tls {
                 biased;
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => queue.iter().for_each(WorkQueue::added),
-                () = watch.moved() => {
+                () = watch.changed() => {
                     queue.iter().for_each(WorkQueue::added);
                     tokio::select! {
                         () = stop.cancelled() => return,
@@ -255,9 +255,9 @@ type Read<T> = Result<T, String>;
 
 fn new_key(
     settings: &TlsSettings,
-    read: Read<Option<files::Pair>>,
-    state: &State,
-) -> Read<Option<(files::Pair, Arc<CertifiedKey>)>> {
+    read: Read<Option<files::ServingPair>>,
+    state: &ReloadState,
+) -> Read<Option<(files::ServingPair, Arc<CertifiedKey>)>> {
     match read? {
         Some(pair) if state.used.serving.as_ref() != Some(&pair) => {
             usable(settings, &pair).map(|key| Some((pair, key)))
@@ -267,12 +267,12 @@ fn new_key(
 }
 
 /// Parses the pair; the error names the cause and both files.
-fn usable(settings: &TlsSettings, pair: &files::Pair) -> Read<Arc<CertifiedKey>> {
+fn usable(settings: &TlsSettings, pair: &files::ServingPair) -> Read<Arc<CertifiedKey>> {
     let (certificate, key) = (settings.cert_file.display(), settings.key_file.display());
     files::certified_key(pair).map(Arc::new).map_err(|cause| format!("{cause} (certificate {certificate}, key {key})"))
 }
 
-fn new_roots(read: Read<Option<Vec<u8>>>, state: &State) -> Read<Option<(Vec<u8>, ClientCas)>> {
+fn new_roots(read: Read<Option<Vec<u8>>>, state: &ReloadState) -> Read<Option<(Vec<u8>, ClientCas)>> {
     match read? {
         Some(pem) if state.used.client_ca.as_ref() != Some(&pem) => {
             let cas = ClientCas::from_pem(&pem).map_err(|e| e.to_string())?;
@@ -285,7 +285,7 @@ fn new_roots(read: Read<Option<Vec<u8>>>, state: &State) -> Read<Option<(Vec<u8>
 /// Sessions are resumed by tickets, so that a scraper that connects every few seconds costs little; every configuration
 /// generates a new ticket key.
 fn configure(
-    offer: &Offer,
+    offer: &ProtocolSettings,
     key: Option<&Arc<CertifiedKey>>,
     cas: Option<&ClientCas>,
 ) -> Result<ServerConfig, rustls::Error> {
@@ -296,7 +296,7 @@ fn configure(
     };
     let pair: Arc<dyn ResolvesServerCert> = match key {
         Some(key) => Arc::new(SingleCertAndKey::from(key.clone())),
-        None => Arc::new(NoPair),
+        None => Arc::new(NoServingCertificate),
     };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&offer.versions())?
@@ -309,9 +309,9 @@ fn configure(
 
 /// Certificate resolver without a certificate: every handshake fails.
 #[derive(Debug)]
-struct NoPair;
+struct NoServingCertificate;
 
-impl ResolvesServerCert for NoPair {
+impl ResolvesServerCert for NoServingCertificate {
     fn resolve(&self, _client: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         None
     }

@@ -16,50 +16,52 @@ use nix::{
 use rustix::fs::{CWD, FileType, Mode, OFlags, symlinkat};
 
 use super::{
-    mounts::Ready,
-    told::{Step, Told, failure},
+    error_context::{ErrorContext, Step, failure},
+    mounts::PreparedMount,
 };
 use crate::plan::{Access, Mount, Source};
 use berth_sys::{
-    in_root::{self, Missing},
-    mount_api::{self, Change, Reach},
+    in_root::{self, CreateKind},
+    mount_api::{self, Change, MountScope},
 };
 
 /// Attaches the root on the working directory, which is the stage directory.
 pub(super) fn root(root: BorrowedFd<'_>) -> Step<()> {
     let stage = rustix::fs::openat(CWD, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    mount_api::attach(root, stage.told(|| "open the stage")?.as_fd()).told(|| "attach the root")
+    mount_api::attach(root, stage.context(|| "open the stage")?.as_fd()).context(|| "attach the root")
 }
 
 /// Attaches one prepared mount, or creates it if it is a new file system.
-pub(super) fn mount(root: BorrowedFd<'_>, mount: &Mount, ready: &Ready) -> Step<()> {
+pub(super) fn mount(root: BorrowedFd<'_>, mount: &Mount, ready: &PreparedMount) -> Step<()> {
     let target = Path::new(&mount.target);
     match (ready, &mount.source) {
-        (Ready::Tree { mount: tree, is_directory }, _) => {
-            let missing = if *is_directory { Missing::Directory } else { Missing::File };
+        (PreparedMount::Tree { mount: tree, is_directory }, _) => {
+            let missing = if *is_directory { CreateKind::Directory } else { CreateKind::File };
             put(root, target, missing, tree.as_fd())
         }
-        (Ready::Groups(groups), _) => old_groups(root, mount, groups),
-        (Ready::New, Source::New { kind, data }) => {
+        (PreparedMount::Groups(groups), _) => old_groups(root, mount, groups),
+        (PreparedMount::New, Source::New { kind, data }) => {
             // Like runc: behind a link of the image it could not be masked (CVE-2023-28642).
             if matches!(kind.as_str(), "proc" | "sysfs") {
                 let found = in_root::is_ordinary_directory(root, target);
-                if !found.told(|| format!("look at {}", mount.target))? {
+                if !found.context(|| format!("look at {}", mount.target))? {
                     let text = format!("filesystem {kind:?} must be mounted on ordinary directory: {}", mount.target);
                     return Err(failure(text));
                 }
             }
             let made = new(kind, data, mount)?;
-            put(root, target, Missing::Directory, made.as_fd())
+            put(root, target, CreateKind::Directory, made.as_fd())
         }
-        (Ready::New | Ready::Layers, _) => Err(failure(format!("nothing was prepared for {}", mount.target))),
+        (PreparedMount::New | PreparedMount::Layers, _) => {
+            Err(failure(format!("nothing was prepared for {}", mount.target)))
+        }
     }
 }
 
-fn put(root: BorrowedFd<'_>, target: &Path, missing: Missing, mount: BorrowedFd<'_>) -> Step<()> {
+fn put(root: BorrowedFd<'_>, target: &Path, missing: CreateKind, mount: BorrowedFd<'_>) -> Step<()> {
     let what = || format!("mount {}", target.display());
-    let at = in_root::open_or_make(root, target, missing).told(what)?;
-    mount_api::attach(mount, at.as_fd()).told(what)
+    let at = in_root::open_or_make(root, target, missing).context(what)?;
+    mount_api::attach(mount, at.as_fd()).context(what)
 }
 
 fn new(kind: &str, data: &str, mount: &Mount) -> Step<OwnedFd> {
@@ -76,14 +78,14 @@ fn new(kind: &str, data: &str, mount: &Mount) -> Step<OwnedFd> {
         Err(_) if kind == "cgroup" => mount_api::new_mount(kernel_name, "", flags).or_else(|_| host_groups(flags)),
         other => other,
     };
-    made.told(|| format!("mount {kind} ({data}) on {}", mount.target))
+    made.context(|| format!("mount {kind} ({data}) on {}", mount.target))
 }
 
 /// Fallback if no new cgroup v2 mount is permitted: a clone of the host's.
 fn host_groups(flags: u64) -> io::Result<OwnedFd> {
-    let taken = mount_api::clone_path(Path::new("/sys/fs/cgroup"), Reach::Tree)?;
+    let taken = mount_api::clone_path(Path::new("/sys/fs/cgroup"), MountScope::Tree)?;
     let change = Change { set: mount_api::attributes(flags), propagation: libc::MS_PRIVATE, ids: None };
-    mount_api::change(taken.as_fd(), Reach::Tree, change)?;
+    mount_api::change(taken.as_fd(), MountScope::Tree, change)?;
     Ok(taken)
 }
 
@@ -91,19 +93,19 @@ fn host_groups(flags: u64) -> io::Result<OwnedFd> {
 fn old_groups(root: BorrowedFd<'_>, mount: &Mount, groups: &[(String, OwnedFd)]) -> Step<()> {
     let target = Path::new(&mount.target);
     let what = || format!("mount {}", mount.target);
-    let folder = mount_api::new_mount("tmpfs", "mode=755", mount.flags & !libc::MS_RDONLY).told(what)?;
-    put(root, target, Missing::Directory, folder.as_fd())?;
+    let folder = mount_api::new_mount("tmpfs", "mode=755", mount.flags & !libc::MS_RDONLY).context(what)?;
+    put(root, target, CreateKind::Directory, folder.as_fd())?;
     let read_only = if mount.access == Access::ReadWrite { 0 } else { libc::MOUNT_ATTR_RDONLY };
     let set = mount_api::attributes(mount.flags) | read_only;
     for (name, group) in groups {
-        mount_api::change(group.as_fd(), Reach::Top, Change { set, ..Change::default() }).told(what)?;
-        put(root, &target.join(name), Missing::Directory, group.as_fd())?;
+        mount_api::change(group.as_fd(), MountScope::Top, Change { set, ..Change::default() }).context(what)?;
+        put(root, &target.join(name), CreateKind::Directory, group.as_fd())?;
         for part in name.split(',').filter(|part| part != name) {
             // `cpu` and `cpuacct` are links to `cpu,cpuacct`.
-            symlinkat(name.as_str(), &folder, part).told(what)?;
+            symlinkat(name.as_str(), &folder, part).context(what)?;
         }
     }
-    mount_api::change(folder.as_fd(), Reach::Top, Change { set: read_only, ..Change::default() }).told(what)
+    mount_api::change(folder.as_fd(), MountScope::Top, Change { set: read_only, ..Change::default() }).context(what)
 }
 
 /// Masks paths: a file by `/dev/null`, a directory by an empty tmpfs. Missing paths are skipped.
@@ -112,13 +114,13 @@ pub(super) fn mask(root: BorrowedFd<'_>, paths: &[String]) -> Step<()> {
     for path in paths {
         let what = || format!("mask {path}");
         let Some(target) = present(root, path)? else { continue };
-        let is_directory = FileType::from_raw_mode(rustix::fs::fstat(&target).told(what)?.st_mode).is_dir();
+        let is_directory = FileType::from_raw_mode(rustix::fs::fstat(&target).context(what)?.st_mode).is_dir();
         let cover = match &empty {
-            _ if !is_directory => null().told(what)?,
-            Some(shown) => mount_api::clone_at(shown.as_fd(), Reach::Top).told(what)?,
-            None => mount_api::new_mount("tmpfs", "size=0,nr_inodes=1", libc::MS_RDONLY).told(what)?,
+            _ if !is_directory => null().context(what)?,
+            Some(shown) => mount_api::clone_at(shown.as_fd(), MountScope::Top).context(what)?,
+            None => mount_api::new_mount("tmpfs", "size=0,nr_inodes=1", libc::MS_RDONLY).context(what)?,
         };
-        mount_api::attach(cover.as_fd(), target.as_fd()).told(what)?;
+        mount_api::attach(cover.as_fd(), target.as_fd()).context(what)?;
         if is_directory && empty.is_none() {
             empty = Some(cover); // one tmpfs masks all directories
         }
@@ -128,7 +130,7 @@ pub(super) fn mask(root: BorrowedFd<'_>, paths: &[String]) -> Step<()> {
 
 /// The host's `/dev/null`: the container's may be anything.
 fn null() -> io::Result<OwnedFd> {
-    let null = mount_api::clone_path(Path::new("/dev/null"), Reach::Top)?;
+    let null = mount_api::clone_path(Path::new("/dev/null"), MountScope::Top)?;
     let found = rustix::fs::fstat(&null)?;
     let is_null = FileType::from_raw_mode(found.st_mode).is_char_device() && found.st_rdev == rustix::fs::makedev(1, 3);
     if is_null { Ok(null) } else { Err(io::Error::other("/dev/null of the host is something else")) }
@@ -139,10 +141,10 @@ pub(super) fn protect(root: BorrowedFd<'_>, paths: &[String]) -> Step<()> {
     for path in paths {
         let what = || format!("make {path} read-only");
         let Some(target) = present(root, path)? else { continue };
-        let copy = mount_api::clone_at(target.as_fd(), Reach::Tree).told(what)?;
+        let copy = mount_api::clone_at(target.as_fd(), MountScope::Tree).context(what)?;
         let change = Change { set: libc::MOUNT_ATTR_RDONLY, ..Change::default() };
-        mount_api::change(copy.as_fd(), Reach::Tree, change).told(what)?;
-        mount_api::attach(copy.as_fd(), target.as_fd()).told(what)?;
+        mount_api::change(copy.as_fd(), MountScope::Tree, change).context(what)?;
+        mount_api::attach(copy.as_fd(), target.as_fd()).context(what)?;
     }
     Ok(())
 }
@@ -151,17 +153,17 @@ fn present(root: BorrowedFd<'_>, path: &str) -> Step<Option<OwnedFd>> {
     match in_root::open(root, Path::new(path)) {
         Ok(found) => Ok(Some(found)),
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
-        Err(error) => Err(error).told(|| format!("open {path}")),
+        Err(error) => Err(error).context(|| format!("open {path}")),
     }
 }
 
 /// Pivots into the root and detaches the old root.
 pub(super) fn pivot(root: BorrowedFd<'_>, is_shared: bool) -> Step<()> {
-    rustix::process::fchdir(root).told(|| "go to the root")?;
-    rustix::process::pivot_root(".", ".").told(|| "change the root")?;
+    rustix::process::fchdir(root).context(|| "go to the root")?;
+    rustix::process::pivot_root(".", ".").context(|| "change the root")?;
     // The old root is stacked on the new one now, and no change of it may propagate to the host.
-    umount2(".", MntFlags::MNT_DETACH).told(|| "leave the old root")?;
-    rustix::process::chdir("/").told(|| "go to the root")?;
+    umount2(".", MntFlags::MNT_DETACH).context(|| "leave the old root")?;
+    rustix::process::chdir("/").context(|| "go to the root")?;
     let propagation = if is_shared { libc::MS_SHARED } else { libc::MS_SLAVE };
-    mount_api::change_root(propagation, Reach::Top).told(|| "set the propagation of the root")
+    mount_api::change_root(propagation, MountScope::Top).context(|| "set the propagation of the root")
 }

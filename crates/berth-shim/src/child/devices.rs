@@ -17,13 +17,13 @@ use rustix::{
 };
 
 use super::{
+    error_context::{ErrorContext, Step, failure},
     join::on_host,
-    told::{Step, Told, failure},
 };
 use crate::plan::{Device, IdMap};
 use berth_sys::{
-    in_root::{self, Missing},
-    mount_api::{self, Reach},
+    in_root::{self, CreateKind},
+    mount_api::{self, MountScope},
 };
 
 /// Links that every `/dev` created here has.
@@ -43,8 +43,8 @@ pub(super) fn stage(devices: &[Device], users: (IdMap, IdMap)) -> Step<Vec<Owned
         let name = PathBuf::from(format!("device-{index}"));
         let (uid, gid) = (on_host(device.uid, Some(users.0)), on_host(device.gid, Some(users.1)));
         let owner = uid.zip(gid).ok_or_else(|| failure(format!("{}: its owner is not mapped", device.path)))?;
-        node(CWD, &name, device, owner).told(|| format!("make {}", device.path))?;
-        staged.push(mount_api::clone_path(&name, Reach::Top).told(|| format!("take {}", device.path))?);
+        node(CWD, &name, device, owner).context(|| format!("make {}", device.path))?;
+        staged.push(mount_api::clone_path(&name, MountScope::Top).context(|| format!("take {}", device.path))?);
     }
     Ok(staged)
 }
@@ -56,16 +56,16 @@ pub(super) fn install(root: BorrowedFd<'_>, devices: &[Device], staged: Option<&
         match staged.and_then(|staged| staged.get(index)) {
             Some(mount) => {
                 let target =
-                    in_root::open_or_make(root, path, Missing::File).told(|| format!("make {}", device.path))?;
-                mount_api::attach(mount.as_fd(), target.as_fd()).told(|| format!("mount {}", device.path))?;
+                    in_root::open_or_make(root, path, CreateKind::File).context(|| format!("make {}", device.path))?;
+                mount_api::attach(mount.as_fd(), target.as_fd()).context(|| format!("mount {}", device.path))?;
             }
             None => {
                 let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
                     return Err(failure(format!("{} is no path of a device", device.path)));
                 };
-                let folder = in_root::open_or_make(root, folder, Missing::Directory)
-                    .told(|| format!("make the directory of {}", device.path))?;
-                replace(folder.as_fd(), Path::new(name), device).told(|| format!("make {}", device.path))?;
+                let folder = in_root::open_or_make(root, folder, CreateKind::Directory)
+                    .context(|| format!("make the directory of {}", device.path))?;
+                replace(folder.as_fd(), Path::new(name), device).context(|| format!("make {}", device.path))?;
             }
         }
     }
@@ -108,11 +108,11 @@ fn node(folder: BorrowedFd<'_>, name: &Path, device: &Device, (uid, gid): (u32, 
 
 /// Creates the links of `/dev`; existing entries are kept.
 pub(super) fn link(root: BorrowedFd<'_>) -> Step<()> {
-    let folder = in_root::open_or_make(root, Path::new("/dev"), Missing::Directory).told(|| "make /dev")?;
+    let folder = in_root::open_or_make(root, Path::new("/dev"), CreateKind::Directory).context(|| "make /dev")?;
     for (name, target) in LINKS {
         match symlinkat(target, &folder, name) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error).told(|| format!("make /dev/{name}")),
+            Err(error) => return Err(error).context(|| format!("make /dev/{name}")),
         }
     }
     Ok(())
@@ -120,9 +120,10 @@ pub(super) fn link(root: BorrowedFd<'_>) -> Step<()> {
 
 /// Bind-mounts the pty slave on `/dev/console`.
 pub(super) fn console(root: BorrowedFd<'_>, slave: &OwnedFd) -> Step<()> {
-    let target = in_root::open_or_make(root, Path::new("/dev/console"), Missing::File).told(|| "make /dev/console")?;
-    let mount = mount_api::clone_at(slave.as_fd(), Reach::Top).told(|| "take the terminal as /dev/console")?;
-    mount_api::attach(mount.as_fd(), target.as_fd()).told(|| "mount /dev/console")
+    let target =
+        in_root::open_or_make(root, Path::new("/dev/console"), CreateKind::File).context(|| "make /dev/console")?;
+    let mount = mount_api::clone_at(slave.as_fd(), MountScope::Top).context(|| "take the terminal as /dev/console")?;
+    mount_api::attach(mount.as_fd(), target.as_fd()).context(|| "mount /dev/console")
 }
 
 #[cfg(test)]

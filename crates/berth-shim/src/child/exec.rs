@@ -20,30 +20,30 @@ use rustix::{
 
 use super::{
     Launching, Stdio,
-    finalise::{self, Last, tell},
+    error_context::{ErrorContext, Step, failure},
+    exec_setup::{self, ExecSetup, report_failure},
     identity,
-    join::{self, Born},
-    launch::{Go, announce, give},
+    join::{self, CreatedIn},
+    launch::{StartGate, announce, chown_pipes},
     report::{self, Reporter},
     terminal,
-    told::{Step, Told, failure},
 };
-use crate::plan::{ExecPlan, IdMap, Took};
-use berth_sys::spawn::{self, Alone, Kin};
+use crate::plan::{ExecPlan, IdMap, StartTimings};
+use berth_sys::spawn::{self, NewParent, SingleThreaded};
 
 /// Starts a process in the container whose first process is `init`, a child of the shim that is not reaped yet.
 ///
 /// # Errors
 /// If the shim has more than one thread, the container has exited, or no process can be created.
 pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) -> Step<Launching> {
-    let alone = Alone::check().told(|| "start a process")?;
+    let alone = SingleThreaded::check().context(|| "start a process")?;
     let target = Target { process: join::process(init)?, proc_directory: join::proc_directory(init)? };
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(groups)?;
     let parent = getpid();
     let helper = join::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
         let joiner = Joiner { alone, parent, plan, target: &target, groups, reporter: &reporter };
-        joiner.run(stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
+        joiner.run(stdio, born).map_or_else(|failure| report_failure(&reporter, &failure), |()| 0)
     })?;
     Launching::new(reports, helper, None)
 }
@@ -56,7 +56,7 @@ struct Target {
 }
 
 struct Joiner<'a> {
-    alone: Alone,
+    alone: SingleThreaded,
     parent: Pid,
     plan: &'a ExecPlan,
     target: &'a Target,
@@ -65,15 +65,15 @@ struct Joiner<'a> {
 }
 
 impl Joiner<'_> {
-    fn run(&self, stdio: Stdio, born: Born) -> Step<()> {
+    fn run(&self, stdio: Stdio, born: CreatedIn) -> Step<()> {
         let process = &self.plan.process;
         let mut keep =
             vec![self.reporter.number(), self.target.process.as_raw_fd(), self.target.proc_directory.as_raw_fd()];
         if let Stdio::Files(files) = &stdio {
             keep.extend(files.iter().map(AsRawFd::as_raw_fd));
         }
-        spawn::close_all_but(self.alone, &keep).told(|| "close descriptors")?;
-        join::settle(self.parent)?;
+        spawn::close_all_but(self.alone, &keep).context(|| "close descriptors")?;
+        join::setup_helper(self.parent)?;
         self.enter(born)?;
         join::join_keyring(&self.plan.container);
         join::set_oom_score(process.oom_score_adj);
@@ -83,9 +83,9 @@ impl Joiner<'_> {
         let namespaces = self.differing()?;
         let has_users = namespaces.contains(ThreadNameSpaceType::USER);
         let users = if has_users { Some(self.users()?) } else { None };
-        give(&stdio, process.uid, users);
+        chown_pipes(&stdio, process.uid, users);
         rustix::thread::move_into_thread_name_spaces(self.target.process.as_fd(), namespaces)
-            .told(|| "join the container's namespaces")?;
+            .context(|| "join the container's namespaces")?;
         if has_users {
             join::become_root()?;
         }
@@ -93,11 +93,11 @@ impl Joiner<'_> {
     }
 
     /// Enters the container's cgroups, or, if those have child cgroups by now, that of its first process.
-    fn enter(&self, born: Born) -> Step<()> {
+    fn enter(&self, born: CreatedIn) -> Step<()> {
         join::enter(self.groups, born).or_else(|failure| {
             let text = self.read_proc_file("cgroup")?;
             let now = text.lines().find_map(|line| line.strip_prefix("0::")).ok_or(failure)?;
-            join::enter(&[join::unified_root().join(now.trim_start_matches('/'))], Born::Outside)
+            join::enter(&[join::unified_root().join(now.trim_start_matches('/'))], CreatedIn::Outside)
         })
     }
 
@@ -114,7 +114,7 @@ impl Joiner<'_> {
             ("cgroup", "cgroup", ThreadNameSpaceType::CONTROL_GROUP),
         ] {
             let identity = |at: BorrowedFd<'_>, path: &str| -> Step<(u64, u64)> {
-                let found = statat(at, path, AtFlags::empty()).told(|| format!("look at {path}"))?;
+                let found = statat(at, path, AtFlags::empty()).context(|| format!("look at {path}"))?;
                 Ok((found.st_dev, found.st_ino))
             };
             let theirs = identity(self.target.proc_directory.as_fd(), &format!("ns/{name}"))?;
@@ -128,7 +128,7 @@ impl Joiner<'_> {
         let opened = openat(&self.target.proc_directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let mut text = String::new();
         let read = opened.map_err(io::Error::from).and_then(|file| File::from(file).read_to_string(&mut text));
-        read.map(|_| text).told(|| format!("read {name} of the container's first process"))
+        read.map(|_| text).context(|| format!("read {name} of the container's first process"))
     }
 
     /// Mapping of the container's user ids.
@@ -142,42 +142,45 @@ impl Joiner<'_> {
     }
 
     fn start(&self, host_proc: OwnedFd, stdio: Stdio) -> Step<()> {
-        let Go { wait, release } = Go::new()?;
+        let StartGate { wait, release } = StartGate::new()?;
         let mut waiting = Some((stdio, wait, release));
-        let spawned = spawn::spawn(self.alone, Kin::Sibling, None, || {
+        let spawned = spawn::spawn(self.alone, NewParent::Sibling, None, || {
             let Some((stdio, wait, release)) = waiting.take() else { return 127 };
             drop(release);
             let run = || -> Step<i32> {
-                Go::wait(wait)?;
+                StartGate::wait(wait)?;
                 self.become_program(stdio, &host_proc)
             };
-            run().unwrap_or_else(|failure| tell(self.reporter, &failure))
+            run().unwrap_or_else(|failure| report_failure(self.reporter, &failure))
         });
-        let pid = spawned.told(|| "make the process")?;
-        announce(self.reporter, host_proc.as_fd(), pid, Took::default())?;
+        let pid = spawned.context(|| "make the process")?;
+        announce(self.reporter, host_proc.as_fd(), pid, StartTimings::default())?;
         let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its joiner"))?;
-        Go::release(release)
+        StartGate::release(release)
     }
 
     /// Sets up the process and executes the program. Returns only on failure.
     fn become_program(&self, stdio: Stdio, host_proc: &OwnedFd) -> Step<i32> {
         let process = &self.plan.process;
-        setsid().told(|| "make a session")?;
+        setsid().context(|| "make a session")?;
         if self.plan.keeps_orphans {
-            nix::sys::prctl::set_child_subreaper(true).told(|| "keep orphans")?;
+            nix::sys::prctl::set_child_subreaper(true).context(|| "keep orphans")?;
         }
-        let profile = finalise::open_profile(process, host_proc.as_fd())?;
+        let profile = exec_setup::open_profile(process, host_proc.as_fd())?;
         let slave = match stdio {
             Stdio::Files(_) => None,
             Stdio::Terminal => {
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-                let root = rustix::fs::openat(CWD, "/", flags, Mode::empty()).told(|| "open the root")?;
+                let root = rustix::fs::openat(CWD, "/", flags, Mode::empty()).context(|| "open the root")?;
                 let made = terminal::make(root.as_fd(), process.terminal.unwrap_or_default(), process.uid)?;
                 self.reporter.terminal(made.master.as_fd())?;
                 Some(made.slave)
             }
         };
-        finalise::take_stdio(stdio, slave)?;
-        Ok(finalise::execute(self.alone, Last { process, reporter: self.reporter, profile, hooks: None, line: None }))
+        exec_setup::take_stdio(stdio, slave)?;
+        Ok(exec_setup::execute(
+            self.alone,
+            ExecSetup { process, reporter: self.reporter, profile, hooks: None, line: None },
+        ))
     }
 }

@@ -33,55 +33,55 @@ use rustix::{
 };
 
 use super::{
-    finalise::tell,
+    error_context::{ErrorContext, Step, failure, reason},
+    exec_setup::report_failure,
     join,
     report::Reporter,
-    told::{Step, Told, failure, reason},
 };
-use crate::plan::{Hook, Hooks, Moment};
-use berth_sys::spawn::{self, Alone, Kin};
+use crate::plan::{Hook, HookPoint, Hooks};
+use berth_sys::spawn::{self, NewParent, SingleThreaded};
 
 /// Default timeout of a hook. The whole start has its own deadline.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of a hook's output that are reported; the rest is read and dropped.
 const TOLD: usize = 1024;
 /// Hooks that the runner executes.
-const BESIDE: [Moment; 3] = [Moment::Prestart, Moment::CreateRuntime, Moment::Poststart];
+const BESIDE: [HookPoint; 3] = [HookPoint::Prestart, HookPoint::CreateRuntime, HookPoint::Poststart];
 
 /// Socket to the runner, shared by the helper and the container's process.
-pub(super) struct Line(OwnedFd);
+pub(super) struct RunnerSocket(OwnedFd);
 
 /// A runner and the socket to it.
-pub(super) struct Begun {
+pub(super) struct HookRunner {
     /// PID of the runner, a child of the shim.
     pub(super) runner: u32,
     /// Closed by the shim once the helper has inherited it.
-    pub(super) line: Line,
+    pub(super) line: RunnerSocket,
 }
 
 /// Creates a runner if there are hooks for it.
-pub(super) fn begin(alone: Alone, hooks: Option<&Hooks>, reporter: &Reporter) -> Step<Option<Begun>> {
+pub(super) fn begin(alone: SingleThreaded, hooks: Option<&Hooks>, reporter: &Reporter) -> Step<Option<HookRunner>> {
     let Some(hooks) = hooks.filter(|hooks| BESIDE.iter().any(|moment| hooks.of(*moment).next().is_some())) else {
         return Ok(None);
     };
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let (ours, line) = pair.told(|| "make a socket pair")?;
+    let (ours, line) = pair.context(|| "make a socket pair")?;
     let parent = rustix::process::getpid();
-    let runner = spawn::spawn(alone, Kin::Child, None, || {
+    let runner = spawn::spawn(alone, NewParent::Child, None, || {
         let run = || {
-            spawn::close_all_but(alone, &[reporter.number(), ours.as_raw_fd()]).told(|| "close descriptors")?;
-            join::settle(parent)?;
+            spawn::close_all_but(alone, &[reporter.number(), ours.as_raw_fd()]).context(|| "close descriptors")?;
+            join::setup_helper(parent)?;
             join::set_oom_score(None);
-            beside(alone, hooks, ours.as_fd())
+            run_runner(alone, hooks, ours.as_fd())
         };
-        run().map_or_else(|failure| tell(reporter, &failure), |()| 0)
+        run().map_or_else(|failure| report_failure(reporter, &failure), |()| 0)
     });
-    let runner = runner.told(|| "make a process for hooks")?;
-    Ok(Some(Begun { runner, line: Line(line) }))
+    let runner = runner.context(|| "make a process for hooks")?;
+    Ok(Some(HookRunner { runner, line: RunnerSocket(line) }))
 }
 
 /// Body of the runner process.
-fn beside(alone: Alone, hooks: &Hooks, line: BorrowedFd<'_>) -> Step<()> {
+fn run_runner(alone: SingleThreaded, hooks: &Hooks, line: BorrowedFd<'_>) -> Step<()> {
     let (mut process, mut executes) = (None, false);
     loop {
         let mut said = [0_u8; 8];
@@ -89,32 +89,32 @@ fn beside(alone: Alone, hooks: &Hooks, line: BorrowedFd<'_>) -> Step<()> {
             Err(Errno::INTR) => continue,
             // The peer exited with unread data from us in its queue.
             Err(Errno::CONNRESET) => 0,
-            other => other.told(|| "hear what hooks wait for")?.1,
+            other => other.context(|| "hear what hooks wait for")?.1,
         };
         match said.get(..count).unwrap_or_default() {
             [b'P', number @ ..] => process = number.first_chunk().map(|bytes| u32::from_le_bytes(*bytes)),
             [b'R'] => {
-                execute(alone, hooks, Moment::Prestart, process)?;
-                execute(alone, hooks, Moment::CreateRuntime, process)?;
-                say(line, b"G")?;
-                if hooks.of(Moment::Poststart).next().is_none() {
+                execute(alone, hooks, HookPoint::Prestart, process)?;
+                execute(alone, hooks, HookPoint::CreateRuntime, process)?;
+                write_command(line, b"G")?;
+                if hooks.of(HookPoint::Poststart).next().is_none() {
                     return Ok(());
                 }
             }
             [b'X'] => executes = true,
             [b'F'] => executes = false,
-            [] if executes => return execute(alone, hooks, Moment::Poststart, process),
+            [] if executes => return execute(alone, hooks, HookPoint::Poststart, process),
             [] => return Ok(()),
             _ => return Err(failure("who waits for hooks said something strange")),
         }
     }
 }
 
-fn say(line: BorrowedFd<'_>, what: &[u8]) -> Step<()> {
-    send(line, what, SendFlags::NOSIGNAL).map(drop).told(|| "tell who executes hooks")
+fn write_command(line: BorrowedFd<'_>, what: &[u8]) -> Step<()> {
+    send(line, what, SendFlags::NOSIGNAL).map(drop).context(|| "tell who executes hooks")
 }
 
-impl Line {
+impl RunnerSocket {
     /// The descriptor's number.
     pub(super) fn number(&self) -> RawFd {
         self.0.as_raw_fd()
@@ -123,31 +123,31 @@ impl Line {
     /// Sends the PID of the container's process.
     pub(super) fn process(&self, pid: u32) -> Step<()> {
         let [a, b, c, d] = pid.to_le_bytes();
-        say(self.0.as_fd(), &[b'P', a, b, c, d])
+        write_command(self.0.as_fd(), &[b'P', a, b, c, d])
     }
 
     /// Runs the hooks on the host and waits for them, before the container's own hooks.
     pub(super) fn rooted(&self) -> Step<()> {
-        say(self.0.as_fd(), b"R")?;
+        write_command(self.0.as_fd(), b"R")?;
         let mut byte = [0_u8; 1];
         loop {
             match recv(&self.0, &mut byte, RecvFlags::empty()) {
                 Err(Errno::INTR) => {}
                 // The runner has reported the cause.
                 Ok((_, 0)) | Err(Errno::CONNRESET) => return Err(failure("a hook on the host failed")),
-                other => return other.map(drop).told(|| "wait for hooks"),
+                other => return other.map(drop).context(|| "wait for hooks"),
             }
         }
     }
 
     /// Reports that the program is executed next. Without poststart hooks the runner has exited.
     pub(super) fn executes(&self) {
-        let _nobody_listens = say(self.0.as_fd(), b"X");
+        let _nobody_listens = write_command(self.0.as_fd(), b"X");
     }
 
     /// Reports that the execution failed.
     pub(super) fn failed(&self) {
-        let _nobody_listens = say(self.0.as_fd(), b"F");
+        let _nobody_listens = write_command(self.0.as_fd(), b"F");
     }
 }
 
@@ -156,17 +156,17 @@ impl Line {
 /// # Errors
 /// If the shim has more than one thread, or no process can be created.
 pub fn begin_poststop(container: &str, hooks: &Hooks) -> Step<()> {
-    if hooks.of(Moment::Poststop).next().is_none() {
+    if hooks.of(HookPoint::Poststop).next().is_none() {
         return Ok(());
     }
-    let alone = Alone::check().told(|| "execute hooks")?;
-    let spawned = spawn::spawn(alone, Kin::Child, None, || {
+    let alone = SingleThreaded::check().context(|| "execute hooks")?;
+    let spawned = spawn::spawn(alone, NewParent::Child, None, || {
         let run = || {
-            spawn::close_all_but(alone, &[]).told(|| "close descriptors")?;
+            spawn::close_all_but(alone, &[]).context(|| "close descriptors")?;
             // The shim may exit before the hooks do.
-            setsid().told(|| "make a session")?;
+            setsid().context(|| "make a session")?;
             join::set_oom_score(None);
-            execute(alone, hooks, Moment::Poststop, None)
+            execute(alone, hooks, HookPoint::Poststop, None)
         };
         run().map_or_else(
             |failure| {
@@ -176,20 +176,20 @@ pub fn begin_poststop(container: &str, hooks: &Hooks) -> Step<()> {
             |()| 0,
         )
     });
-    spawned.map(drop).told(|| "make a process for hooks")
+    spawned.map(drop).context(|| "make a process for hooks")
 }
 
 /// Runs the hooks of one lifecycle point in order, until one fails; poststop runs all of them.
-pub(super) fn execute(alone: Alone, hooks: &Hooks, moment: Moment, process: Option<u32>) -> Step<()> {
+pub(super) fn execute(alone: SingleThreaded, hooks: &Hooks, moment: HookPoint, process: Option<u32>) -> Step<()> {
     let process = process.map(|pid| format!("\"pid\":{pid},")).unwrap_or_default();
     let state = format!("{{\"status\":\"{}\",{process}{}", moment.status(), hooks.state);
-    let cwd = if moment == Moment::StartContainer { Path::new("/") } else { &hooks.bundle };
+    let cwd = if moment == HookPoint::StartContainer { Path::new("/") } else { &hooks.bundle };
     let mut first = Ok(());
     for hook in hooks.of(moment) {
         let told = |what| failure(format!("{} hook {} failed: {what}", moment.name(), hook.path.display()));
-        let done = one(alone, hook, &state, cwd).map_err(told);
+        let done = run_hook(alone, hook, &state, cwd).map_err(told);
         first = first.and(done);
-        if first.is_err() && moment != Moment::Poststop {
+        if first.is_err() && moment != HookPoint::Poststop {
             break;
         }
     }
@@ -197,11 +197,11 @@ pub(super) fn execute(alone: Alone, hooks: &Hooks, moment: Moment, process: Opti
 }
 
 /// Runs one hook and waits for its exit.
-fn one(alone: Alone, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String> {
+fn run_hook(alone: SingleThreaded, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String> {
     let told = |what: &str, error: io::Error| format!("{what}: {}", reason(&error));
     let pipe = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|error| told("make a pipe", error.into()));
     let ((input, to), (from, output)) = (pipe()?, pipe()?);
-    let spawned = spawn::spawn(alone, Kin::Child, None, || {
+    let spawned = spawn::spawn(alone, NewParent::Child, None, || {
         let error = become_hook(alone, hook, cwd, [&input, &output]);
         let _ = writeln!(io::stderr(), "execute it: {}", reason(&error));
         127
@@ -214,7 +214,7 @@ fn one(alone: Alone, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String>
         rustix::io::ioctl_fionbio(fd, true).map_err(|error| told("set up a pipe", error.into()))?;
     }
     let limit = hook.limit_ms.map_or(LIMIT, Duration::from_millis);
-    let mut talk = Talk { to: Some(to), from: Some(from), state: state.as_bytes(), heard: Vec::new() };
+    let mut talk = HookIo { to: Some(to), from: Some(from), state: state.as_bytes(), heard: Vec::new() };
     let ended = talk.until(&handle, limit).map_err(|error| told("wait for it", error));
     if !matches!(ended, Ok(true)) {
         // It leads a process group of its own from its first step on; the group before that is ours.
@@ -222,9 +222,9 @@ fn one(alone: Alone, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String>
         let _has_ended = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
     }
     let status = waitpid(Some(process), WaitOptions::empty()).map_err(|error| told("wait for it", error.into()))?;
-    let _only_words_are_missing = talk.hear();
+    let _only_words_are_missing = talk.read_output();
     if !ended? {
-        return Err(format!("it took longer than {limit:?}{}", talk.words()));
+        return Err(format!("it took longer than {limit:?}{}", talk.output_text()));
     }
     let status = status.map(|(_, status)| status);
     let what = match status.map(|status| (status.exit_status(), status.terminating_signal())) {
@@ -233,11 +233,11 @@ fn one(alone: Alone, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String>
         Some((_, Some(signal))) => format!("killed by signal {signal}"),
         _ => "it vanished".to_owned(),
     };
-    Err(format!("{what}{}", talk.words()))
+    Err(format!("{what}{}", talk.output_text()))
 }
 
 /// Returns only if the execution failed.
-fn become_hook(alone: Alone, hook: &Hook, cwd: &Path, [input, output]: [&OwnedFd; 2]) -> io::Error {
+fn become_hook(alone: SingleThreaded, hook: &Hook, cwd: &Path, [input, output]: [&OwnedFd; 2]) -> io::Error {
     let zero_ended = |text: &[u8]| CString::new(text).map_err(io::Error::from);
     let all = |texts: &[String]| texts.iter().map(|text| zero_ended(text.as_bytes())).collect::<io::Result<Vec<_>>>();
     let attempt = || -> io::Result<()> {
@@ -263,14 +263,14 @@ fn become_hook(alone: Alone, hook: &Hook, cwd: &Path, [input, output]: [&OwnedFd
 }
 
 /// Standard input and output of a hook.
-struct Talk<'a> {
+struct HookIo<'a> {
     to: Option<OwnedFd>,
     from: Option<OwnedFd>,
     state: &'a [u8],
     heard: Vec<u8>,
 }
 
-impl Talk<'_> {
+impl HookIo<'_> {
     /// Returns whether the hook exited within the limit; processes it left behind may still write.
     fn until(&mut self, process: &OwnedFd, limit: Duration) -> io::Result<bool> {
         let until = Instant::now() + limit;
@@ -291,7 +291,7 @@ impl Talk<'_> {
                 return Ok(true);
             }
             self.tell();
-            self.hear()?;
+            self.read_output()?;
         }
     }
 
@@ -308,7 +308,7 @@ impl Talk<'_> {
         }
     }
 
-    fn hear(&mut self) -> io::Result<()> {
+    fn read_output(&mut self) -> io::Result<()> {
         let mut buffer = [0_u8; 512];
         while let Some(from) = &self.from {
             match rustix::io::read(from, &mut buffer) {
@@ -325,7 +325,7 @@ impl Talk<'_> {
         Ok(())
     }
 
-    fn words(&self) -> String {
+    fn output_text(&self) -> String {
         let text = String::from_utf8_lossy(&self.heard);
         match text.trim() {
             "" => String::new(),

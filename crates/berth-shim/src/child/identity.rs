@@ -6,7 +6,7 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
-use super::told::{Step, Told};
+use super::error_context::{ErrorContext, Step};
 use crate::plan::{Capabilities, Process};
 use berth_sys::{privileges, spawn};
 
@@ -38,15 +38,15 @@ pub(super) fn set_limits(process: &Process) {
 /// and ambient sets and, for user 0, the bounding set.
 pub(super) fn become_user(process: &Process, keeps_admin: bool) -> Step<()> {
     let wanted = process.capabilities;
-    privileges::drop_bounding(wanted.bounding).told(|| "limit capabilities")?;
-    set_keep_capabilities(true).told(|| "keep capabilities")?;
+    privileges::drop_bounding(wanted.bounding).context(|| "limit capabilities")?;
+    set_keep_capabilities(true).context(|| "keep capabilities")?;
     let groups: Vec<Gid> = process.groups.iter().copied().map(Gid::from_raw).collect();
-    set_thread_groups(&groups).told(|| format!("set groups {:?}", process.groups))?;
+    set_thread_groups(&groups).context(|| format!("set groups {:?}", process.groups))?;
     let (user, group) = (Uid::from_raw(process.uid), Gid::from_raw(process.gid));
-    set_thread_res_gid(group, group, group).told(|| format!("become group {}", process.gid))?;
-    set_thread_res_uid(user, user, user).told(|| format!("become user {}", process.uid))?;
-    let sets = sets(wanted, capabilities(None).told(|| "read capabilities")?.permitted, keeps_admin);
-    set_capabilities(None, sets).told(|| "set capabilities")?;
+    set_thread_res_gid(group, group, group).context(|| format!("become group {}", process.gid))?;
+    set_thread_res_uid(user, user, user).context(|| format!("become user {}", process.uid))?;
+    let sets = sets(wanted, capabilities(None).context(|| "read capabilities")?.permitted, keeps_admin);
+    set_capabilities(None, sets).context(|| "set capabilities")?;
     set_ambient(CapabilitySet::from_bits_retain(wanted.ambient) & sets.permitted & sets.inheritable)
 }
 
@@ -63,10 +63,10 @@ fn sets(wanted: Capabilities, had: CapabilitySet, keeps_admin: bool) -> Capabili
 }
 
 fn set_ambient(wanted: CapabilitySet) -> Step<()> {
-    clear_ambient_capability_set().told(|| "clear ambient capabilities")?;
+    clear_ambient_capability_set().context(|| "clear ambient capabilities")?;
     for number in (0..CAPABILITIES).filter(|number| wanted.bits() >> number & 1 == 1) {
         let one = CapabilitySet::from_bits_retain(1 << number);
-        configure_capability_in_ambient_set(one, true).told(|| format!("make capability {number} ambient"))?;
+        configure_capability_in_ambient_set(one, true).context(|| format!("make capability {number} ambient"))?;
     }
     Ok(())
 }

@@ -17,20 +17,20 @@ use rustix::{
 };
 
 use super::{
-    Around,
-    told::{Step, Told, failure, reason},
+    PodContext,
+    error_context::{ErrorContext, Step, failure, reason},
 };
-use crate::plan::{IdMap, Namespace, Processes};
+use crate::plan::{IdMap, Namespace, PidNamespace};
 use berth_sys::spawn;
 
 /// Sets up a helper: it dies with its parent, usually the shim, and its memory is not dumpable.
-pub(super) fn settle(parent: Pid) -> Step<()> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).told(|| "die with the shim")?;
+pub(super) fn setup_helper(parent: Pid) -> Step<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context(|| "die with the shim")?;
     // A parent that died before sends no signal any more.
     if rustix::process::getppid() != Some(parent) {
         return Err(failure("the shim has gone"));
     }
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).told(|| "hide memory")
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context(|| "hide memory")
 }
 
 /// Joins a session keyring of the container's own, if the kernel provides one.
@@ -64,7 +64,7 @@ pub(super) fn birth_group(groups: &[PathBuf]) -> Step<Option<OwnedFd>> {
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(group, flags, Mode::empty());
-    opened.map(Some).told(|| format!("open control group {}", group.display()))
+    opened.map(Some).context(|| format!("open control group {}", group.display()))
 }
 
 /// Creates a process in its cgroup, by `CLONE_INTO_CGROUP`, or outside it if the kernel refuses; then runs `body`.
@@ -72,26 +72,26 @@ pub(super) fn birth_group(groups: &[PathBuf]) -> Step<Option<OwnedFd>> {
 /// `EBUSY`: the cgroup has child cgroups. `EOPNOTSUPP`: its type accepts no processes. `ENOSYS`, `EINVAL`, and `E2BIG`:
 /// the kernel does not support the flag.
 pub(super) fn spawn_into(
-    alone: spawn::Alone,
+    alone: spawn::SingleThreaded,
     group: Option<BorrowedFd<'_>>,
-    body: impl FnOnce(Born) -> i32,
+    body: impl FnOnce(CreatedIn) -> i32,
 ) -> Step<u32> {
     let mut body = Some(body);
     let mut run = |born| body.take().map_or(127, |body| body(born));
-    let kin = spawn::Kin::Child;
+    let kin = spawn::NewParent::Child;
     let made = match group {
-        Some(group) => match spawn::spawn(alone, kin, Some(group), || run(Born::Inside)) {
-            Err(error) if is_refusal(&error) => spawn::spawn(alone, kin, None, || run(Born::Outside)),
+        Some(group) => match spawn::spawn(alone, kin, Some(group), || run(CreatedIn::Inside)) {
+            Err(error) if is_refusal(&error) => spawn::spawn(alone, kin, None, || run(CreatedIn::Outside)),
             other => other,
         },
-        None => spawn::spawn(alone, kin, None, || run(Born::Outside)),
+        None => spawn::spawn(alone, kin, None, || run(CreatedIn::Outside)),
     };
-    made.told(|| "make a process")
+    made.context(|| "make a process")
 }
 
 /// Cgroup in which a process was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Born {
+pub(super) enum CreatedIn {
     /// In its own cgroup v2 directory.
     Inside,
     /// In the cgroup of the shim.
@@ -103,19 +103,19 @@ fn is_refusal(error: &io::Error) -> bool {
 }
 
 /// Moves this process into the cgroups that it was not created in.
-pub(super) fn enter(groups: &[PathBuf], born: Born) -> Step<()> {
+pub(super) fn enter(groups: &[PathBuf], born: CreatedIn) -> Step<()> {
     for group in groups {
-        if born == Born::Inside && is_unified(group) {
+        if born == CreatedIn::Inside && is_unified(group) {
             continue;
         }
         let file = group.join("cgroup.procs");
-        fs::write(&file, "0").told(|| format!("enter control group {}", group.display()))?;
+        fs::write(&file, "0").context(|| format!("enter control group {}", group.display()))?;
     }
     Ok(())
 }
 
 /// Joins the pod's namespaces, the user namespace first, and becomes user 0 there.
-pub(super) fn join_pod(around: &Around<'_>) -> Step<()> {
+pub(super) fn join_pod(around: &PodContext<'_>) -> Step<()> {
     if let Some(users) = around.namespace(Namespace::User) {
         join(users.as_fd(), LinkNameSpaceType::User)?;
         become_root()?;
@@ -133,45 +133,47 @@ pub(super) fn join_pod(around: &Around<'_>) -> Step<()> {
 }
 
 fn join(namespace: BorrowedFd<'_>, kind: LinkNameSpaceType) -> Step<()> {
-    rustix::thread::move_into_link_name_space(namespace, Some(kind)).told(|| format!("join the {kind:?} namespace"))
+    rustix::thread::move_into_link_name_space(namespace, Some(kind)).context(|| format!("join the {kind:?} namespace"))
 }
 
 /// Becomes user and group 0 of a user namespace that was just joined or created.
 pub(super) fn become_root() -> Step<()> {
-    rustix::thread::set_thread_groups(&[]).told(|| "leave all groups")?;
+    rustix::thread::set_thread_groups(&[]).context(|| "leave all groups")?;
     let (user, group) = (Uid::ROOT, Gid::ROOT);
-    rustix::thread::set_thread_res_gid(group, group, group).told(|| "become group 0 of the user namespace")?;
-    rustix::thread::set_thread_res_uid(user, user, user).told(|| "become user 0 of the user namespace")?;
+    rustix::thread::set_thread_res_gid(group, group, group).context(|| "become group 0 of the user namespace")?;
+    rustix::thread::set_thread_res_uid(user, user, user).context(|| "become user 0 of the user namespace")?;
     // The kernel clears the signal when the user changes.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).told(|| "die with the shim")?;
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).told(|| "hide memory")
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context(|| "die with the shim")?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context(|| "hide memory")
 }
 
 /// Opens a process as a pidfd.
 pub(super) fn process(pid: u32) -> Step<OwnedFd> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number = number.ok_or_else(|| failure(format!("there is no process {pid}")))?;
-    pidfd_open(number, PidfdFlags::empty()).told(|| format!("open process {pid}"))
+    pidfd_open(number, PidfdFlags::empty()).context(|| format!("open process {pid}"))
 }
 
 /// Opens the `/proc` directory of a process. It never refers to a later process with the same PID.
 pub(super) fn proc_directory(pid: u32) -> Step<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(CWD, format!("/proc/{pid}"), flags, Mode::empty()).told(|| format!("open process {pid}"))
+    rustix::fs::openat(CWD, format!("/proc/{pid}"), flags, Mode::empty()).context(|| format!("open process {pid}"))
 }
 
 /// Process whose PID namespace the next child joins; `None` if it joins none.
-pub(super) fn target<'a>(processes: &Processes, around: &Around<'a>) -> Step<Option<BorrowedFd<'a>>> {
-    let (Processes::Of(_) | Processes::Pod) = processes else { return Ok(None) };
+pub(super) fn target<'a>(processes: &PidNamespace, around: &PodContext<'a>) -> Step<Option<BorrowedFd<'a>>> {
+    let (PidNamespace::Of(_) | PidNamespace::Pod) = processes else { return Ok(None) };
     around.target.map(Some).ok_or_else(|| failure("the pod does not share its processes"))
 }
 
 /// Selects the PID namespace of the next child.
-pub(super) fn enter_processes(processes: &Processes, target: Option<BorrowedFd<'_>>) -> Step<()> {
+pub(super) fn enter_processes(processes: &PidNamespace, target: Option<BorrowedFd<'_>>) -> Step<()> {
     match target {
         Some(target) => rustix::thread::move_into_thread_name_spaces(target, ThreadNameSpaceType::PROCESS_ID)
-            .told(|| "join the process namespace"),
-        None if *processes == Processes::Own => unshare(CloneFlags::CLONE_NEWPID).told(|| "make a process namespace"),
+            .context(|| "join the process namespace"),
+        None if *processes == PidNamespace::Own => {
+            unshare(CloneFlags::CLONE_NEWPID).context(|| "make a process namespace")
+        }
         None => Ok(()),
     }
 }
@@ -179,7 +181,7 @@ pub(super) fn enter_processes(processes: &Processes, target: Option<BorrowedFd<'
 /// Opens the host's `/proc`: a container may mount anything there.
 pub(super) fn host_proc() -> Step<OwnedFd> {
     rustix::fs::openat(CWD, "/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .told(|| "open /proc")
+        .context(|| "open /proc")
 }
 
 /// Maps an id of the container to the host; `None` if it is not mapped.

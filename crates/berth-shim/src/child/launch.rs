@@ -20,29 +20,29 @@ use rustix::{
 };
 
 use super::{
-    Around, Launching, Stdio, attach, devices,
-    finalise::{self, Last, tell},
+    Launching, PodContext, Stdio, attach, devices,
+    error_context::{ErrorContext, Step, failure},
+    exec_setup::{self, ExecSetup, report_failure},
     hooks, identity,
-    join::{self, Born},
-    mounts::{self, Ready},
+    join::{self, CreatedIn},
+    mounts::{self, PreparedMount},
     report::{self, Reporter},
     root, terminal,
-    told::{Step, Told, failure},
 };
-use crate::plan::{IdMap, LaunchPlan, Moment, Namespace, Source, Took};
+use crate::plan::{HookPoint, IdMap, LaunchPlan, Namespace, Source, StartTimings};
 use berth_sys::{
-    in_root::{self, Missing},
-    mount_api::{self, Change, Reach},
-    spawn::{self, Alone, Kin},
-    step,
+    failpoint,
+    in_root::{self, CreateKind},
+    mount_api::{self, Change, MountScope},
+    spawn::{self, NewParent, SingleThreaded},
 };
 
 /// Starts a container. Only operations that cannot hang happen before this returns; poll the result.
 ///
 /// # Errors
 /// If the shim has more than one thread, or no process can be created.
-pub fn begin_launch(plan: &LaunchPlan, around: &Around<'_>, stdio: Stdio) -> Step<Launching> {
-    let alone = Alone::check().told(|| "start a container")?;
+pub fn begin_launch(plan: &LaunchPlan, around: &PodContext<'_>, stdio: Stdio) -> Step<Launching> {
+    let alone = SingleThreaded::check().context(|| "start a container")?;
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(&plan.groups)?;
     let parent = getpid();
@@ -50,15 +50,15 @@ pub fn begin_launch(plan: &LaunchPlan, around: &Around<'_>, stdio: Stdio) -> Ste
     let line = hooks.as_ref().map(|begun| &begun.line);
     let helper = join::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
         let helper = Helper { alone, parent, plan, around, reporter: &reporter, line };
-        helper.run(stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
+        helper.run(stdio, born).map_or_else(|failure| report_failure(&reporter, &failure), |()| 0)
     })?;
     Launching::new(reports, helper, hooks.map(|begun| begun.runner))
 }
 
 /// Results of the helper that the container's process uses.
-struct Parts {
+struct LaunchState {
     root: OwnedFd,
-    mounts: Vec<Ready>,
+    mounts: Vec<PreparedMount>,
     devices: Option<Vec<OwnedFd>>,
     host_proc: OwnedFd,
     stdio: Stdio,
@@ -67,35 +67,35 @@ struct Parts {
 }
 
 struct Helper<'a> {
-    alone: Alone,
+    alone: SingleThreaded,
     parent: Pid,
     plan: &'a LaunchPlan,
-    around: &'a Around<'a>,
+    around: &'a PodContext<'a>,
     reporter: &'a Reporter,
-    line: Option<&'a hooks::Line>,
+    line: Option<&'a hooks::RunnerSocket>,
 }
 
 impl Helper<'_> {
     /// Does everything that needs the host's paths and privileges, then joins the pod's namespaces.
-    fn run(&self, stdio: Stdio, born: Born) -> Step<()> {
+    fn run(&self, stdio: Stdio, born: CreatedIn) -> Step<()> {
         let begun = Instant::now();
         let (plan, around) = (self.plan, self.around);
         self.close_others(&stdio)?;
-        join::settle(self.parent)?;
-        step::reached("helper.born");
+        join::setup_helper(self.parent)?;
+        failpoint::reached("helper.born");
         join::enter(&plan.groups, born)?;
-        step::reached("helper.grouped");
+        failpoint::reached("helper.grouped");
         join::join_keyring(&plan.container);
         join::set_oom_score(plan.process.oom_score_adj);
         identity::raise_limits(&plan.process);
         rustix::process::umask(Mode::empty());
         let users = around.users.filter(|_| around.namespace(Namespace::User).is_some());
-        give(&stdio, plan.process.uid, users.map(|(users, _)| users));
+        chown_pipes(&stdio, plan.process.uid, users.map(|(users, _)| users));
         let target = join::target(&plan.processes, around)?;
         let host_proc = join::host_proc()?;
         let mut mounts = mounts::prepare(self.alone, &plan.mounts, &plan.groups, around)?;
-        unshare(CloneFlags::CLONE_NEWNS).told(|| "make a mount namespace")?;
-        mount_api::change_root(libc::MS_SLAVE, Reach::Tree).told(|| "hide mounts from the host")?;
+        unshare(CloneFlags::CLONE_NEWNS).context(|| "make a mount namespace")?;
+        mount_api::change_root(libc::MS_SLAVE, MountScope::Tree).context(|| "hide mounts from the host")?;
         root::open_stage(&plan.root.stage)?;
         for (mount, ready) in plan.mounts.iter().zip(&mut mounts) {
             if matches!(mount.source, Source::Layers { .. }) {
@@ -104,87 +104,87 @@ impl Helper<'_> {
         }
         let root = root::make(plan, around)?;
         let times = [begun, Instant::now()];
-        step::reached("helper.rooted");
+        failpoint::reached("helper.rooted");
         let devices = users_devices(plan, around)?;
         join::join_pod(around)?;
         let mut more = CloneFlags::empty();
         more.set(CloneFlags::CLONE_NEWCGROUP, plan.has_group_namespace);
         more.set(CloneFlags::CLONE_NEWNS, users.is_some());
-        unshare(more).told(|| "make the container's namespaces")?;
+        unshare(more).context(|| "make the container's namespaces")?;
         join::enter_processes(&plan.processes, target)?;
-        step::reached("helper.joined");
-        self.start(Parts { root, mounts, devices, host_proc, stdio, times })
+        failpoint::reached("helper.joined");
+        self.start(LaunchState { root, mounts, devices, host_proc, stdio, times })
     }
 
     /// Closes descriptors that the shim has open for other containers.
     fn close_others(&self, stdio: &Stdio) -> Step<()> {
         let mut keep = vec![self.reporter.number()];
-        keep.extend(self.line.map(hooks::Line::number));
+        keep.extend(self.line.map(hooks::RunnerSocket::number));
         keep.extend(self.around.target.map(|target| target.as_raw_fd()));
         keep.extend(self.around.namespaces.iter().map(|(_, fd)| fd.as_raw_fd()));
         if let Stdio::Files(files) = stdio {
             keep.extend(files.iter().map(AsRawFd::as_raw_fd));
         }
-        spawn::close_all_but(self.alone, &keep).told(|| "close descriptors")
+        spawn::close_all_but(self.alone, &keep).context(|| "close descriptors")
     }
 
     /// Creates the container's process as a child of the shim, and releases it once the shim knows about it.
-    fn start(&self, parts: Parts) -> Step<()> {
-        let host_proc = rustix::io::fcntl_dupfd_cloexec(&parts.host_proc, 3).told(|| "copy a descriptor")?;
-        let Go { wait, release } = Go::new()?;
+    fn start(&self, parts: LaunchState) -> Step<()> {
+        let host_proc = rustix::io::fcntl_dupfd_cloexec(&parts.host_proc, 3).context(|| "copy a descriptor")?;
+        let StartGate { wait, release } = StartGate::new()?;
         let [begun, rooted] = parts.times;
         let mut waiting = Some((parts, wait, release));
-        let spawned = spawn::spawn(self.alone, Kin::Sibling, None, || {
+        let spawned = spawn::spawn(self.alone, NewParent::Sibling, None, || {
             let Some((parts, wait, release)) = waiting.take() else { return 127 };
             drop(release);
             let run = || -> Step<i32> {
-                Go::wait(wait)?;
+                StartGate::wait(wait)?;
                 Inside { alone: self.alone, plan: self.plan, reporter: self.reporter, line: self.line, parts }.run()
             };
-            run().unwrap_or_else(|failure| tell(self.reporter, &failure))
+            run().unwrap_or_else(|failure| report_failure(self.reporter, &failure))
         });
-        let pid = spawned.told(|| "make the container's process")?;
-        step::reached("helper.spawned");
+        let pid = spawned.context(|| "make the container's process")?;
+        failpoint::reached("helper.spawned");
         let micros = |from: Instant, to: Instant| u32::try_from((to - from).as_micros()).unwrap_or(u32::MAX);
-        let took = Took { root: micros(begun, rooted), clone: micros(rooted, Instant::now()) };
+        let took = StartTimings { root: micros(begun, rooted), clone: micros(rooted, Instant::now()) };
         announce(self.reporter, host_proc.as_fd(), pid, took)?;
         self.line.map_or(Ok(()), |line| line.process(pid))?;
-        step::reached("helper.announced");
+        failpoint::reached("helper.announced");
         let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its helper"))?;
-        Go::release(release)
+        StartGate::release(release)
     }
 }
 
 /// Reports the process to the shim while it cannot have exited unobserved.
-pub(super) fn announce(reporter: &Reporter, host_proc: BorrowedFd<'_>, pid: u32, took: Took) -> Step<()> {
-    let ticks = spawn::start_ticks(host_proc, pid).told(|| format!("look at process {pid}"))?;
+pub(super) fn announce(reporter: &Reporter, host_proc: BorrowedFd<'_>, pid: u32, took: StartTimings) -> Step<()> {
+    let ticks = spawn::start_ticks(host_proc, pid).context(|| format!("look at process {pid}"))?;
     reporter.process(pid, ticks, took)
 }
 
 /// Pipe that blocks a new process until the shim knows about it; the process exits if its helper dies before.
-pub(super) struct Go {
+pub(super) struct StartGate {
     pub(super) wait: OwnedFd,
     pub(super) release: OwnedFd,
 }
 
-impl Go {
+impl StartGate {
     pub(super) fn new() -> Step<Self> {
-        let (wait, release) = nix::unistd::pipe2(OFlag::O_CLOEXEC).told(|| "make a pipe")?;
+        let (wait, release) = nix::unistd::pipe2(OFlag::O_CLOEXEC).context(|| "make a pipe")?;
         Ok(Self { wait, release })
     }
 
     pub(super) fn wait(wait: OwnedFd) -> Step<()> {
         let mut byte = [0_u8; 1];
-        std::fs::File::from(wait).read_exact(&mut byte).told(|| "the helper was killed")
+        std::fs::File::from(wait).read_exact(&mut byte).context(|| "the helper was killed")
     }
 
     pub(super) fn release(release: OwnedFd) -> Step<()> {
-        rustix::io::write(&release, b"G").map(drop).told(|| "let the process go on")
+        rustix::io::write(&release, b"G").map(drop).context(|| "let the process go on")
     }
 }
 
 /// Changes the owner of pipes to the container's user, who may reopen them as `/dev/stdout`.
-pub(super) fn give(stdio: &Stdio, uid: u32, users: Option<IdMap>) {
+pub(super) fn chown_pipes(stdio: &Stdio, uid: u32, users: Option<IdMap>) {
     let (Stdio::Files(files), Some(uid)) = (stdio, join::on_host(uid, users)) else { return };
     for file in files {
         let is_pipe = rustix::fs::fstat(file).is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Fifo);
@@ -201,7 +201,7 @@ fn has_own_dev(plan: &LaunchPlan) -> bool {
     !last.is_some_and(|mount| matches!(mount.source, Source::Bind(_) | Source::Layers { .. }))
 }
 
-fn users_devices(plan: &LaunchPlan, around: &Around<'_>) -> Step<Option<Vec<OwnedFd>>> {
+fn users_devices(plan: &LaunchPlan, around: &PodContext<'_>) -> Step<Option<Vec<OwnedFd>>> {
     match (around.users, around.namespace(Namespace::User)) {
         (Some(users), Some(_)) if has_own_dev(plan) => devices::stage(&plan.devices, users).map(Some),
         _ => Ok(None),
@@ -210,42 +210,42 @@ fn users_devices(plan: &LaunchPlan, around: &Around<'_>) -> Step<Option<Vec<Owne
 
 /// The container's process, in all its namespaces.
 struct Inside<'a> {
-    alone: Alone,
+    alone: SingleThreaded,
     plan: &'a LaunchPlan,
     reporter: &'a Reporter,
-    line: Option<&'a hooks::Line>,
-    parts: Parts,
+    line: Option<&'a hooks::RunnerSocket>,
+    parts: LaunchState,
 }
 
 impl Inside<'_> {
     /// Sets up the process and executes the program. Returns only on failure.
     fn run(self) -> Step<i32> {
         let plan = self.plan;
-        setsid().told(|| "make a session")?;
-        let profile = finalise::open_profile(&plan.process, self.parts.host_proc.as_fd())?;
+        setsid().context(|| "make a session")?;
+        let profile = exec_setup::open_profile(&plan.process, self.parts.host_proc.as_fd())?;
         let root = self.parts.root.as_fd();
         attach::root(root)?;
         for (mount, ready) in plan.mounts.iter().zip(&self.parts.mounts) {
             attach::mount(root, mount, ready)?;
         }
         let slave = self.dev(root)?;
-        self.line.map_or(Ok(()), hooks::Line::rooted)?;
+        self.line.map_or(Ok(()), hooks::RunnerSocket::rooted)?;
         if let Some(hooks) = &plan.hooks {
-            hooks::execute(self.alone, hooks, Moment::CreateContainer, Some(std::process::id()))?;
+            hooks::execute(self.alone, hooks, HookPoint::CreateContainer, Some(std::process::id()))?;
         }
         attach::mask(root, &plan.masked)?;
         attach::protect(root, &plan.read_only)?;
-        in_root::open_or_make(root, Path::new(&plan.process.cwd), Missing::Directory)
-            .told(|| format!("make the working directory {}", plan.process.cwd))?;
+        in_root::open_or_make(root, Path::new(&plan.process.cwd), CreateKind::Directory)
+            .context(|| format!("make the working directory {}", plan.process.cwd))?;
         if plan.root.is_read_only {
             let change = Change { set: libc::MOUNT_ATTR_RDONLY, ..Change::default() };
-            mount_api::change(root, Reach::Top, change).told(|| "make the root read-only")?;
+            mount_api::change(root, MountScope::Top, change).context(|| "make the root read-only")?;
         }
         attach::pivot(root, plan.root.is_shared)?;
-        finalise::take_stdio(self.parts.stdio, slave)?;
+        exec_setup::take_stdio(self.parts.stdio, slave)?;
         let hooks = plan.hooks.as_deref();
-        let last = Last { process: &plan.process, reporter: self.reporter, profile, hooks, line: self.line };
-        Ok(finalise::execute(self.alone, last))
+        let last = ExecSetup { process: &plan.process, reporter: self.reporter, profile, hooks, line: self.line };
+        Ok(exec_setup::execute(self.alone, last))
     }
 
     /// Sets up devices, links, and terminal; returns the pty's slave.

@@ -8,11 +8,11 @@ use std::{
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::{
+    error_context::{Step, failure},
     join,
     report::{Message, Reports},
-    told::{Step, failure},
 };
-use crate::plan::{Failure, Took};
+use crate::plan::{Failure, StartTimings};
 
 /// A process being started. Poll its descriptor for input; then call [`Launching::advance`].
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Launching {
 struct Process {
     pid: u32,
     ticks: u64,
-    took: Took,
+    took: StartTimings,
     /// Pidfd; `None` if the process exited, and was reaped, before its report was read.
     fd: Option<OwnedFd>,
 }
@@ -51,7 +51,7 @@ pub enum Progress {
         /// Descriptor of the pty master, if it has a terminal.
         terminal: Option<OwnedFd>,
         /// Durations of the steps of the start.
-        took: Took,
+        took: StartTimings,
     },
     /// No program was executed. The processes of the start exit by themselves and must be reaped.
     Failed(Failure),
@@ -73,7 +73,7 @@ impl Launching {
     pub fn advance(mut self) -> Progress {
         loop {
             match self.reports.next() {
-                Ok(Some(message)) => self.take(message),
+                Ok(Some(message)) => self.handle_report(message),
                 Ok(None) => return self.conclude(),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Pending(self),
                 Err(error) => {
@@ -97,7 +97,7 @@ impl Launching {
         self.process.as_ref().map(|process| process.pid)
     }
 
-    fn take(&mut self, message: Message) {
+    fn handle_report(&mut self, message: Message) {
         match message {
             Message::Process { pid, ticks, took } => {
                 self.process = Some(Process { pid, ticks, took, fd: join::process(pid).ok() });

@@ -18,8 +18,9 @@
 
 mod attach;
 mod devices;
+mod error_context;
 mod exec;
-mod finalise;
+mod exec_setup;
 mod hooks;
 mod identity;
 mod join;
@@ -31,7 +32,6 @@ mod pod_init;
 mod report;
 mod root;
 mod terminal;
-mod told;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -39,14 +39,14 @@ pub use exec::begin_exec;
 pub use hooks::begin_poststop;
 pub use launch::begin_launch;
 pub use launching::{Launching, Progress};
-pub use namespaces::{Made, make_namespaces, make_namespaces_with};
+pub use namespaces::{CreatedNamespaces, make_namespaces, make_namespaces_with};
 pub use pod_init::{POD_INIT, pod_init};
 
 use super::plan::{IdMap, Namespace};
 
 /// The pod's environment that a container starts in.
 #[derive(Clone, Copy, Debug)]
-pub struct Around<'a> {
+pub struct PodContext<'a> {
     /// Namespaces that the shim keeps open.
     pub namespaces: &'a [(Namespace, OwnedFd)],
     /// Pidfd of the process whose PID namespace the container joins, if its plan joins one.
@@ -55,7 +55,7 @@ pub struct Around<'a> {
     pub users: Option<(IdMap, IdMap)>,
 }
 
-impl Around<'_> {
+impl PodContext<'_> {
     /// Descriptor of a namespace of the pod.
     fn namespace(&self, wanted: Namespace) -> Option<&OwnedFd> {
         self.namespaces.iter().find(|(kind, _)| *kind == wanted).map(|(_, fd)| fd)

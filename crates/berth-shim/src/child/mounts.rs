@@ -16,18 +16,19 @@ use nix::libc;
 use rustix::fs::FileType;
 
 use super::{
-    Around, join, namespaces,
-    told::{Step, Told, failure, reason},
+    PodContext,
+    error_context::{ErrorContext, Step, failure, reason},
+    join, namespaces,
 };
 use crate::plan::{Access, Mount, Namespace, Propagation, Source};
 use berth_sys::{
-    mount_api::{self, Change, Reach},
-    spawn::Alone,
+    mount_api::{self, Change, MountScope},
+    spawn::SingleThreaded,
 };
 
 /// A mount ready to be attached.
 #[derive(Debug)]
-pub(super) enum Ready {
+pub(super) enum PreparedMount {
     /// A clone of a host path.
     Tree {
         /// The detached mount.
@@ -44,31 +45,38 @@ pub(super) enum Ready {
 }
 
 /// Prepares all mounts that come from the host.
-pub(super) fn prepare(alone: Alone, mounts: &[Mount], groups: &[PathBuf], around: &Around<'_>) -> Step<Vec<Ready>> {
+pub(super) fn prepare(
+    alone: SingleThreaded,
+    mounts: &[Mount],
+    groups: &[PathBuf],
+    around: &PodContext<'_>,
+) -> Step<Vec<PreparedMount>> {
     let one = |mount: &Mount| match &mount.source {
         Source::Bind(path) => bind(alone, path, mount, around),
-        Source::New { kind, .. } if kind == "cgroup" && join::is_old(groups) => old_groups(groups).map(Ready::Groups),
-        Source::New { .. } => Ok(Ready::New),
-        Source::Layers { .. } => Ok(Ready::Layers),
+        Source::New { kind, .. } if kind == "cgroup" && join::is_old(groups) => {
+            old_groups(groups).map(PreparedMount::Groups)
+        }
+        Source::New { .. } => Ok(PreparedMount::New),
+        Source::Layers { .. } => Ok(PreparedMount::Layers),
     };
     mounts.iter().map(one).collect()
 }
 
-fn bind(alone: Alone, path: &Path, mount: &Mount, around: &Around<'_>) -> Step<Ready> {
+fn bind(alone: SingleThreaded, path: &Path, mount: &Mount, around: &PodContext<'_>) -> Step<PreparedMount> {
     let what = || format!("mount {} on {}", path.display(), mount.target);
-    let taken = match mount_api::clone_path(path, Reach::Tree) {
+    let taken = match mount_api::clone_path(path, MountScope::Tree) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             // The umask is empty here: without a mode the directory would be world-writable.
             let mut directories = fs::DirBuilder::new();
             let made = directories.recursive(true).mode(0o755).create(path);
-            made.told(|| format!("make {}", path.display()))?;
-            mount_api::clone_path(path, Reach::Tree)
+            made.context(|| format!("make {}", path.display()))?;
+            mount_api::clone_path(path, MountScope::Tree)
         }
         other => other,
     };
-    let taken = taken.told(what)?;
-    dress(alone, taken.as_fd(), mount, around)?;
-    Ok(Ready::Tree { is_directory: is_directory(taken.as_fd()).told(what)?, mount: taken })
+    let taken = taken.context(what)?;
+    apply_attributes(alone, taken.as_fd(), mount, around)?;
+    Ok(PreparedMount::Tree { is_directory: is_directory(taken.as_fd()).context(what)?, mount: taken })
 }
 
 /// Whether the root of a mount is a directory.
@@ -77,7 +85,12 @@ pub(super) fn is_directory(mount: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// Applies propagation, flags, access, and id mappings to a detached mount.
-pub(super) fn dress(alone: Alone, taken: BorrowedFd<'_>, mount: &Mount, around: &Around<'_>) -> Step<()> {
+pub(super) fn apply_attributes(
+    alone: SingleThreaded,
+    taken: BorrowedFd<'_>,
+    mount: &Mount,
+    around: &PodContext<'_>,
+) -> Step<()> {
     let target = &mount.target;
     let propagation = match mount.propagation {
         Propagation::Private => libc::MS_PRIVATE,
@@ -85,19 +98,19 @@ pub(super) fn dress(alone: Alone, taken: BorrowedFd<'_>, mount: &Mount, around: 
         Propagation::Shared => 0,
     };
     if propagation != 0 {
-        mount_api::change(taken, Reach::Tree, Change { propagation, ..Change::default() })
-            .told(|| format!("set the propagation of {target}"))?;
+        mount_api::change(taken, MountScope::Tree, Change { propagation, ..Change::default() })
+            .context(|| format!("set the propagation of {target}"))?;
     }
     let is_read_only = mount.access == Access::ReadOnly || mount.flags & libc::MS_RDONLY != 0;
     let set = mount_api::attributes(mount.flags) | if is_read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
     if set != 0 {
-        mount_api::change(taken, Reach::Top, Change { set, ..Change::default() })
-            .told(|| format!("set the flags of {target}"))?;
+        mount_api::change(taken, MountScope::Top, Change { set, ..Change::default() })
+            .context(|| format!("set the flags of {target}"))?;
     }
     if mount.access == Access::RecursivelyReadOnly {
         let change = Change { set: libc::MOUNT_ATTR_RDONLY, ..Change::default() };
-        mount_api::change(taken, Reach::Tree, change)
-            .told(|| format!("RROUnsupported: make {target} recursively read-only"))?;
+        mount_api::change(taken, MountScope::Tree, change)
+            .context(|| format!("RROUnsupported: make {target} recursively read-only"))?;
     }
     match (&mount.source, mount.ids) {
         // Layers are mapped one by one before they are stacked.
@@ -107,11 +120,11 @@ pub(super) fn dress(alone: Alone, taken: BorrowedFd<'_>, mount: &Mount, around: 
 }
 
 fn map_ids(
-    alone: Alone,
+    alone: SingleThreaded,
     taken: BorrowedFd<'_>,
     path: &Path,
     ids: (crate::plan::IdMap, crate::plan::IdMap),
-    around: &Around<'_>,
+    around: &PodContext<'_>,
 ) -> Step<()> {
     let made;
     let users = match around.namespace(Namespace::User) {
@@ -121,12 +134,12 @@ fn map_ids(
             &made
         }
     };
-    show_as(taken, users.as_fd(), path)
+    idmap(taken, users.as_fd(), path)
 }
 
 /// Makes a detached mount an idmapped mount of a user namespace.
-pub(super) fn show_as(taken: BorrowedFd<'_>, users: BorrowedFd<'_>, path: &Path) -> Step<()> {
-    mount_api::change(taken, Reach::Top, Change { ids: Some(users), ..Change::default() }).map_err(|error| {
+pub(super) fn idmap(taken: BorrowedFd<'_>, users: BorrowedFd<'_>, path: &Path) -> Step<()> {
+    mount_api::change(taken, MountScope::Top, Change { ids: Some(users), ..Change::default() }).map_err(|error| {
         failure(format!(
             "failed to set MOUNT_ATTR_IDMAP on {}: {} (maybe the filesystem used doesn't support idmap mounts on this \
              kernel?)",
@@ -143,9 +156,9 @@ fn old_groups(groups: &[PathBuf]) -> Step<Vec<(String, OwnedFd)>> {
         let below = group.strip_prefix("/sys/fs/cgroup").ok().and_then(|below| below.components().next());
         let Some(name) = below.and_then(|name| name.as_os_str().to_str()) else { continue };
         let what = || format!("take control group {}", group.display());
-        let mount = mount_api::clone_path(group, Reach::Top).told(what)?;
+        let mount = mount_api::clone_path(group, MountScope::Top).context(what)?;
         let change = Change { propagation: libc::MS_PRIVATE, ..Change::default() };
-        mount_api::change(mount.as_fd(), Reach::Top, change).told(what)?;
+        mount_api::change(mount.as_fd(), MountScope::Top, change).context(what)?;
         taken.push((name.to_owned(), mount));
     }
     Ok(taken)

@@ -18,14 +18,14 @@ use rustix::{
 };
 
 use super::{
+    error_context::{ErrorContext, Step, failure},
     join, pod_init,
     report::{self, Message, Reporter, Reports},
-    told::{Step, Told, failure},
 };
 use crate::plan::{Failure, FailureKind, IdMap, Namespace, NamespacePlan};
 use berth_sys::{
     interface,
-    spawn::{self, Alone, Kin},
+    spawn::{self, NewParent, SingleThreaded},
 };
 
 /// Deadline of the creation, which waits for nothing external.
@@ -33,7 +33,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Result of creating the pod's namespaces.
 #[derive(Debug)]
-pub struct Made {
+pub struct CreatedNamespaces {
     /// Descriptors of the namespaces, in the order of [`Namespace`].
     pub namespaces: Vec<(Namespace, OwnedFd)>,
     /// PID of the pod's process 1, a child of the shim.
@@ -44,8 +44,8 @@ pub struct Made {
 ///
 /// # Errors
 /// If the shim has more than one thread, or the kernel's error; nothing is left then.
-pub fn make_namespaces(plan: &NamespacePlan) -> Result<Made, Failure> {
-    let program = File::open("/proc/self/exe").told(|| "open the shim's program")?;
+pub fn make_namespaces(plan: &NamespacePlan) -> Result<CreatedNamespaces, Failure> {
+    let program = File::open("/proc/self/exe").context(|| "open the shim's program")?;
     make_namespaces_with(plan, program.as_fd())
 }
 
@@ -53,17 +53,17 @@ pub fn make_namespaces(plan: &NamespacePlan) -> Result<Made, Failure> {
 ///
 /// # Errors
 /// As [`make_namespaces`].
-pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Result<Made, Failure> {
-    let alone = Alone::check().told(|| "make namespaces")?;
+pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Result<CreatedNamespaces, Failure> {
+    let alone = SingleThreaded::check().context(|| "make namespaces")?;
     let (reports, reporter) = report::pair()?;
     let parent = getpid();
-    let maker = spawn::spawn(alone, Kin::Child, None, || {
+    let maker = spawn::spawn(alone, NewParent::Child, None, || {
         let done = make((alone, parent), plan, &reporter, program);
-        done.map_or_else(|failure| super::finalise::tell(&reporter, &failure), |()| 0)
+        done.map_or_else(|failure| super::exec_setup::report_failure(&reporter, &failure), |()| 0)
     });
-    let maker = maker.told(|| "make a process")?;
+    let maker = maker.context(|| "make a process")?;
     drop(reporter);
-    let gathered = gather(plan, &reports, maker);
+    let gathered = collect_reports(plan, &reports, maker);
     end(maker);
     match gathered {
         (made, None) if plan.shares_processes == made.init.is_some() => Ok(made),
@@ -84,9 +84,9 @@ fn end(child: u32) {
 }
 
 /// Collects the child's reports until it ends.
-fn gather(plan: &NamespacePlan, reports: &Reports, maker: u32) -> (Made, Option<Failure>) {
+fn collect_reports(plan: &NamespacePlan, reports: &Reports, maker: u32) -> (CreatedNamespaces, Option<Failure>) {
     let deadline = Instant::now() + LIMIT;
-    let mut made = Made { namespaces: Vec::new(), init: None };
+    let mut made = CreatedNamespaces { namespaces: Vec::new(), init: None };
     loop {
         let message = match next(reports, deadline) {
             Ok(Some(message)) => message,
@@ -119,7 +119,7 @@ fn next(reports: &Reports, deadline: Instant) -> Step<Option<Message>> {
     loop {
         match reports.next() {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            other => return other.told(|| "read what a child says"),
+            other => return other.context(|| "read what a child says"),
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -129,7 +129,7 @@ fn next(reports: &Reports, deadline: Instant) -> Step<Option<Message>> {
         let left = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(1), tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [PollFd::new(reports, PollFlags::IN)], Some(&left)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).told(|| "wait for a child"),
+            Err(error) => return Err(error).context(|| "wait for a child"),
         }
     }
 }
@@ -137,17 +137,22 @@ fn next(reports: &Reports, deadline: Instant) -> Step<Option<Message>> {
 fn map_ids(pid: u32, (users, groups): (IdMap, IdMap)) -> Step<()> {
     for (file, map) in [("gid_map", groups), ("uid_map", users)] {
         let line = format!("{} {} {}\n", map.inside, map.outside, map.count);
-        fs::write(format!("/proc/{pid}/{file}"), &line).told(|| format!("write {:?} to {file}", line.trim()))?;
+        fs::write(format!("/proc/{pid}/{file}"), &line).context(|| format!("write {:?} to {file}", line.trim()))?;
     }
     Ok(())
 }
 
 /// Creates the namespaces; runs in the child.
-fn make((alone, parent): (Alone, Pid), plan: &NamespacePlan, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
-    join::settle(parent)?;
+fn make(
+    (alone, parent): (SingleThreaded, Pid),
+    plan: &NamespacePlan,
+    reporter: &Reporter,
+    program: BorrowedFd<'_>,
+) -> Step<()> {
+    join::setup_helper(parent)?;
     let has = |kind| plan.made.contains(&kind);
     if has(Namespace::User) {
-        unshare(CloneFlags::CLONE_NEWUSER).told(|| "make a user namespace")?;
+        unshare(CloneFlags::CLONE_NEWUSER).context(|| "make a user namespace")?;
         reporter.unmapped()?;
         reporter.wait()?;
         join::become_root()?;
@@ -156,19 +161,19 @@ fn make((alone, parent): (Alone, Pid), plan: &NamespacePlan, reporter: &Reporter
     flags.set(CloneFlags::CLONE_NEWNET, has(Namespace::Network));
     flags.set(CloneFlags::CLONE_NEWIPC, has(Namespace::Ipc));
     flags.set(CloneFlags::CLONE_NEWUTS, has(Namespace::Uts));
-    unshare(flags).told(|| "make namespaces")?;
+    unshare(flags).context(|| "make namespaces")?;
     if has(Namespace::Uts) {
-        nix::unistd::sethostname(&plan.hostname).told(|| format!("set the host name {:?}", plan.hostname))?;
+        nix::unistd::sethostname(&plan.hostname).context(|| format!("set the host name {:?}", plan.hostname))?;
     }
     if has(Namespace::Network) {
-        interface::set_loopback_up().told(|| "set lo up")?;
+        interface::set_loopback_up().context(|| "set lo up")?;
     }
     set_kernel(&plan.sysctls)?;
     for (kind, name) in
         [(Namespace::User, "user"), (Namespace::Network, "net"), (Namespace::Ipc, "ipc"), (Namespace::Uts, "uts")]
     {
         if has(kind) {
-            let file = File::open(format!("/proc/self/ns/{name}")).told(|| format!("open the {name} namespace"))?;
+            let file = File::open(format!("/proc/self/ns/{name}")).context(|| format!("open the {name} namespace"))?;
             reporter.namespace(kind, file.as_fd())?;
         }
     }
@@ -182,26 +187,26 @@ fn set_kernel(settings: &BTreeMap<String, String>) -> Step<()> {
         if !is_plain {
             return Err(failure(format!("{name:?} is no kernel setting")));
         }
-        fs::write(Path::new("/proc/sys").join(name), value).told(|| format!("set {name} to {value:?}"))?;
+        fs::write(Path::new("/proc/sys").join(name), value).context(|| format!("set {name} to {value:?}"))?;
     }
     Ok(())
 }
 
 /// Creates a user namespace with these mappings and without a process.
-pub(super) fn user_namespace(alone: Alone, maps: (IdMap, IdMap)) -> Step<OwnedFd> {
+pub(super) fn user_namespace(alone: SingleThreaded, maps: (IdMap, IdMap)) -> Step<OwnedFd> {
     let (reports, reporter) = report::pair()?;
     let parent = getpid();
-    let holder = spawn::spawn(alone, Kin::Child, None, || {
+    let holder = spawn::spawn(alone, NewParent::Child, None, || {
         let hold = || -> Step<()> {
-            join::settle(parent)?;
-            unshare(CloneFlags::CLONE_NEWUSER).told(|| "make a user namespace")?;
-            let file = File::open("/proc/self/ns/user").told(|| "open the user namespace")?;
+            join::setup_helper(parent)?;
+            unshare(CloneFlags::CLONE_NEWUSER).context(|| "make a user namespace")?;
+            let file = File::open("/proc/self/ns/user").context(|| "open the user namespace")?;
             reporter.namespace(Namespace::User, file.as_fd())?;
             reporter.wait()
         };
-        hold().map_or_else(|failure| super::finalise::tell(&reporter, &failure), |()| 0)
+        hold().map_or_else(|failure| super::exec_setup::report_failure(&reporter, &failure), |()| 0)
     });
-    let holder = holder.told(|| "make a process")?;
+    let holder = holder.context(|| "make a process")?;
     drop(reporter);
     let made = match next(&reports, Instant::now() + LIMIT) {
         Ok(Some(Message::Namespace(_, namespace))) => map_ids(holder, maps).map(|()| namespace),

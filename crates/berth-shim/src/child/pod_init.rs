@@ -27,15 +27,15 @@ use rustix::{
 };
 
 use super::{
+    error_context::{ErrorContext, Step, failure},
     identity,
-    launch::{Go, announce},
+    launch::{StartGate, announce},
     report::Reporter,
-    told::{Step, Told, failure},
 };
-use crate::plan::{Process, Took};
+use crate::plan::{Process, StartTimings};
 use berth_sys::{
-    mount_api::{self, Reach},
-    spawn::{self, Alone, Kin},
+    mount_api::{self, MountScope},
+    spawn::{self, NewParent, SingleThreaded},
 };
 
 /// Argument of the shim's program that selects this mode.
@@ -44,39 +44,40 @@ pub const POD_INIT: &str = "pod-init";
 const NOBODY: u32 = 65_535;
 
 /// Creates process 1; runs in the process that created the namespaces.
-pub(super) fn start(alone: Alone, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
+pub(super) fn start(alone: SingleThreaded, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
     let host_proc = super::join::host_proc()?;
-    unshare(CloneFlags::CLONE_NEWPID).told(|| "make a process namespace")?;
-    let Go { wait, release } = Go::new()?;
+    unshare(CloneFlags::CLONE_NEWPID).context(|| "make a process namespace")?;
+    let StartGate { wait, release } = StartGate::new()?;
     let mut waiting = Some((wait, release));
-    let spawned = spawn::spawn(alone, Kin::Sibling, None, || {
+    let spawned = spawn::spawn(alone, NewParent::Sibling, None, || {
         let Some((wait, release)) = waiting.take() else { return 127 };
         drop(release);
         let run = || -> Step<()> {
-            Go::wait(wait)?;
+            StartGate::wait(wait)?;
             become_init(alone, reporter, program)
         };
-        run().map_or_else(|failure| super::finalise::tell(reporter, &failure), |()| 0)
+        run().map_or_else(|failure| super::exec_setup::report_failure(reporter, &failure), |()| 0)
     });
-    let pid = spawned.told(|| "make the pod's process 1")?;
-    announce(reporter, host_proc.as_fd(), pid, Took::default())?;
+    let pid = spawned.context(|| "make the pod's process 1")?;
+    announce(reporter, host_proc.as_fd(), pid, StartTimings::default())?;
     let (_, release) = waiting.ok_or_else(|| failure("process 1 went on as its maker"))?;
-    Go::release(release)
+    StartGate::release(release)
 }
 
 /// Executes the program with only the reporter open, so that it can report a failure.
-fn become_init(alone: Alone, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
+fn become_init(alone: SingleThreaded, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
     let keep = [reporter.number(), program.as_raw_fd()];
-    spawn::close_all_but(alone, &keep).told(|| "close descriptors")?;
-    rustix::io::fcntl_setfd(reporter.as_fd(), rustix::io::FdFlags::empty()).told(|| "keep a descriptor")?;
-    spawn::reset_signals().told(|| "reset signals")?;
-    let number = CString::new(reporter.number().to_string()).map_err(std::io::Error::from).told(|| "spell a number")?;
-    let name = CString::new(POD_INIT).map_err(std::io::Error::from).told(|| "spell a name")?;
+    spawn::close_all_but(alone, &keep).context(|| "close descriptors")?;
+    rustix::io::fcntl_setfd(reporter.as_fd(), rustix::io::FdFlags::empty()).context(|| "keep a descriptor")?;
+    spawn::reset_signals().context(|| "reset signals")?;
+    let number =
+        CString::new(reporter.number().to_string()).map_err(std::io::Error::from).context(|| "spell a number")?;
+    let name = CString::new(POD_INIT).map_err(std::io::Error::from).context(|| "spell a name")?;
     let args: [&CStr; 3] = [c"berth", name.as_c_str(), number.as_c_str()];
     let env: [&CStr; 0] = [];
     let flags = nix::fcntl::AtFlags::AT_EMPTY_PATH;
     match nix::unistd::execveat(program, c"", &args, &env, flags) {
-        Err(error) => Err(error).told(|| "execute the pod's process 1"),
+        Err(error) => Err(error).context(|| "execute the pod's process 1"),
         Ok(never) => match never {},
     }
 }
@@ -89,7 +90,7 @@ pub fn pod_init(number: &str) -> ExitCode {
     let mut signals = SigSet::empty();
     [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT].into_iter().for_each(|signal| signals.add(signal));
     // Blocked signals reach a process 1 too; others without a handler do not.
-    let isolated = signals.thread_block().told(|| "block signals").and_then(|()| isolate());
+    let isolated = signals.thread_block().context(|| "block signals").and_then(|()| isolate());
     if let Err(failure) = isolated {
         reporter.failed(&failure);
         return ExitCode::FAILURE;
@@ -113,24 +114,25 @@ fn reap() {
 
 /// Gives up root directory, descriptors, privileges, and user.
 fn isolate() -> Step<()> {
-    unshare(CloneFlags::CLONE_NEWNS).told(|| "make a mount namespace")?;
-    mount_api::change_root(libc::MS_SLAVE, Reach::Tree).told(|| "hide mounts from the host")?;
-    let empty = mount_api::new_mount("tmpfs", "size=0,nr_inodes=1,mode=555", libc::MS_RDONLY).told(|| "make a root")?;
+    unshare(CloneFlags::CLONE_NEWNS).context(|| "make a mount namespace")?;
+    mount_api::change_root(libc::MS_SLAVE, MountScope::Tree).context(|| "hide mounts from the host")?;
+    let empty =
+        mount_api::new_mount("tmpfs", "size=0,nr_inodes=1,mode=555", libc::MS_RDONLY).context(|| "make a root")?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let place = rustix::fs::open("/proc", flags, Mode::empty()).told(|| "open /proc")?;
-    mount_api::attach(empty.as_fd(), place.as_fd()).told(|| "attach a root")?;
-    rustix::process::fchdir(&empty).told(|| "go to the root")?;
-    rustix::process::pivot_root(".", ".").told(|| "change the root")?;
-    umount2(".", MntFlags::MNT_DETACH).told(|| "leave the old root")?;
-    rustix::process::chdir("/").told(|| "go to the root")?;
+    let place = rustix::fs::open("/proc", flags, Mode::empty()).context(|| "open /proc")?;
+    mount_api::attach(empty.as_fd(), place.as_fd()).context(|| "attach a root")?;
+    rustix::process::fchdir(&empty).context(|| "go to the root")?;
+    rustix::process::pivot_root(".", ".").context(|| "change the root")?;
+    umount2(".", MntFlags::MNT_DETACH).context(|| "leave the old root")?;
+    rustix::process::chdir("/").context(|| "go to the root")?;
     drop((empty, place));
     for standard in 0..3 {
         // The shim's output is not the pod's; no code of this process uses these descriptors.
         drop(spawn::inherited(standard));
     }
-    set_no_new_privs(true).told(|| "give up new privileges")?;
+    set_no_new_privs(true).context(|| "give up new privileges")?;
     let nobody = Process { uid: NOBODY, gid: NOBODY, ..Process::default() };
     // The user namespace may not map the id: then it stays user 0, without capabilities.
     identity::become_user(&nobody, false).or_else(|_| identity::become_user(&Process::default(), false))?;
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).told(|| "hide memory")
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context(|| "hide memory")
 }

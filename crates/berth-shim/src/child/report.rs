@@ -19,10 +19,10 @@ use rustix::{
     },
 };
 
-use super::told::{Step, Told};
+use super::error_context::{ErrorContext, Step};
 use crate::{
-    plan::{Failure, FailureKind, Namespace, Took},
-    socket::past_false_end,
+    plan::{Failure, FailureKind, Namespace, StartTimings},
+    socket::confirm_end,
 };
 
 /// Maximum length of a failure's text, bytes.
@@ -38,7 +38,7 @@ pub(super) enum Message {
         /// Start time, clock ticks since boot.
         ticks: u64,
         /// Durations of the steps so far.
-        took: Took,
+        took: StartTimings,
     },
     /// Descriptor of the pty master.
     Terminal(OwnedFd),
@@ -64,7 +64,7 @@ pub(super) struct Reports(OwnedFd);
 pub(super) fn pair() -> Step<(Reports, Reporter)> {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).told(|| "make a socket pair")?;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).context(|| "make a socket pair")?;
     Ok((Reports(ours), Reporter(theirs)))
 }
 
@@ -85,7 +85,7 @@ impl Reporter {
     }
 
     /// Reports the container's process.
-    pub(super) fn process(&self, pid: u32, ticks: u64, took: Took) -> Step<()> {
+    pub(super) fn process(&self, pid: u32, ticks: u64, took: StartTimings) -> Step<()> {
         let mut body = vec![b'P'];
         body.extend(pid.to_le_bytes());
         body.extend(ticks.to_le_bytes());
@@ -137,7 +137,7 @@ impl Reporter {
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&fds));
         }
-        sendmsg(&self.0, &[IoSlice::new(body)], &mut control, SendFlags::NOSIGNAL).map(drop).told(|| "tell the shim")
+        sendmsg(&self.0, &[IoSlice::new(body)], &mut control, SendFlags::NOSIGNAL).map(drop).context(|| "tell the shim")
     }
 }
 
@@ -166,7 +166,7 @@ impl AsFd for Reports {
 impl Reports {
     /// Next report; `None` at the end of the stream. `WouldBlock` if none is pending.
     pub(super) fn next(&self) -> io::Result<Option<Message>> {
-        past_false_end(|| self.look())
+        confirm_end(|| self.look())
     }
 
     fn look(&self) -> io::Result<Option<Message>> {
@@ -197,7 +197,7 @@ impl Reports {
     /// Sends the permission to continue (one byte) to the child.
     pub(super) fn go(&self) -> Step<()> {
         let mut control = SendAncillaryBuffer::default();
-        sendmsg(&self.0, &[IoSlice::new(b"G")], &mut control, SendFlags::NOSIGNAL).map(drop).told(|| "tell a child")
+        sendmsg(&self.0, &[IoSlice::new(b"G")], &mut control, SendFlags::NOSIGNAL).map(drop).context(|| "tell a child")
     }
 }
 
@@ -208,8 +208,8 @@ impl Reporter {
         loop {
             match rustix::net::recv(&self.0, &mut byte, RecvFlags::empty()) {
                 Err(Errno::INTR) => {}
-                Ok((_, 0)) => return Err(super::told::failure("the shim has gone")),
-                other => return other.map(drop).told(|| "wait for the shim"),
+                Ok((_, 0)) => return Err(super::error_context::failure("the shim has gone")),
+                other => return other.map(drop).context(|| "wait for the shim"),
             }
         }
     }
@@ -223,7 +223,7 @@ fn parse(body: &[u8], fd: Option<OwnedFd>) -> Option<Message> {
             let (ticks, rest) = ticks.split_first_chunk::<8>()?;
             let (root, rest) = rest.split_first_chunk::<4>()?;
             let (clone, _) = rest.split_first_chunk::<4>()?;
-            let took = Took { root: u32::from_le_bytes(*root), clone: u32::from_le_bytes(*clone) };
+            let took = StartTimings { root: u32::from_le_bytes(*root), clone: u32::from_le_bytes(*clone) };
             Some(Message::Process { pid: u32::from_le_bytes(*pid), ticks: u64::from_le_bytes(*ticks), took })
         }
         b'T' => Some(Message::Terminal(fd?)),
@@ -253,13 +253,13 @@ mod tests {
     fn what_is_told_arrives() {
         let (reports, reporter) = pair().expect("a pair");
         assert_eq!(reports.next().expect_err("nothing yet").kind(), io::ErrorKind::WouldBlock);
-        reporter.process(7, 1 << 40, Took { root: 8, clone: 9 }).expect("sent");
+        reporter.process(7, 1 << 40, StartTimings { root: 8, clone: 9 }).expect("sent");
         reporter.namespace(Namespace::Uts, reporter.as_fd()).expect("sent");
         reporter.failed(&Failure { kind: FailureKind::Program, text: "x".repeat(LONGEST + 1) });
         reporter.executes().expect("sent");
         drop(reporter);
         let Ok(Some(Message::Process { pid, ticks, took })) = reports.next() else { panic!("a process") };
-        assert_eq!((pid, ticks, took), (7, 1 << 40, Took { root: 8, clone: 9 }));
+        assert_eq!((pid, ticks, took), (7, 1 << 40, StartTimings { root: 8, clone: 9 }));
         assert!(matches!(reports.next(), Ok(Some(Message::Namespace(Namespace::Uts, _)))));
         let Ok(Some(Message::Failed(failure))) = reports.next() else { panic!("a failure") };
         assert_eq!((failure.kind, failure.text.len()), (FailureKind::Program, LONGEST));

@@ -15,16 +15,16 @@ use nix::{
 use rustix::fs::{CWD, Gid, Mode, OFlags, Uid};
 
 use super::{
-    Around,
+    PodContext,
+    error_context::{ErrorContext, Step, failure},
     join::on_host,
-    mounts::{self, Ready},
-    told::{Step, Told, failure},
+    mounts::{self, PreparedMount},
 };
 use crate::plan::{LaunchPlan, Mount, Namespace, RootKind, Source};
 use berth_sys::{
     in_root,
-    mount_api::{self, Change, Reach},
-    spawn::Alone,
+    mount_api::{self, Change, MountScope},
+    spawn::SingleThreaded,
 };
 
 /// Maximum length of mount options, bytes: a page without its terminating zero.
@@ -33,44 +33,49 @@ const LONGEST: usize = 4095;
 /// Mounts a tmpfs on the stage directory and enters it. Other users may traverse it, but not list it.
 pub(super) fn open_stage(stage: &Path) -> Step<()> {
     let what = || format!("make the stage {}", stage.display());
-    fs::create_dir_all(stage).told(what)?;
-    let tmpfs = mount_api::new_mount("tmpfs", "mode=711", libc::MS_NOSUID).told(what)?;
+    fs::create_dir_all(stage).context(what)?;
+    let tmpfs = mount_api::new_mount("tmpfs", "mode=711", libc::MS_NOSUID).context(what)?;
     let at = rustix::fs::openat(CWD, stage, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    mount_api::attach(tmpfs.as_fd(), at.told(what)?.as_fd()).told(what)?;
-    rustix::process::chdir(stage).told(what)
+    mount_api::attach(tmpfs.as_fd(), at.context(what)?.as_fd()).context(what)?;
+    rustix::process::chdir(stage).context(what)
 }
 
 /// Creates the root as a detached mount.
-pub(super) fn make(plan: &LaunchPlan, around: &Around<'_>) -> Step<OwnedFd> {
+pub(super) fn make(plan: &LaunchPlan, around: &PodContext<'_>) -> Step<OwnedFd> {
     let stage = &plan.root.stage;
     let root = match &plan.root.kind {
         RootKind::Overlay { layers, lower, upper, work, userxattr } => {
-            let over = Over { layers, lower, written: Some((upper, work)), userxattr: *userxattr };
+            let over = OverlayMount { layers, lower, written: Some((upper, work)), userxattr: *userxattr };
             if let (Some((users, groups)), Some(_)) = (around.users, around.namespace(Namespace::User)) {
                 let owner = on_host(0, Some(users)).zip(on_host(0, Some(groups)));
                 let (uid, gid) = owner.ok_or_else(|| failure("user 0 of the container is not mapped"))?;
                 rustix::fs::chown(upper.as_path(), Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
-                    .told(|| format!("give {} to the container's root", upper.display()))?;
+                    .context(|| format!("give {} to the container's root", upper.display()))?;
             }
             over.mount(stage, "root", around)?;
-            mount_api::clone_path(&stage.join("root"), Reach::Top).told(|| "take the root")?
+            mount_api::clone_path(&stage.join("root"), MountScope::Top).context(|| "take the root")?
         }
         RootKind::Directory(path) => {
             let what = || format!("take the root {}", path.display());
-            let taken = mount_api::clone_path(path, Reach::Tree).told(what)?;
+            let taken = mount_api::clone_path(path, MountScope::Tree).context(what)?;
             if let Some(users) = around.namespace(Namespace::User) {
-                mounts::show_as(taken.as_fd(), users.as_fd(), path)?;
+                mounts::idmap(taken.as_fd(), users.as_fd(), path)?;
             }
             taken
         }
     };
     let change = Change { propagation: libc::MS_PRIVATE, ..Change::default() };
-    mount_api::change(root.as_fd(), Reach::Tree, change).told(|| "make the root private")?;
+    mount_api::change(root.as_fd(), MountScope::Tree, change).context(|| "make the root private")?;
     Ok(root)
 }
 
 /// Mounts layers of an image as a detached read-only mount, idmapped like the root (spec 09a §8.3).
-pub(super) fn layers(alone: Alone, plan: &LaunchPlan, wanted: &Mount, around: &Around<'_>) -> Step<Ready> {
+pub(super) fn layers(
+    alone: SingleThreaded,
+    plan: &LaunchPlan,
+    wanted: &Mount,
+    around: &PodContext<'_>,
+) -> Step<PreparedMount> {
     let Source::Layers { layers, lower, sub_path } = &wanted.source else {
         return Err(failure("these are no layers"));
     };
@@ -80,48 +85,48 @@ pub(super) fn layers(alone: Alone, plan: &LaunchPlan, wanted: &Mount, around: &A
     let whole = match lower.as_slice() {
         [only] => layers.join(only),
         _ => {
-            let all = Over { layers, lower, written: None, userxattr: false };
+            let all = OverlayMount { layers, lower, written: None, userxattr: false };
             all.mount(&plan.root.stage, "volume", around)?;
             over.clone()
         }
     };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = rustix::fs::openat(CWD, &whole, flags, Mode::empty()).told(what)?;
-    let part = in_root::open(opened.as_fd(), Path::new(sub_path)).told(what)?;
-    let taken = mount_api::clone_at(part.as_fd(), Reach::Top).told(what)?;
+    let opened = rustix::fs::openat(CWD, &whole, flags, Mode::empty()).context(what)?;
+    let part = in_root::open(opened.as_fd(), Path::new(sub_path)).context(what)?;
+    let taken = mount_api::clone_at(part.as_fd(), MountScope::Top).context(what)?;
     if whole == over {
-        umount2(&over, MntFlags::MNT_DETACH).told(what)?;
+        umount2(&over, MntFlags::MNT_DETACH).context(what)?;
     } else if let Some(users) = around.namespace(Namespace::User) {
-        mounts::show_as(taken.as_fd(), users.as_fd(), &whole)?;
+        mounts::idmap(taken.as_fd(), users.as_fd(), &whole)?;
     }
     let change = Change { set: libc::MOUNT_ATTR_RDONLY, propagation: libc::MS_PRIVATE, ids: None };
-    mount_api::change(taken.as_fd(), Reach::Top, change).told(what)?;
-    mounts::dress(alone, taken.as_fd(), wanted, around)?;
-    Ok(Ready::Tree { is_directory: mounts::is_directory(taken.as_fd()).told(what)?, mount: taken })
+    mount_api::change(taken.as_fd(), MountScope::Top, change).context(what)?;
+    mounts::apply_attributes(alone, taken.as_fd(), wanted, around)?;
+    Ok(PreparedMount::Tree { is_directory: mounts::is_directory(taken.as_fd()).context(what)?, mount: taken })
 }
 
 /// An overlayfs mount.
-struct Over<'a> {
+struct OverlayMount<'a> {
     layers: &'a Path,
     lower: &'a [String],
     written: Option<(&'a Path, &'a Path)>,
     userxattr: bool,
 }
 
-impl<'a> Over<'a> {
+impl<'a> OverlayMount<'a> {
     /// Mounts the overlay on a new directory of the stage.
-    fn mount(&self, stage: &Path, name: &str, around: &Around<'_>) -> Step<()> {
+    fn mount(&self, stage: &Path, name: &str, around: &PodContext<'_>) -> Step<()> {
         let target = stage.join(name);
         make_directory(&target)?;
         let lower = match around.namespace(Namespace::User) {
             Some(users) => {
                 let names = self.mapped(&stage.join(format!("{name}-layers")), users)?;
-                rustix::process::chdir(stage).told(|| "go to the stage")?;
+                rustix::process::chdir(stage).context(|| "go to the stage")?;
                 names
             }
             None => {
                 // Relative names are short: more layers fit.
-                rustix::process::chdir(self.layers).told(|| format!("go to {}", self.layers.display()))?;
+                rustix::process::chdir(self.layers).context(|| format!("go to {}", self.layers.display()))?;
                 self.lower.iter().map(PathBuf::from).collect()
             }
         };
@@ -130,8 +135,8 @@ impl<'a> Over<'a> {
             return Err(failure(format!("{} layers are more than the kernel takes", lower.len())));
         }
         let done = mount(Some("overlay"), &target, Some("overlay"), MsFlags::empty(), Some(data.as_str()));
-        rustix::process::chdir(stage).told(|| "go to the stage")?;
-        done.told(|| format!("mount overlay {data} on {}", target.display()))
+        rustix::process::chdir(stage).context(|| "go to the stage")?;
+        done.context(|| format!("mount overlay {data} on {}", target.display()))
     }
 
     /// Mounts every layer idmapped for the container; returns their names relative to the stage.
@@ -143,10 +148,10 @@ impl<'a> Over<'a> {
             let (source, target) = (self.layers.join(lower), folder.join(index.to_string()));
             let what = || format!("take layer {}", source.display());
             make_directory(&target)?;
-            let taken = mount_api::clone_path(&source, Reach::Top).told(what)?;
-            mounts::show_as(taken.as_fd(), users.as_fd(), &source)?;
-            let at = rustix::fs::openat(CWD, &target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).told(what)?;
-            mount_api::attach(taken.as_fd(), at.as_fd()).told(what)?;
+            let taken = mount_api::clone_path(&source, MountScope::Top).context(what)?;
+            mounts::idmap(taken.as_fd(), users.as_fd(), &source)?;
+            let at = rustix::fs::openat(CWD, &target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context(what)?;
+            mount_api::attach(taken.as_fd(), at.as_fd()).context(what)?;
             names.push(Path::new(name).join(index.to_string()));
         }
         Ok(names)
@@ -156,7 +161,7 @@ impl<'a> Over<'a> {
 fn make_directory(path: &Path) -> Step<()> {
     match fs::create_dir(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        done => done.told(|| format!("make {}", path.display())),
+        done => done.context(|| format!("make {}", path.display())),
     }
 }
 

@@ -19,7 +19,7 @@ pub struct Hooks {
 
 impl Hooks {
     /// Hooks of a lifecycle point, in execution order.
-    pub fn of(&self, moment: Moment) -> impl Iterator<Item = &Hook> {
+    pub fn of(&self, moment: HookPoint) -> impl Iterator<Item = &Hook> {
         self.all.iter().filter(move |hook| hook.moment == moment)
     }
 }
@@ -28,7 +28,7 @@ impl Hooks {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hook {
     /// Lifecycle point.
-    pub moment: Moment,
+    pub moment: HookPoint,
     /// Absolute path of the program.
     pub path: PathBuf,
     /// Arguments including `argv[0]`; empty for only the program's path.
@@ -41,7 +41,7 @@ pub struct Hook {
 
 /// Lifecycle point at which a hook runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Moment {
+pub enum HookPoint {
     /// On the host, once the root is assembled. Deprecated name of the next.
     Prestart,
     /// On the host, once the root is assembled.
@@ -56,7 +56,7 @@ pub enum Moment {
     Poststop,
 }
 
-impl Moment {
+impl HookPoint {
     /// All lifecycle points, in chronological order.
     pub const ALL: [Self; 6] = [
         Self::Prestart,

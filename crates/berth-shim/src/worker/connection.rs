@@ -105,7 +105,7 @@ impl Connection {
                 self.is_blocked = true;
                 return Ok(());
             }
-            events.told(number);
+            events.mark_sent(number);
         }
         Ok(())
     }

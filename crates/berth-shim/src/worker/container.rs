@@ -8,16 +8,16 @@ use std::{
 };
 
 use super::{
-    super::plan::{Exit, Held, Hooks, Processes, Started},
+    super::plan::{ContainerRecord, Exit, Hooks, PidNamespace, Started},
     backlog::PATIENCE,
     client::{Client, MOST_CLIENTS},
     input::{AHEAD, Input},
-    journal,
     log::Log,
-    memory::Memory,
+    log_record::Tag,
+    oom_counter::OomCounter,
     output::{Output, Read},
-    record::Tag,
-    stdio::Ends,
+    shim_log,
+    stdio::StreamEnds,
 };
 
 /// Maximum time for reading remaining output after the exit: another process may keep the pipe open.
@@ -28,7 +28,7 @@ const NAMES: [&[u8; 6]; 2] = [b"stdout", b"stderr"];
 
 /// Lifecycle state of a container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum ContainerState {
     /// The first process runs.
     Running,
     /// The first process has exited; its remaining output is being read.
@@ -55,15 +55,15 @@ pub struct Container {
     /// Cgroup directories, one per hierarchy.
     pub groups: Vec<PathBuf>,
     /// PID namespace of the container.
-    pub processes: Processes,
+    pub processes: PidNamespace,
     /// The first process.
     pub started: Started,
     /// Lifecycle state.
-    pub state: State,
+    pub state: ContainerState,
     /// Whether the shim killed it on request.
     pub is_killed: bool,
     /// OOM kill counter; `None` without a memory cgroup.
-    pub memory: Option<Memory>,
+    pub memory: Option<OomCounter>,
     /// PIDs of exec processes, by exec id.
     pub execs: BTreeMap<String, u32>,
     /// Descriptor of the pty master, if it has a terminal.
@@ -71,7 +71,7 @@ pub struct Container {
     /// Log writer.
     pub log: Log,
     /// Standard streams of the first process.
-    pub ends: Ends,
+    pub ends: StreamEnds,
     /// Attached clients.
     pub clients: Vec<Client>,
     /// Third-party (OCI) hooks.
@@ -81,29 +81,31 @@ pub struct Container {
 impl Container {
     /// Whether the first process runs.
     pub fn is_running(&self) -> bool {
-        self.state == State::Running
+        self.state == ContainerState::Running
     }
 
     /// Whether the container has exited and is drained.
     pub fn is_over(&self) -> bool {
-        matches!(self.state, State::Ended { .. })
+        matches!(self.state, ContainerState::Ended { .. })
     }
 
     /// OOM kills counted so far.
     pub fn kills(&self) -> u64 {
         match self.state {
-            State::Ended { exit, .. } => exit.oom_kills,
-            State::Running | State::Draining { .. } => self.memory.as_ref().map_or(0, Memory::kills),
+            ContainerState::Ended { exit, .. } => exit.oom_kills,
+            ContainerState::Running | ContainerState::Draining { .. } => {
+                self.memory.as_ref().map_or(0, OomCounter::kills)
+            }
         }
     }
 
     /// Record for the agent.
-    pub fn held(&self) -> Held {
+    pub fn record(&self) -> ContainerRecord {
         let exit = match self.state {
-            State::Ended { exit, .. } => Some(exit),
-            State::Running | State::Draining { .. } => None,
+            ContainerState::Ended { exit, .. } => Some(exit),
+            ContainerState::Running | ContainerState::Draining { .. } => None,
         };
-        Held { id: self.id.clone(), started: self.started, exit }
+        ContainerRecord { id: self.id.clone(), started: self.started, exit }
     }
 
     /// Reads once from an output stream, into the log and to the clients.
@@ -128,7 +130,7 @@ impl Container {
             }
         }
         if let Some(error) = complaint {
-            journal::say(&format!("container {id}: its log is incomplete: {error}"));
+            shim_log::log(&format!("container {id}: its log is incomplete: {error}"));
         }
     }
 
@@ -185,8 +187,8 @@ impl Container {
     pub fn sweep(&mut self, now: Instant) {
         let input_is_open = self.ends.input.is_open();
         let over = match self.state {
-            State::Ended { since, .. } => Some(since),
-            State::Running | State::Draining { .. } => None,
+            ContainerState::Ended { since, .. } => Some(since),
+            ContainerState::Running | ContainerState::Draining { .. } => None,
         };
         self.clients.retain_mut(|client| {
             if !input_is_open {
@@ -201,17 +203,17 @@ impl Container {
     /// Next time at which the container needs attention without an event.
     pub fn deadline(&self) -> Option<Instant> {
         let drained = match self.state {
-            State::Running => None,
-            State::Draining { until, .. } => Some(until),
-            State::Ended { since, .. } => (!self.clients.is_empty()).then_some(since + PATIENCE),
+            ContainerState::Running => None,
+            ContainerState::Draining { until, .. } => Some(until),
+            ContainerState::Ended { since, .. } => (!self.clients.is_empty()).then_some(since + PATIENCE),
         };
         let slow = self.clients.iter().filter_map(Client::dropped_at).min();
-        let memory = self.memory.as_ref().and_then(Memory::again);
+        let memory = self.memory.as_ref().and_then(OomCounter::again);
         [drained, slow, memory].into_iter().flatten().min()
     }
 }
 
-impl Ends {
+impl StreamEnds {
     /// Streams of a container without any.
     pub fn none() -> Self {
         Self { input: Input::new(None, false), outputs: [const { None::<Output> }; 2] }

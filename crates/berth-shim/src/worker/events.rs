@@ -28,7 +28,7 @@ impl Events {
     }
 
     /// Resets the sent position for a new connection: its agent knows no events.
-    pub fn start_over(&mut self) {
+    pub fn reset_sent(&mut self) {
         self.told = 0;
     }
 
@@ -38,7 +38,7 @@ impl Events {
     }
 
     /// Marks an event as sent.
-    pub fn told(&mut self, number: u64) {
+    pub fn mark_sent(&mut self, number: u64) {
         self.told = self.told.max(number);
     }
 
@@ -62,10 +62,10 @@ mod tests {
             events.push(Target::Container(name.to_owned()), exit);
         }
         assert_eq!(events.next().map(|e| e.number), Some(1));
-        events.told(1);
+        events.mark_sent(1);
         assert_eq!(events.next().map(|e| e.number), Some(2));
         events.acknowledge(1);
-        events.start_over();
+        events.reset_sent();
         assert_eq!(events.greeting(1).len(), 1);
         assert_eq!(events.next().map(|e| e.number), Some(3), "the greeting told of 2");
         events.acknowledge(9);

@@ -12,7 +12,7 @@ pub const AHEAD: usize = 4096;
 pub struct Input {
     /// The pipe, or the pty master; `None` once closed.
     fd: Option<OwnedFd>,
-    held: Vec<u8>,
+    buffered: Vec<u8>,
     is_closing: bool,
     /// Whether the end of the first client's input closes it (CRI `stdin_once`).
     pub is_once: bool,
@@ -21,7 +21,7 @@ pub struct Input {
 impl Input {
     /// Stdin over this non-blocking descriptor; with `None` it is closed permanently.
     pub fn new(fd: Option<OwnedFd>, is_once: bool) -> Self {
-        Self { fd, held: Vec::new(), is_closing: false, is_once }
+        Self { fd, buffered: Vec::new(), is_closing: false, is_once }
     }
 
     /// Whether input is still accepted.
@@ -31,18 +31,18 @@ impl Input {
 
     /// Whether clients are read at present.
     pub fn has_room(&self) -> bool {
-        self.is_open() && self.held.is_empty()
+        self.is_open() && self.buffered.is_empty()
     }
 
     /// The descriptor, and whether bytes are buffered for it.
     pub fn waits(&self) -> Option<(BorrowedFd<'_>, bool)> {
-        self.fd.as_ref().map(|fd| (fd.as_fd(), !self.held.is_empty()))
+        self.fd.as_ref().map(|fd| (fd.as_fd(), !self.buffered.is_empty()))
     }
 
     /// Forwards input of a client.
     pub fn write(&mut self, bytes: &[u8]) {
         if self.is_open() {
-            self.held.extend_from_slice(bytes);
+            self.buffered.extend_from_slice(bytes);
             self.flush();
         }
     }
@@ -50,9 +50,9 @@ impl Input {
     /// Writes buffered bytes until the descriptor would block.
     pub fn flush(&mut self) {
         let Some(fd) = &self.fd else { return };
-        while !self.held.is_empty() {
-            match rustix::io::write(fd, &self.held) {
-                Ok(count) => drop(self.held.drain(..count.min(self.held.len()))),
+        while !self.buffered.is_empty() {
+            match rustix::io::write(fd, &self.buffered) {
+                Ok(count) => drop(self.buffered.drain(..count.min(self.buffered.len()))),
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 Err(_) => return self.closed(),
             }
@@ -71,6 +71,6 @@ impl Input {
     /// Handles that the container has closed its end, or has exited.
     pub fn closed(&mut self) {
         self.fd = None;
-        self.held = Vec::new();
+        self.buffered = Vec::new();
     }
 }

@@ -9,11 +9,11 @@ use std::{
     path::PathBuf,
 };
 
-use super::super::plan::{ExecPlan, Failure, Hooks, IdMap, LaunchPlan, Namespace, NamespacePlan, Took};
+use super::super::plan::{ExecPlan, Failure, Hooks, IdMap, LaunchPlan, Namespace, NamespacePlan, StartTimings};
 
 /// Result of creating the pod's namespaces.
 #[derive(Debug, Default)]
-pub struct Made {
+pub struct CreatedNamespaces {
     /// Descriptors of the created namespaces.
     pub namespaces: Vec<(Namespace, OwnedFd)>,
     /// PID of the pod's process 1, a child of the shim.
@@ -22,7 +22,7 @@ pub struct Made {
 
 /// The pod's environment that a container starts in.
 #[derive(Clone, Copy, Debug)]
-pub struct Around<'a> {
+pub struct PodContext<'a> {
     /// Namespaces that the shim keeps open.
     pub namespaces: &'a [(Namespace, OwnedFd)],
     /// Pidfd of the process whose PID namespace the container joins, if its plan joins one.
@@ -42,7 +42,7 @@ pub enum Stdio {
 
 /// The container of an exec process.
 #[derive(Clone, Copy, Debug)]
-pub struct Inside<'a> {
+pub struct ExecTarget<'a> {
     /// PID of the container's first process.
     pub init: u32,
     /// The container's cgroup directories.
@@ -62,7 +62,7 @@ pub enum Progress {
         /// Descriptor of the pty master, if the process has a terminal.
         terminal: Option<OwnedFd>,
         /// Durations of the steps of the start.
-        took: Took,
+        took: StartTimings,
     },
     /// The start failed; only children to reap are left.
     Failed(Failure),
@@ -86,19 +86,24 @@ pub trait Launcher {
     ///
     /// # Errors
     /// What could not be created; nothing is left then.
-    fn make_namespaces(&self, plan: &NamespacePlan) -> Result<Made, Failure>;
+    fn make_namespaces(&self, plan: &NamespacePlan) -> Result<CreatedNamespaces, Failure>;
 
     /// Begins the start of a container.
     ///
     /// # Errors
     /// If not even a helper process could be created.
-    fn begin_launch(&self, plan: &LaunchPlan, around: Around<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>;
+    fn begin_launch(
+        &self,
+        plan: &LaunchPlan,
+        around: PodContext<'_>,
+        stdio: Stdio,
+    ) -> Result<Box<dyn Launching>, Failure>;
 
     /// Begins the start of an exec process in a container.
     ///
     /// # Errors
     /// If not even a helper process could be created.
-    fn begin_exec(&self, plan: &ExecPlan, inside: Inside<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>;
+    fn begin_exec(&self, plan: &ExecPlan, inside: ExecTarget<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>;
 
     /// Begins a container's poststop hooks; nobody waits for them.
     ///

@@ -17,7 +17,7 @@ use rustix::{
 
 use super::{
     super::log_tally::LogTally,
-    record::{self, Tag},
+    log_record::{self, Tag},
 };
 
 /// Log file of a container; both output streams write to it.
@@ -57,7 +57,7 @@ impl Log {
     pub fn write(&mut self, stream: &[u8; 6], tag: Tag, content: &[u8]) -> Option<io::Error> {
         let (_, file) = self.target.as_ref()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let head = record::head(now, stream, tag);
+        let head = log_record::head(now, stream, tag);
         let mend: &[u8] = if self.is_torn { b"\n" } else { b"" };
         let whole = mend.len() + head.len() + content.len() + 1;
         let parts = [IoSlice::new(mend), IoSlice::new(&head), IoSlice::new(content), IoSlice::new(b"\n")];

@@ -12,25 +12,25 @@
 //! per iteration, which makes them fair. Implements spec 09 §2, 09a §4, §10-§14.
 
 mod backlog;
+mod cgroup_signals;
 mod client;
 mod connection;
 mod container;
+mod descendants;
+mod event_loop;
 mod events;
-mod groups;
+mod exit_rules;
 mod input;
-mod journal;
-mod kin;
 pub mod launcher;
 mod log;
-mod memory;
+pub mod log_record;
+mod oom_counter;
 mod output;
 mod reap;
-pub mod record;
 mod requests;
+mod shim_log;
 mod starts;
 mod stdio;
-mod turn;
-mod verdict;
 
 use std::{
     collections::BTreeMap,
@@ -59,10 +59,10 @@ use connection::{Connection, Origin};
 use container::Container;
 use events::Events;
 use launcher::Launcher;
-use reap::Ended;
+use reap::ChildExit;
 use starts::Start;
 
-use berth_sys::step;
+use berth_sys::failpoint;
 
 /// Name of the PID file in the shim's directory.
 pub const PID_FILE: &str = "shim.pid";
@@ -84,11 +84,11 @@ struct Pod {
 
 /// Statistics of written logs, and their copy readable by the agent.
 #[derive(Debug, Default)]
-struct Tally {
+struct LogStatistics {
     sum: log_tally::LogTally,
-    told: log_tally::Told,
+    told: log_tally::TallyWriter,
     /// When changed statistics are published next.
-    tells_at: Option<Instant>,
+    publish_at: Option<Instant>,
 }
 
 /// State of the shim.
@@ -100,7 +100,7 @@ struct Worker<'a> {
     connection: Option<Connection>,
     connections: u64,
     /// Until when no connection is accepted: the shim ran out of descriptors.
-    deaf_until: Option<Instant>,
+    accept_after: Option<Instant>,
     pod: Pod,
     containers: BTreeMap<u32, Container>,
     starts: BTreeMap<u32, Start>,
@@ -109,12 +109,12 @@ struct Worker<'a> {
     last_key: u32,
     events: Events,
     /// Exits of unknown children during a start in progress.
-    unclaimed: Vec<(u32, Ended)>,
+    unclaimed: Vec<(u32, ChildExit)>,
     buffer: Box<[u8]>,
     idle_since: Option<Instant>,
-    alone_since: Option<Instant>,
+    disconnected_since: Option<Instant>,
     leaving: Option<Instant>,
-    tally: Tally,
+    tally: LogStatistics,
 }
 
 /// Runs the shim of a directory until it is shut down. Its standard input is the control socket.
@@ -136,7 +136,7 @@ pub fn run_on_stdin(folder: &Path, launcher: &dyn Launcher) -> io::Result<()> {
 /// # Errors
 /// If the event loop cannot be set up, or its poll fails.
 pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Result<()> {
-    let signals = settle(folder)?;
+    let signals = detach_process(folder)?;
     let now = Instant::now();
     let mut worker = Worker {
         launcher,
@@ -145,7 +145,7 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
         signals,
         connection: None,
         connections: 0,
-        deaf_until: None,
+        accept_after: None,
         pod: Pod::default(),
         containers: BTreeMap::new(),
         starts: BTreeMap::new(),
@@ -155,16 +155,16 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
         unclaimed: Vec::new(),
         buffer: vec![0; CHUNK].into_boxed_slice(),
         idle_since: Some(now),
-        alone_since: Some(now),
+        disconnected_since: Some(now),
         leaving: None,
-        tally: Tally::default(),
+        tally: LogStatistics::default(),
     };
     while !worker.is_done() {
-        worker.turn()?;
+        worker.run_once()?;
     }
-    step::reached("shim.done");
+    failpoint::reached("shim.done");
     worker.end();
-    step::reached("shim.empty");
+    failpoint::reached("shim.empty");
     // Nobody finds the shim any more; whoever removes the directory removes what is left.
     for name in [socket::NAME, PID_FILE] {
         let _ = fs::remove_file(folder.join(name));
@@ -173,9 +173,9 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
 }
 
 /// Detaches this process from its parent's session and sets up signals.
-fn settle(folder: &Path) -> io::Result<SignalFd> {
+fn detach_process(folder: &Path) -> io::Result<SignalFd> {
     if let Err(e) = rustix::process::setsid() {
-        journal::say(&format!("no session of its own: {e}"));
+        shim_log::log(&format!("no session of its own: {e}"));
     }
     rustix::process::chdir("/")?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
@@ -187,13 +187,13 @@ fn settle(folder: &Path) -> io::Result<SignalFd> {
     nix::sys::prctl::set_child_subreaper(true)?;
     // Containers must not inherit the supplementary groups of the process that started the shim.
     if let Err(e) = nix::unistd::setgroups(&[]) {
-        journal::say(&format!("supplementary groups stay: {e}"));
+        shim_log::log(&format!("supplementary groups stay: {e}"));
     }
     if let Err(e) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
-        journal::say(&format!("oom_score_adj stays as it is: {e}"));
+        shim_log::log(&format!("oom_score_adj stays as it is: {e}"));
     }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder.join(exit_record::FOLDER))?;
     fs::write(folder.join(PID_FILE), format!("{}\n", std::process::id()))?;
-    step::reached("shim.settled");
+    failpoint::reached("shim.settled");
     Ok(signals)
 }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::record::{Splitter, Tag};
+use super::log_record::{Splitter, Tag};
 
 /// The shim's end of a stream, with the incomplete line.
 #[derive(Debug)]

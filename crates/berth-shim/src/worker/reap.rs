@@ -7,22 +7,22 @@ use rustix::process::{WaitOptions, WaitStatus};
 use super::{
     super::{
         exit_record::ExitRecord,
-        plan::{Exit, Processes, Target},
+        plan::{Exit, PidNamespace, Target},
     },
-    Worker,
-    container::{Container, DRAIN, State},
-    groups, journal,
-    memory::{LastLook, Memory},
-    verdict::{self, Ending},
+    Worker, cgroup_signals,
+    container::{Container, ContainerState, DRAIN},
+    exit_rules::{self, ExitFacts},
+    oom_counter::{FinalRead, OomCounter},
+    shim_log,
 };
-use berth_sys::step;
+use berth_sys::failpoint;
 
 /// Maximum number of unattributed exits stored during a start.
 const MOST_UNCLAIMED: usize = 256;
 
 /// Exit of a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ended {
+pub struct ChildExit {
     /// Exit code, 0 to 255; 128 plus the signal number for signals.
     pub code: i32,
     /// Whether a signal terminated it.
@@ -31,7 +31,7 @@ pub struct Ended {
     pub at_ns: i64,
 }
 
-impl Ended {
+impl ChildExit {
     fn of(status: WaitStatus) -> Option<Self> {
         let at_ns = wall_ns();
         match (status.exit_status(), status.terminating_signal()) {
@@ -61,7 +61,7 @@ impl Worker<'_> {
         let mut ends = Vec::new();
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             let pid = u32::try_from(pid.as_raw_nonzero().get()).unwrap_or_default();
-            ends.extend(Ended::of(status).map(|ended| (pid, ended)));
+            ends.extend(ChildExit::of(status).map(|ended| (pid, ended)));
         }
         // The order of reaping may differ from the order of the exits.
         for (at, (pid, ended)) in ends.iter().enumerate() {
@@ -77,16 +77,16 @@ impl Worker<'_> {
     }
 
     /// Whether an exited child may be a container's first process that was OOM-killed and whose cgroup is gone.
-    fn may_be_late_kill(&self, pid: u32, ended: Ended) -> bool {
+    fn may_be_late_kill(&self, pid: u32, ended: ChildExit) -> bool {
         let container = self.first_of(pid).and_then(|key| self.containers.get(&key));
         container.is_some_and(|container| {
-            may_be_oom(container, ended) && container.memory.as_ref().is_some_and(Memory::is_gone)
+            may_be_oom(container, ended) && container.memory.as_ref().is_some_and(OomCounter::is_gone)
         })
     }
 
     /// Handles the exit of a child. `rivals`: number of children reaped with it, but not handled yet, that may have
     /// been OOM-killed without an observed count.
-    pub(super) fn ended(&mut self, pid: u32, ended: Ended, rivals: u64, now: Instant) {
+    pub(super) fn ended(&mut self, pid: u32, ended: ChildExit, rivals: u64, now: Instant) {
         if self.pod.init == Some(pid) {
             self.pod.init = None;
             self.events.push(Target::Init, ended.exit());
@@ -110,34 +110,34 @@ impl Worker<'_> {
     }
 
     /// Handles the exit of a container's first process.
-    fn container_ended(&mut self, key: u32, ended: Ended, rivals: u64, now: Instant) {
-        step::reached("shim.reaped");
+    fn container_ended(&mut self, key: u32, ended: ChildExit, rivals: u64, now: Instant) {
+        failpoint::reached("shim.reaped");
         let is_late_kill = self.is_late_kill(key, ended, rivals, now);
         let Some(container) = self.containers.get_mut(&key) else { return };
-        let exit = last_words(container, ended, is_late_kill, now);
+        let exit = final_exit(container, ended, is_late_kill, now);
         let record = ExitRecord::of(container.started, exit);
         if let Err(e) = record.write(&self.folder, &container.id) {
-            journal::say(&format!("container {}: its end is not on record: {e}", container.id));
+            shim_log::log(&format!("container {}: its end is not on record: {e}", container.id));
         }
-        step::reached("shim.recorded");
-        container.state = State::Draining { exit, until: now + DRAIN };
+        failpoint::reached("shim.recorded");
+        container.state = ContainerState::Draining { exit, until: now + DRAIN };
     }
 
     /// Whether an OOM kill in an exited container has not been observed before.
-    fn is_late_kill(&mut self, key: u32, ended: Ended, rivals: u64, now: Instant) -> bool {
-        match self.memory_of(key).map(Memory::last_look) {
-            None | Some(LastLook::Same) => false,
-            Some(LastLook::Killed) => true,
+    fn is_late_kill(&mut self, key: u32, ended: ChildExit, rivals: u64, now: Instant) -> bool {
+        match self.memory_of(key).map(OomCounter::final_read) {
+            None | Some(FinalRead::Same) => false,
+            Some(FinalRead::Killed) => true,
             // A container that exited otherwise leaves the kill to those that were killed.
-            Some(LastLook::Gone) if self.containers.get(&key).is_some_and(|c| may_be_oom(c, ended)) => {
+            Some(FinalRead::Gone) if self.containers.get(&key).is_some_and(|c| may_be_oom(c, ended)) => {
                 let others = self.kills(Some(key), now);
-                self.memory_of(key).is_some_and(|memory| memory.claim(others, rivals))
+                self.memory_of(key).is_some_and(|memory| memory.attribute_kills(others, rivals))
             }
-            Some(LastLook::Gone) => false,
+            Some(FinalRead::Gone) => false,
         }
     }
 
-    fn memory_of(&mut self, key: u32) -> Option<&mut Memory> {
+    fn memory_of(&mut self, key: u32) -> Option<&mut OomCounter> {
         self.containers.get_mut(&key)?.memory.as_mut()
     }
 
@@ -145,17 +145,17 @@ impl Worker<'_> {
     pub(super) fn kills(&mut self, but: Option<u32>, now: Instant) -> u64 {
         let others = self.containers.iter_mut().filter(|(key, _)| Some(**key) != but);
         let kills = others.map(|(_, container)| {
-            container.memory.iter_mut().for_each(|memory| memory.look(now));
+            container.memory.iter_mut().for_each(|memory| memory.read_count(now));
             container.kills()
         });
         self.kills_before + kills.sum::<u64>()
     }
 
     /// Ends containers whose output is drained or whose drain deadline passed.
-    pub(super) fn conclude(&mut self, now: Instant) {
+    pub(super) fn finish_drained(&mut self, now: Instant) {
         let mut over = Vec::new();
         for container in self.containers.values_mut() {
-            let State::Draining { mut exit, until } = container.state else { continue };
+            let ContainerState::Draining { mut exit, until } = container.state else { continue };
             if !container.is_drained() && now < until {
                 continue;
             }
@@ -166,7 +166,7 @@ impl Worker<'_> {
                 // On a failure, the existing record only lacks the count.
                 let _ = record.write(&self.folder, &container.id);
             }
-            container.state = State::Ended { exit, since: now };
+            container.state = ContainerState::Ended { exit, since: now };
             self.events.push(Target::Container(container.id.clone()), exit);
             over.extend(container.hooks.take().map(|hooks| (container.id.clone(), hooks)));
         }
@@ -177,22 +177,22 @@ impl Worker<'_> {
 }
 
 /// Whether an exit of a container is consistent with an OOM kill.
-fn may_be_oom(container: &Container, ended: Ended) -> bool {
-    verdict::may_be_oom(ended.code, container.is_killed)
+fn may_be_oom(container: &Container, ended: ChildExit) -> bool {
+    exit_rules::may_be_oom(ended.code, container.is_killed)
 }
 
 /// Determines the exit of a container whose first process exited; kills its remaining processes.
-fn last_words(container: &mut Container, ended: Ended, is_late_kill: bool, now: Instant) -> Exit {
-    let ending = Ending {
+fn final_exit(container: &mut Container, ended: ChildExit, is_late_kill: bool, now: Instant) -> Exit {
+    let ending = ExitFacts {
         code: ended.code,
         is_ours: container.is_killed,
-        last_kill: container.memory.as_ref().and_then(Memory::last_kill),
+        last_kill: container.memory.as_ref().and_then(OomCounter::last_kill),
         is_late_kill,
     };
     let oom_kills = container.kills();
     // The kernel has killed the processes of its own PID namespace already.
-    if container.processes != Processes::Own {
-        groups::kill(&container.groups);
+    if container.processes != PidNamespace::Own {
+        cgroup_signals::kill(&container.groups);
     }
     container.ends.input.closed();
     Exit { is_oom: ending.is_oom(now), oom_kills, ..ended.exit() }

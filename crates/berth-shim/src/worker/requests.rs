@@ -13,14 +13,15 @@ use super::{
         socket::Received,
         wire::{Datagram, Kind},
     },
-    Origin, Worker,
+    Origin, Worker, cgroup_signals,
     client::Client,
     container::Container,
-    groups, journal, kin,
-    launcher::{Made, Stdio},
+    descendants,
+    launcher::{CreatedNamespaces, Stdio},
+    shim_log,
     starts::{Start, failure, kill},
 };
-use berth_sys::step;
+use berth_sys::failpoint;
 
 /// Maximum number of events in the reply to `Hello`; the others follow as events.
 const MOST_GREETED: usize = 1000;
@@ -33,12 +34,12 @@ const DONE: Answer = Ok(Some((Reply::Done, Vec::new())));
 
 impl Worker<'_> {
     /// Receives and handles one datagram from the agent.
-    pub(super) fn hear(&mut self, now: Instant) {
+    pub(super) fn receive_request(&mut self, now: Instant) {
         let Some(connection) = &self.connection else { return };
         let origin = |sequence| Origin { connection: connection.number, sequence };
         match connection.receive() {
             Ok(Received::Nothing) => {}
-            Ok(Received::End) => self.hang_up(now),
+            Ok(Received::End) => self.close_connection(now),
             Ok(Received::Datagram(bytes, fds)) => match Datagram::read(&bytes) {
                 Ok(datagram) if datagram.kind == Kind::Request => {
                     let origin = origin(datagram.sequence);
@@ -59,14 +60,14 @@ impl Worker<'_> {
     }
 
     fn refuse(&mut self, now: Instant, why: &str) {
-        journal::say(&format!("connection closed: {why}"));
-        self.hang_up(now);
+        shim_log::log(&format!("connection closed: {why}"));
+        self.close_connection(now);
     }
 
     /// Closes the connection.
-    pub(super) fn hang_up(&mut self, now: Instant) {
+    pub(super) fn close_connection(&mut self, now: Instant) {
         if self.connection.take().is_some() {
-            self.alone_since = Some(now);
+            self.disconnected_since = Some(now);
         }
     }
 
@@ -89,7 +90,7 @@ impl Worker<'_> {
             Request::Signal { to, signal, scope } => self.signal(&to, signal, scope),
             Request::Resize { of, columns, rows } => self.resize(&of, columns, rows),
             Request::CloseStdin(container) => {
-                self.known(&container)?.ends.input.close();
+                self.container_mut(&container)?.ends.input.close();
                 DONE
             }
             Request::ReopenLog(container) => {
@@ -116,7 +117,7 @@ impl Worker<'_> {
             pid: std::process::id(),
             namespaces: self.pod.namespaces.iter().map(|(kind, _)| *kind).collect(),
             init: self.pod.init,
-            containers: self.containers.values().map(Container::held).collect(),
+            containers: self.containers.values().map(Container::record).collect(),
             starting: self.starts.values().filter_map(Start::container).map(str::to_owned).collect(),
             events: self.events.greeting(MOST_GREETED),
         };
@@ -132,10 +133,10 @@ impl Worker<'_> {
         if self.pod.is_made {
             return Err(failure(FailureKind::State, "the namespaces were made already"));
         }
-        groups::enter(&plan.groups).map_err(|e| failure(FailureKind::Other, e.to_string()))?;
-        step::reached("shim.grouped");
-        let Made { mut namespaces, init } = self.launcher.make_namespaces(plan)?;
-        step::reached("shim.namespaces");
+        cgroup_signals::enter(&plan.groups).map_err(|e| failure(FailureKind::Other, e.to_string()))?;
+        failpoint::reached("shim.grouped");
+        let CreatedNamespaces { mut namespaces, init } = self.launcher.make_namespaces(plan)?;
+        failpoint::reached("shim.namespaces");
         namespaces.sort_by_key(|(kind, _)| *kind);
         self.pod = super::Pod { is_made: true, namespaces, init, users: plan.users };
         let made = self.pod.namespaces.iter().map(|(kind, _)| *kind).collect();
@@ -150,12 +151,12 @@ impl Worker<'_> {
             Target::Init => self.pod.init.ok_or_else(|| failure(FailureKind::Unknown, "the pod has no process 1"))?,
             Target::Container(id) if signal == Signal::KILL && self.kill_start(id) => return DONE,
             Target::Container(id) if scope == Scope::ControlGroup => {
-                let container = self.known(id)?;
+                let container = self.container_mut(id)?;
                 container.is_killed |= signal == Signal::KILL && container.is_running();
                 if signal == Signal::KILL {
-                    groups::kill(&container.groups);
+                    cgroup_signals::kill(&container.groups);
                 } else {
-                    groups::signal(&container.groups, signal);
+                    cgroup_signals::signal(&container.groups, signal);
                 }
                 return DONE;
             }
@@ -168,12 +169,12 @@ impl Worker<'_> {
                 container.started.pid
             }
             Target::Exec(id, exec) => {
-                let pid = self.known(id)?.execs.get(exec).copied();
+                let pid = self.container_mut(id)?.execs.get(exec).copied();
                 pid.ok_or_else(|| failure(FailureKind::Unknown, format!("process {exec:?} is not known")))?
             }
         };
         if scope == Scope::Group && signal == Signal::KILL {
-            kin::kill(pid); // descendants with a process group of their own
+            descendants::kill(pid); // descendants with a process group of their own
         }
         if scope != Scope::Process {
             // The process was not reaped yet, so its process group id is still its own.
@@ -181,8 +182,8 @@ impl Worker<'_> {
             let _empty = group.map(|group| kill_process_group(group, signal));
         }
         kill(pid, signal);
-        groups::thaw(&frozen); // a frozen process exits only when thawed
-        step::reached("shim.signalled");
+        cgroup_signals::thaw(&frozen); // a frozen process exits only when thawed
+        failpoint::reached("shim.signalled");
         DONE
     }
 
@@ -190,7 +191,7 @@ impl Worker<'_> {
         let Target::Container(id) = of else {
             return Err(failure(FailureKind::State, "that terminal is the daemon's own"));
         };
-        if let Some(terminal) = &self.known(id)?.terminal {
+        if let Some(terminal) = &self.container_mut(id)?.terminal {
             let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
             tcsetwinsize(terminal, size).map_err(|e| failure(FailureKind::Other, format!("resize: {e}")))?;
         }
@@ -219,7 +220,7 @@ impl Worker<'_> {
         }
         self.kills_before += container.kills();
         self.containers.remove(&key);
-        step::reached("shim.forgotten");
+        failpoint::reached("shim.forgotten");
         DONE
     }
 
@@ -228,7 +229,7 @@ impl Worker<'_> {
             return Err(failure(FailureKind::State, "containers still run"));
         }
         self.leaving = Some(now);
-        step::reached("shim.leaving");
+        failpoint::reached("shim.leaving");
         DONE
     }
 
@@ -242,12 +243,12 @@ impl Worker<'_> {
         self.containers.iter().find(|(_, container)| container.id == id).map(|(key, container)| (*key, container))
     }
 
-    fn known(&mut self, id: &str) -> Result<&mut Container, Failure> {
+    fn container_mut(&mut self, id: &str) -> Result<&mut Container, Failure> {
         self.containers.values_mut().find(|container| container.id == id).ok_or_else(|| unknown(id))
     }
 
     fn running(&mut self, id: &str) -> Result<&mut Container, Failure> {
-        let container = self.known(id)?;
+        let container = self.container_mut(id)?;
         if container.is_running() {
             Ok(container)
         } else {

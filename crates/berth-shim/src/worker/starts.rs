@@ -10,18 +10,17 @@ use std::{
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::{
-    super::plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, Processes, Reply, Started},
-    Origin, Worker,
-    container::{Container, State},
-    groups, journal,
-    launcher::{Around, Inside, Launching, Progress, Stdio},
+    super::plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, PidNamespace, Reply, Started},
+    Origin, Worker, cgroup_signals,
+    container::{Container, ContainerState},
+    exit_rules,
+    launcher::{ExecTarget, Launching, PodContext, Progress, Stdio},
     log::Log,
-    memory::Memory,
-    reap,
-    stdio::{self, Ends},
-    verdict,
+    oom_counter::OomCounter,
+    reap, shim_log,
+    stdio::{self, StreamEnds},
 };
-use berth_sys::step;
+use berth_sys::failpoint;
 
 /// Deadline of a start if the plan sets none.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -35,10 +34,10 @@ pub(super) struct Start {
     limit: Duration,
     /// `None` only while it is being advanced.
     pub(super) launching: Option<Box<dyn Launching>>,
-    what: What,
+    what: StartKind,
 }
 
-enum What {
+enum StartKind {
     Launch(Box<Launch>),
     Exec { container: u32, id: String },
 }
@@ -47,10 +46,10 @@ enum What {
 struct Launch {
     id: String,
     groups: Vec<PathBuf>,
-    processes: Processes,
-    memory: Option<Memory>,
+    processes: PidNamespace,
+    memory: Option<OomCounter>,
     log: Log,
-    ends: Option<Ends>,
+    ends: Option<StreamEnds>,
     has_stdin: bool,
     longest_record: usize,
     hooks: Option<Box<Hooks>>,
@@ -70,8 +69,8 @@ impl Start {
     /// Container id, if a container is being started.
     pub(super) fn container(&self) -> Option<&str> {
         match &self.what {
-            What::Launch(launch) => Some(&launch.id),
-            What::Exec { .. } => None,
+            StartKind::Launch(launch) => Some(&launch.id),
+            StartKind::Exec { .. } => None,
         }
     }
 }
@@ -80,7 +79,7 @@ impl Worker<'_> {
     /// Begins the start of a container. The reply follows when it has finished.
     pub(super) fn begin_launch(&mut self, plan: &LaunchPlan, origin: Origin, now: Instant) -> Result<(), Failure> {
         let id = &plan.container;
-        if !verdict::is_name(id) {
+        if !exit_rules::is_name(id) {
             return Err(failure(FailureKind::Other, format!("{id:?} is not an id")));
         }
         if self.container(id).is_some() || self.starts.values().any(|start| start.container() == Some(id)) {
@@ -91,15 +90,15 @@ impl Worker<'_> {
         let (stdio, ends) = stdio::make(plan, self.pod.users).map_err(other)?;
         let target = self.target(&plan.processes)?;
         let target = target.as_ref().map(AsFd::as_fd);
-        let around = Around { namespaces: &self.pod.namespaces, target, users: self.pod.users };
+        let around = PodContext { namespaces: &self.pod.namespaces, target, users: self.pod.users };
         let launching = self.launcher.begin_launch(plan, around, stdio)?;
-        step::reached("shim.begun");
+        failpoint::reached("shim.begun");
         let kills = self.kills(None, now);
         let launch = Launch {
             id: id.clone(),
             groups: plan.groups.clone(),
             processes: plan.processes.clone(),
-            memory: Memory::watch(&plan.groups, kills),
+            memory: OomCounter::watch(&plan.groups, kills),
             log,
             ends,
             has_stdin: plan.stdin,
@@ -107,17 +106,17 @@ impl Worker<'_> {
             hooks: plan.hooks.clone(),
         };
         let limit = if plan.limit_ms == 0 { LIMIT } else { Duration::from_millis(plan.limit_ms).min(10 * LIMIT) };
-        self.start(origin, now, limit, launching, What::Launch(Box::new(launch)));
+        self.start(origin, now, limit, launching, StartKind::Launch(Box::new(launch)));
         Ok(())
     }
 
     /// Pidfd of the process whose PID namespace a container joins. Only this loop reaps, so the PID is valid until it
     /// is opened here, and it is not used afterwards.
-    fn target(&self, processes: &Processes) -> Result<Option<OwnedFd>, Failure> {
+    fn target(&self, processes: &PidNamespace) -> Result<Option<OwnedFd>, Failure> {
         let pid = match processes {
-            Processes::Own | Processes::Host => return Ok(None),
-            Processes::Pod => self.pod.init,
-            Processes::Of(id) => {
+            PidNamespace::Own | PidNamespace::Host => return Ok(None),
+            PidNamespace::Pod => self.pod.init,
+            PidNamespace::Of(id) => {
                 let target = self.container(id).map(|(_, container)| container);
                 let target = target
                     .ok_or_else(|| failure(FailureKind::Unknown, format!("target container {id:?} is not known")))?;
@@ -147,8 +146,8 @@ impl Worker<'_> {
         if !container.is_running() {
             return Err(failure(FailureKind::State, format!("container {:?} has ended", plan.container)));
         }
-        let starting = |start: &&Start| matches!(&start.what, What::Exec { container, .. } if *container == key);
-        let is_same = |start: &Start| matches!(&start.what, What::Exec { id, .. } if *id == plan.exec);
+        let starting = |start: &&Start| matches!(&start.what, StartKind::Exec { container, .. } if *container == key);
+        let is_same = |start: &Start| matches!(&start.what, StartKind::Exec { id, .. } if *id == plan.exec);
         if container.execs.contains_key(&plan.exec) || self.starts.values().filter(starting).any(is_same) {
             return Err(failure(FailureKind::State, format!("process {:?} was started already", plan.exec)));
         }
@@ -156,14 +155,14 @@ impl Worker<'_> {
             let text = format!("container {:?} has {MOST_EXECS} other processes already", plan.container);
             return Err(failure(FailureKind::State, text));
         }
-        let inside = Inside { init: container.started.pid, groups: &container.groups };
+        let inside = ExecTarget { init: container.started.pid, groups: &container.groups };
         let launching = self.launcher.begin_exec(plan, inside, stdio)?;
-        let what = What::Exec { container: key, id: plan.exec.clone() };
+        let what = StartKind::Exec { container: key, id: plan.exec.clone() };
         self.start(origin, now, LIMIT, launching, what);
         Ok(())
     }
 
-    fn start(&mut self, origin: Origin, now: Instant, limit: Duration, launching: Box<dyn Launching>, what: What) {
+    fn start(&mut self, origin: Origin, now: Instant, limit: Duration, launching: Box<dyn Launching>, what: StartKind) {
         let key = self.next_key();
         self.starts.insert(key, Start { origin, until: now + limit, limit, launching: Some(launching), what });
     }
@@ -208,11 +207,11 @@ impl Worker<'_> {
     /// Replies to a failed start and cleans up.
     fn fail_start(&mut self, key: u32, reason: Failure) {
         let Some(mut start) = self.starts.remove(&key) else { return };
-        if let What::Launch(launch) = &mut start.what {
-            groups::kill_each(&launch.groups); // no process stays, and the container may be started again
+        if let StartKind::Launch(launch) = &mut start.what {
+            cgroup_signals::kill_each(&launch.groups); // no process stays, and the container may be started again
             // No other container may attribute these kills to itself.
             self.kills_before += launch.memory.as_mut().map_or(0, |memory| {
-                memory.last_look();
+                memory.final_read();
                 memory.kills()
             });
             self.poststop(&launch.id, launch.hooks.as_deref());
@@ -224,7 +223,7 @@ impl Worker<'_> {
     pub(super) fn poststop(&self, container: &str, hooks: Option<&Hooks>) {
         let begun = hooks.map(|hooks| self.launcher.begin_poststop(container, hooks));
         if let Some(Err(failure)) = begun {
-            journal::say(&format!("container {container}: {failure}"));
+            shim_log::log(&format!("container {container}: {failure}"));
         }
     }
 
@@ -232,14 +231,14 @@ impl Worker<'_> {
     fn started(&mut self, key: u32, started: Started, terminal: Option<OwnedFd>, now: Instant) {
         let Some(Start { origin, what, .. }) = self.starts.remove(&key) else { return };
         match what {
-            What::Launch(launch) => {
+            StartKind::Launch(launch) => {
                 let container = launch.into_container(started, terminal);
                 self.containers.insert(key, container);
-                step::reached("shim.started");
+                failpoint::reached("shim.started");
                 self.reply(origin, &Reply::Started(started), Vec::new());
-                step::reached("shim.replied");
+                failpoint::reached("shim.replied");
             }
-            What::Exec { container, id } => {
+            StartKind::Exec { container, id } => {
                 match self.containers.get_mut(&container) {
                     Some(container) => {
                         if !container.is_running() {
@@ -263,13 +262,13 @@ impl Launch {
     fn into_container(self, started: Started, terminal: Option<OwnedFd>) -> Container {
         let Self { id, groups, processes, memory, log, ends, has_stdin, longest_record, hooks } = self;
         let of_terminal = |master: &OwnedFd| stdio::of_terminal(master, has_stdin, longest_record).ok();
-        let ends = ends.or_else(|| of_terminal(terminal.as_ref()?)).unwrap_or_else(Ends::none);
+        let ends = ends.or_else(|| of_terminal(terminal.as_ref()?)).unwrap_or_else(StreamEnds::none);
         Container {
             id,
             groups,
             processes,
             started,
-            state: State::Running,
+            state: ContainerState::Running,
             is_killed: false,
             memory,
             execs: BTreeMap::new(),

@@ -19,7 +19,7 @@ use super::{
 
 /// The shim's ends of the streams.
 #[derive(Debug)]
-pub struct Ends {
+pub struct StreamEnds {
     /// The container's stdin.
     pub input: Input,
     /// The container's output: stdout and stderr, or its terminal.
@@ -31,7 +31,7 @@ pub struct Ends {
 ///
 /// # Errors
 /// If no descriptor is available.
-pub fn make(plan: &LaunchPlan, users: Option<(IdMap, IdMap)>) -> io::Result<(Stdio, Option<Ends>)> {
+pub fn make(plan: &LaunchPlan, users: Option<(IdMap, IdMap)>) -> io::Result<(Stdio, Option<StreamEnds>)> {
     if plan.process.terminal.is_some() {
         return Ok((Stdio::Terminal, None));
     }
@@ -52,19 +52,19 @@ pub fn make(plan: &LaunchPlan, users: Option<(IdMap, IdMap)>) -> io::Result<(Std
         let _ = rustix::fs::fchown(pipe, uid, gid);
     }
     let outputs = [Some(Output::new(out, plan.longest_record)), Some(Output::new(err, plan.longest_record))];
-    Ok((Stdio::Files([stdin, stdout, stderr]), Some(Ends { input: Input::new(input, plan.stdin_once), outputs })))
+    Ok((Stdio::Files([stdin, stdout, stderr]), Some(StreamEnds { input: Input::new(input, plan.stdin_once), outputs })))
 }
 
 /// The shim's ends of a terminal.
 ///
 /// # Errors
 /// If no descriptor is available.
-pub fn of_terminal(master: &OwnedFd, has_stdin: bool, longest_record: usize) -> io::Result<Ends> {
+pub fn of_terminal(master: &OwnedFd, has_stdin: bool, longest_record: usize) -> io::Result<StreamEnds> {
     rustix::io::ioctl_fionbio(master, true)?;
     let input = has_stdin.then(|| master.as_fd().try_clone_to_owned()).transpose()?;
     let output = master.as_fd().try_clone_to_owned()?;
     // The end of a client's input never closes a terminal.
-    Ok(Ends { input: Input::new(input, false), outputs: [Some(Output::new(output, longest_record)), None] })
+    Ok(StreamEnds { input: Input::new(input, false), outputs: [Some(Output::new(output, longest_record)), None] })
 }
 
 /// Maps an id of the container to the host; `None` if it is not mapped.

@@ -7,7 +7,7 @@ use crate::reading::CpuShare;
 
 struct Below(&'static str);
 
-impl PodGroups for Below {
+impl PodCgroupPaths for Below {
     fn above(&self) -> Vec<String> {
         vec!["/kubepods".to_owned()]
     }
@@ -29,8 +29,8 @@ fn reader(mounts: Mounts, max_open: usize) -> Reader {
     Reader::new(mounts, Arc::new(Below("/kubepods")), max_open)
 }
 
-fn at(path: &str, depth: Depth) -> Wanted {
-    Wanted { key: GroupKey::At(path.into()), depth: Some(depth) }
+fn at(path: &str, depth: Depth) -> CgroupRequest {
+    CgroupRequest { key: CgroupKey::At(path.into()), depth: Some(depth) }
 }
 
 const MACHINE: MachineMemory = MachineMemory { total: 1000, available: 500, swap_total: 100, swap_free: 40 };
@@ -59,11 +59,11 @@ fn a_group_of_the_unified_hierarchy() {
     lay(root.path(), "/kubepods/podu/c1", &[("cpu.stat", "usage_usec 7\n")]);
     let mut reader = reader(Mounts::Unified(root.path().to_owned()), 100);
     let uid = PodUid::from("u");
-    let wanted = |key, depth| Wanted { key, depth: Some(depth) };
+    let wanted = |key, depth| CgroupRequest { key, depth: Some(depth) };
     let all = [
-        wanted(GroupKey::Pod(uid.clone()), Depth::Full),
-        wanted(GroupKey::Container(uid.clone(), "c1".into()), Depth::Core),
-        wanted(GroupKey::Container(uid.clone(), "c2".into()), Depth::Core),
+        wanted(CgroupKey::Pod(uid.clone()), Depth::Full),
+        wanted(CgroupKey::Container(uid.clone(), "c1".into()), Depth::Core),
+        wanted(CgroupKey::Container(uid.clone(), "c2".into()), Depth::Core),
     ];
     let clock = AtomicI64::new(1_000_000_000);
     let seen = reader.pass(&all, MACHINE, &|| clock.load(Ordering::Relaxed));
@@ -71,12 +71,12 @@ fn a_group_of_the_unified_hierarchy() {
     assert_eq!(&*pod.path, "/kubepods/podu");
     let reading = &pod.reading;
     let cpu = reading.cpu.expect("read");
-    assert_eq!((cpu.times.usage_ns, cpu.rate, cpu.held.periods), (1_000_000_000, None, 5));
+    assert_eq!((cpu.times.usage_ns, cpu.rate, cpu.throttling.periods), (1_000_000_000, None, 5));
     let memory = reading.memory.expect("read");
     assert_eq!((memory.working_set(), memory.available(), memory.swap_available()), (90, None, Some(5)));
     assert_eq!(reading.share, Some(CpuShare { shares: 998, quota: Some(50_000), period: 100_000 }));
     assert_eq!((reading.processes, reading.outer_processes, reading.threads), (Some(2), Some((17, 18)), Some((4, 0))));
-    assert!(reading.pressure.cpu.is_none() && reading.pressure.memory.is_some() && reading.made_at > 0);
+    assert!(reading.pressure.cpu.is_none() && reading.pressure.memory.is_some() && reading.created_at > 0);
     assert_eq!(&*seen[1].as_ref().expect("there").path, "/kubepods/podu/c1");
     assert_eq!(seen[2], None);
     assert_eq!(reader.size(), (2, 8), "settings need not stay open");
@@ -169,11 +169,11 @@ fn many_groups_are_read_as_few_are() {
     for n in 0..2 * WORTH_A_THREAD {
         lay(root.path(), &format!("/g{n}"), &[("cpu.stat", &format!("usage_usec {n}\n"))]);
     }
-    let mut wanted: Vec<Wanted> = (0..2 * WORTH_A_THREAD).map(|n| at(&format!("/g{n}"), Depth::Core)).collect();
+    let mut wanted: Vec<CgroupRequest> = (0..2 * WORTH_A_THREAD).map(|n| at(&format!("/g{n}"), Depth::Core)).collect();
     wanted.extend([at("/absent", Depth::Core), at("/g7", Depth::Core)]);
     let usages = |reader: &mut Reader| -> Vec<Option<u64>> {
         let seen = reader.pass(&wanted, MACHINE, &|| 1);
-        let usage = |seen: &Option<Seen>| Some(seen.as_ref()?.reading.cpu?.times.usage_ns / 1000);
+        let usage = |seen: &Option<CgroupObservation>| Some(seen.as_ref()?.reading.cpu?.times.usage_ns / 1000);
         seen.iter().map(usage).collect()
     };
     let mut expected: Vec<Option<u64>> = (0..2 * WORTH_A_THREAD).map(|n| u64::try_from(n).ok()).collect();
@@ -295,8 +295,8 @@ fn containers_of_our_own_runtime_are_found_as_scopes() {
     lay(root.path(), "/kubepods/podu", &files[..1]);
     lay(root.path(), "/kubepods/podu/berth-c1.scope", &files);
     let mut reader = reader(Mounts::Unified(root.path().to_owned()), 100);
-    let wanted = |key| Wanted { key, depth: Some(Depth::Full) };
-    let all = [wanted(GroupKey::Pod("u".into())), wanted(GroupKey::Container("u".into(), "c1".into()))];
+    let wanted = |key| CgroupRequest { key, depth: Some(Depth::Full) };
+    let all = [wanted(CgroupKey::Pod("u".into())), wanted(CgroupKey::Container("u".into(), "c1".into()))];
     let seen = reader.pass(&all, MACHINE, &|| 0);
     let found = seen[1].as_ref().expect("found");
     assert_eq!((&*found.path, found.reading.processes), ("/kubepods/podu/berth-c1.scope", Some(2)));

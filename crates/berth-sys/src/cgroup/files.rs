@@ -220,7 +220,7 @@ pub struct Pressure {
 
 /// Content of a PSI file.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Stalls {
+pub struct PressureStats {
     /// Time in which some tasks stalled.
     pub some: Pressure,
     /// Time in which all tasks stalled.
@@ -228,8 +228,8 @@ pub struct Stalls {
 }
 
 /// Parses `cpu.pressure`, `memory.pressure`, or `io.pressure`; `None` without a `some` line.
-pub fn pressure(text: &[u8]) -> Option<Stalls> {
-    let mut stalls = Stalls::default();
+pub fn pressure(text: &[u8]) -> Option<PressureStats> {
+    let mut stalls = PressureStats::default();
     let mut known = false;
     for line in lines(text) {
         let Some((kind, values)) = split(line, b' ') else { continue };

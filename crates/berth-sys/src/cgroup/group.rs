@@ -71,16 +71,16 @@ impl fmt::Display for GroupPath {
 
 /// Whether this call created the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Made {
+pub(super) enum DirectoryCreation {
     Now,
     Before,
 }
 
 /// Creates one directory; an existing one is success.
-pub(super) fn make(path: &Path) -> CgroupResult<Made> {
+pub(super) fn make(path: &Path) -> CgroupResult<DirectoryCreation> {
     match fs::create_dir(path) {
-        Ok(()) => Ok(Made::Now),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(Made::Before),
+        Ok(()) => Ok(DirectoryCreation::Now),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(DirectoryCreation::Before),
         Err(e) => Err(CgroupError::file("create", path, e)),
     }
 }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::{
     CgroupError, CgroupResult, Controller, GroupPath, Presence,
-    group::{self, Made},
+    group::{self, DirectoryCreation},
     kill,
 };
 use crate::mount_table::Mount;
@@ -159,7 +159,7 @@ fn make_in(root: &Path, group: &GroupPath, made: &mut BTreeSet<GroupPath>, cpuse
     if cpuset {
         inherit_cpuset(root, group)?;
     }
-    if result == Made::Now {
+    if result == DirectoryCreation::Now {
         made.insert(group.clone());
     }
     Ok(())

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     CgroupError, CgroupResult, Controller, GroupPath, Presence,
-    group::{self, Made},
+    group::{self, DirectoryCreation},
     kill,
 };
 use crate::backoff::Backoff;
@@ -78,7 +78,7 @@ impl Unified {
             (result, _) => result?,
         };
         self.check_type(&directory)?;
-        if result == Made::Now {
+        if result == DirectoryCreation::Now {
             made.push(group.clone());
         }
         Ok(())

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     message::{Attributes, Message, u64_at},
-    route,
+    rtnetlink,
     socket::{Reply, Socket},
 };
 
@@ -71,7 +71,7 @@ pub fn of_namespace(socket: &mut Socket, namespace: BorrowedFd<'_>) -> io::Resul
             number(socket, namespace)?.ok_or(io::ErrorKind::NotFound)?
         }
     };
-    let links = socket.dump(&route::get_links().with_u32(IFLA_TARGET_NETNSID, number))?;
+    let links = socket.dump(&rtnetlink::get_links().with_u32(IFLA_TARGET_NETNSID, number))?;
     Ok(links.iter().filter_map(read).collect())
 }
 
@@ -81,7 +81,7 @@ fn about(kind: u16, namespace: BorrowedFd<'_>) -> Message {
 
 /// Id of another namespace in this namespace; `None` if it has none.
 fn number(socket: &mut Socket, namespace: BorrowedFd<'_>) -> io::Result<Option<u32>> {
-    let reply = socket.ask(about(GET_NAMESPACE_ID, namespace))?;
+    let reply = socket.query(about(GET_NAMESPACE_ID, namespace))?;
     let found = reply.filter(|reply| reply.kind == NEW_NAMESPACE_ID);
     let number = found.and_then(|reply| Attributes::behind(&reply.body, HEAD.len()).u32(NETNSA_NSID));
     Ok(number.filter(|number| *number != NONE))

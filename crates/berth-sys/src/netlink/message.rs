@@ -61,7 +61,7 @@ impl Message {
 
     /// Adds flags.
     #[must_use]
-    pub fn flagged(mut self, flags: u16) -> Self {
+    pub fn with_flags(mut self, flags: u16) -> Self {
         let flags = u16::from_ne_bytes([self.bytes[6], self.bytes[7]]) | flags;
         self.put(6, &flags.to_ne_bytes());
         self
@@ -106,7 +106,7 @@ impl Message {
         let mut filled = fill(self);
         let length = u16::try_from(filled.bytes.len() - at).expect("a list is divided before it is this long");
         filled.put(at, &length.to_ne_bytes());
-        filled.tell_length();
+        filled.update_length();
         filled
     }
 
@@ -127,10 +127,10 @@ impl Message {
     fn append(&mut self, bytes: &[u8]) {
         self.bytes.extend(bytes);
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
-        self.tell_length();
+        self.update_length();
     }
 
-    fn tell_length(&mut self) {
+    fn update_length(&mut self) {
         let length = u32::try_from(self.bytes.len()).expect("a message is short");
         self.put(0, &length.to_ne_bytes());
     }

@@ -9,11 +9,11 @@
 //! pod takes one system call, and the decoder accepts any input without panicking. A socket belongs to the network
 //! namespace of the thread that opened it, wherever it is used later. Every call blocks, for at most [`LIMIT`].
 
-pub mod connections;
+pub mod conntrack;
 pub mod counters;
-pub mod filter;
 pub mod message;
-pub mod route;
+pub mod nf_tables;
+pub mod rtnetlink;
 pub mod socket;
 
 pub use message::{Attributes, Message};

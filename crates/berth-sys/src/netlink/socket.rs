@@ -105,7 +105,7 @@ impl Socket {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn watching(protocol: Protocol, groups: u32) -> io::Result<Self> {
+    pub fn subscribe(protocol: Protocol, groups: u32) -> io::Result<Self> {
         Self::bound(protocol, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, groups)
     }
 
@@ -113,7 +113,7 @@ impl Socket {
     ///
     /// # Errors
     /// The runtime's error.
-    pub fn polled(self) -> io::Result<AsyncFd<Self>> {
+    pub fn into_async(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: the descriptor is owned, `as_raw_fd` always returns the same one, and nothing closes it before the
         // socket is dropped, which `AsyncFd` does after it has deregistered it.
         unsafe { AsyncFd::register(self) }.map_err(Into::into)
@@ -136,25 +136,25 @@ impl Socket {
     /// # Errors
     /// The kernel's error.
     pub fn request(&mut self, message: Message) -> io::Result<()> {
-        self.all(vec![message]).map_err(Into::into)
+        self.request_all(vec![message]).map_err(Into::into)
     }
 
     /// Sends messages in one system call. The kernel tries all of them; the first failure is returned.
     ///
     /// # Errors
     /// The first message that failed.
-    pub fn all(&mut self, messages: Vec<Message>) -> Result<(), Failure> {
-        match self.each(messages).map_err(|source| Failure { index: 0, source })?.into_iter().next() {
+    pub fn request_all(&mut self, messages: Vec<Message>) -> Result<(), Failure> {
+        match self.request_each(messages).map_err(|source| Failure { index: 0, source })?.into_iter().next() {
             None => Ok(()),
             Some((index, source)) => Err(Failure { index, source }),
         }
     }
 
-    /// Like [`Self::all`], but returns every failure: index of the message and error.
+    /// Like [`Self::request_all`], but returns every failure: index of the message and error.
     ///
     /// # Errors
     /// If no reply arrived.
-    pub fn each(&mut self, messages: Vec<Message>) -> io::Result<Vec<(usize, io::Error)>> {
+    pub fn request_each(&mut self, messages: Vec<Message>) -> io::Result<Vec<(usize, io::Error)>> {
         let first = self.sequence;
         let count = u32::try_from(messages.len()).map_err(|_| Errno::EMSGSIZE)?;
         let bytes = self.stamped(messages, true);
@@ -218,7 +218,7 @@ impl Socket {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn ask(&mut self, message: Message) -> io::Result<Option<Reply>> {
+    pub fn query(&mut self, message: Message) -> io::Result<Option<Reply>> {
         let first = self.sequence;
         let bytes = self.stamped(vec![message], true);
         self.send(&bytes)?;
@@ -249,7 +249,7 @@ impl Socket {
 
     fn dump_once(&mut self, message: Message) -> io::Result<Option<Vec<Reply>>> {
         let first = self.sequence;
-        let bytes = self.stamped(vec![message.flagged(DUMP)], false);
+        let bytes = self.stamped(vec![message.with_flags(DUMP)], false);
         self.send(&bytes)?;
         let (mut list, mut whole) = (Vec::new(), true);
         loop {
@@ -271,7 +271,7 @@ impl Socket {
     ///
     /// # Errors
     /// `ENOBUFS` if notifications were lost.
-    pub fn news(&self) -> io::Result<Option<Vec<Reply>>> {
+    pub fn receive_notifications(&self) -> io::Result<Option<Vec<Reply>>> {
         match self.receive() {
             Ok(bytes) => {
                 let all = message::messages(&bytes);
@@ -348,9 +348,9 @@ mod tests {
             let _ = error_in(&bytes);
             for kind in [kind, 16, 20, 24, 1 << 8, 10 << 8, 10 << 8 | 3, 10 << 8 | 6] {
                 let reply = Reply { kind, body: bytes.clone() };
-                let _ = (route::link(&reply), route::address_of(&reply), route::route(&reply), route::removed_link(&reply));
-                let _ = (filter::chain(&reply), filter::rule_of(&reply), filter::removes_of(&reply, "berth"));
-                let _ = connections::connection(&reply);
+                let _ = (rtnetlink::link(&reply), rtnetlink::address_of(&reply), rtnetlink::route(&reply), rtnetlink::removed_link(&reply));
+                let _ = (nf_tables::chain(&reply), nf_tables::rule_location(&reply), nf_tables::removes_from(&reply, "berth"));
+                let _ = conntrack::connection(&reply);
             }
         }
     }

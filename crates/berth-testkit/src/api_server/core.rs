@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 
 use super::{
     clock::{Chance, Clock, text, uuid},
-    conduct::Witness,
+    conformance::TransitionChecker,
     lists::Pages,
     resources::{Kind, named},
-    reviews::Verdicts,
+    reviews::ScriptedReviews,
     rules::{self, Rules},
     selectors::check_fields,
     store::{Key, Store, key},
     verbs,
-    view::{Caller, Later, Refusal, Reply, Request, View, Write},
+    view::{Caller, DelayedJob, Refusal, Reply, Request, View, Write},
 };
 
 /// Lifetime of events after their last write.
@@ -72,11 +72,11 @@ pub struct Core {
     /// Behavior that tests switch on and off.
     pub switches: Switches,
     /// Scripted answers to reviews.
-    pub reviews: Verdicts,
+    pub reviews: ScriptedReviews,
     /// Clock of the server, which tests can adjust.
     pub clock: Arc<Clock>,
     pub(super) pages: Pages,
-    pub(super) witness: Witness,
+    pub(super) witness: TransitionChecker,
     chance: Chance,
     /// Time of the last write of each event.
     events: HashMap<Key, Timestamp>,
@@ -134,10 +134,10 @@ impl Core {
             store: Store::new(),
             rules,
             switches: Switches::default(),
-            reviews: Verdicts::default(),
+            reviews: ScriptedReviews::default(),
             clock,
             pages: Pages::default(),
-            witness: Witness::default(),
+            witness: TransitionChecker::default(),
             chance: Chance::new(seed),
             events: HashMap::new(),
             purged,
@@ -178,10 +178,10 @@ impl Core {
     }
 
     fn special(&self, request: &Request) -> Option<Result<Reply, Refusal>> {
-        let told = self.reviews.told(request).map(|body| Ok(Reply { code: 201, body, writes: Vec::new() }));
+        let told = self.reviews.scripted_answer(request).map(|body| Ok(Reply { code: 201, body, writes: Vec::new() }));
         told.or_else(|| rules::special(self, request)).or_else(|| {
             let unanswered = request.verb == "create" && named(&request.resource).is_some_and(|kind| !kind.is_stored);
-            unanswered.then(|| Ok(Reply { code: 201, body: Verdicts::refused(request), writes: Vec::new() }))
+            unanswered.then(|| Ok(Reply { code: 201, body: ScriptedReviews::refused(request), writes: Vec::new() }))
         })
     }
 
@@ -269,9 +269,9 @@ impl Core {
     }
 
     /// Controller jobs for the changes since the last call.
-    pub fn controllers(&mut self) -> Vec<Later> {
+    pub fn controllers(&mut self) -> Vec<DelayedJob> {
         let changes = self.store.take_changes();
-        changes.iter().for_each(|change| self.witness.see(change));
+        changes.iter().for_each(|change| self.witness.check(change));
         changes.iter().flat_map(|change| rules::controllers(self, change)).collect()
     }
 

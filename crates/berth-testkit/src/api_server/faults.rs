@@ -7,11 +7,11 @@ use std::time::Duration;
 use regex_lite::Regex;
 use tokio_util::sync::CancellationToken;
 
-use super::{clock::Chance, recorder::Logged, refusal::Refusal};
+use super::{clock::Chance, recorder::RecordedRequest, refusal::Refusal};
 
 /// Simple failure of a request.
 #[derive(Clone, Debug)]
-pub enum Trouble {
+pub enum SimpleFault {
     /// Delays the request; no failure.
     Late(Duration),
     /// Returns a status, with or without `Retry-After` in seconds, and an empty body.
@@ -75,14 +75,14 @@ impl Effect {
     }
 }
 
-impl From<Trouble> for Effect {
-    fn from(trouble: Trouble) -> Self {
+impl From<SimpleFault> for Effect {
+    fn from(trouble: SimpleFault) -> Self {
         match trouble {
-            Trouble::Late(by) => Self::Delay(by),
-            Trouble::Status(code, after) => Self::Answer(code, after, "application/json", String::new()),
-            Trouble::Cut => Self::Close,
-            Trouble::Hang => Self::Hang,
-            Trouble::Garbage => Self::Answer(200, None, "application/json", "{\"kind\":".to_owned()),
+            SimpleFault::Late(by) => Self::Delay(by),
+            SimpleFault::Status(code, after) => Self::Answer(code, after, "application/json", String::new()),
+            SimpleFault::Cut => Self::Close,
+            SimpleFault::Hang => Self::Hang,
+            SimpleFault::Garbage => Self::Answer(200, None, "application/json", "{\"kind\":".to_owned()),
         }
     }
 }
@@ -205,7 +205,7 @@ impl Fault {
         self
     }
 
-    fn takes(&self, request: &Logged) -> bool {
+    fn takes(&self, request: &RecordedRequest) -> bool {
         let same = |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
         same(&self.verb, request.verb)
             && same(&self.resource, &request.resource)
@@ -270,7 +270,7 @@ impl Faults {
     }
 
     /// Effect of the first fault that matches the request now; the token ends a hang.
-    pub fn due(&mut self, request: &Logged, is_after: bool) -> Option<(Effect, CancellationToken)> {
+    pub fn due(&mut self, request: &RecordedRequest, is_after: bool) -> Option<(Effect, CancellationToken)> {
         for rule in &mut self.rules {
             let fault = &rule.fault;
             let is_over = rule.hits >= fault.skip.saturating_add(fault.times);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use berth::certificates::{Issued, Validity};
+use berth::certificates::{CertificatePair, Validity};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
@@ -55,7 +55,7 @@ impl ApiServer {
     }
 
     /// Client certificate that is valid for so many days on the server's clock, starting an hour ago.
-    pub fn client(&self, user: &str, groups: &[&str], days: i64) -> Issued {
+    pub fn client(&self, user: &str, groups: &[&str], days: i64) -> CertificatePair {
         self.authority.client(user, groups, Validity::days(self.now(), days)).expect("a certificate")
     }
 

@@ -10,14 +10,14 @@
 //!
 //! `resources` is the table of resources; `verbs`, `lists`, and `watch` implement what is common to all of them,
 //! `rules` what is specific to each, through the interface `view`; `tables` renders what kubectl prints. Tests act as
-//! users through `acts` and inject failures through `faults`; other processes do both through `sim`.
+//! users through `in_process_client` and inject failures through `faults`; other processes do both through `sim`.
 
-pub mod acts;
 pub mod clock;
 mod cluster;
-pub mod conduct;
+pub mod conformance;
 pub mod core;
 pub mod faults;
+pub mod in_process_client;
 pub mod kubeconfigs;
 mod lists;
 mod openapi;
@@ -44,7 +44,7 @@ use std::{
     time::Duration,
 };
 
-use berth::certificates::{Authority, Issued, Validity};
+use berth::certificates::{Authority, CertificatePair, Validity};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use tokio::{net::TcpListener, runtime::Handle, sync::watch::Sender};
@@ -53,20 +53,20 @@ use tokio_util::sync::CancellationToken;
 use crate::reservation::free_ports;
 
 pub use self::{
-    acts::User,
     core::{Core, Switches},
-    faults::{Effect, Fault, FaultId, Trouble},
-    recorder::{Logged, Requests, Seen},
+    faults::{Effect, Fault, FaultId, SimpleFault},
+    in_process_client::User,
+    recorder::{ConditionContext, RecordedRequest, Requests},
     view::Refusal,
     wire::Connection,
 };
 use self::{
     faults::Faults,
     recorder::Recorder,
-    resources::{Kind, Place},
+    resources::{Kind, ObjectPath},
     rules::{Job, Rules},
-    view::{Later, Write},
-    wire::Door,
+    view::{DelayedJob, Write},
+    wire::TestListener,
 };
 
 /// Effect of a restart on the event ring.
@@ -85,7 +85,7 @@ pub(crate) struct Shared {
     faults: Mutex<Faults>,
     /// Response-shaping fault effects that wait for their response, by request ID.
     shapes: Mutex<HashMap<u64, Effect>>,
-    door: Door,
+    listener: TestListener,
     /// Counter that changes with every request, response, and commit.
     changed: Sender<u64>,
     /// Cancelled while the server shuts down: watches end, requests are refused.
@@ -97,38 +97,38 @@ pub(crate) struct Shared {
     kubelets: OnceLock<Arc<rustls::ClientConfig>>,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Recovers from poisoning: a test that panicked while it read has changed nothing.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
     fn core(&self) -> MutexGuard<'_, Core> {
-        held(&self.core)
+        lock(&self.core)
     }
 
     fn recorder(&self) -> MutexGuard<'_, Recorder> {
-        held(&self.recorder)
+        lock(&self.recorder)
     }
 
     fn faults(&self) -> MutexGuard<'_, Faults> {
-        held(&self.faults)
+        lock(&self.faults)
     }
 
     fn shape(&self, id: u64, effect: Effect) {
-        held(&self.shapes).insert(id, effect);
+        lock(&self.shapes).insert(id, effect);
     }
 
     fn take_shape(&self, id: u64) -> Option<Effect> {
-        held(&self.shapes).remove(&id)
+        lock(&self.shapes).remove(&id)
     }
 
     fn ending(&self) -> CancellationToken {
-        held(&self.ending).clone()
+        lock(&self.ending).clone()
     }
 
     /// Notifies waiters of a request, response, or commit.
-    fn moved(&self) {
+    fn notify(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
 
@@ -136,7 +136,7 @@ impl Shared {
         self.core().switches.absent.iter().any(|absent| path.contains(absent.as_str()))
     }
 
-    fn serves(&self, kind: &Kind, place: &Place) -> bool {
+    fn serves(&self, kind: &Kind, place: &ObjectPath) -> bool {
         let path = kind.path(&place.namespace, &place.name, &place.subresource);
         let whole = format!("{}/{}", kind.plural(), place.subresource);
         let absent = &self.core().switches.absent;
@@ -150,12 +150,12 @@ impl Shared {
             let outcome = change(&mut core);
             (outcome, core.controllers())
         };
-        later.into_iter().for_each(|later| self.set_to_work(later));
-        self.moved();
+        later.into_iter().for_each(|later| self.schedule(later));
+        self.notify();
         outcome
     }
 
-    fn set_to_work(self: &Arc<Self>, Later { after, job }: Later) {
+    fn schedule(self: &Arc<Self>, DelayedJob { after, job }: DelayedJob) {
         let shared = self.clone();
         self.runtime.spawn(async move {
             tokio::select! {
@@ -183,7 +183,7 @@ pub struct Options {
     /// Additional DNS names and addresses in the serving certificate; the first one is the host in kubeconfigs.
     pub names: Vec<String>,
     /// Certificate authority; `None` creates one.
-    pub authority: Option<Issued>,
+    pub authority: Option<CertificatePair>,
 }
 
 impl Default for Options {
@@ -232,7 +232,7 @@ impl ApiServer {
             recorder: Mutex::default(),
             faults: Mutex::new(Faults::new(options.seed)),
             shapes: Mutex::default(),
-            door: Door::new(identity),
+            listener: TestListener::new(identity),
             changed: Sender::new(0),
             ending: Mutex::default(),
             over: CancellationToken::new(),
@@ -240,7 +240,7 @@ impl ApiServer {
             kubelets: OnceLock::new(),
         });
         shared.act(|_| ()); // runs controllers for the initial objects
-        shared.door.listen(&shared, listener);
+        shared.listener.listen(&shared, listener);
         let folder = tempfile::tempdir().expect("a folder");
         let url = format!("https://{}:{}", names[0], address.port());
         let server = Self { address, url, shared, folder, authority };
@@ -255,69 +255,69 @@ impl ApiServer {
 
     /// Stops accepting connections; open connections stay.
     pub async fn stop_listening(&mut self) {
-        self.shared.door.stop().await;
+        self.shared.listener.stop().await;
     }
 
     /// Takes the server away: stops listening and closes all connections.
     pub async fn vanish(&mut self) {
-        self.go().await;
+        self.take_offline().await;
     }
 
-    /// Same as [`ApiServer::vanish`] on a shared reference; [`ApiServer::come_back`] ends it.
-    pub async fn go(&self) {
-        self.shared.door.stop().await;
+    /// Same as [`ApiServer::vanish`] on a shared reference; [`ApiServer::bring_online`] ends it.
+    pub async fn take_offline(&self) {
+        self.shared.listener.stop().await;
         self.connections().iter().for_each(|connection| connection.close());
     }
 
     /// Listens again on the same port.
-    pub async fn come_back(&self) {
+    pub async fn bring_online(&self) {
         let listener = TcpListener::bind(self.address).await.expect("its own port");
-        self.shared.door.listen(&self.shared, listener);
+        self.shared.listener.listen(&self.shared, listener);
     }
 
     /// Restarts gracefully (watches end, GOAWAY), with a downtime of `after`.
     pub async fn restart(&self, ring: Ring, after: Duration) {
-        self.shared.door.stop().await;
+        self.shared.listener.stop().await;
         self.shared.ending().cancel();
         tokio::time::sleep(after).await;
         self.connections().iter().for_each(|connection| connection.close());
         if ring == Ring::Wipe {
             self.shared.core().store.wipe();
         }
-        *held(&self.shared.ending) = CancellationToken::new();
-        self.come_back().await;
+        *lock(&self.shared.ending) = CancellationToken::new();
+        self.bring_online().await;
     }
 
     /// Turns all connections, present and new, into black holes (neither read nor written), or back.
-    pub fn black(&self, is_black: bool) {
-        self.shared.door.is_black.store(is_black, Ordering::Relaxed);
-        self.connections().iter().for_each(|connection| connection.black(is_black));
+    pub fn set_black_hole(&self, is_black: bool) {
+        self.shared.listener.is_black_hole.store(is_black, Ordering::Relaxed);
+        self.connections().iter().for_each(|connection| connection.set_black_hole(is_black));
     }
 
     /// Open connections, oldest first.
     pub fn connections(&self) -> Vec<Arc<Connection>> {
-        self.shared.door.connections()
+        self.shared.listener.connections()
     }
 
     /// Number of connections accepted so far.
     pub fn accepted(&self) -> u64 {
-        self.shared.door.accepted()
+        self.shared.listener.accepted()
     }
 
     /// Sets the maximum of concurrent HTTP/2 streams of new connections.
     pub fn max_streams(&self, count: u32) {
-        self.shared.door.streams.store(count, Ordering::Relaxed);
+        self.shared.listener.streams.store(count, Ordering::Relaxed);
     }
 
     /// Restricts new connections to HTTP/1.1, or offers HTTP/2 too.
     pub fn only_http1(&self, is_old: bool) {
-        self.shared.door.is_old.store(is_old, Ordering::Relaxed);
-        self.shared.door.show(None);
+        self.shared.listener.is_http1_only.store(is_old, Ordering::Relaxed);
+        self.shared.listener.show(None);
     }
 
     /// Sets the serving certificate of new connections.
-    pub fn show_certificate(&self, identity: Issued) {
-        self.shared.door.show(Some(identity));
+    pub fn show_certificate(&self, identity: CertificatePair) {
+        self.shared.listener.show(Some(identity));
     }
 
     /// Adds a fault.
@@ -341,7 +341,7 @@ impl ApiServer {
     }
 
     /// Adds one fault each for the next requests of that path.
-    pub fn trouble(&self, path: &str, troubles: impl IntoIterator<Item = Trouble>) {
+    pub fn trouble(&self, path: &str, troubles: impl IntoIterator<Item = SimpleFault>) {
         for trouble in troubles {
             self.fault(Fault::new(trouble.into()).path(path));
         }
@@ -355,7 +355,7 @@ impl ApiServer {
     /// Adjusts the server's clock.
     pub fn jump(&self, by: SignedDuration) {
         self.shared.core().clock.jump(by);
-        self.shared.moved();
+        self.shared.notify();
     }
 
     /// Changes the behavior switches.
@@ -389,6 +389,6 @@ impl ApiServer {
 impl Drop for ApiServer {
     fn drop(&mut self) {
         self.shared.over.cancel();
-        self.shared.door.abort();
+        self.shared.listener.abort();
     }
 }

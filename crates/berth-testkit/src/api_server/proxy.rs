@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{
     Shared,
-    resources::Place,
+    resources::ObjectPath,
     rules,
     serve::Body,
     view::{Caller, Refusal, Request, View},
@@ -28,7 +28,7 @@ use crate::kube_front::{Kubelet, pass_on, target};
 const LONGEST: usize = 10_000;
 
 /// Whether the request is proxied to a kubelet.
-pub(super) fn is_meant(place: &Place) -> bool {
+pub(super) fn is_meant(place: &ObjectPath) -> bool {
     ["log", "exec", "attach", "portforward"].contains(&place.subresource.as_str())
 }
 
@@ -39,7 +39,7 @@ pub(super) fn is_meant(place: &Place) -> bool {
 pub(super) async fn pass(
     shared: &Arc<Shared>,
     caller: &Caller,
-    place: &Place,
+    place: &ObjectPath,
     mut request: HttpRequest<Incoming>,
 ) -> Result<Response<Body>, Refusal> {
     let (kubelet, container) = kubelet(shared, caller, place, request.method() == http::Method::GET)?;
@@ -69,7 +69,7 @@ async fn refusal_of(answer: Response<axum::body::Body>) -> Refusal {
 }
 
 /// Kubelet of a pod, and the pod's first container.
-fn kubelet(shared: &Shared, caller: &Caller, place: &Place, is_get: bool) -> Result<(Kubelet, String), Refusal> {
+fn kubelet(shared: &Shared, caller: &Caller, place: &ObjectPath, is_get: bool) -> Result<(Kubelet, String), Refusal> {
     let core = shared.core();
     let asked = Request {
         caller: caller.clone(),
@@ -101,7 +101,7 @@ fn address(node: &Value) -> Option<std::net::SocketAddr> {
 }
 
 /// TLS client identity towards kubelets; their certificates are not verified, as by default.
-fn tls(authority: &berth::certificates::Issued) -> Arc<ClientConfig> {
+fn tls(authority: &berth::certificates::CertificatePair) -> Arc<ClientConfig> {
     let signer = Authority::load(authority.clone()).expect("the authority");
     let own = signer
         .client("kube-apiserver-kubelet-client", &["system:masters"], Validity::days(Timestamp::now(), 365))

@@ -16,7 +16,7 @@ const REMEMBERED: usize = 200_000;
 
 /// Recorded request and its outcome.
 #[derive(Clone, Debug)]
-pub struct Logged {
+pub struct RecordedRequest {
     /// ID, from 1 in the order of arrival.
     pub id: u64,
     /// HTTP method.
@@ -65,7 +65,7 @@ pub struct Logged {
     pub fault: Option<String>,
 }
 
-impl Logged {
+impl RecordedRequest {
     /// The value of a header; empty if it is absent.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
@@ -83,7 +83,7 @@ impl Logged {
     }
 }
 
-impl fmt::Display for Logged {
+impl fmt::Display for RecordedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let code = self.code.map_or_else(|| "-".to_owned(), |code| code.to_string());
         write!(
@@ -110,10 +110,10 @@ impl fmt::Display for Logged {
 
 /// Selection of recorded requests, in order of arrival.
 #[derive(Clone, Debug, Default)]
-pub struct Requests(Vec<Arc<Logged>>);
+pub struct Requests(Vec<Arc<RecordedRequest>>);
 
 impl Deref for Requests {
-    type Target = [Arc<Logged>];
+    type Target = [Arc<RecordedRequest>];
 
     fn deref(&self) -> &Self::Target {
         &self.0
@@ -122,7 +122,7 @@ impl Deref for Requests {
 
 impl Requests {
     /// The requests that `keep` accepts.
-    pub fn filter(&self, keep: impl Fn(&Logged) -> bool) -> Self {
+    pub fn filter(&self, keep: impl Fn(&RecordedRequest) -> bool) -> Self {
         Self(self.0.iter().filter(|logged| keep(logged)).cloned().collect())
     }
 
@@ -184,13 +184,13 @@ impl fmt::Display for Requests {
 /// Bounded log of requests.
 #[derive(Default)]
 pub(super) struct Recorder {
-    log: VecDeque<Arc<Logged>>,
+    log: VecDeque<Arc<RecordedRequest>>,
     last: u64,
 }
 
 impl Recorder {
     /// Records a new request; returns its ID.
-    pub fn begin(&mut self, mut logged: Logged) -> u64 {
+    pub fn begin(&mut self, mut logged: RecordedRequest) -> u64 {
         self.last += 1;
         logged.id = self.last;
         self.log.push_back(Arc::new(logged));
@@ -200,7 +200,7 @@ impl Recorder {
         self.last
     }
 
-    pub fn change(&mut self, id: u64, change: impl FnOnce(&mut Logged)) {
+    pub fn change(&mut self, id: u64, change: impl FnOnce(&mut RecordedRequest)) {
         let first = self.log.front().map_or(0, |logged| logged.id);
         let at = id.checked_sub(first).and_then(|at| usize::try_from(at).ok());
         if let Some(logged) = at.and_then(|at| self.log.get_mut(at)) {
@@ -208,7 +208,7 @@ impl Recorder {
         }
     }
 
-    pub fn get(&self, id: u64) -> Option<Arc<Logged>> {
+    pub fn get(&self, id: u64) -> Option<Arc<RecordedRequest>> {
         let first = self.log.front().map_or(0, |logged| logged.id);
         self.log.get(usize::try_from(id.checked_sub(first)?).ok()?).cloned()
     }
@@ -223,13 +223,13 @@ impl Recorder {
 }
 
 /// State that a condition reads; records the objects it reads, for the failure message.
-pub struct Seen<'a> {
+pub struct ConditionContext<'a> {
     shared: &'a Shared,
     log: &'a Requests,
     looked: &'a RefCell<Vec<(String, String, String)>>,
 }
 
-impl Seen<'_> {
+impl ConditionContext<'_> {
     /// Reads an object from the store.
     pub fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
         let place = (resource.to_owned(), namespace.to_owned(), name.to_owned());
@@ -253,8 +253,8 @@ impl Seen<'_> {
 
 impl ApiServer {
     /// The recorded requests for that path and query.
-    pub fn requests(&self, path: &str) -> Vec<Logged> {
-        self.log().filter(|logged| logged.path == path).iter().map(|logged| Logged::clone(logged)).collect()
+    pub fn requests(&self, path: &str) -> Vec<RecordedRequest> {
+        self.log().filter(|logged| logged.path == path).iter().map(|logged| RecordedRequest::clone(logged)).collect()
     }
 
     /// All recorded requests.
@@ -271,24 +271,24 @@ impl ApiServer {
     ///
     /// # Panics
     /// The deadline passed: the message contains the requests about the objects that were read, and the objects.
-    pub async fn wait_until(&self, what: &str, deadline: Duration, holds: impl Fn(&Seen<'_>) -> bool) {
+    pub async fn wait_until(&self, what: &str, deadline: Duration, holds: impl Fn(&ConditionContext<'_>) -> bool) {
         let end = Instant::now() + deadline;
         let mut changes = self.shared.changed.subscribe();
         loop {
             changes.mark_unchanged();
             let looked = RefCell::default();
             let log = self.log();
-            if holds(&Seen { shared: &self.shared, log: &log, looked: &looked }) {
+            if holds(&ConditionContext { shared: &self.shared, log: &log, looked: &looked }) {
                 return;
             }
             if tokio::time::timeout_at(end, changes.changed()).await.is_err() {
-                panic!("not within {deadline:?}: {what}\n{}", self.told(&log, &looked.into_inner()));
+                panic!("not within {deadline:?}: {what}\n{}", self.failure_report(&log, &looked.into_inner()));
             }
         }
     }
 
-    fn told(&self, log: &Requests, looked: &[(String, String, String)]) -> String {
-        let is_meant = |logged: &Logged| {
+    fn failure_report(&self, log: &Requests, looked: &[(String, String, String)]) -> String {
+        let is_meant = |logged: &RecordedRequest| {
             let is_it = |(resource, namespace, name): &(String, String, String)| {
                 logged.resource == *resource
                     && logged.namespace == *namespace

@@ -244,7 +244,7 @@ pub fn of(object: &Value) -> Option<&'static Kind> {
 
 /// Object or collection that a path names.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct ObjectPath {
     /// Namespace; empty for cluster-scoped objects.
     pub namespace: String,
     /// Object name; empty for collections.
@@ -254,7 +254,7 @@ pub struct Place {
 }
 
 /// Parses a URL path into resource and object; `None` if it names none.
-pub fn at(path: &str) -> Option<(&'static Kind, Place)> {
+pub fn at(path: &str) -> Option<(&'static Kind, ObjectPath)> {
     let parts: Vec<String> = path.split('/').filter(|part| !part.is_empty()).map(decoded).collect();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     let (group, version, rest) = match parts.as_slice() {
@@ -280,7 +280,7 @@ pub fn at(path: &str) -> Option<(&'static Kind, Place)> {
         && (subresource.is_empty() || kind.subresources.contains(&subresource))
         && (name.is_empty() || !kind.is_namespaced || !namespace.is_empty());
     let [namespace, name, subresource] = [namespace, name, subresource].map(str::to_owned);
-    fits.then_some((kind, Place { namespace, name, subresource }))
+    fits.then_some((kind, ObjectPath { namespace, name, subresource }))
 }
 
 /// Decodes percent escapes of a path segment.

@@ -13,16 +13,16 @@ pub const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
 /// Scripted review answers.
 #[derive(Default)]
-pub struct Verdicts {
+pub struct ScriptedReviews {
     /// Review status by token.
     tokens: HashMap<String, Value>,
     /// Allowed combinations of user, verb, and subresource of nodes.
     allowed: HashSet<(String, String, String)>,
 }
 
-impl Verdicts {
+impl ScriptedReviews {
     /// Scripted answer to a review, if there is one.
-    pub(super) fn told(&self, request: &Request) -> Option<Value> {
+    pub(super) fn scripted_answer(&self, request: &Request) -> Option<Value> {
         let review = request.body.as_ref().filter(|_| request.verb == "create")?;
         let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         match request.plural() {

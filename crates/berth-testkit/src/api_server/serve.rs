@@ -18,9 +18,9 @@ use super::{
     faults::Effect,
     lists::version,
     openapi, proxy,
-    recorder::Logged,
+    recorder::RecordedRequest,
     refusal::Refusal,
-    resources::{self, Kind, Place},
+    resources::{self, Kind, ObjectPath},
     rules,
     selectors::{parse_fields, parse_labels},
     tables,
@@ -71,7 +71,7 @@ pub(super) async fn answer(
     };
     logged.body = body.as_deref().ok().and_then(|body| serde_json::from_slice(body).ok()).unwrap_or_default();
     let id = shared.recorder().begin(logged);
-    shared.moved();
+    shared.notify();
     if let Some(answer) = fault(&shared, &connection, id, false).await? {
         return Ok(finish(&shared, id, answer));
     }
@@ -92,9 +92,14 @@ pub(super) async fn answer(
     }
 }
 
-fn begin(shared: &Shared, connection: &Connection, head: &Parts, found: Option<&(&'static Kind, Place)>) -> Logged {
+fn begin(
+    shared: &Shared,
+    connection: &Connection,
+    head: &Parts,
+    found: Option<&(&'static Kind, ObjectPath)>,
+) -> RecordedRequest {
     let path = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-    let mut logged = Logged {
+    let mut logged = RecordedRequest {
         id: 0,
         method: head.method.clone(),
         path,
@@ -145,7 +150,7 @@ fn pairs(head: &Parts) -> Vec<(String, String)> {
     form_urlencoded::parse(head.uri.query().unwrap_or_default().as_bytes()).into_owned().collect()
 }
 
-fn verb(head: &Parts, place: &Place) -> &'static str {
+fn verb(head: &Parts, place: &ObjectPath) -> &'static str {
     let watches = pairs(head).iter().any(|(key, value)| key == "watch" && ["true", "1"].contains(&value.as_str()));
     match (&head.method, place.name.is_empty()) {
         (&Method::GET, _) if watches && place.subresource.is_empty() => "watch",
@@ -170,7 +175,7 @@ async fn fault(
     let Some(logged) = shared.recorder().get(id) else { return Ok(None) };
     let Some((effect, cleared)) = shared.faults().due(&logged, is_after) else { return Ok(None) };
     shared.recorder().change(id, |logged| logged.fault = Some(format!("{effect:?}")));
-    shared.moved();
+    shared.notify();
     match effect {
         Effect::Delay(by) => tokio::time::sleep(by).await,
         Effect::Hang => cleared.cancelled().await,
@@ -184,9 +189,9 @@ async fn fault(
         Effect::Close => connection.close(),
         Effect::Goaway => connection.go_away(),
         Effect::Blackhole => {
-            connection.black(true);
+            connection.set_black_hole(true);
             if !is_after {
-                connection.over().await; // as if the request had not been read
+                connection.closed().await; // as if the request had not been read
             }
         }
         shaping => shared.shape(id, shaping),
@@ -287,7 +292,7 @@ fn finish(shared: &Arc<Shared>, id: u64, mut answer: Response<Body>) -> Response
             logged.bytes = usize::try_from(size).unwrap_or(usize::MAX);
         }
     });
-    shared.moved();
+    shared.notify();
     answer
 }
 
@@ -317,7 +322,7 @@ async fn respond(
     shared: &Arc<Shared>,
     id: u64,
     kind: &'static Kind,
-    place: Place,
+    place: ObjectPath,
     caller: Caller,
     head: &Parts,
     body: &Bytes,
@@ -357,7 +362,13 @@ async fn respond(
 }
 
 /// Parses the HTTP request into a resource request.
-fn request(kind: &'static Kind, place: Place, caller: Caller, head: &Parts, body: &Bytes) -> Result<Request, Refusal> {
+fn request(
+    kind: &'static Kind,
+    place: ObjectPath,
+    caller: Caller,
+    head: &Parts,
+    body: &Bytes,
+) -> Result<Request, Refusal> {
     let accepted = header_text(&head.headers, "accept");
     if !accepted.is_empty() && !["json", "*/*", "application/*"].iter().any(|fine| accepted.contains(fine)) {
         let text = "only the following media types are accepted: application/json, application/json;stream=watch";
@@ -429,7 +440,7 @@ async fn wait_for_version(shared: &Shared, request: &Request) {
 }
 
 /// Requested table format, if the response is to be a table.
-fn tables(head: &Parts, request: &Request) -> Option<tables::Wanted> {
+fn tables(head: &Parts, request: &Request) -> Option<tables::TableFormat> {
     let reads = ["get", "list", "watch"].contains(&request.verb) && request.subresource.is_empty();
     let wanted = || tables::wanted(header_text(&head.headers, "accept"), request.query("includeObject"));
     if reads { wanted() } else { None }
@@ -443,7 +454,7 @@ async fn open(shared: &Arc<Shared>, id: u64, kind: &'static Kind, request: Reque
     match opened {
         Err(refusal) => refused(&refusal),
         Ok(opened) => {
-            let feed = Feed::new(shared, kind, &request, opened, id).told_as(tables(head, &request));
+            let feed = Feed::new(shared, kind, &request, opened, id).with_tables(tables(head, &request));
             let lines = futures::stream::unfold(feed, async |mut feed| feed.next().await.map(|line| (line, feed)));
             let body = StreamBody::new(lines.map(|line| Ok(Frame::data(line))));
             let builder = Response::builder().header(header::CONTENT_TYPE, "application/json");

@@ -31,14 +31,14 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::{ApiServer, Effect, Fault, FaultId, Ring, recorder::Logged};
+use super::{ApiServer, Effect, Fault, FaultId, Ring, recorder::RecordedRequest};
 
 type Server = State<Arc<ApiServer>>;
 
 /// 400 response with the error as text.
-struct Bad(String);
+struct BadRequest(String);
 
-impl IntoResponse for Bad {
+impl IntoResponse for BadRequest {
     fn into_response(self) -> Response {
         (StatusCode::BAD_REQUEST, format!("{}\n", self.0)).into_response()
     }
@@ -67,8 +67,8 @@ pub async fn open(server: Arc<ApiServer>, port: u16) -> SocketAddr {
     address
 }
 
-fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, Bad> {
-    serde_json::from_slice(body).map_err(|error| Bad(error.to_string()))
+fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, BadRequest> {
+    serde_json::from_slice(body).map_err(|error| BadRequest(error.to_string()))
 }
 
 fn done(value: &Value) -> Response {
@@ -86,7 +86,7 @@ async fn requests(State(server): Server, Query(from): Query<Since>) -> Response 
     done(&log.iter().map(|logged| told(logged)).collect())
 }
 
-fn told(logged: &Logged) -> Value {
+fn told(logged: &RecordedRequest) -> Value {
     json!({
         "id": logged.id, "at": logged.at.to_string(), "connection": logged.connection, "alpn": logged.alpn,
         "serial": logged.serial, "user": logged.user, "userAgent": logged.agent(), "method": logged.method.as_str(),
@@ -104,8 +104,8 @@ async fn connections(State(server): Server) -> Response {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Wanted {
-    effect: Happening,
+struct FaultRequest {
+    effect: EffectRequest,
     #[serde(default)]
     verb: String,
     #[serde(default)]
@@ -127,7 +127,7 @@ struct Wanted {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum Happening {
+enum EffectRequest {
     /// Delay in milliseconds.
     Delay(u64),
     Hang,
@@ -145,30 +145,30 @@ enum Happening {
     Slow(usize),
 }
 
-impl From<Happening> for Effect {
-    fn from(happening: Happening) -> Self {
+impl From<EffectRequest> for Effect {
+    fn from(happening: EffectRequest) -> Self {
         match happening {
-            Happening::Delay(milliseconds) => Self::Delay(Duration::from_millis(milliseconds)),
-            Happening::Hang => Self::Hang,
-            Happening::Status(code, reason, message) => Self::status(code, &reason, &message),
-            Happening::TooMany(seconds) => Self::too_many(seconds),
-            Happening::Reset => Self::Reset,
-            Happening::Close => Self::Close,
-            Happening::Goaway => Self::Goaway,
-            Happening::Blackhole => Self::Blackhole,
-            Happening::CutBody(bytes) => Self::CutBody(bytes),
-            Happening::Truncate(events, bytes) => Self::Truncate(events, bytes),
-            Happening::CutBeforeMarker => Self::CutBeforeMarker,
-            Happening::EndWatch(events) => Self::EndWatch(events),
-            Happening::Slow(bytes) => Self::Slow(bytes),
+            EffectRequest::Delay(milliseconds) => Self::Delay(Duration::from_millis(milliseconds)),
+            EffectRequest::Hang => Self::Hang,
+            EffectRequest::Status(code, reason, message) => Self::status(code, &reason, &message),
+            EffectRequest::TooMany(seconds) => Self::too_many(seconds),
+            EffectRequest::Reset => Self::Reset,
+            EffectRequest::Close => Self::Close,
+            EffectRequest::Goaway => Self::Goaway,
+            EffectRequest::Blackhole => Self::Blackhole,
+            EffectRequest::CutBody(bytes) => Self::CutBody(bytes),
+            EffectRequest::Truncate(events, bytes) => Self::Truncate(events, bytes),
+            EffectRequest::CutBeforeMarker => Self::CutBeforeMarker,
+            EffectRequest::EndWatch(events) => Self::EndWatch(events),
+            EffectRequest::Slow(bytes) => Self::Slow(bytes),
         }
     }
 }
 
-impl Wanted {
-    fn fault(self) -> Result<Fault, Bad> {
+impl FaultRequest {
+    fn fault(self) -> Result<Fault, BadRequest> {
         if let Some(Err(error)) = self.name.as_deref().map(regex_lite::Regex::new) {
-            return Err(Bad(format!("name: {error}")));
+            return Err(BadRequest(format!("name: {error}")));
         }
         let mut fault = Fault::new(self.effect.into()).on(&self.verb, &self.resource).skip(self.skip);
         type Part = fn(Fault, &str) -> Fault;
@@ -193,8 +193,8 @@ impl Wanted {
     }
 }
 
-async fn add_fault(State(server): Server, body: Bytes) -> Result<Response, Bad> {
-    let FaultId(id) = server.fault(read::<Wanted>(&body)?.fault()?);
+async fn add_fault(State(server): Server, body: Bytes) -> Result<Response, BadRequest> {
+    let FaultId(id) = server.fault(read::<FaultRequest>(&body)?.fault()?);
     Ok(done(&json!({"id": id})))
 }
 
@@ -212,7 +212,7 @@ async fn clear_faults(State(server): Server) -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-async fn bind(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
+async fn bind(State(server): Server, body: Bytes) -> Result<StatusCode, BadRequest> {
     #[derive(Deserialize)]
     struct Binding {
         namespace: String,
@@ -223,10 +223,10 @@ async fn bind(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
     let binding = json!({"kind": "Binding", "apiVersion": "v1", "metadata": {"name": pod, "namespace": namespace},
                          "target": {"kind": "Node", "apiVersion": "v1", "name": node}});
     let bound = server.admin().post_sub("pods", &namespace, &pod, "binding", binding);
-    bound.map(|_| StatusCode::NO_CONTENT).map_err(|refusal| Bad(format!("{refusal:?}")))
+    bound.map(|_| StatusCode::NO_CONTENT).map_err(|refusal| BadRequest(format!("{refusal:?}")))
 }
 
-async fn certificates(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
+async fn certificates(State(server): Server, body: Bytes) -> Result<StatusCode, BadRequest> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     enum Decision {
@@ -243,7 +243,7 @@ async fn certificates(State(server): Server, body: Bytes) -> Result<StatusCode, 
     }
     let Decided { name, decision, why } = read(&body)?;
     if server.get("certificatesigningrequests.certificates.k8s.io", "", &name).is_none() {
-        return Err(Bad(format!("there is no certificate signing request {name:?}")));
+        return Err(BadRequest(format!("there is no certificate signing request {name:?}")));
     }
     match decision {
         Decision::Approve => server.approve(&name),
@@ -253,7 +253,7 @@ async fn certificates(State(server): Server, body: Bytes) -> Result<StatusCode, 
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn clock(State(server): Server, body: Bytes) -> Result<Response, Bad> {
+async fn clock(State(server): Server, body: Bytes) -> Result<Response, BadRequest> {
     #[derive(Deserialize)]
     struct Jump {
         seconds: i32,
@@ -262,10 +262,10 @@ async fn clock(State(server): Server, body: Bytes) -> Result<Response, Bad> {
     Ok(done(&json!({"now": server.now().to_string()})))
 }
 
-async fn network(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
+async fn network(State(server): Server, body: Bytes) -> Result<StatusCode, BadRequest> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    enum Weather {
+    enum NetworkState {
         Gone,
         There,
         Dark,
@@ -273,21 +273,21 @@ async fn network(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> 
     }
     #[derive(Deserialize)]
     struct Network {
-        state: Weather,
+        state: NetworkState,
     }
     match read::<Network>(&body)?.state {
-        Weather::Gone => server.go().await,
-        Weather::There => {
-            server.go().await; // its own port must be free
-            server.come_back().await;
+        NetworkState::Gone => server.take_offline().await,
+        NetworkState::There => {
+            server.take_offline().await; // its own port must be free
+            server.bring_online().await;
         }
-        Weather::Dark => server.black(true),
-        Weather::Light => server.black(false),
+        NetworkState::Dark => server.set_black_hole(true),
+        NetworkState::Light => server.set_black_hole(false),
     }
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn restart(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
+async fn restart(State(server): Server, body: Bytes) -> Result<StatusCode, BadRequest> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Restart {
@@ -302,7 +302,7 @@ async fn restart(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> 
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn compact(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
+async fn compact(State(server): Server, body: Bytes) -> Result<StatusCode, BadRequest> {
     #[derive(Deserialize)]
     struct Compaction {
         resource: String,

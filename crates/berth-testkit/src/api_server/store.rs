@@ -203,7 +203,7 @@ impl Store {
     }
 
     /// Sends an item without a change, such as an injected line or an end, to every watch of the resource.
-    pub fn tell(&mut self, resource: &str, item: impl Fn() -> Item) {
+    pub fn broadcast(&mut self, resource: &str, item: impl Fn() -> Item) {
         self.table(resource).listeners.retain(|listener| listener.sender.try_send(item()).is_ok());
     }
 

@@ -202,7 +202,7 @@ impl Change {
 
 /// Delayed controller job. When it is due, [`super::rules::run`] computes its writes.
 #[derive(Clone, Debug)]
-pub struct Later {
+pub struct DelayedJob {
     /// Delay from now.
     pub after: Duration,
     /// Job to run.

@@ -15,7 +15,7 @@ use super::{
     lists::{filter, refuse_options, too_large, version},
     resources::Kind,
     store::{Item, line},
-    tables::Wanted,
+    tables::TableFormat,
     view::{Refusal, Request, View},
 };
 
@@ -101,12 +101,12 @@ pub(super) struct Feed {
     bookmark_at: Option<Instant>,
     bookmark_every: Duration,
     /// Resource version of the last bookmark.
-    told: u64,
+    bookmark_version: u64,
     deadline: Instant,
     ending: CancellationToken,
     id: u64,
     end: &'static str,
-    tables: Option<Wanted>,
+    tables: Option<TableFormat>,
     is_first: bool,
 }
 
@@ -127,7 +127,7 @@ impl Feed {
             marker_at: now + switches.marker_after,
             bookmark_at: wants.then_some(first),
             bookmark_every: every,
-            told: opened.base,
+            bookmark_version: opened.base,
             opened,
             deadline,
             ending: shared.ending(),
@@ -139,7 +139,7 @@ impl Feed {
     }
 
     /// Sends events as tables, if requested.
-    pub fn told_as(mut self, tables: Option<Wanted>) -> Self {
+    pub fn with_tables(mut self, tables: Option<TableFormat>) -> Self {
         self.tables = tables;
         self
     }
@@ -210,8 +210,8 @@ impl Feed {
         let last = self.deadline.checked_sub(LAST_BOOKMARK).unwrap_or(now);
         let next = now + self.bookmark_every;
         self.bookmark_at = (last > now).then(|| next.min(last));
-        self.told = self.told.max(core.store.newest(self.kind.id));
-        Some(bookmark(self.kind, self.told, false))
+        self.bookmark_version = self.bookmark_version.max(core.store.newest(self.kind.id));
+        Some(bookmark(self.kind, self.bookmark_version, false))
     }
 }
 
@@ -222,20 +222,20 @@ impl Drop for Feed {
             logged.ended = Some(Instant::now());
             logged.end.get_or_insert(end);
         });
-        self.shared.moved();
+        self.shared.notify();
     }
 }
 
 impl super::ApiServer {
     /// Ends all watches of the resource, as at their deadline.
     pub fn end_watches(&self, resource: &str) {
-        self.shared.core().store.tell(resource, || Item::End("told"));
+        self.shared.core().store.broadcast(resource, || Item::End("told"));
     }
 
     /// Sends a line to all watches of the resource: an ERROR, a duplicate, or garbage.
     pub fn send_to_watches(&self, resource: &str, kind: &str, object: &Value) {
         let line = line(kind, object);
-        self.shared.core().store.tell(resource, || Item::Event(line.clone()));
+        self.shared.core().store.broadcast(resource, || Item::Event(line.clone()));
     }
 
     /// Number of open watches of the resource.

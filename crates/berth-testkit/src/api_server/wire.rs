@@ -28,7 +28,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::{Shared, serve};
-use berth::certificates::Issued;
+use berth::certificates::CertificatePair;
 use berth_sys::tls::SignatureOnly;
 
 /// Connection of a client, with its fault controls.
@@ -41,9 +41,9 @@ pub struct Connection {
     /// Client certificate chain, leaf first.
     pub(super) certificates: std::sync::OnceLock<Vec<CertificateDer<'static>>>,
     ended: CancellationToken,
-    goes_away: Notify,
+    goaway_requested: Notify,
     is_reset: AtomicBool,
-    is_black: AtomicBool,
+    is_black_hole: AtomicBool,
     sleepers: Mutex<Vec<Waker>>,
 }
 
@@ -54,9 +54,9 @@ impl Connection {
             alpn: std::sync::OnceLock::new(),
             certificates: std::sync::OnceLock::new(),
             ended: CancellationToken::new(),
-            goes_away: Notify::new(),
+            goaway_requested: Notify::new(),
             is_reset: AtomicBool::new(false),
-            is_black: AtomicBool::new(is_black),
+            is_black_hole: AtomicBool::new(is_black),
             sleepers: Mutex::default(),
         }
     }
@@ -78,31 +78,31 @@ impl Connection {
     }
 
     /// Waits until the connection has been closed.
-    pub async fn over(&self) {
+    pub async fn closed(&self) {
         self.ended.cancelled().await;
     }
 
     /// Shuts down gracefully with GOAWAY; requests in progress finish.
     pub fn go_away(&self) {
-        self.goes_away.notify_one();
+        self.goaway_requested.notify_one();
     }
 
     /// Stops all reads and writes of the socket, or resumes them.
-    pub fn black(&self, is_black: bool) {
-        self.is_black.store(is_black, Ordering::Relaxed);
+    pub fn set_black_hole(&self, is_black: bool) {
+        self.is_black_hole.store(is_black, Ordering::Relaxed);
         let sleepers = std::mem::take(&mut *self.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
         sleepers.into_iter().for_each(Waker::wake);
     }
 
     fn is_black(&self, context: &Context<'_>) -> bool {
-        if !self.is_black.load(Ordering::Relaxed) {
+        if !self.is_black_hole.load(Ordering::Relaxed) {
             return false;
         }
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         sleepers.retain(|waker| !waker.will_wake(context.waker()));
         sleepers.push(context.waker().clone());
         // Checks again: the flag may have been cleared before this waker was registered.
-        self.is_black.load(Ordering::Relaxed)
+        self.is_black_hole.load(Ordering::Relaxed)
     }
 }
 
@@ -147,44 +147,44 @@ impl AsyncWrite for Wire {
 }
 
 /// Listener, TLS configuration, and open connections.
-pub(super) struct Door {
+pub(super) struct TestListener {
     tls: Mutex<TlsAcceptor>,
     listening: Mutex<Option<JoinHandle<()>>>,
     connections: Mutex<HashMap<u64, Arc<Connection>>>,
     last: AtomicU64,
     /// Whether new connections are black holes.
-    pub is_black: AtomicBool,
+    pub is_black_hole: AtomicBool,
     /// Maximum of concurrent streams of new HTTP/2 connections.
     pub streams: AtomicU32,
     /// Whether HTTP/2 is not offered.
-    pub is_old: AtomicBool,
-    identity: Mutex<Issued>,
+    pub is_http1_only: AtomicBool,
+    identity: Mutex<CertificatePair>,
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Door {
-    pub fn new(identity: Issued) -> Self {
+impl TestListener {
+    pub fn new(identity: CertificatePair) -> Self {
         Self {
             tls: Mutex::new(acceptor(&identity, false)),
             listening: Mutex::default(),
             connections: Mutex::default(),
             last: AtomicU64::new(0),
-            is_black: AtomicBool::new(false),
+            is_black_hole: AtomicBool::new(false),
             streams: AtomicU32::new(100),
-            is_old: AtomicBool::new(false),
+            is_http1_only: AtomicBool::new(false),
             identity: Mutex::new(identity),
         }
     }
 
     /// Sets the serving certificate, if given, and rebuilds the TLS configuration of new connections.
-    pub fn show(&self, identity: Option<Issued>) {
+    pub fn show(&self, identity: Option<CertificatePair>) {
         if let Some(identity) = identity {
             *held(&self.identity) = identity;
         }
-        *held(&self.tls) = acceptor(&held(&self.identity), self.is_old.load(Ordering::Relaxed));
+        *held(&self.tls) = acceptor(&held(&self.identity), self.is_http1_only.load(Ordering::Relaxed));
     }
 
     pub fn listen(&self, shared: &Arc<Shared>, listener: TcpListener) {
@@ -220,25 +220,25 @@ impl Door {
 
 async fn accept(shared: Arc<Shared>, listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
-        let id = shared.door.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let connection = Arc::new(Connection::new(id, shared.door.is_black.load(Ordering::Relaxed)));
-        held(&shared.door.connections).insert(id, connection.clone());
-        shared.moved();
+        let id = shared.listener.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let connection = Arc::new(Connection::new(id, shared.listener.is_black_hole.load(Ordering::Relaxed)));
+        held(&shared.listener.connections).insert(id, connection.clone());
+        shared.notify();
         let shared = shared.clone();
         tokio::spawn(async move {
             tokio::select! {
                 () = connection.ended.cancelled() => {}
                 () = speak(&shared, stream, &connection) => {}
             }
-            held(&shared.door.connections).remove(&id);
-            shared.moved();
+            held(&shared.listener.connections).remove(&id);
+            shared.notify();
         });
     }
 }
 
 async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connection>) {
     let _ = stream.set_nodelay(true); // best effort: affects latency only
-    let (tls, ending) = (held(&shared.door.tls).clone(), shared.ending());
+    let (tls, ending) = (held(&shared.listener.tls).clone(), shared.ending());
     let Ok(stream) = tls.accept(Wire { stream, connection: connection.clone() }).await else { return };
     let session = stream.get_ref().1;
     let is_two = session.alpn_protocol() == Some(b"h2");
@@ -254,7 +254,7 @@ async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connect
             loop {
                 tokio::select! {
                     biased;
-                    () = connection.goes_away.notified() => served.as_mut().graceful_shutdown(),
+                    () = connection.goaway_requested.notified() => served.as_mut().graceful_shutdown(),
                     () = ending.cancelled(), if !connection.ended.is_cancelled() => {
                         served.as_mut().graceful_shutdown();
                         let _ = served.as_mut().await; // ends either way
@@ -267,7 +267,7 @@ async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connect
     }
     if is_two {
         let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-        builder.max_concurrent_streams(shared.door.streams.load(Ordering::Relaxed));
+        builder.max_concurrent_streams(shared.listener.streams.load(Ordering::Relaxed));
         drive!(builder.serve_connection(io, service))
     } else {
         let builder = hyper::server::conn::http1::Builder::new();
@@ -275,7 +275,7 @@ async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connect
     }
 }
 
-fn acceptor(identity: &Issued, is_old: bool) -> TlsAcceptor {
+fn acceptor(identity: &CertificatePair, is_old: bool) -> TlsAcceptor {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();
     let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).expect("a key");
     let provider = Arc::new(rustls::crypto::ring::default_provider());

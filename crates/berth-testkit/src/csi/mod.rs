@@ -26,7 +26,7 @@ use berth_proto::csi::{
     identity_server::IdentityServer, node_server::NodeServer, node_service_capability::rpc::Type as Capability,
 };
 
-pub use registration::{Asked, Manners, Plugin};
+pub use registration::{Plugin, RegistrationBehavior, RegistrationCall};
 
 /// Recorded call, in order of arrival.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,9 +49,9 @@ pub enum Fault {
     /// Returns this error without doing anything.
     Refuse(Code, &'static str),
     /// Carries out the call, but returns this error.
-    DoneBut(Code, &'static str),
+    ErrorAfter(Code, &'static str),
     /// Returns success without doing anything. Only for calls whose response is empty.
-    Lie,
+    SucceedWithoutEffect,
     /// Waits for [`CsiDriver::release`], then carries out the call.
     Hang,
     /// Carries out the call, then simulates the death of the driver process: the connection is lost.
@@ -60,7 +60,7 @@ pub enum Fault {
 
 /// Properties of a driver.
 #[derive(Clone, Debug)]
-pub struct Nature {
+pub struct DriverProperties {
     /// Driver name.
     pub name: String,
     /// Node ID that it reports.
@@ -70,12 +70,12 @@ pub struct Nature {
     /// Maximum number of volumes on the node; 0 is unlimited.
     pub max_volumes: i64,
     /// Node service capabilities.
-    pub can: Vec<Capability>,
+    pub capabilities: Vec<Capability>,
     /// Volume condition: whether volumes are abnormal, and the message.
     pub condition: Option<(bool, String)>,
 }
 
-impl Nature {
+impl DriverProperties {
     /// Driver that supports staging, volume statistics, and expansion.
     pub fn of(name: &str) -> Self {
         Self {
@@ -83,14 +83,14 @@ impl Nature {
             node_id: format!("{name}-node"),
             topology: BTreeMap::new(),
             max_volumes: 0,
-            can: vec![Capability::StageUnstageVolume, Capability::GetVolumeStats, Capability::ExpandVolume],
+            capabilities: vec![Capability::StageUnstageVolume, Capability::GetVolumeStats, Capability::ExpandVolume],
             condition: None,
         }
     }
 }
 
 #[derive(Default)]
-struct State {
+struct DriverState {
     calls: Vec<Call>,
     faults: Vec<(&'static str, usize, Fault)>,
     sizes: BTreeMap<String, i64>,
@@ -98,9 +98,9 @@ struct State {
 
 /// State that both gRPC services share.
 struct Shared {
-    nature: Mutex<Nature>,
-    state: Mutex<State>,
-    moved: watch::Sender<u64>,
+    nature: Mutex<DriverProperties>,
+    state: Mutex<DriverState>,
+    changed: watch::Sender<u64>,
     release: watch::Sender<u64>,
     data: PathBuf,
     dies: watch::Sender<u64>,
@@ -126,14 +126,14 @@ pub struct CsiDriver {
 
 impl CsiDriver {
     /// Starts a driver that serves on `<root>/plugins/<name>/csi.sock` and keeps its volumes in `data`.
-    pub async fn start(nature: Nature, root: &Path, data: &Path) -> Self {
+    pub async fn start(nature: DriverProperties, root: &Path, data: &Path) -> Self {
         let directory = root.join("plugins").join(&nature.name);
         fs::create_dir_all(&directory).expect("a directory");
         fs::create_dir_all(data).expect("a directory");
         let shared = Arc::new(Shared {
             nature: Mutex::new(nature),
             state: Mutex::default(),
-            moved: watch::Sender::new(0),
+            changed: watch::Sender::new(0),
             release: watch::Sender::new(0),
             data: data.to_owned(),
             dies: watch::Sender::new(0),
@@ -176,7 +176,7 @@ impl CsiDriver {
     }
 
     /// Changes the driver's properties.
-    pub fn nature(&self, change: impl FnOnce(&mut Nature)) {
+    pub fn nature(&self, change: impl FnOnce(&mut DriverProperties)) {
         change(&mut lock(&self.shared.nature));
     }
 
@@ -207,7 +207,7 @@ impl CsiDriver {
     }
 
     /// Method names of the recorded calls, without `NodeGet…`.
-    pub fn acts(&self) -> Vec<&'static str> {
+    pub fn mutating_calls(&self) -> Vec<&'static str> {
         let is_act = |call: &&Call| !call.method.starts_with("NodeGet");
         self.calls().iter().filter(is_act).map(|call| call.method).collect()
     }
@@ -222,7 +222,7 @@ impl CsiDriver {
     /// # Panics
     /// The condition is not met within 60 seconds.
     pub async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
-        let mut moved = self.shared.moved.subscribe();
+        let mut moved = self.shared.changed.subscribe();
         let waiting = async {
             while !holds(self) {
                 moved.changed().await.expect("it lives");
@@ -281,13 +281,13 @@ impl Shared {
             state.calls.push(call);
             state.calls.len() - 1
         };
-        self.tell();
+        self.notify();
         let fault = self.fault(method);
         let done = match fault {
             None => work(),
             Some(Fault::Refuse(code, text)) => Err(Status::new(code, text)),
-            Some(Fault::DoneBut(code, text)) => work().and(Err(Status::new(code, text))),
-            Some(Fault::Lie) => Ok(T::default()),
+            Some(Fault::ErrorAfter(code, text)) => work().and(Err(Status::new(code, text))),
+            Some(Fault::SucceedWithoutEffect) => Ok(T::default()),
             Some(Fault::Hang) => {
                 release.changed().await.expect("it lives");
                 work()
@@ -299,12 +299,12 @@ impl Shared {
             }
         };
         lock(&self.state).calls[index].ok = Some(done.is_ok());
-        self.tell();
+        self.notify();
         done.map(tonic::Response::new)
     }
 
-    fn tell(&self) {
-        self.moved.send_modify(|times| *times += 1);
+    fn notify(&self) {
+        self.changed.send_modify(|times| *times += 1);
     }
 }
 

@@ -112,7 +112,7 @@ impl csi::node_server::Node for Shared {
                     r#type: (*kind).into(),
                 })),
             };
-            let capabilities = lock(&self.nature).can.iter().map(one).collect();
+            let capabilities = lock(&self.nature).capabilities.iter().map(one).collect();
             Ok(csi::NodeGetCapabilitiesResponse { capabilities })
         })
         .await

@@ -20,7 +20,7 @@ use super::lock;
 
 /// Recorded registration call.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Asked {
+pub enum RegistrationCall {
     /// `GetInfo`.
     Info,
     /// `NotifyRegistrationStatus`: registered.
@@ -31,7 +31,7 @@ pub enum Asked {
 
 /// Behavior of the registration service.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Manners {
+pub enum RegistrationBehavior {
     /// Conforming.
     Good,
     /// Accepts connections and never answers `GetInfo`.
@@ -45,13 +45,13 @@ pub enum Manners {
 #[derive(Clone)]
 struct Service {
     info: PluginInfo,
-    manners: Manners,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    manners: RegistrationBehavior,
+    asked: Arc<Mutex<Vec<RegistrationCall>>>,
     moved: watch::Sender<u64>,
 }
 
 impl Service {
-    fn note(&self, asked: Asked) {
+    fn note(&self, asked: RegistrationCall) {
         lock(&self.asked).push(asked);
         self.moved.send_modify(|times| *times += 1);
     }
@@ -60,8 +60,8 @@ impl Service {
 #[tonic::async_trait]
 impl Registration for Service {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
-        self.note(Asked::Info);
-        if self.manners == Manners::Silent {
+        self.note(RegistrationCall::Info);
+        if self.manners == RegistrationBehavior::Silent {
             std::future::pending::<()>().await;
         }
         Ok(Response::new(self.info.clone()))
@@ -72,8 +72,12 @@ impl Registration for Service {
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let told = request.into_inner();
-        self.note(if told.plugin_registered { Asked::Registered } else { Asked::Refused(told.error) });
-        if self.manners == Manners::Deaf {
+        self.note(if told.plugin_registered {
+            RegistrationCall::Registered
+        } else {
+            RegistrationCall::Refused(told.error)
+        });
+        if self.manners == RegistrationBehavior::Deaf {
             return Err(Status::internal("deaf"));
         }
         Ok(Response::new(RegistrationStatusResponse {}))
@@ -90,11 +94,18 @@ pub struct Plugin {
 impl Plugin {
     /// Starts a conforming CSI plugin that serves at `endpoint`.
     pub fn csi(socket: &Path, name: &str, endpoint: &Path, versions: &[&str]) -> Self {
-        Self::start(socket, "CSIPlugin", name, endpoint.display().to_string(), versions, Manners::Good)
+        Self::start(socket, "CSIPlugin", name, endpoint.display().to_string(), versions, RegistrationBehavior::Good)
     }
 
     /// Starts a plugin of any type and behavior.
-    pub fn start(socket: &Path, kind: &str, name: &str, endpoint: String, versions: &[&str], manners: Manners) -> Self {
+    pub fn start(
+        socket: &Path,
+        kind: &str,
+        name: &str,
+        endpoint: String,
+        versions: &[&str],
+        manners: RegistrationBehavior,
+    ) -> Self {
         let info = PluginInfo {
             r#type: kind.to_owned(),
             name: name.to_owned(),
@@ -109,10 +120,10 @@ impl Plugin {
         let listener = UnixListener::bind(socket).expect("a socket");
         let serving = service.clone();
         let task = tokio::spawn(async move {
-            if manners == Manners::Garbage {
+            if manners == RegistrationBehavior::Garbage {
                 loop {
                     let (mut stream, _) = listener.accept().await.expect("accepted");
-                    serving.note(Asked::Info);
+                    serving.note(RegistrationCall::Info);
                     let _ = stream.write_all(&[0xAA; 4096]).await; // the client may have closed already
                 }
             }
@@ -127,7 +138,7 @@ impl Plugin {
     }
 
     /// All recorded registration calls.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<RegistrationCall> {
         lock(&self.service.asked).clone()
     }
 
@@ -135,7 +146,7 @@ impl Plugin {
     ///
     /// # Panics
     /// The condition is not met within 60 seconds.
-    pub async fn until(&self, what: &str, holds: impl Fn(&[Asked]) -> bool) {
+    pub async fn until(&self, what: &str, holds: impl Fn(&[RegistrationCall]) -> bool) {
         let mut moved = self.service.moved.subscribe();
         let waiting = async {
             while !holds(&self.asked()) {
@@ -150,15 +161,15 @@ impl Plugin {
 
     /// Waits until the plugin is registered.
     pub async fn registered(&self) {
-        self.until("registered", |asked| asked.contains(&Asked::Registered)).await;
+        self.until("registered", |asked| asked.contains(&RegistrationCall::Registered)).await;
     }
 
     /// Waits until registration is refused; returns the error.
     pub async fn refused(&self) -> String {
-        let is_refusal = |asked: &Asked| matches!(asked, Asked::Refused(_));
+        let is_refusal = |asked: &RegistrationCall| matches!(asked, RegistrationCall::Refused(_));
         self.until("refused", |asked| asked.iter().any(is_refusal)).await;
         let found = self.asked().into_iter().find_map(|asked| match asked {
-            Asked::Refused(text) => Some(text),
+            RegistrationCall::Refused(text) => Some(text),
             _ => None,
         });
         found.unwrap_or_default()

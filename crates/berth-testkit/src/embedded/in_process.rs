@@ -11,8 +11,8 @@ use berth_runtime::{
     config::{EmbeddedConfig, NetworkConfig},
     cri as services,
     images::ImageStore,
-    parts::{self, Surroundings},
     runtime::Runtime,
+    wiring::{self, RuntimeEnvironment},
 };
 use hyper_util::rt::TokioIo;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -23,7 +23,7 @@ use super::{
         cri_calls::{self, Calls},
         image::{BUSYBOX, Image, write_archive},
     },
-    place::{bridge, group},
+    fixture::{bridge, group},
 };
 
 /// Deadline of calls and container exits.
@@ -65,18 +65,18 @@ pub async fn daemon_with(place: &Path, builtin: Builtin) -> Daemon {
     let config =
         EmbeddedConfig { root, state, network, import_dir, cgroup_driver, cdi_spec_dirs, ..EmbeddedConfig::default() };
     let stop = CancellationToken::new();
-    let around = Surroundings {
+    let around = RuntimeEnvironment {
         hostname: "node".to_owned(),
         has_builtin_images: builtin == Builtin::Made,
         unpacker: None,
         tasks: TaskTracker::new(),
         stop: stop.clone(),
     };
-    let (runtime, images) = parts::open(config, around).await.expect("opened");
+    let (runtime, images) = wiring::open(config, around).await.expect("opened");
     if builtin == Builtin::Missing {
         has_busybox(&images, place).await;
     }
-    let recovery = parts::start(&runtime);
+    let recovery = wiring::start(&runtime);
     runtime.shell.spawn(async move { eprintln!("{}", recovery.failed().await) });
     let memory = services::over_memory(&runtime, stop.clone());
     let dial: Dial = Arc::new(move || {

@@ -2,9 +2,9 @@
 //!
 //! [`in_process`] runs the runtime in the test process itself.
 
+pub mod cleanup;
+pub mod fixture;
 pub mod in_process;
-pub mod place;
-pub mod traces;
 
 use std::{
     fs,
@@ -107,8 +107,8 @@ impl Embedded {
 
 impl Drop for Embedded {
     fn drop(&mut self) {
-        traces::end_shims(&self.dir.path().join("state"));
-        traces::remove_network(&self.bridge);
-        traces::unmount_below(&self.dir.path().to_string_lossy());
+        cleanup::end_shims(&self.dir.path().join("state"));
+        cleanup::remove_network(&self.bridge);
+        cleanup::unmount_below(&self.dir.path().to_string_lossy());
     }
 }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 /// Lifecycle event of a sandbox or container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fact {
+pub enum LifecycleEvent {
     /// Sandbox became ready.
     SandboxReady {
         /// Sandbox ID.
@@ -43,11 +43,11 @@ pub enum Fact {
 
 /// Lifecycle event and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Moment {
+pub struct TimedEvent {
     /// Time on tokio's monotonic clock.
     pub at: Instant,
     /// The event.
-    pub fact: Fact,
+    pub fact: LifecycleEvent,
 }
 
 /// Period during which a condition was true.
@@ -63,24 +63,24 @@ pub struct Span {
 
 /// All lifecycle events, in order.
 #[derive(Debug, Clone, Default)]
-pub struct History(pub Vec<Moment>);
+pub struct History(pub Vec<TimedEvent>);
 
-struct Home<'a> {
+struct SandboxPod<'a> {
     uid: &'a str,
     pod: &'a str,
     is_static: bool,
 }
 
 impl History {
-    pub(super) fn note(&mut self, fact: Fact) {
-        self.0.push(Moment { at: Instant::now(), fact });
+    pub(super) fn note(&mut self, fact: LifecycleEvent) {
+        self.0.push(TimedEvent { at: Instant::now(), fact });
     }
 
-    fn homes(&self) -> BTreeMap<&str, Home<'_>> {
+    fn homes(&self) -> BTreeMap<&str, SandboxPod<'_>> {
         let mut homes = BTreeMap::new();
         for moment in &self.0 {
-            if let Fact::SandboxReady { sandbox, uid, pod, is_static, .. } = &moment.fact {
-                homes.insert(sandbox.as_str(), Home { uid, pod, is_static: *is_static });
+            if let LifecycleEvent::SandboxReady { sandbox, uid, pod, is_static, .. } = &moment.fact {
+                homes.insert(sandbox.as_str(), SandboxPod { uid, pod, is_static: *is_static });
             }
         }
         homes
@@ -89,17 +89,17 @@ impl History {
     /// Starts of containers while another static pod of the same name runs containers, as text.
     pub fn overlaps(&self) -> Vec<String> {
         let homes = self.homes();
-        let mut of: BTreeMap<&str, &Home<'_>> = BTreeMap::new();
+        let mut of: BTreeMap<&str, &SandboxPod<'_>> = BTreeMap::new();
         let mut running: BTreeMap<&str, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
         let mut found = Vec::new();
         for moment in &self.0 {
             match &moment.fact {
-                Fact::Created { container, sandbox, .. } => {
+                LifecycleEvent::Created { container, sandbox, .. } => {
                     if let Some(home) = homes.get(sandbox.as_str()).filter(|home| home.is_static) {
                         of.insert(container, home);
                     }
                 }
-                Fact::Started(container) => {
+                LifecycleEvent::Started(container) => {
                     let Some(home) = of.get(container.as_str()) else { continue };
                     let pods = running.entry(home.pod).or_default();
                     pods.entry(home.uid).or_default().insert(container);
@@ -107,7 +107,7 @@ impl History {
                         found.push(format!("static pods {:?} named {} overlap", pods.keys(), home.pod));
                     }
                 }
-                Fact::Exited(container, _) | Fact::Removed(container) => {
+                LifecycleEvent::Exited(container, _) | LifecycleEvent::Removed(container) => {
                     let Some(home) = of.get(container.as_str()) else { continue };
                     let pods = running.entry(home.pod).or_default();
                     if let Some(containers) = pods.get_mut(home.uid) {
@@ -129,10 +129,12 @@ impl History {
         let mut ready: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         let mut open: BTreeMap<&str, Instant> = BTreeMap::new();
         let mut spans = Vec::new();
-        for Moment { at, fact } in &self.0 {
+        for TimedEvent { at, fact } in &self.0 {
             let (sandbox, is_ready) = match fact {
-                Fact::SandboxReady { sandbox, .. } => (sandbox.as_str(), true),
-                Fact::SandboxStopped(sandbox) | Fact::SandboxRemoved(sandbox) => (sandbox.as_str(), false),
+                LifecycleEvent::SandboxReady { sandbox, .. } => (sandbox.as_str(), true),
+                LifecycleEvent::SandboxStopped(sandbox) | LifecycleEvent::SandboxRemoved(sandbox) => {
+                    (sandbox.as_str(), false)
+                }
                 _ => continue,
             };
             let Some(home) = homes.get(sandbox) else { continue };
@@ -159,12 +161,12 @@ impl History {
             .0
             .iter()
             .filter_map(|m| match &m.fact {
-                Fact::Created { container, sandbox, name: n } if n == name => {
+                LifecycleEvent::Created { container, sandbox, name: n } if n == name => {
                     homes.get(sandbox.as_str()).is_some_and(|h| h.uid == uid).then_some(container.as_str())
                 }
                 _ => None,
             })
             .collect();
-        self.0.iter().filter(|m| matches!(&m.fact, Fact::Started(c) if made.contains(c.as_str()))).count()
+        self.0.iter().filter(|m| matches!(&m.fact, LifecycleEvent::Started(c) if made.contains(c.as_str()))).count()
     }
 }

@@ -13,7 +13,7 @@ mod state;
 pub mod streaming;
 mod streams;
 
-pub use history::{Fact, History, Moment, Span};
+pub use history::{History, LifecycleEvent, Span, TimedEvent};
 pub use script::{Behaviour, Call, EventFaults, Fault, Latency};
 pub use service::ScriptedCri;
 pub use streams::StreamRequest;

@@ -60,7 +60,7 @@ pub enum Fault {
     /// Carries out the call after a delay.
     Delay(Duration),
     /// Carries out the call once the test cancels the token.
-    Held(CancellationToken),
+    Blocked(CancellationToken),
 }
 
 /// Fault with its match conditions.

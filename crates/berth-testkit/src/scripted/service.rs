@@ -21,8 +21,8 @@ use tonic::Code;
 use super::{
     history::History,
     script::{Behaviour, Call, EventFaults, Fault, Rule, Script},
-    state::{Container, Refusal, State, not_found},
-    streams::{Offers, StreamRequest},
+    state::{Container, Refusal, RuntimeState, not_found},
+    streams::{PendingStreams, StreamRequest},
 };
 
 /// Deadline of ordinary calls.
@@ -31,7 +31,7 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Fake CRI runtime; see the documentation of the module `scripted`.
 pub struct ScriptedCri {
     me: Weak<Self>,
-    state: Mutex<State>,
+    state: Mutex<RuntimeState>,
     script: Mutex<Script>,
     clock: Arc<dyn Clock>,
     events: Mutex<Events>,
@@ -40,12 +40,12 @@ pub struct ScriptedCri {
     conditions: Mutex<(bool, bool)>,
     restarts: watch::Sender<u64>,
     version: Mutex<String>,
-    offers: Mutex<Offers>,
+    stream_requests: Mutex<PendingStreams>,
 }
 
 struct Events {
     sender: Option<broadcast::Sender<Arc<cri::ContainerEventResponse>>>,
-    held: Option<cri::ContainerEventResponse>,
+    delayed_event: Option<cri::ContainerEventResponse>,
     chance: SmallRng,
 }
 
@@ -73,7 +73,7 @@ impl ScriptedCri {
             clock,
             events: Mutex::new(Events {
                 sender: Some(broadcast::channel(4096).0),
-                held: None,
+                delayed_event: None,
                 chance: SmallRng::seed_from_u64(1),
             }),
             changed: watch::channel(0).0,
@@ -81,7 +81,7 @@ impl ScriptedCri {
             conditions: Mutex::new((true, true)),
             restarts: watch::channel(0).0,
             version: Mutex::new("0.1.0".to_owned()),
-            offers: Mutex::default(),
+            stream_requests: Mutex::default(),
         });
         made.add_image("docker.io/library/busybox:1", 1_000_000);
         made
@@ -345,12 +345,12 @@ impl ScriptedCri {
     /// Sets the streaming server's URL without a path, `http://127.0.0.1:1234`. Until it is set, streaming calls
     /// return `Unimplemented`.
     pub fn stream_at(&self, base: impl Into<String>) {
-        lock(&self.offers).base = Some(base.into());
+        lock(&self.stream_requests).base = Some(base.into());
     }
 
     /// Takes the stream request of a path of the streaming server; each path is valid once.
     pub fn take_stream(&self, path: &str) -> Option<StreamRequest> {
-        lock(&self.offers).take(path)
+        lock(&self.stream_requests).take(path)
     }
 
     fn offer(&self, request: StreamRequest) -> CriResult<String> {
@@ -364,7 +364,7 @@ impl ScriptedCri {
                 known.then_some(()).ok_or_else(|| refused(not_found("sandbox", id)))?;
             }
         }
-        lock(&self.offers).add(request).map_err(refused)
+        lock(&self.stream_requests).add(request).map_err(refused)
     }
 
     fn now(&self) -> i64 {
@@ -385,11 +385,11 @@ impl ScriptedCri {
         let lost = events.chance.random_bool(faults.lose);
         let twice = events.chance.random_bool(faults.duplicate);
         let late = events.chance.random_bool(faults.reorder);
-        let held = events.held.take();
+        let held = events.delayed_event.take();
         let mut out: Vec<cri::ContainerEventResponse> = Vec::new();
         match (lost, late) {
             (true, _) => {}
-            (false, true) => events.held = Some(event),
+            (false, true) => events.delayed_event = Some(event),
             (false, false) => out.extend(std::iter::repeat_n(event, if twice { 2 } else { 1 })),
         }
         out.extend(held);
@@ -437,7 +437,7 @@ impl ScriptedCri {
                 Some(Fault::Error(code, message)) => return Err(CriError::Rpc { code, message }),
                 Some(Fault::Hang) => std::future::pending::<()>().await,
                 Some(Fault::Delay(extra)) => tokio::time::sleep(extra).await,
-                Some(Fault::Held(go)) => go.cancelled().await,
+                Some(Fault::Blocked(go)) => go.cancelled().await,
                 Some(Fault::ErrorAfter(code, message)) => {
                     me.paced(latency, act).await?;
                     return Err(CriError::Rpc { code, message });

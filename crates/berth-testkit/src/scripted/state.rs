@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use berth_proto::cri;
 use tonic::Code;
 
-use super::history::{Fact, History};
+use super::history::{History, LifecycleEvent};
 
 /// gRPC error of the runtime: code and message.
 pub type Refusal = (Code, String);
@@ -39,7 +39,7 @@ pub struct Container {
 
 /// Complete state of the runtime.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct RuntimeState {
     pub sandboxes: BTreeMap<String, Sandbox>,
     pub containers: BTreeMap<String, Container>,
     pub images: HashMap<String, cri::Image>,
@@ -132,7 +132,7 @@ impl Sandbox {
     }
 }
 
-impl State {
+impl RuntimeState {
     /// Adds a sandbox `<id>-sandbox` and a running container with that ID.
     pub fn add_running(&mut self, sandbox: cri::PodSandboxConfig, config: cri::ContainerConfig, id: &str, now: i64) {
         let of = format!("{id}-sandbox");
@@ -261,7 +261,7 @@ impl Container {
     }
 }
 
-impl State {
+impl RuntimeState {
     fn id(&mut self) -> String {
         self.next += 1;
         format!("{:064x}", 0xabc0_0000_0000_u64 + self.next)
@@ -292,7 +292,7 @@ impl State {
         }
         let (_, _, uid, attempt) = key;
         let (pod, is_static) = (sandbox.pod_name().to_owned(), sandbox.is_static());
-        self.history.note(Fact::SandboxReady { sandbox: id.clone(), uid, pod, attempt, is_static });
+        self.history.note(LifecycleEvent::SandboxReady { sandbox: id.clone(), uid, pod, attempt, is_static });
         self.sandboxes.insert(id.clone(), sandbox);
         Ok(id)
     }
@@ -301,7 +301,7 @@ impl State {
     pub fn stop_sandbox(&mut self, id: &str, now: i64) -> Vec<String> {
         let Some(sandbox) = self.sandboxes.get_mut(id) else { return Vec::new() };
         if std::mem::replace(&mut sandbox.ready, false) {
-            self.history.note(Fact::SandboxStopped(id.to_owned()));
+            self.history.note(LifecycleEvent::SandboxStopped(id.to_owned()));
         }
         let running: Vec<String> = self
             .containers
@@ -319,7 +319,7 @@ impl State {
     pub fn remove_sandbox(&mut self, id: &str, now: i64) -> Vec<String> {
         self.stop_sandbox(id, now);
         if self.sandboxes.remove(id).is_some() {
-            self.history.note(Fact::SandboxRemoved(id.to_owned()));
+            self.history.note(LifecycleEvent::SandboxRemoved(id.to_owned()));
         }
         let gone: Vec<String> = self.containers.values().filter(|c| c.sandbox == id).map(|c| c.id.clone()).collect();
         for container in &gone {
@@ -356,7 +356,7 @@ impl State {
         }
         let id = self.id();
         let (container, name) = (id.clone(), meta.name);
-        self.history.note(Fact::Created { container, sandbox: sandbox.to_owned(), name });
+        self.history.note(LifecycleEvent::Created { container, sandbox: sandbox.to_owned(), name });
         self.containers.insert(
             id.clone(),
             Container {
@@ -410,7 +410,7 @@ impl State {
         }
         container.state = cri::ContainerState::ContainerRunning;
         container.started_at = now;
-        self.history.note(Fact::Started(id.to_owned()));
+        self.history.note(LifecycleEvent::Started(id.to_owned()));
         self.make_log(id);
         Ok(())
     }
@@ -422,7 +422,7 @@ impl State {
             return false;
         }
         fail(container, code, reason, now);
-        self.history.note(Fact::Exited(id.to_owned(), code));
+        self.history.note(LifecycleEvent::Exited(id.to_owned(), code));
         true
     }
 
@@ -431,7 +431,7 @@ impl State {
         self.exit(id, 137, "", now);
         let known = self.containers.remove(id).is_some();
         if known {
-            self.history.note(Fact::Removed(id.to_owned()));
+            self.history.note(LifecycleEvent::Removed(id.to_owned()));
         }
         known
     }
@@ -443,7 +443,7 @@ impl State {
             container.started_at = now;
             container.message = message.to_owned();
             fail(container, 128, "StartError", now);
-            self.history.note(Fact::Exited(id.to_owned(), 128));
+            self.history.note(LifecycleEvent::Exited(id.to_owned(), 128));
         }
     }
 

@@ -19,7 +19,7 @@ use std::{
 use berth_server::streaming::{
     spdy::{
         Connection, Incoming as SpdyStreams, Limits, Role, Stream,
-        command::{self, Command, Expected},
+        command::{self, Command, ExpectedStreams},
         handshake, pairing, session,
     },
     websocket::channels,
@@ -132,12 +132,12 @@ fn answer(cri: &ScriptedCri, open: &Arc<AtomicUsize>, mut request: Request<Incom
                         StreamRequest::PortForward(_) => forward(incoming).await,
                         StreamRequest::Exec(r) => {
                             let expected =
-                                Expected { stdin: r.stdin, stdout: r.stdout, stderr: r.stderr, resize: r.tty };
+                                ExpectedStreams { stdin: r.stdin, stdout: r.stdout, stderr: r.stderr, resize: r.tty };
                             run(&connection, incoming, expected, &r.cmd).await;
                         }
                         StreamRequest::Attach(r) => {
                             let expected =
-                                Expected { stdin: r.stdin, stdout: r.stdout, stderr: r.stderr, resize: r.tty };
+                                ExpectedStreams { stdin: r.stdin, stdout: r.stdout, stderr: r.stderr, resize: r.tty };
                             run(&connection, incoming, expected, &["cat".to_owned()]).await;
                         }
                     }
@@ -159,7 +159,7 @@ fn spawn(open: &Arc<AtomicUsize>, work: impl Future<Output = ()> + Send + 'stati
     });
 }
 
-async fn run(connection: &Connection, mut incoming: SpdyStreams, expected: Expected, words: &[String]) {
+async fn run(connection: &Connection, mut incoming: SpdyStreams, expected: ExpectedStreams, words: &[String]) {
     let Ok(mut streams) = command::accept(&mut incoming, expected).await else { return };
     let Some(code) = process(&mut streams, words).await else { return };
     for stream in [&mut streams.stdout, &mut streams.stderr].into_iter().flatten() {
@@ -225,15 +225,15 @@ async fn forward(mut incoming: SpdyStreams) {
     let mut halves: HashMap<String, Stream> = HashMap::new();
     while let Some(stream) = incoming.recv().await {
         match pairs.arrive(stream.id(), stream.headers(), Instant::now()) {
-            pairing::Step::Reset(_) | pairing::Step::Taken { .. } => drop(stream),
-            pairing::Step::Wait { request, .. } => {
+            pairing::PairingAction::Reset(_) | pairing::PairingAction::Taken { .. } => drop(stream),
+            pairing::PairingAction::Wait { request, .. } => {
                 let _ = stream.accept().await;
                 halves.insert(request, stream);
             }
-            pairing::Step::Connect { request, half, port } => {
+            pairing::PairingAction::Connect { request, half, port } => {
                 let _ = stream.accept().await;
                 let first = halves.remove(&request).expect("the first half waits");
-                let (data, error) = if half == pairing::Half::Data { (stream, first) } else { (first, stream) };
+                let (data, error) = if half == pairing::PairHalf::Data { (stream, first) } else { (first, stream) };
                 tokio::spawn(connect(port, data, error));
             }
         }
@@ -291,7 +291,7 @@ async fn channel_messages(io: hyper::upgrade::Upgraded, wanted: &StreamRequest) 
     }
     while let Some(Ok(message)) = socket.next().await {
         if let Message::Binary(bytes) = message
-            && let Ok(channels::Said::Stdin(bytes)) = channels::read(bytes)
+            && let Ok(channels::ChannelMessage::Stdin(bytes)) = channels::read(bytes)
         {
             let _ = socket.send(Message::Binary(channels::message(channels::Channel::Stdout, &bytes))).await;
         }

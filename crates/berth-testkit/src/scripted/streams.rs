@@ -50,13 +50,13 @@ impl StreamRequest {
 
 /// Stream requests whose path has not been used yet.
 #[derive(Debug, Default)]
-pub(super) struct Offers {
+pub(super) struct PendingStreams {
     pub(super) base: Option<String>,
     open: BTreeMap<String, StreamRequest>,
     next: u64,
 }
 
-impl Offers {
+impl PendingStreams {
     pub(super) fn add(&mut self, request: StreamRequest) -> Result<String, Refusal> {
         let Some(base) = &self.base else {
             return Err((Code::Unimplemented, format!("unknown method {} for service", request.kind())));

@@ -18,9 +18,9 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Address of a streaming listener.
 #[derive(Clone, Copy)]
-pub struct Door(pub SocketAddr);
+pub struct StreamEndpoint(pub SocketAddr);
 
-impl Door {
+impl StreamEndpoint {
     /// Sends a request; returns the response head and the connection.
     pub async fn request(&self, head: &str) -> (Head, TcpStream) {
         let mut tcp = TcpStream::connect(self.0).await.expect("it listens");
@@ -220,7 +220,7 @@ pub async fn channels(socket: &mut WebSocketStream<TcpStream>) -> [String; 3] {
 }
 
 /// Sends a binary message.
-pub async fn say(socket: &mut WebSocketStream<TcpStream>, message: &[u8]) {
+pub async fn send_message(socket: &mut WebSocketStream<TcpStream>, message: &[u8]) {
     socket.send(Message::Binary(Bytes::copy_from_slice(message))).await.expect("sent");
 }
 

@@ -14,7 +14,7 @@ use berth_ports::{PodObserver, PodView, RuntimePods};
 use berth_proto::cri;
 use berth_server::{
     attach,
-    auth::{Identity, Via},
+    auth::{AuthenticatedBy, Identity},
     exec, port_forward,
     routing::{ContainerPath, PodPath},
     run,
@@ -38,20 +38,20 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::clients::{Door, LIMIT};
+use super::clients::{LIMIT, StreamEndpoint};
 
 /// Polling interval for conditions without notifications.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Pod observer with one fixed observation.
-struct Seen(Arc<ObservedPod>);
+struct FixedObserver(Arc<ObservedPod>);
 
 #[async_trait]
-impl PodObserver for Seen {
+impl PodObserver for FixedObserver {
     fn view(&self, _pod: &PodRef) -> PodView {
         PodView::new(watch::channel(None).1, Generation(0))
     }
-    fn acted(&self, _pod: &PodUid) -> Generation {
+    fn action_completed(&self, _pod: &PodUid) -> Generation {
         Generation(0)
     }
     fn known(&self) -> Option<RuntimePods> {
@@ -113,7 +113,7 @@ pub async fn start(
 /// Streaming endpoints with their listener.
 pub struct Endpoints {
     /// Address of the listener.
-    pub door: Door,
+    pub endpoint: StreamEndpoint,
     /// Streaming service behind the endpoints.
     pub streaming: Streaming,
     /// Ends all streams.
@@ -137,11 +137,11 @@ impl Endpoints {
         config: StreamingConfig,
     ) -> Self {
         let (registry, stop) = (Registry::new(), CancellationToken::new());
-        let ports = RuntimeStreams::new(PodReader::fixed(vec![pod]), Arc::new(Seen(Arc::new(seen))), runtime);
+        let ports = RuntimeStreams::new(PodReader::fixed(vec![pod]), Arc::new(FixedObserver(Arc::new(seen))), runtime);
         let metrics = StreamingMetrics::new(&registry);
         let streaming = Streaming::new(config, Arc::new(ports), runtime_tls(), metrics, stop.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let door = Door(listener.local_addr().expect("an address"));
+        let door = StreamEndpoint(listener.local_addr().expect("an address"));
         let shared = streaming.clone();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -156,7 +156,7 @@ impl Endpoints {
                 });
             }
         });
-        Self { door, streaming, stop, registry, task: task.abort_handle() }
+        Self { endpoint: door, streaming, stop, registry, task: task.abort_handle() }
     }
 
     /// Waits until no stream of the agent's server is open.
@@ -186,7 +186,7 @@ impl Endpoints {
 async fn route(streaming: &Streaming, request: Request<Incoming>) -> Response<Body> {
     let mut request = request.map(Body::new);
     let name = request.headers().get("x-user").map(|user| user.to_str().expect("text").to_owned());
-    let via = if request.headers().contains_key("x-via") { Via::X509 } else { Via::Token };
+    let via = if request.headers().contains_key("x-via") { AuthenticatedBy::X509 } else { AuthenticatedBy::Token };
     request.extensions_mut().insert(Identity { name: name.unwrap_or_default(), via, ..Identity::anonymous() });
     let path = request.uri().path().to_owned();
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::*;
-use berth_ports::{Attached, StorageError};
+use berth_ports::{AttachedVolumes, StorageError};
 
 /// API server with one claim and one volume.
 struct World {
@@ -41,10 +41,10 @@ impl StorageObjects for World {
     async fn patch_claim(&self, _: &str, _: &str, _: String) -> Result<(), StorageError> {
         Err(StorageError::NoClient)
     }
-    fn attached(&self) -> watch::Receiver<Attached> {
+    fn attached(&self) -> watch::Receiver<AttachedVolumes> {
         watch::channel(None).1
     }
-    fn moved(&self) -> watch::Receiver<u64> {
+    fn retry_signal(&self) -> watch::Receiver<u64> {
         watch::channel(0).1
     }
 }

@@ -9,21 +9,21 @@ use tracing::warn;
 
 use super::{
     client::{CallError, deadline},
-    context::{self, Whose},
+    context::{self, VolumeOwnership},
     disk::{make, remove},
     paths::{BlockLayout, PLUGIN},
-    plugin::{Csi, Ready},
+    plugin::{Csi, ReadyDriver},
     record::Record,
     source::CsiVolume,
 };
 use crate::{
-    device::{OpError, Published, Removal, Usage},
+    attachable::{OpError, Published, Removal, Usage},
     spec::Mode,
 };
 use berth_proto::csi::{
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
-use berth_sys::step;
+use berth_sys::failpoint;
 use berth_types::PodUid;
 
 impl Csi {
@@ -45,7 +45,7 @@ impl Csi {
             return Ok(());
         }
         let layout = self.block(&usage.spec.name)?;
-        let publish_context = self.attached_as(&volume, ready.object.as_deref()).await?;
+        let publish_context = self.publish_context(&volume, ready.object.as_deref()).await?;
         let secrets = self.secret("NodeStageSecretRef", volume.stage_secret.as_ref()).await?;
         let request = NodeStageVolumeRequest {
             volume_id: volume.handle.clone(),
@@ -56,15 +56,15 @@ impl Csi {
                 &volume,
                 Mode::Block,
                 ready.can,
-                Whose::default(),
+                VolumeOwnership::default(),
             )),
             secrets: secrets.into_iter().collect(),
             volume_context: volume.attributes.clone().into_iter().collect(),
         };
-        self.note_block(usage, &volume, &layout, layout.staging.clone()).await?;
-        step::reached("csi.stage.recorded");
+        self.write_block_record(usage, &volume, &layout, layout.staging.clone()).await?;
+        failpoint::reached("csi.stage.recorded");
         let done = ready.driver.client.about(&usage.spec).stage(until, request).await;
-        step::reached("csi.stage.called");
+        failpoint::reached("csi.stage.called");
         let Err(error) = done else { return Ok(()) };
         let text = format!("{PLUGIN}: blockMapper.stageVolumeForBlock failed: {error}");
         if error.is_final() && !usage.was_rebuilt {
@@ -74,7 +74,7 @@ impl Csi {
     }
 
     /// Writes the record of the volume, and creates the directory that the driver needs.
-    async fn note_block(
+    async fn write_block_record(
         &self,
         usage: &Usage,
         volume: &CsiVolume,
@@ -100,10 +100,10 @@ impl Csi {
         let target = Self::block_target(&layout, usage.pod.uid())?;
         let request = self.block_request(usage, &volume, &ready, (&layout, &target)).await?;
         let parent = target.parent().unwrap_or(&target).to_owned();
-        self.note_block(usage, &volume, &layout, parent).await?;
-        step::reached("csi.publish.recorded");
+        self.write_block_record(usage, &volume, &layout, parent).await?;
+        failpoint::reached("csi.publish.recorded");
         let done = ready.driver.client.about(&usage.spec).publish(until, request).await;
-        step::reached("csi.publish.called");
+        failpoint::reached("csi.publish.called");
         done.map_err(|error: CallError| {
             error.about(format!("{PLUGIN}: blockMapper.publishVolumeForBlock failed: {error}"))
         })?;
@@ -114,11 +114,11 @@ impl Csi {
         &self,
         usage: &Usage,
         volume: &CsiVolume,
-        ready: &Ready,
+        ready: &ReadyDriver,
         (layout, target): (&BlockLayout, &Path),
     ) -> Result<NodePublishVolumeRequest, OpError> {
         let object = ready.object.as_deref();
-        let publish_context = self.attached_as(volume, object).await?;
+        let publish_context = self.publish_context(volume, object).await?;
         let secrets = self.secret("NodePublishSecretRef", volume.publish_secret.as_ref()).await?;
         let mut attributes = volume.attributes.clone();
         attributes.extend(context::pod_info(object, &usage.pod, volume.lifecycle()));
@@ -128,7 +128,13 @@ impl Csi {
             // Sent whether or not the driver stages.
             staging_target_path: layout.staging.display().to_string(),
             target_path: target.display().to_string(),
-            volume_capability: Some(context::capability(&usage.spec, volume, Mode::Block, ready.can, Whose::default())),
+            volume_capability: Some(context::capability(
+                &usage.spec,
+                volume,
+                Mode::Block,
+                ready.can,
+                VolumeOwnership::default(),
+            )),
             readonly: usage.spec.read_only(),
             secrets: secrets.into_iter().collect(),
             volume_context: attributes.into_iter().collect(),
@@ -143,14 +149,14 @@ impl Csi {
         let target = Self::block_target(&layout, pod)?;
         let driver = self.driver(&volume.driver, "blockMapper.UnmapPodDevice failed to get CSI client")?;
         let target_path = target.display().to_string();
-        step::reached("csi.unpublish.begun");
+        failpoint::reached("csi.unpublish.begun");
         let request = NodeUnpublishVolumeRequest { volume_id: volume.handle, target_path };
         let done = driver.client.about(&removal.spec).unpublish(until, request).await;
         done.map_err(|error| error.about(format!("{PLUGIN}: blockMapper.unpublishVolumeForBlock failed: {error}")))?;
-        step::reached("csi.unpublish.called");
+        failpoint::reached("csi.unpublish.called");
         let removed = removal.operation.blocking(move || {
             let parent = || target.parent().map_or(Ok(()), |parent| unless_in_use(remove(parent)));
-            gone(&target)
+            remove_file_or_dir(&target)
                 .and_then(|()| parent())
                 .map_err(|error| OpError::failed(format!("{PLUGIN}: failed to remove {:?}: {error}", target.display())))
         });
@@ -175,12 +181,12 @@ impl Csi {
             if can.stages {
                 let staging_target_path = layout.staging.display().to_string();
                 let request = NodeUnstageVolumeRequest { volume_id: volume.handle, staging_target_path };
-                step::reached("csi.unstage.begun");
+                failpoint::reached("csi.unstage.begun");
                 let done = driver.client.about(&removal.spec).unstage(until, request).await;
                 done.map_err(|error| {
                     error.about(format!("{PLUGIN}: blockMapper.unstageVolumeForBlock failed: {error}"))
                 })?;
-                step::reached("csi.unstage.called");
+                failpoint::reached("csi.unstage.called");
             }
         }
         let cleared = removal.operation.blocking(move || {
@@ -201,17 +207,17 @@ async fn forget(layout: BlockLayout, usage: &Usage) {
 
 /// Removes the directories of a block volume, if empty; removes the record only after the staging path.
 pub(super) fn clear_block(layout: &BlockLayout) -> io::Result<()> {
-    gone(&layout.staging)?;
-    step::reached("csi.unstage.unlinked");
+    remove_file_or_dir(&layout.staging)?;
+    failpoint::reached("csi.unstage.unlinked");
     unless_in_use(remove(&layout.mapped))?;
     Record::remove(&layout.data)?;
-    step::reached("csi.unstage.forgotten");
+    failpoint::reached("csi.unstage.forgotten");
     remove(&layout.data)?;
     unless_in_use(layout.data.parent().map_or(Ok(()), remove))
 }
 
 /// Removes what a driver may have left: an empty directory, or the file that a device was bound to.
-fn gone(path: &Path) -> io::Result<()> {
+fn remove_file_or_dir(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),

@@ -8,11 +8,11 @@ use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Request, Response, Status, transport::Channel};
 
 use crate::{
-    device::{OpError, Trouble},
+    attachable::{ErrorCause, OpError},
     spec::VolumeSpec,
 };
 use berth_cri::CriError;
-use berth_metrics::{CsiMetrics, Operated};
+use berth_metrics::{CsiMetrics, OperationTarget};
 use berth_proto::csi::{
     self, node_client::NodeClient, node_service_capability, node_service_capability::rpc::Type as Capability,
 };
@@ -60,10 +60,10 @@ impl CallError {
     /// Converts the error to that of a volume operation with message `text`.
     pub fn about(&self, text: impl Into<String>) -> OpError {
         let error = if self.is_final() { OpError::failed(text) } else { OpError::uncertain(text) };
-        error.because(match self.code {
-            Code::FailedPrecondition => Trouble::InUse,
-            Code::InvalidArgument | Code::OutOfRange | Code::NotFound => Trouble::Infeasible,
-            _ => Trouble::Other,
+        error.with_cause(match self.code {
+            Code::FailedPrecondition => ErrorCause::InUse,
+            Code::InvalidArgument | Code::OutOfRange | Code::NotFound => ErrorCause::Infeasible,
+            _ => ErrorCause::Other,
         })
     }
 }
@@ -74,7 +74,7 @@ pub struct Capabilities {
     /// `STAGE_UNSTAGE_VOLUME`.
     pub stages: bool,
     /// `GET_VOLUME_STATS`.
-    pub counts: bool,
+    pub reports_stats: bool,
     /// `EXPAND_VOLUME`.
     pub expands: bool,
     /// `SINGLE_NODE_MULTI_WRITER`: distinguishes single and multiple writers on one node.
@@ -82,7 +82,7 @@ pub struct Capabilities {
     /// `VOLUME_MOUNT_GROUP`: the driver applies `fsGroup` itself.
     pub sets_group: bool,
     /// `VOLUME_CONDITION`: reports abnormal volumes.
-    pub knows_health: bool,
+    pub reports_condition: bool,
 }
 
 impl Capabilities {
@@ -92,11 +92,11 @@ impl Capabilities {
             let Some(node_service_capability::Type::Rpc(rpc)) = &capability.r#type else { continue };
             match Capability::try_from(rpc.r#type) {
                 Ok(Capability::StageUnstageVolume) => found.stages = true,
-                Ok(Capability::GetVolumeStats) => found.counts = true,
+                Ok(Capability::GetVolumeStats) => found.reports_stats = true,
                 Ok(Capability::ExpandVolume) => found.expands = true,
                 Ok(Capability::SingleNodeMultiWriter) => found.knows_single_writers = true,
                 Ok(Capability::VolumeMountGroup) => found.sets_group = true,
-                Ok(Capability::VolumeCondition) => found.knows_health = true,
+                Ok(Capability::VolumeCondition) => found.reports_condition = true,
                 // Capabilities of newer drivers are ignored.
                 Ok(Capability::Unknown) | Err(_) => {}
             }
@@ -153,7 +153,7 @@ impl DriverClient {
             Err(_) => Err(CallError::late()),
         };
         let code = berth_cri::code_name(done.as_ref().err().map_or(Code::Ok, |error| error.code));
-        let on = Operated { plugin: &self.driver, is_migrated: self.is_migrated };
+        let on = OperationTarget { plugin: &self.driver, is_migrated: self.is_migrated };
         self.metrics.ended(on, method, code, began.elapsed());
         done
     }
@@ -223,24 +223,24 @@ impl DriverClient {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Class;
+    use crate::attachable::Class;
 
     #[test]
     fn codes_say_whether_it_may_have_happened() {
         // AC-07-17, AC-07-18
         for (code, class, trouble) in [
-            (Code::Cancelled, Class::Uncertain, Trouble::Other),
-            (Code::DeadlineExceeded, Class::Uncertain, Trouble::Other),
-            (Code::Unavailable, Class::Uncertain, Trouble::Other),
-            (Code::ResourceExhausted, Class::Uncertain, Trouble::Other),
-            (Code::Aborted, Class::Uncertain, Trouble::Other),
-            (Code::InvalidArgument, Class::Final, Trouble::Infeasible),
-            (Code::NotFound, Class::Final, Trouble::Infeasible),
-            (Code::OutOfRange, Class::Final, Trouble::Infeasible),
-            (Code::FailedPrecondition, Class::Final, Trouble::InUse),
-            (Code::Internal, Class::Final, Trouble::Other),
-            (Code::Unknown, Class::Final, Trouble::Other),
-            (Code::Unimplemented, Class::Final, Trouble::Other),
+            (Code::Cancelled, Class::Uncertain, ErrorCause::Other),
+            (Code::DeadlineExceeded, Class::Uncertain, ErrorCause::Other),
+            (Code::Unavailable, Class::Uncertain, ErrorCause::Other),
+            (Code::ResourceExhausted, Class::Uncertain, ErrorCause::Other),
+            (Code::Aborted, Class::Uncertain, ErrorCause::Other),
+            (Code::InvalidArgument, Class::Final, ErrorCause::Infeasible),
+            (Code::NotFound, Class::Final, ErrorCause::Infeasible),
+            (Code::OutOfRange, Class::Final, ErrorCause::Infeasible),
+            (Code::FailedPrecondition, Class::Final, ErrorCause::InUse),
+            (Code::Internal, Class::Final, ErrorCause::Other),
+            (Code::Unknown, Class::Final, ErrorCause::Other),
+            (Code::Unimplemented, Class::Final, ErrorCause::Other),
         ] {
             let error = CallError::from(Status::new(code, "x"));
             let told = error.about(error.to_string());

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use super::{client::Capabilities, record::Lifecycle, source::CsiVolume};
 use crate::{
-    device::Usage,
+    attachable::Usage,
     selinux,
     spec::{Mode, VolumeSpec},
 };
-use berth_ports::TokenAsk;
+use berth_ports::TokenRequest;
 use berth_proto::csi::{VolumeCapability, volume_capability};
 use berth_types::Pod;
 use volume_capability::access_mode::Mode as AccessMode;
@@ -37,14 +37,14 @@ fn access_mode(modes: &[String], knows_single_writers: bool) -> AccessMode {
 
 /// Group and SELinux label of a volume.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Whose<'a> {
+pub struct VolumeOwnership<'a> {
     /// Group for drivers that apply it themselves.
     pub group: Option<u32>,
     /// SELinux label of the mount.
     pub label: Option<&'a str>,
 }
 
-impl<'a> Whose<'a> {
+impl<'a> VolumeOwnership<'a> {
     /// Returns the ownership that a pod requests.
     pub fn of(usage: &'a Usage) -> Self {
         Self { group: usage.group.map(|group| group.group), label: usage.label.as_deref() }
@@ -57,7 +57,7 @@ pub fn capability(
     volume: &CsiVolume,
     mode: Mode,
     can: Capabilities,
-    whose: Whose<'_>,
+    whose: VolumeOwnership<'_>,
 ) -> VolumeCapability {
     let flags = spec.mount_options().into_iter().chain(whose.label.map(selinux::option));
     let access_type = match mode {
@@ -83,7 +83,7 @@ pub fn capability(
 ///
 /// # Errors
 /// If it does not, with the message of the upstream kubelet.
-pub fn takes(driver: Option<&CSIDriver>, name: &str, life: Lifecycle) -> Result<(), String> {
+pub fn check_lifecycle_mode(driver: Option<&CSIDriver>, name: &str, life: Lifecycle) -> Result<(), String> {
     let wanted = life.as_str();
     match driver {
         None if life == Lifecycle::Persistent => Ok(()),
@@ -136,15 +136,15 @@ pub fn pod_info(driver: Option<&CSIDriver>, pod: &Pod, life: Lifecycle) -> BTree
 }
 
 /// Returns the tokens that the driver requests for its pods.
-pub fn asks(driver: Option<&CSIDriver>) -> Vec<TokenAsk> {
+pub fn token_requests(driver: Option<&CSIDriver>) -> Vec<TokenRequest> {
     let requests = driver.and_then(|driver| driver.spec.token_requests.as_deref()).unwrap_or_default();
-    let ask = |audience: &str, expiration_seconds| TokenAsk { audience: audience.to_owned(), expiration_seconds };
+    let ask = |audience: &str, expiration_seconds| TokenRequest { audience: audience.to_owned(), expiration_seconds };
     requests.iter().map(|request| ask(&request.audience, request.expiration_seconds)).collect()
 }
 
 /// Returns the tokens as JSON in the drivers' format. The expiration comes from the token itself; for a token without
 /// one it is now, so that no driver relies on it.
-pub fn tokens(tokens: &[(TokenAsk, String)], now: Timestamp) -> String {
+pub fn tokens(tokens: &[(TokenRequest, String)], now: Timestamp) -> String {
     let all: BTreeMap<&str, Value> = tokens
         .iter()
         .map(|(ask, token)| {
@@ -195,7 +195,7 @@ mod tests {
         let volume = CsiVolume { fs_type: "xfs".to_owned(), ..CsiVolume::default() };
         let label = Some("u:r:t:s0:c1,c2");
         let of = |can: Capabilities, mode| {
-            capability(&spec, &volume, mode, can, Whose { group: Some(7), label }).access_type
+            capability(&spec, &volume, mode, can, VolumeOwnership { group: Some(7), label }).access_type
         };
         let mount = |group: &str| {
             Some(volume_capability::AccessType::Mount(volume_capability::MountVolume {
@@ -215,12 +215,12 @@ mod tests {
     fn drivers_say_which_volumes_they_take() {
         let both = driver(json!({"volumeLifecycleModes": ["Persistent", "Ephemeral"]}));
         let one = driver(json!({"volumeLifecycleModes": ["Persistent"]}));
-        assert_eq!(takes(None, "d", Lifecycle::Persistent), Ok(()));
-        assert_eq!(takes(Some(&both), "d", Lifecycle::Ephemeral), Ok(()));
+        assert_eq!(check_lifecycle_mode(None, "d", Lifecycle::Persistent), Ok(()));
+        assert_eq!(check_lifecycle_mode(Some(&both), "d", Lifecycle::Ephemeral), Ok(()));
         let text = "volume mode \"Ephemeral\" not supported by driver d (no CSIDriver object)";
-        assert_eq!(takes(None, "d", Lifecycle::Ephemeral), Err(text.to_owned()));
+        assert_eq!(check_lifecycle_mode(None, "d", Lifecycle::Ephemeral), Err(text.to_owned()));
         let text = "volume mode \"Ephemeral\" not supported by driver d (only supports [\"Persistent\"])";
-        assert_eq!(takes(Some(&one), "d", Lifecycle::Ephemeral), Err(text.to_owned()));
+        assert_eq!(check_lifecycle_mode(Some(&one), "d", Lifecycle::Ephemeral), Err(text.to_owned()));
     }
 
     #[test]
@@ -243,12 +243,12 @@ mod tests {
     #[test]
     fn tokens_are_told_with_their_end() {
         let wanting = driver(json!({"tokenRequests": [{"audience": ""}, {"audience": "a", "expirationSeconds": 600}]}));
-        let asked = asks(Some(&wanting));
+        let asked = token_requests(Some(&wanting));
         assert_eq!(
             asked.iter().map(|ask| (ask.audience.as_str(), ask.expiration_seconds)).collect::<Vec<_>>(),
             [("", None), ("a", Some(600))]
         );
-        assert!(asks(None).is_empty());
+        assert!(token_requests(None).is_empty());
         let token = format!("x.{}.y", URL_SAFE_NO_PAD.encode(r#"{"exp":1767225600}"#));
         let had = [(asked[0].clone(), token.clone()), (asked[1].clone(), "opaque".to_owned())];
         let now = "2026-01-02T00:00:00.5Z".parse().expect("a time");

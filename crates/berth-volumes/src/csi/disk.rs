@@ -10,10 +10,10 @@ use std::{
 };
 
 use super::record::Record;
-use crate::device::OpError;
+use crate::attachable::OpError;
 use berth_sys::{
+    failpoint,
     mount_table::{self, Mount},
-    step,
 };
 
 /// Creates a directory and its parents. Does not `stat` an existing directory.
@@ -43,7 +43,7 @@ pub fn remove(directory: &Path) -> io::Result<()> {
 
 /// Error of a cleanup.
 #[derive(Debug, thiserror::Error)]
-pub enum LeftBehind {
+pub enum CleanupError {
     /// The driver completed its call without unmounting.
     #[error("{0} is still mounted")]
     Mounted(String),
@@ -58,31 +58,31 @@ pub enum LeftBehind {
 }
 
 /// Makes a final error uncertain if the mount still exists and must be undone.
-pub fn still_there(left: &LeftBehind, error: OpError) -> OpError {
+pub fn uncertain_if_mounted(left: &CleanupError, error: OpError) -> OpError {
     match left {
-        LeftBehind::Mounted(_) => OpError::uncertain(error.text).because(error.trouble),
-        LeftBehind::Io { .. } => error,
+        CleanupError::Mounted(_) => OpError::uncertain(error.text).with_cause(error.trouble),
+        CleanupError::Io { .. } => error,
     }
 }
 
 /// Removes a mount point, its record, and their directory; never a mount, and no data. The record is removed after the
 /// mount point, so that an interrupted cleanup can be resumed.
-pub fn clear(mount_point: &Path, steps: [&str; 3]) -> Result<(), LeftBehind> {
+pub fn clear(mount_point: &Path, steps: [&str; 3]) -> Result<(), CleanupError> {
     let failed = |path: &Path| {
         let path = path.display().to_string();
-        move |cause| LeftBehind::Io { path, cause }
+        move |cause| CleanupError::Io { path, cause }
     };
     if mounted(mount_point).map_err(failed(mount_point))?.is_some() {
-        return Err(LeftBehind::Mounted(mount_point.display().to_string()));
+        return Err(CleanupError::Mounted(mount_point.display().to_string()));
     }
     let [first, second, third] = steps;
     remove(mount_point).map_err(failed(mount_point))?;
-    step::reached(first);
+    failpoint::reached(first);
     let Some(directory) = mount_point.parent() else { return Ok(()) };
     Record::remove(directory).map_err(failed(directory))?;
-    step::reached(second);
+    failpoint::reached(second);
     remove(directory).map_err(failed(directory))?;
-    step::reached(third);
+    failpoint::reached(third);
     Ok(())
 }
 
@@ -102,7 +102,7 @@ mod tests {
         let record = Record { driver: "d".to_owned(), handle: "h".to_owned(), ..Record::default() };
         record.write(&volume).expect("written");
         fs::write(mount.join("data"), "precious").expect("written");
-        assert!(matches!(clear(&mount, STEPS), Err(LeftBehind::Io { .. })));
+        assert!(matches!(clear(&mount, STEPS), Err(CleanupError::Io { .. })));
         assert!(mount.join("data").exists() && Record::read(&volume).is_ok_and(|read| read.is_some()));
         fs::remove_file(mount.join("data")).expect("removed");
         fs::write(volume.join("other"), "precious").expect("written");

@@ -108,7 +108,7 @@ impl Drivers {
     }
 
     /// Removes the metrics of a rejected driver, unless another driver of that name is registered.
-    fn never_was(&self, name: &str) {
+    fn forget_metrics(&self, name: &str) {
         if !self.known().contains_key(name) {
             self.deps.metrics.forget(name);
         }
@@ -126,7 +126,7 @@ impl Drivers {
 }
 
 /// Validates a driver name, which becomes part of paths and objects.
-fn named(name: &str) -> Result<(), String> {
+fn check_name(name: &str) -> Result<(), String> {
     let is_good = safe(name).is_ok()
         && name.len() <= LONGEST_NAME
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'));
@@ -134,7 +134,7 @@ fn named(name: &str) -> Result<(), String> {
 }
 
 /// Validates the endpoint.
-fn served_at(endpoint: &Path) -> Result<(), String> {
+fn check_endpoint(endpoint: &Path) -> Result<(), String> {
     if endpoint.is_absolute() {
         return Ok(());
     }
@@ -162,7 +162,7 @@ impl PluginHandler for DriverRegistration {
             let endpoint = endpoint.display();
             format!("validation failed for CSI Driver {name} at endpoint {endpoint}: {error}")
         };
-        named(name).and_then(|()| served_at(endpoint)).map_err(wrong)?;
+        check_name(name).and_then(|()| check_endpoint(endpoint)).map_err(wrong)?;
         self.0.version("ValidatePlugin", plugin).map(drop).map_err(wrong)
     }
 
@@ -171,11 +171,11 @@ impl PluginHandler for DriverRegistration {
         let client = DriverClient::new(&plugin.name, plugin.endpoint.clone(), self.0.deps.metrics.clone());
         let driver = Arc::new(Driver::new(&plugin.name, plugin.socket.clone(), version, client));
         let answer = driver.client.node_info(deadline()).await.map_err(|error| error.to_string());
-        let answer = answer.inspect_err(|_| self.0.never_was(&plugin.name))?;
+        let answer = answer.inspect_err(|_| self.0.forget_metrics(&plugin.name))?;
         let installed = self.0.deps.node.install(&on_node(&plugin.name, answer)).await;
         if let Err(error) = installed.and_then(|()| self.0.admit(driver.clone(), plugin)) {
             self.0.withdraw(&plugin.name).await;
-            self.0.never_was(&plugin.name);
+            self.0.forget_metrics(&plugin.name);
             return Err(error);
         }
         info!(driver = %plugin.name, version = %driver.version, "Registered a CSI driver");

@@ -2,12 +2,12 @@
 
 use super::{
     client::deadline,
-    context::{self, Whose},
+    context::{self, VolumeOwnership},
     paths::PLUGIN,
     plugin::Csi,
 };
 use crate::{
-    device::{Expansion, OpError, Trouble},
+    attachable::{ErrorCause, Expansion, OpError},
     spec::Mode,
 };
 use berth_proto::csi::{CapacityRange, NodeExpandVolumeRequest};
@@ -21,7 +21,7 @@ impl Csi {
         let ready = self.ready(&volume.driver, until, "Expander.NodeExpand failed to get CSI client").await?;
         if !ready.can.expands {
             let text = format!("{PLUGIN}: Expander.NodeExpand: driver {} does not expand volumes", volume.driver);
-            return Err(OpError::failed(text).because(Trouble::Unsupported));
+            return Err(OpError::failed(text).with_cause(ErrorCause::Unsupported));
         }
         let secrets = self.secret("NodeExpandSecretRef", volume.expand_secret.as_ref()).await?;
         let staging = match usage.mode {
@@ -30,7 +30,7 @@ impl Csi {
             Mode::Block => self.block(&usage.spec.name)?.staging.display().to_string(),
         };
         let required_bytes = i64::try_from(*to).unwrap_or(i64::MAX);
-        let whose = Whose::of(usage);
+        let whose = VolumeOwnership::of(usage);
         let request = NodeExpandVolumeRequest {
             volume_id: volume.handle.clone(),
             volume_path: path.display().to_string(),

@@ -12,7 +12,7 @@ pub struct Access<'a> {
     /// The pod mounts the volume read-only.
     pub read_only: bool,
     /// The driver applies the group itself.
-    pub driver_does: bool,
+    pub driver_applies: bool,
 }
 
 /// Error: the `CSIDriver` object has no `fsGroupPolicy`.
@@ -24,8 +24,8 @@ pub struct NoPolicy;
 ///
 /// # Errors
 /// If the `CSIDriver` object exists but has no policy.
-pub fn is_ours(driver: Option<&CSIDriver>, volume: &CsiVolume, access: Access<'_>) -> Result<bool, NoPolicy> {
-    if access.read_only || access.driver_does {
+pub fn must_apply(driver: Option<&CSIDriver>, volume: &CsiVolume, access: Access<'_>) -> Result<bool, NoPolicy> {
+    if access.read_only || access.driver_applies {
         return Ok(false);
     }
     let policy = match driver {
@@ -78,13 +78,13 @@ mod tests {
         for (driver, fs_type, is_inline, modes, expected) in table {
             let volume = CsiVolume { fs_type: fs_type.to_owned(), is_inline, ..CsiVolume::default() };
             let access = Access { modes, ..Access::default() };
-            assert_eq!(is_ours(driver, &volume, access), Ok(expected), "{driver:?} {fs_type:?} {modes:?}");
-            for access in [Access { read_only: true, ..access }, Access { driver_does: true, ..access }] {
-                assert_eq!(is_ours(driver, &volume, access), Ok(false));
+            assert_eq!(must_apply(driver, &volume, access), Ok(expected), "{driver:?} {fs_type:?} {modes:?}");
+            for access in [Access { read_only: true, ..access }, Access { driver_applies: true, ..access }] {
+                assert_eq!(must_apply(driver, &volume, access), Ok(false));
             }
         }
         for policy in [None, Some("")] {
-            let asked = is_ours(Some(&driver(policy)), &CsiVolume::default(), Access::default());
+            let asked = must_apply(Some(&driver(policy)), &CsiVolume::default(), Access::default());
             assert_eq!(asked, Err(NoPolicy));
         }
     }

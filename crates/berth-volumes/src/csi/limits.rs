@@ -12,7 +12,7 @@ use super::{
     drivers::{Drivers, on_node},
     plugin::Csi,
 };
-use crate::device::Usage;
+use crate::attachable::Usage;
 
 /// Minimum refresh period accepted by the API.
 const SHORTEST: Duration = Duration::from_secs(10);
@@ -25,12 +25,12 @@ pub async fn follow(drivers: Arc<Drivers>, driver: Arc<Driver>) {
     tokio::select! {
         () = gone.cancelled() => {}
         () = stop.cancelled() => {}
-        () = live(&drivers, &driver) => {}
+        () = refresh_periodically(&drivers, &driver) => {}
     }
 }
 
-async fn live(drivers: &Drivers, driver: &Driver) {
-    let mut moved = drivers.deps.objects.moved();
+async fn refresh_periodically(drivers: &Drivers, driver: &Driver) {
+    let mut moved = drivers.deps.objects.retry_signal();
     loop {
         let Some(period) = period(drivers, &driver.name).await else {
             // Waits for a change of the object, or for the API server's return.
@@ -65,7 +65,7 @@ async fn period(drivers: &Drivers, name: &str) -> Option<Duration> {
 impl Csi {
     /// Whether the volume is not attached because the node reached the driver's attach limit; also refreshes the limit.
     /// Always false for drivers without a refresh period.
-    pub(super) async fn is_beyond(&self, usage: &Usage) -> bool {
+    pub(super) async fn is_over_attach_limit(&self, usage: &Usage) -> bool {
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid());
         let Ok(volume) = volume.map_err(|error| debug!(err = %error, "No CSI volume")) else { return false };
         let object = self.object(&volume.driver).await.ok().flatten();

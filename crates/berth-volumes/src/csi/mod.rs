@@ -20,7 +20,6 @@ mod driver;
 mod drivers;
 mod expand;
 mod fs_group;
-mod fullness;
 mod limits;
 mod paths;
 mod plugin;
@@ -31,6 +30,7 @@ mod source;
 mod stage;
 mod unpublish;
 mod version;
+mod volume_stats;
 
 pub use drivers::{DriverRegistration, Drivers, DriversDeps};
 pub use plugin::{Csi, CsiDeps};

@@ -26,10 +26,13 @@ use super::{
     source::{CsiVolume, SecretName},
 };
 use crate::{
-    device::{DevicePlugin, Expansion, Found, OpError, Published, Rebuilt, Removal, Traits, Usage},
+    attachable::{
+        AttachableVolumePlugin, Expansion, FoundVolume, OpError, Published, ReconstructedVolume, Removal, Usage,
+        VolumeTraits,
+    },
     spec::{Mode, VolumeSpec},
 };
-use berth_ports::{Clock, Fullness, ObjectSource, StorageObjects};
+use berth_ports::{Clock, ObjectSource, StorageObjects, VolumeStats};
 use berth_types::{Pod, PodUid};
 
 /// Time that the owner task allows beyond the calls: reads of objects have their own timeouts.
@@ -57,7 +60,7 @@ pub struct Csi {
 }
 
 /// Registered driver, with its capabilities and its `CSIDriver` object.
-pub(super) struct Ready {
+pub(super) struct ReadyDriver {
     pub(super) driver: Arc<Driver>,
     pub(super) can: Capabilities,
     pub(super) object: Option<Arc<CSIDriver>>,
@@ -84,12 +87,12 @@ impl Csi {
     }
 
     /// Returns the driver with its capabilities and its object.
-    pub(super) async fn ready(&self, name: &str, until: Instant, what: &str) -> Result<Ready, OpError> {
+    pub(super) async fn ready(&self, name: &str, until: Instant, what: &str) -> Result<ReadyDriver, OpError> {
         let driver = self.driver(name, what)?;
         // Transient whatever the error: nothing was attempted yet.
         let can = driver.capabilities(until).await.map_err(|error| OpError::transient(error.to_string()))?;
         let object = self.object(name).await?;
-        Ok(Ready { driver, can, object })
+        Ok(ReadyDriver { driver, can, object })
     }
 
     /// Returns the `CSIDriver` object.
@@ -99,7 +102,7 @@ impl Csi {
     }
 
     /// Returns the publish context that the controller plugin reported when it attached the volume.
-    pub(super) async fn attached_as(
+    pub(super) async fn publish_context(
         &self,
         volume: &CsiVolume,
         object: Option<&CSIDriver>,
@@ -135,7 +138,7 @@ impl Csi {
 
     /// Returns the tokens that the driver requests for the pod; `None` if it requests none.
     pub(super) async fn tokens(&self, object: Option<&CSIDriver>, pod: &Pod) -> Result<Option<String>, OpError> {
-        let asked = context::asks(object);
+        let asked = context::token_requests(object);
         if asked.is_empty() {
             return Ok(None);
         }
@@ -157,7 +160,7 @@ fn not_ours(spec: &VolumeSpec) -> String {
 }
 
 #[async_trait]
-impl DevicePlugin for Csi {
+impl AttachableVolumePlugin for Csi {
     fn name(&self) -> &'static str {
         PLUGIN
     }
@@ -166,10 +169,10 @@ impl DevicePlugin for Csi {
         CsiVolume::of(spec, "", &"".into()).is_some()
     }
 
-    async fn describe(&self, pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError> {
+    async fn describe(&self, pod: &Pod, spec: &VolumeSpec) -> Result<VolumeTraits, OpError> {
         let volume = Self::volume(spec, pod.namespace(), pod.uid())?;
         let object = self.object(&volume.driver).await?;
-        Ok(Traits {
+        Ok(VolumeTraits {
             volume: volume.name(),
             label: volume.label(),
             is_migrated: spec.is_migrated,
@@ -178,7 +181,7 @@ impl DevicePlugin for Csi {
             mount_options: true,
             republishes: context::is_republished(object.as_deref()),
             expands: !volume.is_inline,
-            takes_label: context::takes_labels(object.as_deref()),
+            supports_mount_label: context::takes_labels(object.as_deref()),
         })
     }
 
@@ -226,15 +229,15 @@ impl DevicePlugin for Csi {
         self.expand_volume(expansion).await
     }
 
-    async fn fullness(&self, usage: &Usage, _path: &Path) -> Result<Fullness, OpError> {
-        self.told_fullness(usage, deadline()).await
+    async fn fullness(&self, usage: &Usage, _path: &Path) -> Result<VolumeStats, OpError> {
+        self.volume_stats(usage, deadline()).await
     }
 
-    fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+    fn rebuild(&self, found: &FoundVolume) -> Result<ReconstructedVolume, String> {
         rebuild::rebuild(&self.layout, found)
     }
 
-    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+    fn staged(&self) -> Result<Vec<(Mode, ReconstructedVolume)>, String> {
         rebuild::staged(&self.layout)
     }
 
@@ -243,14 +246,14 @@ impl DevicePlugin for Csi {
     }
 
     async fn is_over_limit(&self, usage: &Usage) -> bool {
-        self.is_beyond(usage).await
+        self.is_over_attach_limit(usage).await
     }
 
     fn limit(&self) -> Duration {
         LIMIT + SLACK
     }
 
-    fn cured(&self) -> watch::Receiver<u64> {
+    fn recovered(&self) -> watch::Receiver<u64> {
         self.deps.drivers.moved()
     }
 }

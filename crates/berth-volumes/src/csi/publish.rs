@@ -8,24 +8,25 @@ use tracing::warn;
 
 use super::{
     client::{CallError, deadline},
-    context::{self, Whose},
-    disk::{clear, make, mounted, still_there},
+    context::{self, VolumeOwnership},
+    disk::{clear, make, mounted, uncertain_if_mounted},
     fs_group::{self, Access},
     paths::PLUGIN,
-    plugin::{Csi, Ready},
+    plugin::{Csi, ReadyDriver},
     record::Record,
     source::CsiVolume,
 };
 use crate::{
-    device::{GroupOf, OpError, Published, Usage},
-    give,
+    attachable::{FsGroup, OpError, Published, Usage},
+    group_ownership,
     spec::Mode,
 };
 use berth_proto::csi::NodePublishVolumeRequest;
-use berth_sys::step;
+use berth_sys::failpoint;
 
-/// Names of the cleanup steps, reported to `step::reached`.
-pub(super) const BACK: [&str; 3] = ["csi.unpublish.unlinked", "csi.unpublish.forgotten", "csi.unpublish.removed"];
+/// Names of the cleanup steps, reported to `failpoint::reached`.
+pub(super) const CLEANUP_STEPS: [&str; 3] =
+    ["csi.unpublish.unlinked", "csi.unpublish.forgotten", "csi.unpublish.removed"];
 
 /// Returns the mount point in the volume's directory.
 pub(super) fn mount_point(volume: &Path) -> PathBuf {
@@ -51,10 +52,12 @@ impl Csi {
         let until = deadline();
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
         let ready = self.ready(&volume.driver, until, "mounter.SetUpAt failed to get CSI client").await?;
-        context::takes(ready.object.as_deref(), &volume.driver, volume.lifecycle()).map_err(|error| {
-            OpError::transient(format!("{PLUGIN}: mounter.SetupAt failed to check volume lifecycle mode: {error}"))
-        })?;
-        let gives = self.gives(usage, &volume, &ready)?;
+        context::check_lifecycle_mode(ready.object.as_deref(), &volume.driver, volume.lifecycle()).map_err(
+            |error| {
+                OpError::transient(format!("{PLUGIN}: mounter.SetupAt failed to check volume lifecycle mode: {error}"))
+            },
+        )?;
+        let gives = self.group_to_apply(usage, &volume, &ready)?;
         let request = self.publish_request(usage, &volume, &ready).await?;
         let (target, record) = (usage.target.clone(), self.record(usage, &volume));
         let noted = usage.operation.blocking(move || {
@@ -64,26 +67,31 @@ impl Csi {
             })
         });
         noted.await?;
-        step::reached("csi.publish.recorded");
+        failpoint::reached("csi.publish.recorded");
         let done = ready.driver.client.about(&usage.spec).publish(until, request).await;
-        step::reached("csi.publish.called");
+        failpoint::reached("csi.publish.called");
         if let Err(error) = done {
             return Err(self.not_published(usage, error).await);
         }
-        let relabel = settle(usage, &volume.label(), gives).await?;
-        step::reached("csi.publish.settled");
+        let relabel = apply_group(usage, &volume.label(), gives).await?;
+        failpoint::reached("csi.publish.settled");
         Ok(Published { path: mount_point(&usage.target), relabel })
     }
 
     /// Returns the group that this agent must apply to the volume, if any.
-    fn gives(&self, usage: &Usage, volume: &CsiVolume, ready: &Ready) -> Result<Option<GroupOf>, OpError> {
+    fn group_to_apply(
+        &self,
+        usage: &Usage,
+        volume: &CsiVolume,
+        ready: &ReadyDriver,
+    ) -> Result<Option<FsGroup>, OpError> {
         let access = Access {
             modes: usage.spec.access_modes(),
             read_only: usage.spec.read_only(),
-            driver_does: ready.can.sets_group,
+            driver_applies: ready.can.sets_group,
         };
         let Some(group) = usage.group else { return Ok(None) };
-        let is_ours = fs_group::is_ours(ready.object.as_deref(), volume, access).map_err(|error| {
+        let is_ours = fs_group::must_apply(ready.object.as_deref(), volume, access).map_err(|error| {
             OpError::transient(format!("{PLUGIN}: mounter.SetupAt failed to check fsGroup policy: {error}"))
         })?;
         Ok(is_ours.then_some(group))
@@ -93,10 +101,10 @@ impl Csi {
         &self,
         usage: &Usage,
         volume: &CsiVolume,
-        ready: &Ready,
+        ready: &ReadyDriver,
     ) -> Result<NodePublishVolumeRequest, OpError> {
         let object = ready.object.as_deref();
-        let publish_context = self.attached_as(volume, object).await?;
+        let publish_context = self.publish_context(volume, object).await?;
         let mut secrets = self.secret("NodePublishSecretRef", volume.publish_secret.as_ref()).await?;
         // The map is a copy, so that the additions affect this call only.
         let mut attributes = volume.attributes.clone();
@@ -107,7 +115,7 @@ impl Csi {
         }
         let is_staged = ready.can.stages && !volume.is_inline;
         let staging = if is_staged { self.staging(volume)?.display().to_string() } else { String::new() };
-        let whose = Whose::of(usage);
+        let whose = VolumeOwnership::of(usage);
         Ok(NodePublishVolumeRequest {
             volume_id: volume.handle.clone(),
             publish_context: publish_context.into_iter().collect(),
@@ -124,11 +132,11 @@ impl Csi {
     async fn not_published(&self, usage: &Usage, error: CallError) -> OpError {
         if error.is_final() && !usage.is_republish && !usage.was_rebuilt {
             let path = mount_point(&usage.target);
-            match usage.operation.blocking(move || Ok(clear(&path, BACK))).await {
+            match usage.operation.blocking(move || Ok(clear(&path, CLEANUP_STEPS))).await {
                 Ok(Ok(())) => {}
                 Ok(Err(left)) => {
                     warn!(volumeName = %usage.unique, err = %left, "What was made for publishing is left behind");
-                    return still_there(&left, error.about(error.to_string()));
+                    return uncertain_if_mounted(&left, error.about(error.to_string()));
                 }
                 // The cleanup did not run.
                 Err(_) => return OpError::uncertain(error.to_string()),
@@ -139,7 +147,7 @@ impl Csi {
 }
 
 /// Applies the group to the published volume; returns whether the runtime may relabel it.
-async fn settle(usage: &Usage, label: &str, group: Option<GroupOf>) -> Result<bool, OpError> {
+async fn apply_group(usage: &Usage, label: &str, group: Option<FsGroup>) -> Result<bool, OpError> {
     // The volume is published by now: any failure must be undone by unpublishing.
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         OpError::uncertain(format!("{PLUGIN}: mounter.SetupAt failed to {what}: {error}"))
@@ -150,7 +158,9 @@ async fn settle(usage: &Usage, label: &str, group: Option<GroupOf>) -> Result<bo
         usage.operation.blocking(move || mounted(&place).map_err(|error| OpError::uncertain(error.to_string())));
     let mount = mount.await.map_err(|error| failed("query for SELinux support", &error))?;
     if let Some(of) = group {
-        give::give(usage, label, path, of).await.map_err(|error| failed("apply fsGroup", &error))?;
+        group_ownership::apply_fs_group(usage, label, path, of)
+            .await
+            .map_err(|error| failed("apply fsGroup", &error))?;
     }
     // The label of the mount applies to every file.
     let is_labelled = usage.label.is_some();

@@ -18,7 +18,7 @@ use super::{
     source::CsiVolume,
 };
 use crate::{
-    device::{Found, Rebuilt, Traits},
+    attachable::{FoundVolume, ReconstructedVolume, VolumeTraits},
     rebuild::children,
     spec::{Mode, VolumeSpec},
 };
@@ -31,7 +31,7 @@ const MOST: usize = 4096;
 ///
 /// # Errors
 /// If its record is missing or invalid, and something may be mounted there.
-pub fn rebuild(layout: &CsiLayout, found: &Found) -> Result<Rebuilt, String> {
+pub fn rebuild(layout: &CsiLayout, found: &FoundVolume) -> Result<ReconstructedVolume, String> {
     let directory = match found.mode {
         Mode::Filesystem => found.path.clone(),
         Mode::Block => layout.block(&found.name).map_err(|error| error.to_string())?.data,
@@ -43,7 +43,7 @@ pub fn rebuild(layout: &CsiLayout, found: &Found) -> Result<Rebuilt, String> {
             let is_empty = found.mode == Mode::Filesystem && matches!(mounted(&mount_point(&found.path)), Ok(None));
             if is_empty {
                 // The set-up was just starting, or the teardown almost complete, when the agent ended.
-                return Ok(of_nothing(found));
+                return Ok(empty_volume(found));
             }
             let path = directory.join(super::paths::RECORD);
             Err(format!("{PLUGIN}: failed to load volume data file [{}]: {cause}", path.display()))
@@ -51,7 +51,7 @@ pub fn rebuild(layout: &CsiLayout, found: &Found) -> Result<Rebuilt, String> {
     }
 }
 
-fn of_record(record: &Record, found: &Found) -> Rebuilt {
+fn of_record(record: &Record, found: &FoundVolume) -> ReconstructedVolume {
     if record.lifecycle == Some(Lifecycle::Ephemeral) {
         let csi = api::CSIVolumeSource { driver: record.driver.clone(), ..api::CSIVolumeSource::default() };
         let volume = api::Volume { name: found.name.clone(), csi: Some(csi), ..api::Volume::default() };
@@ -61,7 +61,7 @@ fn of_record(record: &Record, found: &Found) -> Rebuilt {
 }
 
 /// Returns a volume of which only its directory is left.
-fn of_nothing(found: &Found) -> Rebuilt {
+fn empty_volume(found: &FoundVolume) -> ReconstructedVolume {
     let csi = Some(api::CSIVolumeSource::default());
     let volume = api::Volume { name: found.name.clone(), csi, ..api::Volume::default() };
     with_traits(VolumeSpec::inline(&volume), &found.pod)
@@ -83,9 +83,9 @@ fn persistent(record: &Record, name: &str, mode: Mode) -> VolumeSpec {
     VolumeSpec::persistent(Arc::new(volume), Arc::default(), false)
 }
 
-fn with_traits(spec: VolumeSpec, pod: &PodUid) -> Rebuilt {
+fn with_traits(spec: VolumeSpec, pod: &PodUid) -> ReconstructedVolume {
     let volume = CsiVolume::of(&spec, "", pod).unwrap_or_default();
-    let traits = Traits {
+    let traits = VolumeTraits {
         volume: volume.name(),
         label: volume.label(),
         is_migrated: false,
@@ -95,12 +95,12 @@ fn with_traits(spec: VolumeSpec, pod: &PodUid) -> Rebuilt {
         mount_options: true,
         republishes: false,
         expands: !volume.is_inline,
-        takes_label: false,
+        supports_mount_label: false,
     };
-    Rebuilt { spec, traits, label: None }
+    ReconstructedVolume { spec, traits, label: None }
 }
 
-impl Rebuilt {
+impl ReconstructedVolume {
     /// Adds the SELinux label of the record.
     fn labelled(self, record: &Record) -> Self {
         Self { label: Some(record.label.clone()).filter(|label| !label.is_empty()), ..self }
@@ -112,7 +112,7 @@ impl Rebuilt {
 ///
 /// # Errors
 /// If a directory or record cannot be read, so that its state is unknown.
-pub fn staged(layout: &CsiLayout) -> Result<Vec<(Mode, Rebuilt)>, String> {
+pub fn staged(layout: &CsiLayout) -> Result<Vec<(Mode, ReconstructedVolume)>, String> {
     let mut found = Vec::new();
     for driver in listed(layout.root())? {
         let is_block = driver.file_name().is_some_and(|name| name == BLOCK);
@@ -126,10 +126,10 @@ pub fn staged(layout: &CsiLayout) -> Result<Vec<(Mode, Rebuilt)>, String> {
     Ok(found)
 }
 
-fn staged_filesystem(directory: &Path) -> Result<Option<(Mode, Rebuilt)>, String> {
-    let Some(record) = noted(directory)? else {
+fn staged_filesystem(directory: &Path) -> Result<Option<(Mode, ReconstructedVolume)>, String> {
+    let Some(record) = read_record(directory)? else {
         // The directory was created but not recorded yet, or its record is removed and the directory not yet.
-        tidied(directory, clear(&directory.join("globalmount"), ["", "", ""]));
+        log_not_cleared(directory, clear(&directory.join("globalmount"), ["", "", ""]));
         return Ok(None);
     };
     if record.driver.is_empty() {
@@ -140,14 +140,14 @@ fn staged_filesystem(directory: &Path) -> Result<Option<(Mode, Rebuilt)>, String
     Ok(Some((Mode::Filesystem, with_traits(spec, &"".into()).labelled(&record))))
 }
 
-fn staged_block(layout: &CsiLayout, directory: &Path) -> Result<Option<(Mode, Rebuilt)>, String> {
+fn staged_block(layout: &CsiLayout, directory: &Path) -> Result<Option<(Mode, ReconstructedVolume)>, String> {
     let Some(name) = directory.file_name().and_then(|name| name.to_str()) else { return Ok(None) };
     let Ok(block) = layout.block(name) else { return Ok(None) };
     if matches!(name, "staging" | "publish") {
         return Ok(None);
     }
-    let Some(record) = noted(&block.data)? else {
-        tidied(directory, clear_block(&block));
+    let Some(record) = read_record(&block.data)? else {
+        log_not_cleared(directory, clear_block(&block));
         return Ok(None);
     };
     if record.driver.is_empty() {
@@ -157,7 +157,7 @@ fn staged_block(layout: &CsiLayout, directory: &Path) -> Result<Option<(Mode, Re
 }
 
 /// An invalid record describes nothing that could be undone; an unreadable one may.
-fn noted(directory: &Path) -> Result<Option<Record>, String> {
+fn read_record(directory: &Path) -> Result<Option<Record>, String> {
     match Record::read(directory) {
         Err(error) if error.raw_os_error().is_none() => {
             warn!(path = %directory.display(), err = %error, "A record of a staged volume says nothing");
@@ -174,7 +174,7 @@ fn listed(directory: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// Keeps a directory that cannot be cleared: it may contain data.
-fn tidied(directory: &Path, done: Result<(), impl std::fmt::Display>) {
+fn log_not_cleared(directory: &Path, done: Result<(), impl std::fmt::Display>) {
     if let Err(error) = done {
         debug!(path = %directory.display(), err = %error, "A directory without a record is left as it is");
     }
@@ -192,9 +192,9 @@ mod tests {
         Record { driver, handle, spec, lifecycle, ..Record::default() }
     }
 
-    fn found(root: &Path, mode: Mode) -> Found {
+    fn found(root: &Path, mode: Mode) -> FoundVolume {
         let path = root.join("pods/u/volumes/kubernetes.io~csi/pv");
-        Found { pod: "u".into(), name: "pv".to_owned(), mode, path }
+        FoundVolume { pod: "u".into(), name: "pv".to_owned(), mode, path }
     }
 
     #[test]

@@ -8,23 +8,23 @@ use tracing::warn;
 
 use super::{
     client::{CallError, deadline},
-    context::{self, Whose},
-    disk::{clear, make, still_there},
+    context::{self, VolumeOwnership},
+    disk::{clear, make, uncertain_if_mounted},
     paths::PLUGIN,
     plugin::Csi,
     record::Record,
     source::CsiVolume,
-    unpublish::kept,
+    unpublish::cleanup_error,
 };
 use crate::{
-    device::{OpError, Usage},
+    attachable::{OpError, Usage},
     operation::Operation,
     spec::Mode,
 };
 use berth_proto::csi::NodeStageVolumeRequest;
-use berth_sys::step;
+use berth_sys::failpoint;
 
-/// Names of the cleanup steps, reported to `step::reached`.
+/// Names of the cleanup steps, reported to `failpoint::reached`.
 const BACK: [&str; 3] = ["csi.unstage.unlinked", "csi.unstage.forgotten", "csi.unstage.removed"];
 
 impl Csi {
@@ -44,9 +44,9 @@ impl Csi {
             return Ok(());
         }
         let path = self.staging(&volume)?;
-        let publish_context = self.attached_as(&volume, ready.object.as_deref()).await?;
+        let publish_context = self.publish_context(&volume, ready.object.as_deref()).await?;
         let secrets = self.secret("NodeStageSecretRef", volume.stage_secret.as_ref()).await?;
-        let whose = Whose::of(usage);
+        let whose = VolumeOwnership::of(usage);
         let request = NodeStageVolumeRequest {
             volume_id: volume.handle.clone(),
             publish_context: publish_context.into_iter().collect(),
@@ -67,9 +67,9 @@ impl Csi {
             })
         });
         noted.await?;
-        step::reached("csi.stage.recorded");
+        failpoint::reached("csi.stage.recorded");
         let done = ready.driver.client.about(&usage.spec).stage(until, request).await;
-        step::reached("csi.stage.called");
+        failpoint::reached("csi.stage.called");
         match done {
             Ok(()) => Ok(()),
             Err(error) => Err(self.not_staged(usage, path, error).await),
@@ -83,7 +83,7 @@ impl Csi {
                 Ok(Ok(())) => {}
                 Ok(Err(left)) => {
                     warn!(volumeName = %usage.unique, err = %left, "What was made for staging is left behind");
-                    return still_there(&left, error.about(error.to_string()));
+                    return uncertain_if_mounted(&left, error.about(error.to_string()));
                 }
                 // The cleanup did not run.
                 Err(_) => return OpError::uncertain(error.to_string()),
@@ -94,6 +94,8 @@ impl Csi {
 
     /// Removes the remains of a staged volume.
     pub(super) async fn forget_staging(operation: &Operation, path: PathBuf) -> Result<(), OpError> {
-        operation.blocking(move || clear(&path, BACK).map_err(|left| kept("attacher.UnmountDevice", &left))).await
+        operation
+            .blocking(move || clear(&path, BACK).map_err(|left| cleanup_error("attacher.UnmountDevice", &left)))
+            .await
     }
 }

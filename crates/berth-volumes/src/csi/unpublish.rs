@@ -6,20 +6,20 @@ use tonic::Code;
 
 use super::{
     client::deadline,
-    disk::{LeftBehind, clear, mounted},
+    disk::{CleanupError, clear, mounted},
     paths::PLUGIN,
     plugin::Csi,
-    publish::{BACK, mount_point},
+    publish::{CLEANUP_STEPS, mount_point},
     record::{Lifecycle, Record},
     source::CsiVolume,
 };
-use crate::device::{OpError, Removal};
+use crate::attachable::{OpError, Removal};
 use berth_proto::csi::{NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest};
-use berth_sys::step;
+use berth_sys::failpoint;
 use berth_types::PodUid;
 
 /// Information about a volume directory.
-enum Known {
+enum DirectoryContent {
     /// The directory does not exist.
     Nothing,
     /// Known from its record or from the request.
@@ -40,26 +40,26 @@ impl Csi {
         let (place, told) = (path.to_owned(), CsiVolume::of(&removal.spec, "", pod));
         let known = removal.operation.blocking(move || known(&place, told)).await?;
         match known {
-            Known::Nothing => return Ok(()),
-            Known::Empty => {}
-            Known::Volume { driver, handle, is_inline } => {
+            DirectoryContent::Nothing => return Ok(()),
+            DirectoryContent::Empty => {}
+            DirectoryContent::Volume { driver, handle, is_inline } => {
                 let driver = self.driver(&driver, "Unmounter.TearDownAt failed to get CSI client")?;
                 let target_path = mount_point(path).display().to_string();
                 let request = NodeUnpublishVolumeRequest { volume_id: handle, target_path };
-                step::reached("csi.unpublish.begun");
+                failpoint::reached("csi.unpublish.begun");
                 if let Err(error) = driver.client.about(&removal.spec).unpublish(until, request).await {
                     // The driver may delete an ephemeral volume before its unpublish.
                     if !(is_inline && error.code == Code::NotFound) {
                         return Err(error.about(format!("{PLUGIN}: Unmounter.TearDownAt failed: {error}")));
                     }
                 }
-                step::reached("csi.unpublish.called");
+                failpoint::reached("csi.unpublish.called");
             }
         }
         let place = mount_point(path);
         removal
             .operation
-            .blocking(move || clear(&place, BACK).map_err(|left| kept("Unmounter.TearDownAt", &left)))
+            .blocking(move || clear(&place, CLEANUP_STEPS).map_err(|left| cleanup_error("Unmounter.TearDownAt", &left)))
             .await
     }
 
@@ -80,10 +80,10 @@ impl Csi {
         if can.stages {
             let staging_target_path = path.display().to_string();
             let request = NodeUnstageVolumeRequest { volume_id: volume.handle, staging_target_path };
-            step::reached("csi.unstage.begun");
+            failpoint::reached("csi.unstage.begun");
             let done = driver.client.about(&removal.spec).unstage(until, request).await;
             done.map_err(|error| error.about(format!("{PLUGIN}: attacher.UnmountDevice failed: {error}")))?;
-            step::reached("csi.unstage.called");
+            failpoint::reached("csi.unstage.called");
         }
         Self::forget_staging(&removal.operation, path).await
     }
@@ -95,20 +95,24 @@ fn is_recorded(staging: &Path) -> bool {
     !matches!(Record::read(directory), Ok(None))
 }
 
-fn known(directory: &Path, told: Option<CsiVolume>) -> Result<Known, OpError> {
+fn known(directory: &Path, told: Option<CsiVolume>) -> Result<DirectoryContent, OpError> {
     let cause = match Record::read(directory) {
         Ok(Some(record)) => {
             let is_inline = record.lifecycle == Some(Lifecycle::Ephemeral);
-            return Ok(Known::Volume { driver: record.driver, handle: record.handle, is_inline });
+            return Ok(DirectoryContent::Volume { driver: record.driver, handle: record.handle, is_inline });
         }
         Ok(None) => "no such file".to_owned(),
         Err(error) => error.to_string(),
     };
     if !directory.exists() {
-        return Ok(Known::Nothing);
+        return Ok(DirectoryContent::Nothing);
     }
     if let Some(volume) = told.filter(|volume| !volume.driver.is_empty()) {
-        return Ok(Known::Volume { driver: volume.driver, handle: volume.handle, is_inline: volume.is_inline });
+        return Ok(DirectoryContent::Volume {
+            driver: volume.driver,
+            handle: volume.handle,
+            is_inline: volume.is_inline,
+        });
     }
     let failed = |cause: String| {
         let path = directory.join(super::paths::RECORD);
@@ -116,17 +120,17 @@ fn known(directory: &Path, told: Option<CsiVolume>) -> Result<Known, OpError> {
         OpError::uncertain(format!("{PLUGIN}: unmounter failed to load volume data file [{path}]: {cause}"))
     };
     match mounted(&mount_point(directory)) {
-        Ok(None) => Ok(Known::Empty),
+        Ok(None) => Ok(DirectoryContent::Empty),
         Ok(Some(_)) => Err(failed(cause)),
         Err(error) => Err(failed(error.to_string())),
     }
 }
 
 /// Returns the error for a mount point that could not be cleaned up.
-pub(super) fn kept(what: &str, left: &LeftBehind) -> OpError {
+pub(super) fn cleanup_error(what: &str, left: &CleanupError) -> OpError {
     let text = format!("{PLUGIN}: {what} failed to clean mount dir: {left}");
     match left {
-        LeftBehind::Mounted(_) => OpError::uncertain(text),
-        LeftBehind::Io { .. } => OpError::failed(text),
+        CleanupError::Mounted(_) => OpError::uncertain(text),
+        CleanupError::Io { .. } => OpError::failed(text),
     }
 }

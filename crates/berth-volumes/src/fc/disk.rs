@@ -16,7 +16,7 @@ const MOST: usize = 32;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Disk {
     /// By target ports and LUN.
-    Unit {
+    Lun {
         /// World wide names of the target ports.
         wwns: Vec<String>,
         /// Logical unit number.
@@ -45,7 +45,7 @@ impl Disk {
             return Err(format!("fc: {odd:?} cannot be part of a path"));
         }
         match (wwns.is_empty(), source.lun, wwids.is_empty()) {
-            (false, Some(lun), _) => Ok(Self::Unit { wwns, lun }),
+            (false, Some(lun), _) => Ok(Self::Lun { wwns, lun }),
             (_, _, false) => Ok(Self::Ids(wwids)),
             _ => Err("fc: no fc disk information found. failed to make a new mounter".to_owned()),
         }
@@ -54,7 +54,7 @@ impl Disk {
     /// Returns a volume source for this disk.
     pub fn source(&self) -> api::FCVolumeSource {
         let (wwns, lun, wwids) = match self.clone() {
-            Self::Unit { wwns, lun } => (Some(wwns), Some(lun), None),
+            Self::Lun { wwns, lun } => (Some(wwns), Some(lun), None),
             Self::Ids(ids) => (None, None, Some(ids)),
         };
         api::FCVolumeSource { target_wwns: wwns, lun, wwids, ..api::FCVolumeSource::default() }
@@ -63,7 +63,7 @@ impl Disk {
     /// Returns the volume name that the attach/detach controller uses.
     pub fn name(&self) -> String {
         match self {
-            Self::Unit { wwns, lun } => format!("[{}]:{lun}", wwns.join(" ")),
+            Self::Lun { wwns, lun } => format!("[{}]:{lun}", wwns.join(" ")),
             Self::Ids(ids) => format!("[{}]", ids.join(" ")),
         }
     }
@@ -71,7 +71,7 @@ impl Disk {
     /// Returns the directory of the mount shared by all pods of the node.
     pub fn directory(&self, root: &Path, mode: Mode) -> PathBuf {
         base(root, mode).join(match self {
-            Self::Unit { wwns, lun } => format!("{}-lun-{lun}", wwns.join("-")),
+            Self::Lun { wwns, lun } => format!("{}-lun-{lun}", wwns.join("-")),
             Self::Ids(ids) => ids.join("-"),
         })
     }
@@ -81,7 +81,7 @@ impl Disk {
         let name = directory.file_name()?.to_str()?;
         let parts = |text: &str| -> Vec<String> { text.split('-').map(str::to_owned).collect() };
         match name.rsplit_once("-lun-") {
-            Some((wwns, lun)) if !wwns.is_empty() => Some(Self::Unit { wwns: parts(wwns), lun: lun.parse().ok()? }),
+            Some((wwns, lun)) if !wwns.is_empty() => Some(Self::Lun { wwns: parts(wwns), lun: lun.parse().ok()? }),
             Some(_) => None,
             None if name.is_empty() || name == "volumeDevices" => None,
             None => Some(Self::Ids(parts(name))),
@@ -91,7 +91,7 @@ impl Disk {
     /// Whether a link in `/dev/disk/by-path` (for a LUN) or `by-id` (for identifiers) belongs to the disk.
     pub fn is_named(&self, link: &str) -> bool {
         match self {
-            Self::Unit { wwns, lun } => wwns.iter().any(|wwn| {
+            Self::Lun { wwns, lun } => wwns.iter().any(|wwn| {
                 let end = format!("fc-0x{wwn}-lun-{lun}");
                 link == end || link.strip_prefix("pci-").is_some_and(|rest| rest.ends_with(&format!("-{end}")))
             }),

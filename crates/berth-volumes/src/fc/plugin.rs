@@ -13,15 +13,17 @@ use tracing::warn;
 
 use super::disk::{self, Disk, PLUGIN};
 use crate::{
-    blocks::{Blocks, Links},
-    claims,
-    device::{Class, DevicePlugin, Found, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage},
-    disks, local,
-    machine::{self, Ends, Machine, Work},
+    attachable::{
+        AttachableVolumePlugin, Class, ErrorCause, FoundVolume, OpError, Published, ReconstructedVolume, Removal,
+        Usage, VolumeTraits,
+    },
+    claims, global_mount, local,
+    machine::{self, KillPolicy, Machine, Work},
     rebuild,
+    scsi::{Links, ScsiDisks},
     spec::{Mode, VolumeSpec},
 };
-use berth_ports::Fullness;
+use berth_ports::VolumeStats;
 use berth_sys::mount_table::Mount;
 use berth_types::{Pod, api, cut_at_char};
 
@@ -32,7 +34,7 @@ const APPEARING: Duration = Duration::from_secs(5);
 /// Polling interval.
 const LOOK: Duration = Duration::from_millis(250);
 /// Timeout of `multipath` and `blockdev` calls.
-const TELLING: Duration = Duration::from_secs(60);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum bytes of program output in an error message.
 const SHOWN: usize = 512;
 
@@ -40,40 +42,40 @@ const SHOWN: usize = 512;
 pub struct FcPlugin {
     root: PathBuf,
     machine: Arc<dyn Machine>,
-    blocks: Blocks,
+    blocks: ScsiDisks,
 }
 
 /// Disk found on the host.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Seen {
+struct FoundDisk {
     disk: String,
     /// Multipath device that has the disk as a path.
     multipath: Option<String>,
 }
 
-fn see(blocks: &Blocks, disk: &Disk) -> Option<Seen> {
+fn find_disk(blocks: &ScsiDisks, disk: &Disk) -> Option<FoundDisk> {
     let links = match disk {
-        Disk::Unit { .. } => Links::ByPath,
+        Disk::Lun { .. } => Links::ByPath,
         Disk::Ids(_) => Links::ById,
     };
     // One of several paths may be down.
     let ways = blocks.links(links, |link| disk.is_named(link));
-    let all: Vec<Seen> = ways.iter().filter_map(|way| Some(seen(blocks, blocks.disk(way)?))).collect();
+    let all: Vec<FoundDisk> = ways.iter().filter_map(|way| Some(seen(blocks, blocks.disk(way)?))).collect();
     all.iter().find(|seen| seen.multipath.is_some()).or(all.first()).cloned()
 }
 
-fn seen(blocks: &Blocks, disk: String) -> Seen {
+fn seen(blocks: &ScsiDisks, disk: String) -> FoundDisk {
     let multipath = blocks.multipath(&disk).or_else(|| disk.starts_with("dm-").then(|| disk.clone()));
-    Seen { disk, multipath }
+    FoundDisk { disk, multipath }
 }
 
 impl FcPlugin {
     /// Creates the plugin of a node with that root directory.
     pub fn new(root: &Path, machine: Arc<dyn Machine>) -> Self {
-        Self::with_disks(root, machine, Blocks::default())
+        Self::with_disks(root, machine, ScsiDisks::default())
     }
 
-    fn with_disks(root: &Path, machine: Arc<dyn Machine>, blocks: Blocks) -> Self {
+    fn with_disks(root: &Path, machine: Arc<dyn Machine>, blocks: ScsiDisks) -> Self {
         // The mount table contains only paths without symlinks.
         let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
         Self { root, machine, blocks }
@@ -86,27 +88,27 @@ impl FcPlugin {
     async fn look<T: Send + 'static>(
         &self,
         work: &Work,
-        look: impl FnOnce(&Blocks) -> T + Send + 'static,
+        look: impl FnOnce(&ScsiDisks) -> T + Send + 'static,
     ) -> Result<T, OpError> {
         let blocks = self.blocks.clone();
         work.operation().blocking(move || Ok(look(&blocks))).await
     }
 
-    async fn seen(&self, work: &Work, disk: &Disk) -> Result<Option<Seen>, OpError> {
+    async fn seen(&self, work: &Work, disk: &Disk) -> Result<Option<FoundDisk>, OpError> {
         let disk = disk.clone();
-        self.look(work, move |blocks| see(blocks, &disk)).await
+        self.look(work, move |blocks| find_disk(blocks, &disk)).await
     }
 
     /// Returns the device of a disk, preferably a multipath device. If there is none, rescans all SCSI hosts.
     async fn find(&self, work: &Work, disk: &Disk) -> Result<PathBuf, OpError> {
-        let is_joined = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.multipath.is_some());
+        let is_joined = |seen: &Option<FoundDisk>| seen.as_ref().is_some_and(|seen| seen.multipath.is_some());
         let mut seen = self.seen(work, disk).await?;
         if !is_joined(&seen) {
-            self.look(work, Blocks::rescan).await?;
+            self.look(work, ScsiDisks::rescan).await?;
             let until = Instant::now() + APPEARING;
             loop {
                 seen = self.seen(work, disk).await?.or(seen);
-                if seen.is_some() || Instant::now() >= until || work.operation().is_unwanted() {
+                if seen.is_some() || Instant::now() >= until || work.operation().is_canceled() {
                     break;
                 }
                 sleep(LOOK).await;
@@ -122,9 +124,10 @@ impl FcPlugin {
         let mut disks = vec![seen.disk];
         if let Some(joined) = seen.multipath {
             let ways = joined.clone();
-            disks = self.look(work, move |blocks| blocks.ways(&ways)).await?;
+            disks = self.look(work, move |blocks| blocks.multipath_members(&ways)).await?;
             let device = self.blocks.device(&joined).display().to_string();
-            let flushed = work.run("multipath", &["-f".to_owned(), device.clone()], Ends::Within(TELLING)).await;
+            let flushed =
+                work.run("multipath", &["-f".to_owned(), device.clone()], KillPolicy::Within(FLUSH_TIMEOUT)).await;
             let failed = |how: &str, output: &str| {
                 OpError::uncertain(format!("failed to flush multipath device {device}: {how}\n{output}"))
             };
@@ -136,13 +139,16 @@ impl FcPlugin {
         }
         for disk in disks {
             let device = self.blocks.device(&disk).display().to_string();
-            match work.run("blockdev", &["--flushbufs".to_owned(), device.clone()], Ends::Within(TELLING)).await {
+            match work
+                .run("blockdev", &["--flushbufs".to_owned(), device.clone()], KillPolicy::Within(FLUSH_TIMEOUT))
+                .await
+            {
                 Ok(ended) if ended.is_success() => {}
                 // No data of a pod is lost, because the file system is already unmounted.
                 Ok(ended) => warn!(%device, output = %cut_at_char(&ended.output, SHOWN), "Failed to flush device"),
                 Err(error) => warn!(%device, err = %error, "Failed to flush device"),
             }
-            let forgotten = self.look(work, move |blocks| blocks.forget(&disk)).await?;
+            let forgotten = self.look(work, move |blocks| blocks.delete(&disk)).await?;
             if let Err(error) = forgotten {
                 return Err(OpError::uncertain(format!("fc: detachFCDisk failed. device: {device} err: {error}")));
             }
@@ -150,7 +156,7 @@ impl FcPlugin {
         Ok(())
     }
 
-    fn rebuilt(name: &str, directory: &Path, mode: Mode, table: &[Mount]) -> Option<Rebuilt> {
+    fn rebuilt(name: &str, directory: &Path, mode: Mode, table: &[Mount]) -> Option<ReconstructedVolume> {
         let disk = Disk::by_path(directory)?;
         let spec = api::PersistentVolumeSpec {
             volume_mode: Some(mode.as_str().to_owned()),
@@ -160,12 +166,12 @@ impl FcPlugin {
         let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
         volume.metadata.name = Some(name.to_owned());
         let spec = VolumeSpec::persistent(Arc::new(volume), claims::unknown_claim(), false);
-        Some(Rebuilt { spec, traits: traits(disk.name()), label: disks::label(table, directory) })
+        Some(ReconstructedVolume { spec, traits: traits(disk.name()), label: global_mount::label(table, directory) })
     }
 }
 
 #[async_trait]
-impl DevicePlugin for FcPlugin {
+impl AttachableVolumePlugin for FcPlugin {
     fn name(&self) -> &'static str {
         PLUGIN
     }
@@ -175,21 +181,21 @@ impl DevicePlugin for FcPlugin {
             || spec.volume().is_some_and(|volume| volume.fc.is_some())
     }
 
-    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError> {
+    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<VolumeTraits, OpError> {
         Ok(traits(Self::disk(spec)?.0.name()))
     }
 
     async fn stage(&self, usage: &Usage) -> Result<(), OpError> {
         let (disk, kind) = Self::disk(&usage.spec)?;
         let work = Work::new(&self.machine, &usage.operation);
-        let device = self.find(&work, &disk).await.map_err(|error| error.because(Trouble::NotAttached))?;
+        let device = self.find(&work, &disk).await.map_err(|error| error.with_cause(ErrorCause::NotAttached))?;
         let (directory, place) = (disk.directory(&self.root, usage.mode), disk.directory(&self.root, usage.mode));
         // The directory shows a later agent what to undo.
         work.operation().blocking(move || local::make(&place)).await?;
         if usage.mode == Mode::Block {
             return Ok(());
         }
-        let mounted = disks::stage(&work, usage, &device, &directory, kind.as_deref()).await;
+        let mounted = global_mount::stage(&work, usage, &device, &directory, kind.as_deref()).await;
         mounted.map_err(|error| OpError { class: Class::Uncertain, ..error })
     }
 
@@ -199,17 +205,17 @@ impl DevicePlugin for FcPlugin {
         if usage.mode == Mode::Block {
             return Ok(Published { path: self.find(&work, &disk).await?, relabel: false });
         }
-        disks::publish(&work, PLUGIN, usage, &disk.directory(&self.root, usage.mode)).await
+        global_mount::publish(&work, PLUGIN, usage, &disk.directory(&self.root, usage.mode)).await
     }
 
-    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
-        disks::fullness(usage, path).await
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<VolumeStats, OpError> {
+        global_mount::fullness(usage, path).await
     }
 
     async fn unpublish(&self, removal: &Removal) -> Result<(), OpError> {
         match &removal.pod {
             Some((_, target)) if removal.mode == Mode::Filesystem => {
-                disks::unpublish(&Work::new(&self.machine, &removal.operation), target).await
+                global_mount::unpublish(&Work::new(&self.machine, &removal.operation), target).await
             }
             _ => Ok(()),
         }
@@ -220,13 +226,13 @@ impl DevicePlugin for FcPlugin {
         let directory = disk.directory(&self.root, removal.mode);
         let work = Work::new(&self.machine, &removal.operation);
         if removal.mode == Mode::Filesystem {
-            disks::unstage(&work, &directory).await?;
+            global_mount::unstage(&work, &directory).await?;
         }
         self.detach(&work, &disk).await?;
-        disks::remove_dir(&work, &directory).await
+        global_mount::remove_dir(&work, &directory).await
     }
 
-    fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+    fn rebuild(&self, found: &FoundVolume) -> Result<ReconstructedVolume, String> {
         let base = disk::base(&self.root, found.mode);
         let table = self.machine.mounts().map_err(|error| error.to_string())?;
         let directory = match found.mode {
@@ -234,13 +240,13 @@ impl DevicePlugin for FcPlugin {
                 let shared = machine::elsewhere(&table, &found.path).into_iter().find(|other| other.starts_with(&base));
                 shared.cloned().ok_or("couldn't fetch globalPDPath. failed to obtain volume spec")?
             }
-            Mode::Block => disks::mapped(found, rebuild::children(&base).map_err(|error| error.to_string())?)?,
+            Mode::Block => global_mount::mapped(found, rebuild::children(&base).map_err(|error| error.to_string())?)?,
         };
         let understood = Self::rebuilt(&found.name, &directory, found.mode, &table);
         understood.ok_or_else(|| format!("{} is no directory of a Fibre Channel disk", directory.display()))
     }
 
-    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+    fn staged(&self) -> Result<Vec<(Mode, ReconstructedVolume)>, String> {
         let table = self.machine.mounts().map_err(|error| error.to_string())?;
         let mut found = Vec::new();
         for mode in [Mode::Filesystem, Mode::Block] {
@@ -264,15 +270,15 @@ impl DevicePlugin for FcPlugin {
     }
 }
 
-fn traits(volume: String) -> Traits {
-    Traits {
+fn traits(volume: String) -> VolumeTraits {
+    VolumeTraits {
         volume,
         label: PLUGIN.to_owned(),
         attachable: true,
         stages: true,
         mount_options: true,
-        takes_label: true,
-        ..Traits::default()
+        supports_mount_label: true,
+        ..VolumeTraits::default()
     }
 }
 

@@ -21,7 +21,7 @@ const SESSION_KEYS: [&str; 4] = [
 /// Exit codes of a logout or deletion with nothing to do: no session, no record.
 pub const NOTHING_TO_DO: [i32; 2] = [2, 21];
 /// Exit code of creating an interface that exists already.
-pub const IS_THERE: i32 = 15;
+pub const ALREADY_EXISTS: i32 = 15;
 
 /// One `iscsiadm` call.
 #[derive(Clone, PartialEq, Eq)]
@@ -103,7 +103,7 @@ pub fn discovery(target: &Target, portal: &str, secret: &BTreeMap<String, String
 }
 
 /// Deletes the discovery record of a portal.
-pub fn forget_discovery(target: &Target, portal: &str) -> Call {
+pub fn delete_discovery(target: &Target, portal: &str) -> Call {
     let arguments = ["-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", &target.interface, "-o", "delete"];
     call("delete discoverydb", &arguments)
 }
@@ -145,7 +145,7 @@ pub fn manual_startup(target: &Target, portal: &str) -> Call {
 }
 
 /// Deletes the node record of a target at a portal.
-pub fn forget_node(portal: &str, iqn: &str, interface: &str) -> Call {
+pub fn delete_node(portal: &str, iqn: &str, interface: &str) -> Call {
     let arguments = ["-m", "node", "-p", portal, "-T", iqn, "-o", "delete", "-I", interface];
     call("delete node record", &arguments)
 }
@@ -168,7 +168,7 @@ mod tests {
             portals: vec!["p:3260".to_owned()],
             iqn: "iqn.x".to_owned(),
             lun: 0,
-            own_interface: "default".to_owned(),
+            base_interface: "default".to_owned(),
             interface: "default".to_owned(),
             initiator: None,
             kind: None,

@@ -45,7 +45,7 @@ pub struct Target {
     /// Logical unit number.
     pub lun: i32,
     /// Existing interface from the volume spec.
-    pub own_interface: String,
+    pub base_interface: String,
     /// Interface in use: a volume-specific one if the volume has its own initiator name.
     pub interface: String,
     /// Initiator name from the volume spec, if any.
@@ -59,7 +59,7 @@ pub struct Target {
 }
 
 /// Fields common to inline and persistent iSCSI sources.
-struct Said {
+struct SourceFields {
     target_portal: String,
     portals: Vec<String>,
     iqn: String,
@@ -71,13 +71,13 @@ struct Said {
     secret: Option<(Option<String>, String)>,
 }
 
-fn said(spec: &VolumeSpec) -> Option<Said> {
+fn source_fields(spec: &VolumeSpec) -> Option<SourceFields> {
     if let Some(source) = spec.as_inline().and_then(|volume| volume.iscsi.clone()) {
         let chap = Chap {
             discovery: source.chap_auth_discovery == Some(true),
             session: source.chap_auth_session == Some(true),
         };
-        return Some(Said {
+        return Some(SourceFields {
             target_portal: source.target_portal,
             portals: source.portals.unwrap_or_default(),
             iqn: source.iqn,
@@ -92,7 +92,7 @@ fn said(spec: &VolumeSpec) -> Option<Said> {
     let source = spec.volume()?.iscsi.clone()?;
     let chap =
         Chap { discovery: source.chap_auth_discovery == Some(true), session: source.chap_auth_session == Some(true) };
-    Some(Said {
+    Some(SourceFields {
         target_portal: source.target_portal,
         portals: source.portals.unwrap_or_default(),
         iqn: source.iqn,
@@ -125,7 +125,7 @@ impl Target {
     /// # Errors
     /// If the source is missing or invalid, or CHAP has no secret.
     pub fn of(spec: &VolumeSpec, namespace: &str) -> Result<Self, String> {
-        let said = said(spec).ok_or("spec does not reference an ISCSI volume type")?;
+        let said = source_fields(spec).ok_or("spec does not reference an ISCSI volume type")?;
         let interface = said.interface.filter(|name| !name.is_empty()).unwrap_or_else(|| INTERFACE.to_owned());
         for (field, value) in
             [("targetPortal", &said.target_portal), ("iqn", &said.iqn), ("iscsiInterface", &interface)]
@@ -159,7 +159,7 @@ impl Target {
             iqn: said.iqn,
             lun: said.lun,
             interface: own.unwrap_or_else(|| interface.clone()),
-            own_interface: interface,
+            base_interface: interface,
             initiator,
             kind: said.kind,
             chap: said.chap,
@@ -216,13 +216,13 @@ pub fn parse(directory: &Path) -> Option<Parsed> {
 }
 
 /// Returns the directory name prefix that all LUNs of a target share.
-pub fn of_target(directory: &Path) -> Option<&str> {
+pub fn target_prefix(directory: &Path) -> Option<&str> {
     let name = directory.file_name()?.to_str()?;
     Some(name.get(..name.rfind("-lun-")? + "-lun-".len()).unwrap_or(name))
 }
 
 /// Whether a link in `/dev/disk/by-path` belongs to a LUN through a portal.
-pub fn is_way(link: &str, transport: &str, (portal, iqn, lun): (&str, &str, i32)) -> bool {
+pub fn is_path_link(link: &str, transport: &str, (portal, iqn, lun): (&str, &str, i32)) -> bool {
     let way = format!("ip-{portal}-iscsi-{iqn}-lun-{lun}");
     if transport == "tcp" {
         return link == way;
@@ -329,7 +329,7 @@ mod tests {
             (parsed.portal.as_str(), parsed.iqn.as_str(), parsed.lun),
             ("san-1.a:3260", "iqn.2026-01.b:c-lun-1", 12)
         );
-        assert_eq!(of_target(Path::new("/iface-x/p-iqn.a-lun-10")), Some("p-iqn.a-lun-"));
+        assert_eq!(target_prefix(Path::new("/iface-x/p-iqn.a-lun-10")), Some("p-iqn.a-lun-"));
     }
 
     #[test]
@@ -343,7 +343,7 @@ mod tests {
             ("pci-0000:04:00.0-ip-10.0.0.1:3260-iscsi-iqn.x-lun-1", "bnx2i", true),
             ("ip-10.0.0.1:3260-iscsi-iqn.x-lun-1", "bnx2i", false),
         ] {
-            assert_eq!(is_way(link, transport, way), expected, "{link} {transport}");
+            assert_eq!(is_path_link(link, transport, way), expected, "{link} {transport}");
         }
     }
 }

@@ -16,14 +16,16 @@ use super::{
     session::Sessions,
 };
 use crate::{
-    blocks::Blocks,
-    claims,
-    device::{Class, DevicePlugin, Found, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage},
-    disks,
+    attachable::{
+        AttachableVolumePlugin, Class, ErrorCause, FoundVolume, OpError, Published, ReconstructedVolume, Removal,
+        Usage, VolumeTraits,
+    },
+    claims, global_mount,
     machine::{self, Machine, Work},
+    scsi::ScsiDisks,
     spec::{Mode, VolumeSpec},
 };
-use berth_ports::{Fullness, StorageObjects};
+use berth_ports::{StorageObjects, VolumeStats};
 use berth_sys::mount_table::Mount;
 use berth_types::{Pod, api};
 
@@ -41,13 +43,13 @@ pub struct IscsiPlugin {
 impl IscsiPlugin {
     /// Creates the plugin of a node with that root directory.
     pub fn new(root: &Path, machine: Arc<dyn Machine>, storage: Arc<dyn StorageObjects>) -> Self {
-        Self::with_disks(root, machine, Blocks::default(), storage)
+        Self::with_disks(root, machine, ScsiDisks::default(), storage)
     }
 
     pub(super) fn with_disks(
         root: &Path,
         machine: Arc<dyn Machine>,
-        blocks: Blocks,
+        blocks: ScsiDisks,
         storage: Arc<dyn StorageObjects>,
     ) -> Self {
         // The mount table contains only paths without symlinks.
@@ -115,7 +117,7 @@ impl IscsiPlugin {
         found.cloned().ok_or_else(|| "couldn't fetch globalPDPath. failed to obtain volume spec".to_owned())
     }
 
-    fn rebuilt(name: &str, directory: &Path, mode: Mode, table: &[Mount]) -> Option<Rebuilt> {
+    fn rebuilt(name: &str, directory: &Path, mode: Mode, table: &[Mount]) -> Option<ReconstructedVolume> {
         let record = Record::read(directory)?;
         let lun = record.lun.parse().ok()?;
         let source = api::ISCSIPersistentVolumeSource {
@@ -134,16 +136,16 @@ impl IscsiPlugin {
         let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
         volume.metadata.name = Some(name.to_owned());
         let spec = VolumeSpec::persistent(Arc::new(volume), claims::unknown_claim(), false);
-        Some(Rebuilt {
+        Some(ReconstructedVolume {
             spec,
             traits: traits(names::name(&record.target_portal, &record.iqn, lun)),
-            label: disks::label(table, directory),
+            label: global_mount::label(table, directory),
         })
     }
 }
 
 #[async_trait]
-impl DevicePlugin for IscsiPlugin {
+impl AttachableVolumePlugin for IscsiPlugin {
     fn name(&self) -> &'static str {
         PLUGIN
     }
@@ -153,7 +155,7 @@ impl DevicePlugin for IscsiPlugin {
             || spec.volume().is_some_and(|volume| volume.iscsi.is_some())
     }
 
-    async fn describe(&self, pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError> {
+    async fn describe(&self, pod: &Pod, spec: &VolumeSpec) -> Result<VolumeTraits, OpError> {
         Ok(traits(Self::target(spec, pod.namespace())?.name()))
     }
 
@@ -162,11 +164,11 @@ impl DevicePlugin for IscsiPlugin {
         let directory = target.directory(&self.root, usage.mode);
         let work = Work::new(&self.machine, &usage.operation);
         let device = self.attach(&work, &target, &directory).await;
-        let device = device.map_err(|error| error.because(Trouble::NotAttached))?;
+        let device = device.map_err(|error| error.with_cause(ErrorCause::NotAttached))?;
         if usage.mode == Mode::Block {
             return Ok(());
         }
-        let mounted = disks::stage(&work, usage, &device, &directory, target.kind.as_deref()).await;
+        let mounted = global_mount::stage(&work, usage, &device, &directory, target.kind.as_deref()).await;
         // The session stays until the volume is unstaged.
         mounted.map_err(|error| OpError { class: Class::Uncertain, ..error })
     }
@@ -177,17 +179,17 @@ impl DevicePlugin for IscsiPlugin {
         if usage.mode == Mode::Block {
             return Ok(Published { path: self.sessions.device(&work, &target).await?, relabel: false });
         }
-        disks::publish(&work, PLUGIN, usage, &target.directory(&self.root, usage.mode)).await
+        global_mount::publish(&work, PLUGIN, usage, &target.directory(&self.root, usage.mode)).await
     }
 
-    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
-        disks::fullness(usage, path).await
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<VolumeStats, OpError> {
+        global_mount::fullness(usage, path).await
     }
 
     async fn unpublish(&self, removal: &Removal) -> Result<(), OpError> {
         match &removal.pod {
             Some((_, target)) if removal.mode == Mode::Filesystem => {
-                disks::unpublish(&Work::new(&self.machine, &removal.operation), target).await
+                global_mount::unpublish(&Work::new(&self.machine, &removal.operation), target).await
             }
             _ => Ok(()),
         }
@@ -200,7 +202,7 @@ impl DevicePlugin for IscsiPlugin {
         let read = move || Ok(at.symlink_metadata().is_ok().then(|| Record::read(&at)).flatten());
         let Some(record) = work.operation().blocking(read).await? else { return Ok(()) };
         if removal.mode == Mode::Filesystem {
-            disks::unstage(&work, &directory).await?;
+            global_mount::unstage(&work, &directory).await?;
         }
         let told = |error: OpError| {
             let directory = directory.display();
@@ -210,20 +212,20 @@ impl DevicePlugin for IscsiPlugin {
         self.forget(&work, &directory).await
     }
 
-    fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+    fn rebuild(&self, found: &FoundVolume) -> Result<ReconstructedVolume, String> {
         let table = self.machine.mounts().map_err(|error| error.to_string())?;
         let directory = match found.mode {
             Mode::Filesystem => self.shared(&table, &found.path)?,
             Mode::Block => {
                 let all = record::directories(&names::base(&self.root, Mode::Block));
-                disks::mapped(found, all.map_err(|error| error.to_string())?)?
+                global_mount::mapped(found, all.map_err(|error| error.to_string())?)?
             }
         };
         let understood = Self::rebuilt(&found.name, &directory, found.mode, &table);
         understood.ok_or_else(|| format!("{} is no directory of an iSCSI target", directory.display()))
     }
 
-    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+    fn staged(&self) -> Result<Vec<(Mode, ReconstructedVolume)>, String> {
         let table = self.machine.mounts().map_err(|error| error.to_string())?;
         let mut found = Vec::new();
         for mode in [Mode::Filesystem, Mode::Block] {
@@ -250,15 +252,15 @@ impl DevicePlugin for IscsiPlugin {
     }
 }
 
-fn traits(volume: String) -> Traits {
-    Traits {
+fn traits(volume: String) -> VolumeTraits {
+    VolumeTraits {
         volume,
         label: PLUGIN.to_owned(),
         attachable: true,
         stages: true,
         mount_options: true,
-        takes_label: true,
-        ..Traits::default()
+        supports_mount_label: true,
+        ..VolumeTraits::default()
     }
 }
 

@@ -50,7 +50,7 @@ impl Record {
             portals: target.portals.clone(),
             iqn: target.iqn.clone(),
             lun: target.lun.to_string(),
-            init_iface: target.own_interface.clone(),
+            init_iface: target.base_interface.clone(),
             iface: target.interface.clone(),
             initiator_name: target.initiator.clone().unwrap_or_default(),
             target_portal: target.given_portal.clone(),

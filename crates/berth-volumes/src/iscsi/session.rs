@@ -16,14 +16,14 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{
-    calls::{self, Call, IS_THERE, NOTHING_TO_DO},
+    calls::{self, ALREADY_EXISTS, Call, NOTHING_TO_DO},
     names::{self, Target},
     record::Record,
 };
 use crate::{
-    blocks::{Blocks, Links},
-    device::OpError,
-    machine::{self, Ended, Ends, RunError, Work},
+    attachable::OpError,
+    machine::{self, KillPolicy, ProgramExit, RunError, Work},
+    scsi::{Links, ScsiDisks},
 };
 use berth_types::cut_at_char;
 
@@ -34,7 +34,7 @@ const APPEARING: Duration = Duration::from_secs(30);
 /// How long to wait for a multipath device: with several portals, and with one.
 const JOINING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(1));
 /// Polling interval.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum rounds over all portals, and the round from which [`ENOUGH`] paths suffice.
 const ROUNDS: (u32, u32) = (5, 2);
 /// Paths that make a multipath device.
@@ -44,7 +44,7 @@ const SHOWN: usize = 512;
 
 /// Sessions of this node's initiator.
 pub struct Sessions {
-    blocks: Blocks,
+    blocks: ScsiDisks,
     /// Semaphores by target: serialize its logins and logouts.
     turns: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
@@ -54,14 +54,14 @@ type Cause = String;
 
 /// Certainty after a failed call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Told {
+enum CallCertainty {
     /// The call was rejected or not started.
     Refused,
     /// The call timed out or was canceled: it may still take effect.
     Nothing,
 }
 
-fn answer(call: &Call, ended: Ended) -> Result<String, Cause> {
+fn answer(call: &Call, ended: ProgramExit) -> Result<String, Cause> {
     if ended.is_success() {
         return Ok(ended.output);
     }
@@ -75,7 +75,7 @@ fn unanswered(call: &Call, error: &RunError) -> Cause {
 
 impl Sessions {
     /// Creates the session manager of a host.
-    pub fn new(blocks: Blocks) -> Self {
+    pub fn new(blocks: ScsiDisks) -> Self {
         Self { blocks, turns: Mutex::default() }
     }
 
@@ -93,34 +93,34 @@ impl Sessions {
     async fn look<T: Send + 'static>(
         &self,
         work: &Work,
-        look: impl FnOnce(&Blocks) -> T + Send + 'static,
+        look: impl FnOnce(&ScsiDisks) -> T + Send + 'static,
     ) -> Result<T, OpError> {
         let blocks = self.blocks.clone();
         work.operation().blocking(move || Ok(look(&blocks))).await
     }
 
-    async fn call(&self, work: &Work, call: &Call) -> Result<Ended, Cause> {
-        let ended = work.run("iscsiadm", &call.arguments, Ends::Within(CALLING)).await;
+    async fn call(&self, work: &Work, call: &Call) -> Result<ProgramExit, Cause> {
+        let ended = work.run("iscsiadm", &call.arguments, KillPolicy::Within(CALLING)).await;
         ended.map_err(|error| unanswered(call, &error))
     }
 
     /// Runs a call that must succeed.
-    async fn ask(&self, work: &Work, call: &Call) -> Result<String, Cause> {
+    async fn run_required(&self, work: &Work, call: &Call) -> Result<String, Cause> {
         answer(call, self.call(work, call).await?)
     }
 
     /// Runs a call that must succeed and waits for the portal; canceled when the pod is deleted.
-    async fn wait_for(&self, work: &Work, call: &Call) -> Result<String, (Cause, Told)> {
-        match work.run("iscsiadm", &call.arguments, Ends::WhileWanted(CALLING)).await {
-            Ok(ended) => answer(call, ended).map_err(|cause| (cause, Told::Refused)),
-            Err(error @ RunError::NotStarted(_)) => Err((unanswered(call, &error), Told::Refused)),
-            Err(error) => Err((unanswered(call, &error), Told::Nothing)),
+    async fn wait_for(&self, work: &Work, call: &Call) -> Result<String, (Cause, CallCertainty)> {
+        match work.run("iscsiadm", &call.arguments, KillPolicy::UnlessCanceled(CALLING)).await {
+            Ok(ended) => answer(call, ended).map_err(|cause| (cause, CallCertainty::Refused)),
+            Err(error @ RunError::NotStarted(_)) => Err((unanswered(call, &error), CallCertainty::Refused)),
+            Err(error) => Err((unanswered(call, &error), CallCertainty::Nothing)),
         }
     }
 
     /// Runs a call whose failure is only logged.
-    async fn try_to(&self, work: &Work, call: &Call) {
-        if let Err(error) = self.ask(work, call).await {
+    async fn run_best_effort(&self, work: &Work, call: &Call) {
+        if let Err(error) = self.run_required(work, call).await {
             debug!(err = %error, "A call of iscsiadm failed");
         }
     }
@@ -137,23 +137,24 @@ impl Sessions {
     ) -> Result<PathBuf, OpError> {
         let turn = self.turn(&target.iqn);
         let _alone = turn.acquire().await.map_err(|_| OpError::transient("the operation was aborted"))?;
-        let shown = self.ask(work, &calls::show_interface(&target.own_interface)).await.map_err(OpError::failed)?;
+        let shown =
+            self.run_required(work, &calls::show_interface(&target.base_interface)).await.map_err(OpError::failed)?;
         let transport = calls::transport(&shown);
         let transport = transport
-            .ok_or_else(|| OpError::failed(format!("Could not parse iface file for {}", target.own_interface)))?;
+            .ok_or_else(|| OpError::failed(format!("Could not parse iface file for {}", target.base_interface)))?;
         if let Some(initiator) = &target.initiator {
             self.clone_interface(work, target, &shown, initiator).await.map_err(OpError::failed)?;
         }
         let (mut ways, mut logged_in, mut last) = (BTreeMap::new(), Vec::new(), String::new());
         for round in 1..=ROUNDS.0 {
             for portal in &target.portals {
-                if work.operation().is_unwanted() {
+                if work.operation().is_canceled() {
                     break;
                 }
                 if ways.contains_key(portal) {
                     continue;
                 }
-                match self.way(work, target, portal, &transport, secret, &mut logged_in).await {
+                match self.path_through_portal(work, target, portal, &transport, secret, &mut logged_in).await {
                     Ok(way) => drop(ways.insert(portal.clone(), way)),
                     Err(cause) => {
                         warn!(%portal, iqn = %target.iqn, err = %cause, "No way to an iSCSI disk");
@@ -162,37 +163,37 @@ impl Sessions {
                 }
             }
             let enough = ways.len() >= ENOUGH && round >= ROUNDS.1;
-            if work.operation().is_unwanted() || ways.is_empty() || ways.len() == target.portals.len() || enough {
+            if work.operation().is_canceled() || ways.is_empty() || ways.len() == target.portals.len() || enough {
                 break;
             }
         }
         if ways.is_empty() {
-            self.give_up(work, target, &logged_in).await;
+            self.revert_logins(work, target, &logged_in).await;
             return Err(OpError::failed(format!("failed to get any path for iscsi disk, last err seen:\n{last}")));
         }
-        self.joined(work, ways.into_values().collect(), target.portals.len() > 1).await
+        self.multipath_or_first(work, ways.into_values().collect(), target.portals.len() > 1).await
     }
 
     /// Reverts the logins of this attempt, which nothing else records.
-    async fn give_up(&self, work: &Work, target: &Target, logged_in: &[String]) {
+    async fn revert_logins(&self, work: &Work, target: &Target, logged_in: &[String]) {
         for portal in logged_in {
-            self.try_to(work, &calls::logout(portal, &target.iqn, &target.interface)).await;
-            self.try_to(work, &calls::forget_node(portal, &target.iqn, &target.interface)).await;
+            self.run_best_effort(work, &calls::logout(portal, &target.iqn, &target.interface)).await;
+            self.run_best_effort(work, &calls::delete_node(portal, &target.iqn, &target.interface)).await;
         }
         if target.initiator.is_some() {
-            self.try_to(work, &calls::delete_interface(&target.interface)).await;
+            self.run_best_effort(work, &calls::delete_interface(&target.interface)).await;
         }
     }
 
     async fn clone_interface(&self, work: &Work, target: &Target, shown: &str, initiator: &str) -> Result<(), Cause> {
         let made = self.call(work, &calls::new_interface(&target.interface)).await?;
-        if !made.is_success() && made.code != Some(IS_THERE) {
+        if !made.is_success() && made.code != Some(ALREADY_EXISTS) {
             let output = cut_at_char(&made.output, SHOWN);
             return Err(format!("iscsi: failed to create new iface: {output} ({})", made.how));
         }
         for call in calls::clone_interface(&target.interface, shown, initiator) {
-            if let Err(error) = self.ask(work, &call).await {
-                self.try_to(work, &calls::delete_interface(&target.interface)).await;
+            if let Err(error) = self.run_required(work, &call).await {
+                self.run_best_effort(work, &calls::delete_interface(&target.interface)).await;
                 return Err(error);
             }
         }
@@ -206,7 +207,7 @@ impl Sessions {
     }
 
     /// Returns the link to the disk through one portal.
-    async fn way(
+    async fn path_through_portal(
         &self,
         work: &Work,
         target: &Target,
@@ -236,13 +237,13 @@ impl Sessions {
             if let Some(found) = found {
                 return Ok(found);
             }
-            if work.operation().is_unwanted() {
-                return Err(RunError::Unwanted.to_string());
+            if work.operation().is_canceled() {
+                return Err(RunError::Canceled.to_string());
             }
             if Instant::now() >= until {
                 return Err(format!("Could not attach disk: Timeout after {APPEARING:?}"));
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -256,7 +257,7 @@ impl Sessions {
     ) -> Result<Option<PathBuf>, OpError> {
         let (iqn, portal, transport) = (iqn.to_owned(), portal.to_owned(), transport.to_owned());
         self.look(work, move |blocks| {
-            let fits = |link: &str| names::is_way(link, &transport, (&portal, &iqn, lun));
+            let fits = |link: &str| names::is_path_link(link, &transport, (&portal, &iqn, lun));
             blocks.links(Links::ByPath, fits).into_iter().next()
         })
         .await
@@ -270,31 +271,31 @@ impl Sessions {
         secret: &BTreeMap<String, String>,
     ) -> Result<(), Cause> {
         let (new, proofs, discover) = calls::discovery(target, portal, secret);
-        self.try_to(work, &new).await;
+        self.run_best_effort(work, &new).await;
         for proof in &proofs {
-            self.ask(work, proof).await?;
+            self.run_required(work, proof).await?;
         }
         if let Err((error, _)) = self.wait_for(work, &discover).await {
-            self.try_to(work, &calls::forget_discovery(target, portal)).await;
+            self.run_best_effort(work, &calls::delete_discovery(target, portal)).await;
             return Err(error);
         }
         for setting in calls::settings_of_session(target, portal, secret) {
-            self.ask(work, &setting).await?;
+            self.run_required(work, &setting).await?;
         }
         if let Err((error, told)) = self.wait_for(work, &calls::login(target, portal)).await {
-            if told == Told::Nothing {
+            if told == CallCertainty::Nothing {
                 // The initiator may continue the login after the timeout.
-                self.try_to(work, &calls::logout(portal, &target.iqn, &target.interface)).await;
+                self.run_best_effort(work, &calls::logout(portal, &target.iqn, &target.interface)).await;
             }
-            self.try_to(work, &calls::forget_node(portal, &target.iqn, &target.interface)).await;
+            self.run_best_effort(work, &calls::delete_node(portal, &target.iqn, &target.interface)).await;
             return Err(error);
         }
-        self.try_to(work, &calls::manual_startup(target, portal)).await;
+        self.run_best_effort(work, &calls::manual_startup(target, portal)).await;
         Ok(())
     }
 
     /// Returns the multipath device of the paths; the first path if there is none in time.
-    async fn joined(&self, work: &Work, ways: Vec<PathBuf>, is_likely: bool) -> Result<PathBuf, OpError> {
+    async fn multipath_or_first(&self, work: &Work, ways: Vec<PathBuf>, is_likely: bool) -> Result<PathBuf, OpError> {
         let until = Instant::now() + if is_likely { JOINING.0 } else { JOINING.1 };
         loop {
             let looked = ways.clone();
@@ -305,7 +306,7 @@ impl Sessions {
             if Instant::now() >= until {
                 return ways.into_iter().next().ok_or_else(|| OpError::failed("no way to the disk"));
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -337,8 +338,8 @@ impl Sessions {
     ) -> Result<(), OpError> {
         let turn = self.turn(&record.iqn);
         let _alone = turn.acquire().await.map_err(|_| OpError::transient("the operation was aborted"))?;
-        self.forget(work, record).await?;
-        if self.others(work, directory, bases).await? {
+        self.delete_disks(work, record).await?;
+        if self.has_other_luns(work, directory, bases).await? {
             info!(iqn = %record.iqn, "Other units of the target are used: its sessions stay");
             return Ok(());
         }
@@ -356,20 +357,20 @@ impl Sessions {
             info!(%portal, iqn = %record.iqn, iface = %record.iface, "Logging out of an iSCSI target");
             for call in [
                 calls::logout(portal, &record.iqn, &record.iface),
-                calls::forget_node(portal, &record.iqn, &record.iface),
+                calls::delete_node(portal, &record.iqn, &record.iface),
             ] {
-                self.done(work, &call).await?;
+                self.run_idempotent(work, &call).await?;
             }
         }
         let own = portals.first().map(|portal| format!("{portal}:{}", record.vol_name));
         if !record.initiator_name.is_empty() && own.as_ref() == Some(&record.iface) {
-            self.try_to(work, &calls::delete_interface(&record.iface)).await;
+            self.run_best_effort(work, &calls::delete_interface(&record.iface)).await;
         }
         Ok(())
     }
 
     /// Runs a call of the teardown; a result that it was already done counts as success.
-    async fn done(&self, work: &Work, call: &Call) -> Result<(), OpError> {
+    async fn run_idempotent(&self, work: &Work, call: &Call) -> Result<(), OpError> {
         let ended = self.call(work, call).await.map_err(OpError::uncertain)?;
         if ended.is_success() || ended.code.is_some_and(|code| NOTHING_TO_DO.contains(&code)) {
             return Ok(());
@@ -378,7 +379,7 @@ impl Sessions {
         Err(OpError::uncertain(format!("iscsi: failed to {}: {output} ({})", call.what, ended.how)))
     }
 
-    async fn forget(&self, work: &Work, record: &Record) -> Result<(), OpError> {
+    async fn delete_disks(&self, work: &Work, record: &Record) -> Result<(), OpError> {
         let Ok(lun) = record.lun.parse::<i32>() else { return Ok(()) };
         let iqn = record.iqn.clone();
         let (disks, joined) = self
@@ -392,7 +393,7 @@ impl Sessions {
             .await?;
         for device in joined {
             let device = self.blocks.device(&device).display().to_string();
-            match work.run("multipath", &["-f".to_owned(), device.clone()], Ends::Within(CALLING)).await {
+            match work.run("multipath", &["-f".to_owned(), device.clone()], KillPolicy::Within(CALLING)).await {
                 Ok(ended) if ended.is_success() => {}
                 // The disks are deleted even if the flush fails.
                 Ok(ended) => {
@@ -403,7 +404,7 @@ impl Sessions {
         }
         self.look(work, move |blocks| {
             for disk in disks {
-                if let Err(error) = blocks.forget(&disk) {
+                if let Err(error) = blocks.delete(&disk) {
                     warn!(%disk, err = %error, "Failed to delete block device");
                 }
             }
@@ -412,12 +413,12 @@ impl Sessions {
     }
 
     /// Whether another LUN of the target has a directory, or a mount, on this node.
-    async fn others(&self, work: &Work, directory: &Path, bases: [PathBuf; 2]) -> Result<bool, OpError> {
+    async fn has_other_luns(&self, work: &Work, directory: &Path, bases: [PathBuf; 2]) -> Result<bool, OpError> {
         let (directory, machine) = (directory.to_owned(), work.machine().clone());
         let looking = work.operation().blocking(move || {
-            let Some(start) = names::of_target(&directory).map(str::to_owned) else { return Ok(false) };
+            let Some(start) = names::target_prefix(&directory).map(str::to_owned) else { return Ok(false) };
             let interface = directory.parent().and_then(Path::file_name).unwrap_or_default().to_owned();
-            let table = machine.mounts().map_err(machine::unread)?;
+            let table = machine.mounts().map_err(machine::mount_table_error)?;
             for base in bases {
                 let own = base.join(&interface);
                 let is_other = |path: &Path| {
@@ -439,7 +440,7 @@ impl Sessions {
     }
 }
 
-fn multipath(blocks: &Blocks, ways: &[PathBuf]) -> Option<PathBuf> {
+fn multipath(blocks: &ScsiDisks, ways: &[PathBuf]) -> Option<PathBuf> {
     let found = ways.iter().find_map(|way| blocks.multipath(&blocks.disk(way)?))?;
     Some(blocks.device(&found))
 }

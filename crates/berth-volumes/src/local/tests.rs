@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::{device::Class, layout::PodLayout, operation::OperationDeps, spec::UniqueName, testing::may_mount};
+use crate::{attachable::Class, layout::PodLayout, operation::OperationDeps, spec::UniqueName, testing::may_mount};
 
 #[derive(Default)]
 struct Events(Mutex<Vec<String>>);
@@ -47,10 +47,10 @@ impl Bench {
             mode: Mode::Filesystem,
             layout,
             device: String::new(),
-            group: group.map(|group| GroupOf { group, on_root_mismatch: false }),
+            group: group.map(|group| FsGroup { group, on_root_mismatch: false }),
             user: None,
             label: None,
-            is_shared_now: false,
+            has_other_users: false,
             is_republish: false,
             was_rebuilt: false,
             operation: Operation::default(),
@@ -122,12 +122,12 @@ async fn nobody_walks_for_a_pod_that_is_deleted() {
     }
     let (turn, unwanted) = (Arc::new(Semaphore::new(1)), CancellationToken::new());
     unwanted.cancel();
-    let deps = OperationDeps { unwanted, ..OperationDeps::default() };
+    let deps = OperationDeps { canceled: unwanted, ..OperationDeps::default() };
     let operation = Operation::new(turn.try_acquire_owned().expect("free"), deps);
     let usage = Usage { operation: operation.clone(), ..bench.usage("data", Some(4_711)) };
     let error = bench.plugin.publish(&usage).await.expect_err("cancelled");
     assert!(error.text.ends_with("the change of ownership was cancelled"), "{error}");
-    assert!(operation.signs() > 0, "a walk shows that it lives");
+    assert!(operation.progress() > 0, "a walk shows that it lives");
     let usage = bench.usage("data", Some(4_711));
     bench.plugin.publish(&usage).await.expect("published and given");
     let root = fs::metadata(bench.dir.path().join("data")).expect("metadata");

@@ -15,14 +15,14 @@ use tokio::time::Instant;
 
 use super::{Manager, VOLUMES_LIMIT};
 use crate::{
-    fetched::{self, Fetched},
-    held,
+    api_objects::{self, VolumeObjects},
     layout::PodLayout,
     memory::{self, Credentials},
-    plugins::{self, Again, Looked, SetUp},
+    mount_wait::MountWaitError,
+    plugins::{self, SetUp, SetUpFrequency, VerifiedCache},
     spec::VolumeSpec,
-    waiting::Waiting,
-    worlds::SetUpEnd,
+    state_of_world::SetUpResult,
+    token_reuse,
 };
 use berth_ports::{Event, EventSink, MountedVolumes, VolumeError};
 use berth_types::{Pod, api};
@@ -32,7 +32,7 @@ pub(super) type Local = (api::Volume, Option<Arc<VolumeSpec>>);
 
 /// Result of setting up volumes.
 #[derive(Default)]
-struct Made {
+struct SetUpOutcome {
     mounted: MountedVolumes,
     missing: Vec<String>,
     errors: Vec<String>,
@@ -40,7 +40,7 @@ struct Made {
     fatal: Option<VolumeError>,
 }
 
-impl Made {
+impl SetUpOutcome {
     /// Returns the result where all of these volumes failed with the same cause.
     fn none(names: Vec<String>, cause: String) -> Self {
         Self { missing: names, errors: vec![cause], ..Self::default() }
@@ -61,7 +61,7 @@ impl Made {
             (None, false) => {
                 let mut causes = self.errors;
                 causes.dedup();
-                Err(Waiting::for_files(self.missing, causes))
+                Err(MountWaitError::for_files(self.missing, causes))
             }
         }
     }
@@ -70,13 +70,13 @@ impl Made {
 impl Manager {
     /// Passes tokens from volumes of an earlier agent to the token cache.
     async fn adopt_tokens(&self, pod: &Pod, layout: &PodLayout, volumes: impl Iterator<Item = &api::Volume>) {
-        let files = held::files(volumes);
+        let files = token_reuse::files(volumes);
         if files.is_empty() {
             return;
         }
         let layout = layout.clone();
         // A token that cannot be read in time is requested instead.
-        let held = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || held::read(&layout, files)).await;
+        let held = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || token_reuse::read(&layout, files)).await;
         for (ask, token) in held.unwrap_or_default() {
             self.deps.objects.adopt_token(pod, &ask, &token);
         }
@@ -91,13 +91,13 @@ impl Manager {
     ) -> Result<Arc<MountedVolumes>, VolumeError> {
         let known = local.iter().filter_map(|(volume, _)| Some((volume.name.clone(), plugins::kind(volume)?.plugin)));
         let mounted = self.worlds.desire(pod.uid(), known);
-        let left = self.worlds.left(pod.uid());
+        let left = self.worlds.unverified(pod.uid());
         let volumes = local.iter().map(|(volume, _)| volume);
         self.adopt_tokens(pod, &layout, volumes.filter(|volume| left.contains(&volume.name))).await;
         let is_new = local.iter().any(|(volume, _)| !mounted.contains(&volume.name));
         // Refreshes of existing volumes run as one batch: they recur every minute, and no container waits for them.
         let (issued, stored): (Vec<_>, Vec<_>) =
-            local.into_iter().partition(|(volume, _)| is_new && fetched::is_issued(volume));
+            local.into_iter().partition(|(volume, _)| is_new && api_objects::is_issued(volume));
         let some = async |volumes: Vec<Local>| self.set_up_some(pod, &layout, &mounted, volumes).await;
         if issued.is_empty() {
             return some(stored).await.all();
@@ -115,10 +115,10 @@ impl Manager {
         layout: &PodLayout,
         mounted: &BTreeSet<String>,
         volumes: Vec<Local>,
-    ) -> Made {
+    ) -> SetUpOutcome {
         let names: Vec<String> = volumes.iter().map(|(volume, _)| volume.name.clone()).collect();
         let wanted: Vec<&api::Volume> = volumes.iter().map(|(volume, _)| volume).collect();
-        let fetched = fetched::fetch(&*self.deps.objects, pod, &wanted).await;
+        let fetched = api_objects::fetch(&*self.deps.objects, pod, &wanted).await;
         let allocatable = self.deps.facts.borrow().allocatable.clone();
         let work = Mount {
             memory: (self.credentials == Credentials::InMemory).then(|| memory::size(&allocatable, pod)),
@@ -137,7 +137,7 @@ impl Manager {
                 self.worlds.set_up(pod.uid(), ends);
                 made
             }
-            Err(e) => Made::none(names, e.to_string()),
+            Err(e) => SetUpOutcome::none(names, e.to_string()),
         }
     }
 }
@@ -145,9 +145,9 @@ impl Manager {
 /// Batch of volumes of one pod; runs on the blocking pool.
 struct Mount {
     memory: Option<u64>,
-    fetched: Fetched,
+    fetched: VolumeObjects,
     events: Arc<dyn EventSink>,
-    looked: Arc<Looked>,
+    looked: Arc<VerifiedCache>,
     pod: Arc<Pod>,
     layout: PodLayout,
     allocatable: BTreeMap<String, String>,
@@ -160,8 +160,8 @@ struct Mount {
 
 impl Mount {
     /// Sets up the volumes; returns them with the results for the metrics.
-    fn run(&self) -> (Made, Vec<SetUpEnd>) {
-        let (mut made, mut ends) = (Made::default(), Vec::new());
+    fn run(&self) -> (SetUpOutcome, Vec<SetUpResult>) {
+        let (mut made, mut ends) = (SetUpOutcome::default(), Vec::new());
         for dir in [self.layout.pod().to_owned(), self.layout.volumes(), self.layout.plugins()] {
             if let Err(e) = DirBuilder::new().recursive(true).mode(0o750).create(&dir) {
                 made.fatal = Some(VolumeError::Failed(format!("error making pod data directories: {e}")));
@@ -188,7 +188,7 @@ impl Mount {
                     made.mounted.by_name.insert(volume.name.clone(), one);
                 }
                 // Running and restarted containers keep the last content of the volume.
-                Err(VolumeError::Failed(text)) if let Some(one) = plugins::as_it_was(&request) => {
+                Err(VolumeError::Failed(text)) if let Some(one) = plugins::last_published(&request) => {
                     self.events.record(Event::warning(self.pod.id(), "FailedMount", text));
                     made.mounted.by_name.insert(volume.name.clone(), one);
                 }
@@ -206,9 +206,9 @@ impl Mount {
     }
 
     /// Returns the result to count; `None` for a volume that was only verified.
-    fn end(&self, volume: &api::Volume, succeeded: bool, elapsed: Duration) -> Option<SetUpEnd> {
+    fn end(&self, volume: &api::Volume, succeeded: bool, elapsed: Duration) -> Option<SetUpResult> {
         let kind = plugins::kind(volume)?;
-        let is_told = !succeeded || kind.again == Again::EveryTurn || !self.mounted.contains(&volume.name);
-        is_told.then(|| SetUpEnd { volume: volume.name.clone(), plugin: kind.plugin, succeeded, elapsed })
+        let is_told = !succeeded || kind.again == SetUpFrequency::EveryTurn || !self.mounted.contains(&volume.name);
+        is_told.then(|| SetUpResult { volume: volume.name.clone(), plugin: kind.plugin, succeeded, elapsed })
     }
 }

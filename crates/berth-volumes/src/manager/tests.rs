@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 mod media;
 
 use super::*;
-use crate::{refused::PAUSE, testing::FakeStorage};
+use crate::{orphan_backoff::PAUSE, testing::FakeStorage};
 use berth_metrics::Registry;
-use berth_ports::{Event, ObjectError, SystemClock, TokenAsk};
+use berth_ports::{Event, ObjectError, SystemClock, TokenRequest};
 use berth_types::api;
 
 struct Bench {
@@ -30,8 +30,8 @@ struct World {
     config_maps: Mutex<BTreeMap<String, BTreeMap<String, String>>>,
     secrets: Mutex<BTreeMap<String, BTreeMap<String, Vec<u8>>>>,
     token: Mutex<Option<String>>,
-    asked: Mutex<Vec<TokenAsk>>,
-    adopted: Mutex<Vec<(TokenAsk, String)>>,
+    asked: Mutex<Vec<TokenRequest>>,
+    adopted: Mutex<Vec<(TokenRequest, String)>>,
     events: Mutex<Vec<String>>,
     /// While set, token requests wait for a permit.
     issuing: Option<tokio::sync::Semaphore>,
@@ -84,11 +84,11 @@ impl ObjectSource for World {
         (Vec::new(), Vec::new())
     }
 
-    fn adopt_token(&self, _: &Pod, ask: &TokenAsk, held: &str) {
+    fn adopt_token(&self, _: &Pod, ask: &TokenRequest, held: &str) {
         locked(&self.adopted).push((ask.clone(), held.to_owned()));
     }
 
-    async fn token(&self, _: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
+    async fn token(&self, _: &Pod, ask: &TokenRequest) -> Result<String, ObjectError> {
         locked(&self.asked).push(ask.clone());
         if let Some(issuing) = &self.issuing {
             issuing.acquire().await.expect("open").forget();
@@ -497,7 +497,7 @@ async fn the_access_of_a_pod_to_the_api() {
     let read = |name: &str| fs::read_to_string(volume.join(name)).expect(name);
     assert_eq!((read("token"), read("ca.crt"), read("namespace")), ("t1".into(), "PEM".into(), "n".into()));
     assert_eq!((mode(&volume.join("token")), mode(&volume.join("ca.crt"))), (0o644, 0o644));
-    let asked = TokenAsk { audience: String::new(), expiration_seconds: Some(3607) };
+    let asked = TokenRequest { audience: String::new(), expiration_seconds: Some(3607) };
     assert_eq!(locked(&bench.world.asked).last(), Some(&asked));
     *locked(&bench.world.token) = Some("t2".into());
     mount(json!({})).await.expect("refreshed");
@@ -552,7 +552,7 @@ async fn what_lies_in_a_volume_is_told_once_to_who_asks_for_tokens() {
     for _ in 0..2 {
         bench.manager.mount(&access(json!({}))).await.expect("mounted");
     }
-    let ask = TokenAsk { audience: String::new(), expiration_seconds: Some(3607) };
+    let ask = TokenRequest { audience: String::new(), expiration_seconds: Some(3607) };
     assert_eq!(*locked(&bench.world.adopted), [(ask, "t1".to_owned())]);
 
     // A file that is too long for a token is not read.

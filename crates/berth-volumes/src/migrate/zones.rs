@@ -27,14 +27,14 @@ fn label<'a>(volume: &'a api::PersistentVolume, key: &str) -> Option<&'a str> {
 
 /// Translates node affinity and labels to the topology keys of that driver.
 pub fn translate(volume: &mut api::PersistentVolume, driver: &str) {
-    let (zone, region) = spoken(volume);
+    let (zone, region) = topology_keys(volume);
     match driver {
-        EBS => moved(volume, zone, "topology.ebs.csi.aws.com/zone", Some(BETWEEN)),
-        GCE => moved(volume, zone, "topology.gke.io/zone", Some(BETWEEN)),
-        CINDER => moved(volume, zone, "topology.cinder.csi.openstack.org/zone", Some(BETWEEN)),
+        EBS => translate_key(volume, zone, "topology.ebs.csi.aws.com/zone", Some(BETWEEN)),
+        GCE => translate_key(volume, zone, "topology.gke.io/zone", Some(BETWEEN)),
+        CINDER => translate_key(volume, zone, "topology.cinder.csi.openstack.org/zone", Some(BETWEEN)),
         VSPHERE => {
-            moved(volume, zone, "topology.csi.vmware.com/zone", None);
-            moved(volume, region, "topology.csi.vmware.com/region", None);
+            translate_key(volume, zone, "topology.csi.vmware.com/zone", None);
+            translate_key(volume, region, "topology.csi.vmware.com/region", None);
             return;
         }
         _ => return,
@@ -46,7 +46,7 @@ pub fn translate(volume: &mut api::PersistentVolume, driver: &str) {
 }
 
 /// Returns the generation of topology labels that the volume uses.
-fn spoken(volume: &api::PersistentVolume) -> (&'static str, &'static str) {
+fn topology_keys(volume: &api::PersistentVolume) -> (&'static str, &'static str) {
     let (new, old) = ((ZONE, REGION), (OLD_ZONE, OLD_REGION));
     let is_required = |key: &str| requirements(volume).any(|one| one.key == key);
     let is_older = !is_required(ZONE)
@@ -55,7 +55,7 @@ fn spoken(volume: &api::PersistentVolume) -> (&'static str, &'static str) {
 }
 
 /// Replaces `key` by the driver's key in the affinity; without such affinity, adds it from the label.
-fn moved(volume: &mut api::PersistentVolume, key: &str, to: &str, between: Option<&str>) {
+fn translate_key(volume: &mut api::PersistentVolume, key: &str, to: &str, between: Option<&str>) {
     if requires(volume, key) {
         return rename(volume, key, to);
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    device::Class,
+    attachable::Class,
     machine::ThisMachine,
     testing::{self, FakeMachine},
 };
@@ -176,7 +176,7 @@ async fn a_share_that_hangs_is_taken_away() {
 #[test]
 fn what_was_left_is_known_by_its_name() {
     let plugin = NfsPlugin::new(FakeMachine::new());
-    let found = |mode| Found { pod: "u".into(), name: "v".to_owned(), mode, path: PathBuf::from("/r/v") };
+    let found = |mode| FoundVolume { pod: "u".into(), name: "v".to_owned(), mode, path: PathBuf::from("/r/v") };
     let rebuilt = plugin.rebuild(&found(Mode::Filesystem)).expect("known");
     assert_eq!((rebuilt.spec.name.as_str(), rebuilt.traits.clone()), ("v", traits("v")));
     assert!(!rebuilt.traits.is_shared() && plugin.supports(&rebuilt.spec));

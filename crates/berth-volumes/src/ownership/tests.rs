@@ -107,7 +107,7 @@ fn a_root_that_is_right_ends_the_work_only_where_the_policy_says_so() {
     ] {
         set_mode(&file, 0o600);
         set_mode(&root, of_root);
-        carry_out(&root, &Order { policy, ..Order::whole(group, access) }).expect("applied");
+        apply_change(&root, &OwnershipChange { policy, ..OwnershipChange::whole(group, access) }).expect("applied");
         assert_eq!(mode(&file) != 0o600, walked, "{policy:?} {of_root:o}");
         assert!(!walked || mode(&root) & 0o2000 != 0, "the root is last: {policy:?} {of_root:o}");
     }
@@ -159,8 +159,11 @@ fn a_pod_that_goes_ends_the_walk() {
     set_mode(&root, 0o755);
     let looks = AtomicU64::new(0);
     let cancelled = || looks.fetch_add(1, Ordering::Relaxed) >= 3;
-    let order = Order { cancelled: &cancelled, ..Order::whole(own_group(dir.path()), GroupAccess::ReadWrite) };
-    let error = carry_out(&root, &order).expect_err("cancelled");
+    let order = OwnershipChange {
+        cancelled: &cancelled,
+        ..OwnershipChange::whole(own_group(dir.path()), GroupAccess::ReadWrite)
+    };
+    let error = apply_change(&root, &order).expect_err("cancelled");
     assert!(["the change of ownership was cancelled", "stopped"].contains(&error.to_string().as_str()), "{error}");
     assert_eq!(mode(&root), 0o755, "the root says that this was not finished");
 }
@@ -176,8 +179,8 @@ fn a_tree_without_a_floor_is_refused() {
         at = openat(&at, "d", OFlags::DIRECTORY, Mode::empty()).expect("there");
     }
     drop(at);
-    let order = Order::whole(own_group(dir.path()), GroupAccess::ReadWrite);
-    let error = carry_out(&root, &order).expect_err("too deep");
+    let order = OwnershipChange::whole(own_group(dir.path()), GroupAccess::ReadWrite);
+    let error = apply_change(&root, &order).expect_err("too deep");
     assert_eq!(error.raw_os_error(), Some(Errno::NAMETOOLONG.raw_os_error()));
     berth_sys::remove_tree::remove_tree(&root).expect("removable");
 }

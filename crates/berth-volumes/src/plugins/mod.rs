@@ -7,21 +7,21 @@ mod files;
 mod host_path;
 mod huge_pages;
 mod image;
-mod looked;
 mod projected;
 mod secret;
+mod verified_cache;
 
 use std::{collections::BTreeMap, io, path::Path};
 
 use jiff::Timestamp;
 
 use super::{
-    fetched::Fetched,
+    api_objects::VolumeObjects,
     layout::{self, PodLayout},
 };
 pub use files::ObjectOf;
-pub use looked::Looked;
 pub use projected::common_user;
+pub use verified_cache::VerifiedCache;
 
 use berth_ports::{MountedVolume, ObjectError, VolumeError};
 use berth_types::{Pod, api, fieldpath::FieldError, volume};
@@ -37,11 +37,11 @@ pub struct SetUp<'a> {
     /// Node allocatable by resource: the limits of containers that set none.
     pub allocatable: &'a BTreeMap<String, String>,
     /// Objects read from the API server.
-    pub fetched: &'a Fetched,
+    pub fetched: &'a VolumeObjects,
     /// Maximum size in bytes of memory-backed volumes with credentials; `None` keeps them on disk.
     pub memory: Option<u64>,
     /// Cache of recently verified volumes: an unchanged volume is not compared again.
-    pub looked: &'a Looked,
+    pub looked: &'a VerifiedCache,
     /// Wall-clock time.
     pub now: Timestamp,
 }
@@ -145,7 +145,7 @@ fn unread(error: &ObjectError) -> String {
 
 /// How often a volume is set up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Again {
+pub enum SetUpFrequency {
     /// Once; later syncs only verify that it is present.
     Once,
     /// With every sync of its pod, because its content changes.
@@ -161,7 +161,7 @@ pub struct Kind {
     /// Plugin directory below the pod's `volumes`.
     folder: &'static str,
     /// How often it is set up.
-    pub again: Again,
+    pub again: SetUpFrequency,
     set_up: Plugin,
 }
 
@@ -189,7 +189,7 @@ const PLUGINS: [Kind; 8] = [
 
 impl Kind {
     const fn once(is: fn(&api::Volume) -> bool, plugin: &'static str, folder: &'static str, set_up: Plugin) -> Self {
-        Self { is, plugin, folder, again: Again::Once, set_up }
+        Self { is, plugin, folder, again: SetUpFrequency::Once, set_up }
     }
 
     const fn every_turn(
@@ -198,7 +198,7 @@ impl Kind {
         folder: &'static str,
         set_up: Plugin,
     ) -> Self {
-        Self { is, plugin, folder, again: Again::EveryTurn, set_up }
+        Self { is, plugin, folder, again: SetUpFrequency::EveryTurn, set_up }
     }
 }
 
@@ -209,8 +209,8 @@ pub fn kind(volume: &api::Volume) -> Option<&'static Kind> {
 
 /// Returns the existing volume, where its content changes and it was set up before: a volume that cannot be refreshed
 /// keeps its last content.
-pub fn as_it_was(request: &SetUp<'_>) -> Option<MountedVolume> {
-    let known = kind(request.volume).filter(|known| known.again == Again::EveryTurn)?;
+pub fn last_published(request: &SetUp<'_>) -> Option<MountedVolume> {
+    let known = kind(request.volume).filter(|known| known.again == SetUpFrequency::EveryTurn)?;
     files::published(request, known.folder)
 }
 

@@ -8,12 +8,12 @@ use super::{
     files::{self, ObjectOf, Reference},
 };
 use crate::{
+    api_objects,
     atomic_writer::{Content, Payload},
-    fetched,
     layout::PROJECTED,
     ownership,
 };
-use berth_ports::{Credential, MountedVolume, ObjectError, TokenAsk};
+use berth_ports::{Credential, MountedVolume, ObjectError, TokenRequest};
 use berth_types::{Pod, api};
 
 /// Mode of a credential that is owned by a user or group: no access for others.
@@ -100,7 +100,7 @@ fn of_certificate(
 }
 
 fn of_token(request: &SetUp<'_>, token: &api::ServiceAccountTokenProjection, mode: u32) -> Result<Payload, SetUpError> {
-    let ask: TokenAsk = fetched::token_of(token);
+    let ask: TokenRequest = api_objects::token_of(token);
     let data = request.fetched.token(&ask).map_err(SetUpError::Object)?.into_bytes();
     Ok([(token.path.clone(), private(request, data, mode))].into())
 }

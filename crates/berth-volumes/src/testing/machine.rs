@@ -11,9 +11,9 @@ use async_trait::async_trait;
 
 use super::{
     super::{
-        device::{OpError, Removal, Usage},
+        attachable::{OpError, Removal, Usage},
         layout::PodLayout,
-        machine::{Ended, Ends, Machine, RunError},
+        machine::{KillPolicy, Machine, ProgramExit, RunError},
         operation::Operation,
         spec::{Mode, UniqueName, VolumeSpec},
     },
@@ -98,7 +98,13 @@ impl FakeMachine {
 
 #[async_trait]
 impl Machine for FakeMachine {
-    async fn run(&self, _: &Operation, program: &str, arguments: &[String], _: Ends) -> Result<Ended, RunError> {
+    async fn run(
+        &self,
+        _: &Operation,
+        program: &str,
+        arguments: &[String],
+        _: KillPolicy,
+    ) -> Result<ProgramExit, RunError> {
         let call = format!("{program} {}", arguments.join(" "));
         locked(&self.calls).push(call.clone());
         let answer = locked(&self.answers).get_mut(program).and_then(VecDeque::pop_front);
@@ -111,7 +117,7 @@ impl Machine for FakeMachine {
                 (self.changed_by(program, arguments), fitting.first().map_or("", |one| one.1))
             }
         };
-        Ok(Ended { code: Some(code), how: format!("exit status {code}"), output: output.to_owned() })
+        Ok(ProgramExit { code: Some(code), how: format!("exit status {code}"), output: output.to_owned() })
     }
 
     fn mounts(&self) -> io::Result<Vec<Mount>> {
@@ -188,7 +194,7 @@ pub fn usage(root: &Path, plugin: &str, spec: VolumeSpec) -> Usage {
         group: None,
         user: None,
         label: None,
-        is_shared_now: false,
+        has_other_users: false,
         is_republish: false,
         was_rebuilt: false,
         operation: Operation::default(),

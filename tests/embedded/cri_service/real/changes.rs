@@ -10,8 +10,8 @@ use berth_proto::cri;
 
 use berth_testkit::{
     embedded::{
+        fixture::{group, in_network_namespace},
         in_process::{Daemon, container, daemon, pod},
-        place::{group, on_a_machine},
     },
     image,
 };
@@ -34,7 +34,7 @@ const ASLEEP: &str = "while :; do sleep 1; done";
 
 #[test]
 fn volumes_of_an_image_begin_with_its_files() {
-    on_a_machine("volumes_of_an_image_begin_with_its_files", async |place| {
+    in_network_namespace("volumes_of_an_image_begin_with_its_files", async |place| {
         let daemon = daemon(place.path()).await;
         import(&daemon, place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
@@ -56,14 +56,14 @@ fn volumes_of_an_image_begin_with_its_files() {
         let three = daemon.start(&sandbox, cri::ContainerConfig { mounts: vec![mount], ..config("three") }).await;
         assert_eq!(daemon.exec(&three, "ls /data").await, (String::new(), 0));
         daemon.remove(&sandbox).await;
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }
 
 #[test]
 fn an_image_is_mounted_and_told_by_its_identity() {
-    on_a_machine("an_image_is_mounted_and_told_by_its_identity", async |place| {
+    in_network_namespace("an_image_is_mounted_and_told_by_its_identity", async |place| {
         let daemon = daemon(place.path()).await;
         import(&daemon, place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
@@ -94,7 +94,7 @@ fn an_image_is_mounted_and_told_by_its_identity() {
             assert!(refused.message().starts_with("ImageVolumeMountFailed: "), "{name}: {}", refused.message());
         }
         daemon.remove(&sandbox).await;
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }
@@ -113,7 +113,7 @@ fn limit(place: &Path, id: &str, old: &str, new: &str) -> String {
 
 #[test]
 fn limits_are_changed_where_it_runs() {
-    on_a_machine("limits_are_changed_where_it_runs", async |place| {
+    in_network_namespace("limits_are_changed_where_it_runs", async |place| {
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
         let mut config = container("c", ASLEEP);
@@ -153,14 +153,14 @@ fn limits_are_changed_where_it_runs() {
         let told = (told.memory_limit_in_bytes, told.cpu_quota, told.cpu_period, told.cpuset_cpus);
         assert_eq!(told, (32 << 20, 50_000, 100_000, String::new()));
         daemon.remove(&sandbox).await;
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }
 
 #[test]
 fn a_renamed_log_is_written_until_it_is_opened_anew() {
-    on_a_machine("a_renamed_log_is_written_until_it_is_opened_anew", async |place| {
+    in_network_namespace("a_renamed_log_is_written_until_it_is_opened_anew", async |place| {
         // AC-09a-X13, X19
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;

@@ -6,8 +6,8 @@ use berth_proto::cri;
 
 use berth_testkit::{
     embedded::{
+        fixture::in_network_namespace,
         in_process::{Daemon, container, daemon, pod},
-        place::on_a_machine,
     },
     image,
 };
@@ -42,7 +42,7 @@ fn pod_of(place: &Path, name: &str, options: cri::NamespaceOption) -> cri::PodSa
 }
 
 /// Output of a script in the container's init; asserts that an exec process has the same output.
-async fn says(daemon: &Daemon, sandbox: &str, (name, context): (&str, Context), script: &str) -> String {
+async fn output(daemon: &Daemon, sandbox: &str, (name, context): (&str, Context), script: &str) -> String {
     let mut config = confined(name, context);
     config.command =
         ["/bin/sh", "-c", &format!("{{ {script}; }} 2>&1; echo end; {ASLEEP}")].map(str::to_owned).to_vec();
@@ -81,7 +81,7 @@ async fn import_groups(daemon: &Daemon, place: &Path) -> String {
 // "bucket": users, groups; "SupplementalGroupsPolicy"
 #[test]
 fn a_container_is_whom_it_is_told_to_be() {
-    on_a_machine("a_container_is_whom_it_is_told_to_be", async |place| {
+    in_network_namespace("a_container_is_whom_it_is_told_to_be", async |place| {
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
         let ids = "id -u; id -g; id -G";
@@ -95,7 +95,7 @@ fn a_container_is_whom_it_is_told_to_be() {
             ),
             ("more", Context { supplemental_groups: vec![1234], ..Default::default() }, "0\n0\n0 1234\n"),
         ] {
-            assert_eq!(says(&daemon, &sandbox, (name, context), ids).await, expected, "{name}");
+            assert_eq!(output(&daemon, &sandbox, (name, context), ids).await, expected, "{name}");
         }
         let context = Context { run_as_group: number(1002), ..Default::default() };
         let text = refusal(&daemon, &sandbox, ("only", context)).await;
@@ -127,10 +127,10 @@ fn a_container_is_whom_it_is_told_to_be() {
 /// C5: a process in the root cgroup of a hierarchy can mount it and freeze or throttle host processes.
 #[test]
 fn a_container_has_a_group_of_its_own_in_every_hierarchy() {
-    on_a_machine("a_container_has_a_group_of_its_own_in_every_hierarchy", async |place| {
+    in_network_namespace("a_container_has_a_group_of_its_own_in_every_hierarchy", async |place| {
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
-        let groups = says(&daemon, &sandbox, ("c", Context::default()), "cat /proc/self/cgroup").await;
+        let groups = output(&daemon, &sandbox, ("c", Context::default()), "cat /proc/self/cgroup").await;
         let own = fs::read_to_string("/proc/self/cgroup").expect("readable");
         assert_eq!(groups.lines().count(), own.lines().count(), "{groups}");
         // On cgroup v2, the cgroup namespace hides the path.
@@ -146,7 +146,7 @@ fn a_container_has_a_group_of_its_own_in_every_hierarchy() {
 // "bucket": read-only root, privileged, capabilities, paths; "NoNewPrivs"
 #[test]
 fn a_container_may_do_what_its_context_says() {
-    on_a_machine("a_container_may_do_what_its_context_says", async |place| {
+    in_network_namespace("a_container_may_do_what_its_context_says", async |place| {
         let daemon = daemon(place.path()).await;
         let mut config = pod(place.path(), "a");
         let context = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("a context");
@@ -199,13 +199,13 @@ fn a_container_may_do_what_its_context_says() {
                 "NoNewPrivs:\t0\n",
             ),
         ] {
-            assert_eq!(says(&daemon, &sandbox, (name, context), script).await, expected, "{name}");
+            assert_eq!(output(&daemon, &sandbox, (name, context), script).await, expected, "{name}");
         }
         let host = fs::read_to_string("/proc/self/status").expect("readable");
         let host = host.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).expect("told").to_owned();
         let privileged = || Context { privileged: true, ..Context::default() };
         for (name, context) in [("all", capability(&["ALL"], &[])), ("privileged", privileged())] {
-            let told = says(&daemon, &sandbox, (name, context), effective).await;
+            let told = output(&daemon, &sandbox, (name, context), effective).await;
             assert_eq!(told, format!("CapEff:\t{host}\n"), "{name}");
         }
         // A mount needs CAP_SYS_ADMIN, which only the privileged container has.
@@ -230,7 +230,7 @@ fn a_container_may_do_what_its_context_says() {
 #[test]
 #[allow(deprecated, reason = "older clients use the old field")]
 fn filters_are_those_of_the_context() {
-    on_a_machine("filters_are_those_of_the_context", async |place| {
+    in_network_namespace("filters_are_those_of_the_context", async |place| {
         let daemon = daemon(place.path()).await;
         let mut config = pod(place.path(), "a");
         let context = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("a context");
@@ -265,7 +265,7 @@ fn filters_are_those_of_the_context() {
             ("blocked", with(&local, &admin), rename, "refused\n"),
             ("ignored", privileged, rename, "renamed\n"),
         ] {
-            assert_eq!(says(&daemon, &sandbox, (name, context), script).await, expected, "{name}");
+            assert_eq!(output(&daemon, &sandbox, (name, context), script).await, expected, "{name}");
         }
         let missing = with(&of(Localhost, "/nowhere/profile.json"), &None);
         let text = refusal(&daemon, &sandbox, ("missing", missing)).await;
@@ -287,7 +287,7 @@ fn filters_are_those_of_the_context() {
 // "NamespaceOption"
 #[test]
 fn namespaces_are_the_hosts_the_pods_or_the_containers() {
-    on_a_machine("namespaces_are_the_hosts_the_pods_or_the_containers", async |place| {
+    in_network_namespace("namespaces_are_the_hosts_the_pods_or_the_containers", async |place| {
         let daemon = daemon(place.path()).await;
         let own =
             |kind: &str| fs::read_link(format!("/proc/thread-self/ns/{kind}")).expect("a link").display().to_string();
@@ -301,7 +301,7 @@ fn namespaces_are_the_hosts_the_pods_or_the_containers() {
             let sandbox = daemon.run(pod_of(place.path(), name, options.clone())).await;
             let context = Context { namespace_options: Some(options), ..Context::default() };
             let script = "readlink /proc/self/ns/pid; readlink /proc/self/ns/ipc; readlink /proc/self/ns/net";
-            let told = says(&daemon, &sandbox, (name, context), script).await;
+            let told = output(&daemon, &sandbox, (name, context), script).await;
             let told: Vec<&str> = told.lines().collect();
             let expected = [hosts.clone(), own("ipc"), own("net")];
             for at in 0..3 {
@@ -342,7 +342,7 @@ fn users(mode: i32, lines: &[(u32, u32, u32)]) -> cri::UserNamespace {
 // "UserNamespaces"; and a pod with a user namespace on the host network
 #[test]
 fn users_are_the_pods_or_the_hosts() {
-    on_a_machine("users_are_the_pods_or_the_hosts", async |place| {
+    in_network_namespace("users_are_the_pods_or_the_hosts", async |place| {
         let daemon = daemon(place.path()).await;
         let status = daemon.calls.rpc.clone().status(cri::StatusRequest::default()).await.expect("told").into_inner();
         let features = status.runtime_handlers.iter().find_map(|handler| handler.features).expect("told");
@@ -366,7 +366,7 @@ fn users_are_the_pods_or_the_hosts() {
             let context = Context { namespace_options: Some(options), ..Context::default() };
             let script =
                 "cat /proc/self/uid_map; ls /sys/class/net | grep -cx lo; touch /sys/x 2>/dev/null || echo protected";
-            let told = says(&daemon, &sandbox, (name, context), script).await;
+            let told = output(&daemon, &sandbox, (name, context), script).await;
             let words: Vec<&str> = told.split_whitespace().collect();
             assert_eq!(words[..3].join(" "), expected, "{name}");
             assert_eq!(words[3..], ["1", "protected"], "{name}");
@@ -382,7 +382,7 @@ fn users_are_the_pods_or_the_hosts() {
             let refused = daemon.calls.run(&config).await.expect_err(name);
             assert!(refused.message().contains(text), "{name}: {}", refused.message());
         }
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }

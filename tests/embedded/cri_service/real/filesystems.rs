@@ -8,8 +8,8 @@ use berth_proto::cri;
 use nix::mount::{MsFlags, mount};
 
 use berth_testkit::embedded::{
+    fixture::in_network_namespace,
     in_process::{container, daemon, pod},
-    place::on_a_machine,
 };
 
 const ASLEEP: &str = "while :; do sleep 0.1; done";
@@ -58,7 +58,7 @@ fn is_mounted(path: &Path) -> bool {
 // "Container": starting container with volume, also when host path is a symlink
 #[test]
 fn a_volume_is_the_hosts_directory() {
-    on_a_machine("a_volume_is_the_hosts_directory", async |place| {
+    in_network_namespace("a_volume_is_the_hosts_directory", async |place| {
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
         let (folder, link) = (place.path().join("folder"), place.path().join("link"));
@@ -75,7 +75,7 @@ fn a_volume_is_the_hosts_directory() {
             assert_eq!((told.len(), told[0].host_path.as_str()), (1, &*path.display().to_string()), "only those asked");
         }
         daemon.remove(&sandbox).await;
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }
@@ -83,7 +83,7 @@ fn a_volume_is_the_hosts_directory() {
 // "Container Mount Propagation"; AC-09a-X11
 #[test]
 fn mounts_travel_where_that_is_asked_for() {
-    on_a_machine("mounts_travel_where_that_is_asked_for", async |place| {
+    in_network_namespace("mounts_travel_where_that_is_asked_for", async |place| {
         use cri::MountPropagation::{PropagationBidirectional, PropagationHostToContainer, PropagationPrivate};
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(mighty(place.path())).await;
@@ -133,7 +133,7 @@ fn mounts_travel_where_that_is_asked_for() {
 // "Container Mount Readonly"
 #[test]
 fn what_is_below_a_volume_is_read_only_where_that_is_asked_for() {
-    on_a_machine("what_is_below_a_volume_is_read_only_where_that_is_asked_for", async |place| {
+    in_network_namespace("what_is_below_a_volume_is_read_only_where_that_is_asked_for", async |place| {
         use cri::MountPropagation::{PropagationBidirectional, PropagationHostToContainer, PropagationPrivate};
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(mighty(place.path())).await;
@@ -174,7 +174,7 @@ fn what_is_below_a_volume_is_read_only_where_that_is_asked_for() {
 // "PodSandbox": sysctls; "Networking": DNS config, hostname
 #[test]
 fn a_pod_has_the_settings_and_names_it_asks_for() {
-    on_a_machine("a_pod_has_the_settings_and_names_it_asks_for", async |place| {
+    in_network_namespace("a_pod_has_the_settings_and_names_it_asks_for", async |place| {
         let daemon = daemon(place.path()).await;
         let mut config = pod(place.path(), "a");
         config.hostname = "its-own-name".to_owned();

@@ -11,9 +11,9 @@ use berth_proto::cri;
 use nix::mount::{MsFlags, mount};
 
 use berth_testkit::embedded::{
+    cleanup::names,
+    fixture::{in_network_namespace, left},
     in_process::{container, daemon, pod},
-    place::{left, on_a_machine},
-    traces::names,
 };
 
 /// Timeout of a step.
@@ -29,7 +29,7 @@ fn fill(path: &Path) {
 
 #[test]
 fn a_full_disk_leaves_nothing_half_made() {
-    on_a_machine("a_full_disk_leaves_nothing_half_made", async |place| {
+    in_network_namespace("a_full_disk_leaves_nothing_half_made", async |place| {
         let root = place.path().join("root");
         fs::create_dir(&root).expect("made");
         mount(Some("small"), &root, Some("tmpfs"), MsFlags::empty(), Some("size=48m")).expect("mounted");
@@ -69,7 +69,7 @@ fn a_full_disk_leaves_nothing_half_made() {
 
 /// A container fills the runtime's disk; stopping and removing its pod needs no space, and frees all of it.
 fn filled_by_a_container(test: &str, options: &'static str, script: &'static str) {
-    on_a_machine(test, async move |place| {
+    in_network_namespace(test, async move |place| {
         let root = place.path().join("root");
         fs::create_dir(&root).expect("made");
         mount(Some("small"), &root, Some("tmpfs"), MsFlags::empty(), Some(options)).expect("mounted");

@@ -9,13 +9,13 @@ use berth_proto::cri;
 use serde_json::json;
 
 use berth_testkit::embedded::{
+    fixture::in_network_namespace,
     in_process::{container, daemon, pod},
-    place::on_a_machine,
 };
 
 #[test]
 fn hooks_of_devices_are_executed_and_can_refuse() {
-    on_a_machine("hooks_of_devices_are_executed_and_can_refuse", async |place| {
+    in_network_namespace("hooks_of_devices_are_executed_and_can_refuse", async |place| {
         let log = place.path().join("log");
         let hook = |moment: &str, script: String| json!({"hookName": moment, "path": "/bin/sh", "args": ["sh", "-c", script], "env": ["PATH=/usr/bin:/bin"]});
         let note = |moment: &str| hook(moment, format!("{{ printf '{moment} '; cat; echo; }} >> {}", log.display()));
@@ -72,7 +72,7 @@ fn hooks_of_devices_are_executed_and_can_refuse() {
         assert_eq!(daemon.status(&bad).await.reason, "StartError");
         log_until("poststop ").await;
         daemon.remove(&sandbox).await;
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }

@@ -12,21 +12,21 @@ use serde_json::json;
 use tonic::{Code, Request};
 
 use berth_testkit::embedded::{
+    fixture::{RuntimeFixture, in_network_namespace},
     in_process::{Builtin, Daemon, container, daemon_with, pod, spec},
-    place::{Place, on_a_machine},
 };
 
-use crate::images::registry::{Door, Registry, layer, obstacle};
+use crate::images::registry::{Registry, RegistryTransport, layer, obstacle};
 
 /// Runs a test beside a registry; reports where it is skipped.
-fn beside_a_registry<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Place, Registry) -> F + Send) {
+fn beside_a_registry<F: Future<Output = ()>>(test: &str, body: impl FnOnce(RuntimeFixture, Registry) -> F + Send) {
     if let Some(why) = obstacle() {
         assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
         println!("skipped: {test}: {why}");
         return;
     }
-    on_a_machine(test, |place| {
-        let registry = Registry::start(place.path(), Door::Plain);
+    in_network_namespace(test, |place| {
+        let registry = Registry::start(place.path(), RegistryTransport::Plain);
         body(place, registry)
     });
 }
@@ -181,7 +181,7 @@ fn lists_of_images_are_exact() {
 fn an_image_of_two_registries_is_one_image() {
     beside_a_registry("an_image_of_two_registries_is_one_image", async |place, first| {
         let elsewhere = tempfile::tempdir().expect("a directory");
-        let second = Registry::start(elsewhere.path(), Door::Plain);
+        let second = Registry::start(elsewhere.path(), RegistryTransport::Plain);
         let names = [&first, &second].map(|registry| {
             push(registry, "pause", "3.9", "", "pause");
             format!("{}/pause:3.9", registry.host())
@@ -260,7 +260,7 @@ fn an_image_has_one_identifier_everywhere() {
             daemon.calls.remove_container(&container).await.expect("goes");
         }
         daemon.remove(&sandbox).await;
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }

@@ -9,8 +9,8 @@ use berth_proto::cri;
 use tonic::Code;
 
 use berth_testkit::embedded::{
+    fixture::in_network_namespace,
     in_process::{Daemon, container, daemon, pod},
-    place::on_a_machine,
 };
 
 const ASLEEP: &str = "while :; do sleep 0.1; done";
@@ -59,7 +59,7 @@ macro_rules! streamed {
 /// Fields that scripts with `crictl inspect … | jq` rely on.
 #[test]
 fn verbose_answers_have_the_shape_of_containerds() {
-    on_a_machine("verbose_answers_have_the_shape_of_containerds", async |place| {
+    in_network_namespace("verbose_answers_have_the_shape_of_containerds", async |place| {
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
         let id = daemon.start(&sandbox, container("c", ASLEEP)).await;
@@ -91,7 +91,7 @@ fn verbose_answers_have_the_shape_of_containerds() {
 /// On cgroup v1, killed processes of a frozen group do not exit.
 #[test]
 fn a_frozen_container_is_stopped_and_removed() {
-    on_a_machine("a_frozen_container_is_stopped_and_removed", async |place| {
+    in_network_namespace("a_frozen_container_is_stopped_and_removed", async |place| {
         let daemon = daemon(place.path()).await;
         for is_stopped in [true, false] {
             let sandbox = daemon.run(pod(place.path(), "a")).await;
@@ -112,7 +112,7 @@ fn a_frozen_container_is_stopped_and_removed() {
             stop_pod(&daemon, &sandbox).await;
             daemon.remove(&sandbox).await;
         }
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }
@@ -120,7 +120,7 @@ fn a_frozen_container_is_stopped_and_removed() {
 // "Runtime info", "PodSandbox": basic operations, "Idempotence", "Container": basic operations
 #[test]
 fn pods_and_containers_come_and_go_as_often_as_they_are_told() {
-    on_a_machine("pods_and_containers_come_and_go_as_often_as_they_are_told", async |place| {
+    in_network_namespace("pods_and_containers_come_and_go_as_often_as_they_are_told", async |place| {
         let daemon = daemon(place.path()).await;
         let version =
             daemon.calls.rpc.clone().version(cri::VersionRequest::default()).await.expect("told").into_inner();
@@ -182,7 +182,7 @@ fn pods_and_containers_come_and_go_as_often_as_they_are_told() {
         for _ in 0..2 {
             daemon.remove(&sandbox).await;
         }
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }
@@ -190,7 +190,7 @@ fn pods_and_containers_come_and_go_as_often_as_they_are_told() {
 // "Container": execSync, execSync with timeout
 #[test]
 fn a_command_that_takes_too_long_is_killed_and_nothing_else() {
-    on_a_machine("a_command_that_takes_too_long_is_killed_and_nothing_else", async |place| {
+    in_network_namespace("a_command_that_takes_too_long_is_killed_and_nothing_else", async |place| {
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
         let id = daemon.start(&sandbox, container("c", ASLEEP)).await;
@@ -210,7 +210,7 @@ fn a_command_that_takes_too_long_is_killed_and_nothing_else() {
 // "Container": listing stats; "PodSandbox": metrics operations; "Streaming List"
 #[test]
 fn lists_by_stream_are_those_by_answer() {
-    on_a_machine("lists_by_stream_are_those_by_answer", async |place| {
+    in_network_namespace("lists_by_stream_are_those_by_answer", async |place| {
         let daemon = daemon(place.path()).await;
         let labelled = |name, value| cri::PodSandboxConfig { labels: labels(value), ..pod(place.path(), name) };
         let (one, two) = (daemon.run(labelled("one", "yes")).await, daemon.run(labelled("two", "no")).await);

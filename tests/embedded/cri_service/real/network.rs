@@ -10,12 +10,12 @@ use std::{
 use berth_proto::cri;
 use berth_sys::{
     net_namespace,
-    netlink::{Protocol, Socket, route},
+    netlink::{Protocol, Socket, rtnetlink},
 };
 
 use berth_testkit::embedded::{
+    fixture::{in_network_namespace, namespace_file},
     in_process::{container, daemon, pod},
-    place::{namespace_file, on_a_machine},
 };
 
 /// Timeout of a step.
@@ -56,8 +56,9 @@ async fn asked(to: &str) -> String {
 
 /// Links, packet filter elements, and files that pods left behind.
 fn left_of_networks() -> Vec<String> {
-    let links = Socket::open(Protocol::Route).and_then(|mut socket| socket.dump(&route::get_links())).expect("links");
-    let mut left: Vec<_> = links.iter().filter_map(route::link).map(|link| link.name).collect();
+    let links =
+        Socket::open(Protocol::Route).and_then(|mut socket| socket.dump(&rtnetlink::get_links())).expect("links");
+    let mut left: Vec<_> = links.iter().filter_map(rtnetlink::link).map(|link| link.name).collect();
     left.retain(|name| name.starts_with("veth"));
     let rules = Command::new("nft").args(["list", "ruleset"]).output();
     let rules = rules.map(|told| String::from_utf8_lossy(&told.stdout).into_owned()).unwrap_or_default();
@@ -67,7 +68,7 @@ fn left_of_networks() -> Vec<String> {
 
 #[test]
 fn pods_reach_each_other_and_are_reached() {
-    on_a_machine("pods_reach_each_other_and_are_reached", async |place| {
+    in_network_namespace("pods_reach_each_other_and_are_reached", async |place| {
         // AC-09b-N1, N14 and AC-09-E8, through the services
         let daemon = daemon(place.path()).await;
         let mut config = with_network(pod(place.path(), "one"));
@@ -89,7 +90,7 @@ fn pods_reach_each_other_and_are_reached() {
             daemon.remove(sandbox).await;
             assert!(!namespace_file(place.path(), sandbox).exists());
         }
-        place.is_left_clean();
+        place.assert_clean();
         assert_eq!(left_of_networks(), Vec::<String>::new());
         daemon.stop.cancel();
     });
@@ -101,7 +102,7 @@ fn pods_reach_each_other_and_are_reached() {
 fn bursts_of_pods_come_and_go_without_a_failure() {
     const BURST: usize = 40;
     let bursts = std::env::var("BERTH_BURSTS").ok().and_then(|count| count.parse().ok()).unwrap_or(3);
-    on_a_machine("bursts_of_pods_come_and_go_without_a_failure", async |place| {
+    in_network_namespace("bursts_of_pods_come_and_go_without_a_failure", async |place| {
         let daemon = daemon(place.path()).await;
         for burst in 0..bursts {
             let one = async |number: usize| {
@@ -114,7 +115,7 @@ fn bursts_of_pods_come_and_go_without_a_failure() {
             let failed: Vec<_> = ended.into_iter().filter_map(Result::err).collect();
             assert!(failed.is_empty(), "{failed:#?}");
         }
-        place.is_left_clean();
+        place.assert_clean();
         assert_eq!(left_of_networks(), Vec::<String>::new());
         daemon.stop.cancel();
     });
@@ -122,7 +123,7 @@ fn bursts_of_pods_come_and_go_without_a_failure() {
 
 #[test]
 fn a_pod_that_lost_its_network_is_not_ready() {
-    on_a_machine("a_pod_that_lost_its_network_is_not_ready", async |place| {
+    in_network_namespace("a_pod_that_lost_its_network_is_not_ready", async |place| {
         let daemon = daemon(place.path()).await;
         let (file, link, kept) = (
             daemon.run(with_network(pod(place.path(), "file"))).await,
@@ -134,16 +135,16 @@ fn a_pod_that_lost_its_network_is_not_ready() {
         net_namespace::unbind_file(&namespace_file(place.path(), &file)).expect("removed");
         daemon.until_not_ready(&file).await;
         let mut socket = Socket::open(Protocol::Route).expect("a socket");
-        let links = socket.dump(&route::get_links()).expect("links");
-        let end = links.iter().filter_map(route::link).find(|end| end.alias == link).expect("the pod's link");
-        socket.request(route::delete_link(end.index)).expect("removed");
+        let links = socket.dump(&rtnetlink::get_links()).expect("links");
+        let end = links.iter().filter_map(rtnetlink::link).find(|end| end.alias == link).expect("the pod's link");
+        socket.request(rtnetlink::delete_link(end.index)).expect("removed");
         daemon.until_not_ready(&link).await;
         assert_eq!(daemon.status(&runs).await.state(), cri::ContainerState::ContainerRunning, "the kubelet ends it");
         assert_eq!(daemon.pod_status(&kept).await.state(), cri::PodSandboxState::SandboxReady);
         for sandbox in [&file, &link, &kept] {
             daemon.remove(sandbox).await;
         }
-        place.is_left_clean();
+        place.assert_clean();
         assert_eq!(left_of_networks(), Vec::<String>::new());
         daemon.stop.cancel();
     });
@@ -151,7 +152,7 @@ fn a_pod_that_lost_its_network_is_not_ready() {
 
 #[test]
 fn a_network_that_went_while_nobody_looked_is_missed_at_the_start() {
-    on_a_machine("a_network_that_went_while_nobody_looked_is_missed_at_the_start", async |place| {
+    in_network_namespace("a_network_that_went_while_nobody_looked_is_missed_at_the_start", async |place| {
         let at = place.path().to_owned();
         let first = std::thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -171,7 +172,7 @@ fn a_network_that_went_while_nobody_looked_is_missed_at_the_start() {
         for sandbox in [&lost, &kept] {
             daemon.remove(sandbox).await;
         }
-        place.is_left_clean();
+        place.assert_clean();
         assert_eq!(left_of_networks(), Vec::<String>::new());
         daemon.stop.cancel();
     });

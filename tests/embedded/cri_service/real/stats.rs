@@ -9,8 +9,8 @@ use berth_proto::cri;
 
 use super::network::with_network;
 use berth_testkit::embedded::{
+    fixture::in_network_namespace,
     in_process::{Daemon, container, daemon, pod},
-    place::on_a_machine,
 };
 
 /// Metrics that critest treats as optional: a kernel, or a machine without disk quotas, may not provide them.
@@ -28,7 +28,7 @@ fn value(told: Option<cri::UInt64Value>) -> u64 {
 
 #[test]
 fn what_a_container_uses_is_told() {
-    on_a_machine("what_a_container_uses_is_told", async |place| {
+    in_network_namespace("what_a_container_uses_is_told", async |place| {
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(with_network(pod(place.path(), "a"))).await;
         let mut config = container("c", "while :; do :; done");
@@ -75,7 +75,7 @@ fn what_a_container_uses_is_told() {
         assert!(value(told.memory.expect("known").working_set_bytes) > 0);
         every_descriptor_has_its_value(&daemon, &sandbox).await;
         daemon.remove(&sandbox).await;
-        place.is_left_clean();
+        place.assert_clean();
         daemon.stop.cancel();
     });
 }

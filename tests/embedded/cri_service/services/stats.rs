@@ -6,7 +6,7 @@ fn value(told: Option<cri::UInt64Value>) -> Option<u64> {
     told.map(|told| told.value)
 }
 
-impl Set {
+impl Fixture {
     async fn stats(&self, id: &str) -> Result<cri::ContainerStats, Status> {
         let request = cri::ContainerStatsRequest { container_id: id.to_owned() };
         self.rpc.clone().container_stats(request).await.map(|reply| reply.into_inner().stats.expect("stats"))

@@ -5,10 +5,10 @@ use berth_server::streaming::spdy::{Headers, frames::Encoder};
 use bytes::{Bytes, BytesMut};
 use tokio::{io::AsyncWriteExt, time::timeout};
 
-use super::world::{ALL, READS, SUCCESS, TERMINAL, World};
+use super::fixture::{ALL, Fixture, READS, SUCCESS, TERMINAL};
 use berth_testkit::{
     embedded::in_process::container,
-    streams::clients::{LIMIT, all, channels, next, say, spdy_head, up_to},
+    streams::clients::{LIMIT, all, channels, next, send_message, spdy_head, up_to},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -18,7 +18,7 @@ async fn several_clients_attach_and_none_holds_up_the_container() {
         stdin_once: true,
         ..container("c", "while read line; do echo \"got $line\"; echo \"err $line\" >&2; done; echo bye; exit 5")
     };
-    let Some(world) = World::with("several_clients_attach_and_none_holds_up_the_container", config).await else {
+    let Some(world) = Fixture::with("several_clients_attach_and_none_holds_up_the_container", config).await else {
         return;
     };
     let spdy = world.door.spdy(&world.attach(ALL).await, &["v4.channel.k8s.io"]).await;
@@ -28,7 +28,7 @@ async fn several_clients_attach_and_none_holds_up_the_container() {
     // This client is attached only now: a WebSocket upgrade is answered before the attach.
     let (_, mut writes) = world.door.web_socket(&world.attach(ALL).await, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut writes).await, [1]);
-    say(&mut writes, b"\0one\n").await;
+    send_message(&mut writes, b"\0one\n").await;
     assert_eq!(up_to(streams.get_mut("stdout").expect("open"), "got one\n").await, "got one\n");
     assert_eq!(up_to(streams.get_mut("stderr").expect("open"), "err one\n").await, "err one\n");
     streams["stdin"].write(Bytes::from("two\n")).await.expect("sent");
@@ -58,7 +58,7 @@ async fn who_ends_its_input_leaves_and_the_container_goes_on() {
     for (tty, stdin_once) in [(false, false), (true, false), (true, true)] {
         let script = "while read line; do echo \"got $line\"; done; echo closed; sleep 1000";
         let config = cri::ContainerConfig { stdin: true, stdin_once, tty, ..container("c", script) };
-        let Some(world) = World::with("who_ends_its_input_leaves_and_the_container_goes_on", config).await else {
+        let Some(world) = Fixture::with("who_ends_its_input_leaves_and_the_container_goes_on", config).await else {
             return;
         };
         for line in ["one", "two"] {
@@ -85,7 +85,7 @@ async fn who_stops_reading_holds_up_nobody_else() {
     // The container prints more than all buffers can store, and writes a file once it is through.
     let script = "while [ ! -e /tmp/go ]; do sleep 0.05; done; head -c 20000000 /dev/zero; echo through > /tmp/through; \
                   trap 'exit 0' TERM; while :; do sleep 0.1; done";
-    let Some(world) = World::with("who_stops_reading_holds_up_nobody_else", container("c", script)).await else {
+    let Some(world) = Fixture::with("who_stops_reading_holds_up_nobody_else", container("c", script)).await else {
         return;
     };
     let url = world.attach(READS).await;

@@ -6,15 +6,15 @@ use futures::{SinkExt, StreamExt};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 
-use super::world::{ALL, READS, SUCCESS, TERMINAL, World, exit_status};
+use super::fixture::{ALL, Fixture, READS, SUCCESS, TERMINAL, exit_status};
 use berth_testkit::{
     embedded::in_process::container,
-    streams::clients::{LIMIT, all, channels, next, say, spdy_head, up_to, web_socket_head},
+    streams::clients::{LIMIT, all, channels, next, send_message, spdy_head, up_to, web_socket_head},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_over_spdy() {
-    let Some(world) = World::asleep("commands_over_spdy").await else { return };
+    let Some(world) = Fixture::asleep("commands_over_spdy").await else { return };
     // AC-04b-S3, S5: stdout and stderr arrive completely before the status.
     let url = world.exec("cat; echo oops >&2; exit 7", ALL).await;
     let client = world.door.spdy(&url, &["v5.channel.k8s.io", "v4.channel.k8s.io"]).await;
@@ -70,7 +70,7 @@ async fn commands_over_spdy() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminals_have_their_size_from_the_start_and_hang_up() {
-    let Some(world) = World::asleep("terminals_have_their_size_from_the_start_and_hang_up").await else { return };
+    let Some(world) = Fixture::asleep("terminals_have_their_size_from_the_start_and_hang_up").await else { return };
     let script = "stty size; trap 'stty size' WINCH; echo ready; read line; echo got $line; \
                   trap 'echo hung > /tmp/hung; exit' HUP; while :; do sleep 0.1; done";
     let url = world.exec(script, TERMINAL).await;
@@ -92,7 +92,7 @@ async fn terminals_have_their_size_from_the_start_and_hang_up() {
 
     // The same over a WebSocket, and without any size.
     let (_, mut socket) = world.door.web_socket(&world.exec("stty size", TERMINAL).await, "v5.channel.k8s.io").await;
-    say(&mut socket, b"\x04{\"Width\":90,\"Height\":30}").await;
+    send_message(&mut socket, b"\x04{\"Width\":90,\"Height\":30}").await;
     let [stdout, _, status] = channels(&mut socket).await;
     assert_eq!((stdout.as_str(), status.as_str()), ("30 90\r\n", r#"{"metadata":{},"status":"Success"}"#));
     let (_, mut socket) = world.door.web_socket(&world.exec("stty size", TERMINAL).await, "v4.channel.k8s.io").await;
@@ -102,14 +102,14 @@ async fn terminals_have_their_size_from_the_start_and_hang_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_over_web_sockets() {
-    let Some(world) = World::asleep("commands_over_web_sockets").await else { return };
+    let Some(world) = Fixture::asleep("commands_over_web_sockets").await else { return };
     // AC-04b-S6
     let (head, mut socket) = world.door.web_socket(&world.exec("cat", ALL).await, "v5.channel.k8s.io").await;
     assert_eq!(head.header("sec-websocket-protocol"), ["v5.channel.k8s.io"]);
     assert_eq!(next(&mut socket).await, [1]);
-    say(&mut socket, b"\0foo").await;
+    send_message(&mut socket, b"\0foo").await;
     assert_eq!(next(&mut socket).await, b"\x01foo");
-    say(&mut socket, &[255, 0]).await;
+    send_message(&mut socket, &[255, 0]).await;
     assert_eq!(next(&mut socket).await, b"\x03{\"metadata\":{},\"status\":\"Success\"}");
     let last = timeout(LIMIT, socket.next()).await.expect("in time");
     let Some(Ok(Message::Close(Some(close)))) = last else { panic!("{last:?}") };
@@ -123,7 +123,7 @@ async fn commands_over_web_sockets() {
     ] {
         let (head, mut socket) = world.door.web_socket(&world.exec(script, ALL).await, protocol).await;
         assert_eq!(head.header("sec-websocket-protocol").concat(), protocol);
-        say(&mut socket, b"\0foo").await;
+        send_message(&mut socket, b"\0foo").await;
         assert_eq!(channels(&mut socket).await, ["foo\n".to_owned(), "oops\n".to_owned(), status], "{protocol}");
     }
     let (_, mut socket) = world.door.web_socket(&world.exec("head -c 3", ALL).await, "base64.channel.k8s.io").await;
@@ -156,7 +156,7 @@ async fn a_command_whose_client_has_gone_goes_on() {
     };
     let mut config = container("c", "trap 'exit 0' TERM; while :; do sleep 0.1; done");
     config.linux.as_mut().expect("given").security_context = Some(security);
-    let Some(world) = World::with("a_command_whose_client_has_gone_goes_on", config).await else { return };
+    let Some(world) = Fixture::with("a_command_whose_client_has_gone_goes_on", config).await else { return };
     let url = world
         .exec(
             "echo began; while read line; do :; done; echo late && echo late >&2 && echo well > /tmp/end; sleep 1",

@@ -7,13 +7,13 @@ use futures::StreamExt;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 
-use super::world::World;
+use super::fixture::Fixture;
 use berth_testkit::streams::{
-    clients::{LIMIT, Spdy, next, say, up_to, web_socket_head},
+    clients::{LIMIT, Spdy, next, send_message, up_to, web_socket_head},
     ports::Ports,
 };
 
-async fn forwards(world: &World, ports: &Ports, client: &Spdy) {
+async fn forwards(world: &Fixture, ports: &Ports, client: &Spdy) {
     // AC-04b-S8
     let text = ports.a_closed_one_ends_nothing(client).await;
     let (sandbox, closed) = (&world.sandbox, ports.closed);
@@ -26,7 +26,7 @@ async fn forwards(world: &World, ports: &Ports, client: &Spdy) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ports_are_forwarded_over_every_protocol() {
-    let Some(world) = World::asleep("ports_are_forwarded_over_every_protocol").await else { return };
+    let Some(world) = Fixture::asleep("ports_are_forwarded_over_every_protocol").await else { return };
     let ports = Ports::open().await;
     let client = world.door.spdy(&world.forward(&[]).await, &["portforward.k8s.io"]).await;
     forwards(&world, &ports, &client).await;
@@ -56,7 +56,7 @@ async fn ports_are_forwarded_over_every_protocol() {
         assert_eq!((greeting[0], greeting.len()), (channel, 3));
         assert!(channel > 1 || greeting[1..] == [low, high]);
     }
-    say(&mut socket, b"\0ping\n").await;
+    send_message(&mut socket, b"\0ping\n").await;
     let mut told = BTreeMap::<u8, Vec<u8>>::new();
     while let Some(Ok(message)) = timeout(LIMIT, socket.next()).await.expect("in time") {
         if let Message::Binary(bytes) = message {

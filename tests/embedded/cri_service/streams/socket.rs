@@ -12,22 +12,22 @@ use tokio::{
 };
 use tonic::transport::Endpoint;
 
-use super::world::Streams;
+use super::fixture::Streams;
 use berth_testkit::{
     embedded::{
+        fixture::{RuntimeFixture, in_network_namespace},
         in_process::{container, daemon, pod},
-        place::{Place, on_a_machine},
     },
-    streams::clients::{LIMIT, all, ended, next, say},
+    streams::clients::{LIMIT, all, ended, next, send_message},
 };
 
 #[test]
 fn others_meet_streams_on_loopback_while_the_socket_is_served() {
     // AC-09-E1: streaming as in critest: over a socket, in a pod's network.
-    on_a_machine("others_meet_streams_on_loopback_while_the_socket_is_served", over_a_socket);
+    in_network_namespace("others_meet_streams_on_loopback_while_the_socket_is_served", over_a_socket);
 }
 
-async fn over_a_socket(place: Place) {
+async fn over_a_socket(place: RuntimeFixture) {
     let daemon = daemon(place.path()).await;
     let streams = Streams::of(&daemon.runtime).await;
     let (door, url) = (streams.door, streams.url.clone());
@@ -79,7 +79,7 @@ async fn over_a_socket(place: Place) {
     let met = met_at(rpc.attach(attached).await.expect("prepared").into_inner().url);
     let (_, mut joined) = door.web_socket(&met, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut joined).await, [1]);
-    say(&mut joined, b"\0x\n").await;
+    send_message(&mut joined, b"\0x\n").await;
     assert_eq!(next(&mut joined).await, b"\x01got x\n");
 
     let forward = cri::PortForwardRequest { pod_sandbox_id: sandbox.clone(), port: vec![80] };
@@ -108,6 +108,6 @@ async fn over_a_socket(place: Place) {
     assert!(TcpStream::connect(door.0).await.is_err());
     ended(&mut joined).await;
     daemon.remove(&sandbox).await;
-    place.is_left_clean();
+    place.assert_clean();
     daemon.stop.cancel();
 }

@@ -112,14 +112,14 @@ impl World {
         seed: Option<Seed>,
     ) -> watch::Receiver<CertificateState> {
         let opened = self.opened.clone();
-        let open = |api: Arc<FakeApi>| -> OpenApi {
+        let open = |api: Arc<FakeApi>| -> ApiConnector {
             Arc::new(move || {
                 opened.fetch_add(1, Ordering::Relaxed);
                 let api: Arc<dyn ApiClient> = api.clone();
                 Box::pin(async move { Ok(api) })
             })
         };
-        let parts = Parts {
+        let parts = ManagerDeps {
             store: self.store(purpose),
             seed,
             api: api.clone(),
@@ -331,7 +331,7 @@ async fn a_pair_that_somebody_puts_there_is_taken() {
 
 #[test]
 fn the_transport_is_told() {
-    let (authority, identity) = (Authority::new(), Identity::nobody());
+    let (authority, identity) = (Authority::new(), Identity::anonymous());
     let pair = Arc::new(authority.pair("n", START, START + DAY));
     let sink: &dyn IdentitySink = &identity;
     sink.set(Some(pair));

@@ -7,7 +7,7 @@ use std::{
 
 use super::server::{Client, Reply, Server, Settings, json, status};
 use crate::{
-    api::{ApiClient, ApiError, Call, Line, Resource, Verb},
+    api::{ApiClient, ApiError, Call, RequestClass, Resource, Verb},
     transport::*,
 };
 
@@ -16,14 +16,16 @@ async fn a_call_arrives_as_the_reference_sends_it() {
     let server = Server::start(Settings::default(), |_| json(r#"{"kind":"Node"}"#)).await;
     let user = User {
         token: "secret".into(),
-        acting: Acting { user: "other".into(), ..Acting::default() },
+        acting: Impersonation { user: "other".into(), ..Impersonation::default() },
         ..User::default()
     };
-    let mut config = TransportConfig::new(server.cluster(), user).called(user_agent("berth", "v1.36.2", "abcdef0123"));
+    let mut config =
+        TransportConfig::new(server.cluster(), user).with_user_agent(user_agent("berth", "v1.36.2", "abcdef0123"));
     config.cluster.server.push_str("/prefix/");
     let client = Client::open(config).await;
     assert!((client.transport.is_reachable(), client.transport.last_contact()) == (false, None));
-    let call = Call::patch(Resource::NODES, "", "n", "{}").sub("status").on(Line::Heartbeat).query("timeout", "10s");
+    let call =
+        Call::patch(Resource::NODES, "", "n", "{}").sub("status").on(RequestClass::Heartbeat).query("timeout", "10s");
     let answer = client.transport.call(call).await.expect("an answer");
     assert_eq!(&answer[..], br#"{"kind":"Node"}"#);
     let seen = server.seen().remove(0);

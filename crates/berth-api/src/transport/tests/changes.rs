@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::server::{Authority, Client, Reply, Seen, Server, Settings, endless, json, status, until};
 use crate::{
-    api::{ApiClient, ApiError, Call, Line, Resource, Verb},
+    api::{ApiClient, ApiError, Call, RequestClass, Resource, Verb},
     transport::*,
 };
 
@@ -57,8 +57,8 @@ async fn a_new_certificate_takes_over_without_a_loss() {
     let server = Server::start(Settings::default(), answers(&slow)).await;
     let clients = Authority::new("clients");
     let (old, new) = (pair(&clients.client("old")), pair(&clients.client("new")));
-    let identity = Identity::nobody();
-    let client = Client::open(server.config().identified(identity.clone())).await;
+    let identity = Identity::anonymous();
+    let client = Client::open(server.config().with_identity(identity.clone())).await;
     client.transport.call(get("anonymous")).await.expect("an answer");
     identity.set(Some(old.clone()));
     server.until("the anonymous connection goes", |server| server.open() == 0).await;
@@ -100,8 +100,8 @@ async fn who_we_were_is_not_refused_for_long() {
         None => status(401),
     })
     .await;
-    let identity = Identity::nobody();
-    let client = Client::open(server.config().identified(identity.clone())).await;
+    let identity = Identity::anonymous();
+    let client = Client::open(server.config().with_identity(identity.clone())).await;
     let refused = client.transport.call(get("p")).await.expect_err("nobody");
     assert_eq!((refused.code(), refused.reason()), (401, "Unauthorized"));
     assert_eq!(server.seen().len(), 1, "who we are is not going to change by asking again");
@@ -195,6 +195,6 @@ async fn strangers_are_told_nothing() {
     assert!(told.expect_err("another name").to_string().contains("tls: "));
     let careless = Cluster { insecure_skip_tls_verify: true, authorities: None, ..cluster };
     Client::open(TransportConfig::new(careless, user)).await.transport.call(get("p")).await.expect("anybody will do");
-    let heartbeat = Call::get(Resource::NODES, "", "n").on(Line::Heartbeat);
+    let heartbeat = Call::get(Resource::NODES, "", "n").on(RequestClass::Heartbeat);
     assert!(client.transport.call(heartbeat).await.is_err());
 }

@@ -6,12 +6,14 @@ use tokio::sync::mpsc;
 
 use super::server::{Client, Reply, Server, Settings, json, quiet, until};
 use crate::{
-    api::{ApiClient, ApiError, Call, Line, Resource, Verb},
+    api::{ApiClient, ApiError, Call, RequestClass, Resource, Verb},
     transport::*,
 };
 
 fn lease() -> Call {
-    Call::update(Resource::LEASES, "kube-node-lease", "n", "{}").on(Line::Heartbeat).within(Duration::from_secs(10))
+    Call::update(Resource::LEASES, "kube-node-lease", "n", "{}")
+        .on(RequestClass::Heartbeat)
+        .within(Duration::from_secs(10))
 }
 
 fn watch_of(resource: Resource) -> Call {

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::server::{Client, Reply, Server, Settings, json, quiet, until};
 use crate::{
-    api::{ApiClient, ApiError, Call, Line, Resource, Verb},
+    api::{ApiClient, ApiError, Call, RequestClass, Resource, Verb},
     transport::*,
 };
 
@@ -22,7 +22,9 @@ fn watch_of(name: &str) -> Call {
 }
 
 fn lease() -> Call {
-    Call::update(Resource::LEASES, "kube-node-lease", "n", "{}").on(Line::Heartbeat).within(Duration::from_secs(10))
+    Call::update(Resource::LEASES, "kube-node-lease", "n", "{}")
+        .on(RequestClass::Heartbeat)
+        .within(Duration::from_secs(10))
 }
 
 fn connections(server: &Server, part: &str) -> BTreeSet<u64> {

@@ -22,18 +22,16 @@ use rustix::thread::CapabilitySet;
 use tracing::warn;
 
 use super::{
-    Applied, Place,
-    apart::{Job, Line},
-    apply_in,
-    root::{RootDir, Way},
-    source,
+    LayerSummary, UnpackTarget, apply_in, decompress,
+    root::{PathMode, RootDir},
+    unpack_process::{OutputLine, UnpackJob},
 };
-use crate::images::error::{Attempt, ImageError};
+use crate::images::error::{ImageError, IoContext};
 use berth_sys::{
     landlock,
-    mount_api::{self, Reach},
+    mount_api::{self, MountScope},
     privileges,
-    spawn::{self, Alone},
+    spawn::{self, SingleThreaded},
 };
 
 /// Capabilities needed to unpack.
@@ -61,34 +59,34 @@ pub fn main(job: &str) -> ExitCode {
         .map_err(|error| ImageError::invalid(format!("what is to be unpacked is not understood: {error}")))
         .and_then(|job| unpack(&job));
     let code = if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    match tell(&Line::Outcome(outcome)) {
+    match tell(&OutputLine::Outcome(outcome)) {
         Ok(()) => code,
         Err(_) => ExitCode::FAILURE, // no reader
     }
 }
 
-fn unpack(job: &Job) -> Result<Applied, ImageError> {
+fn unpack(job: &UnpackJob) -> Result<LayerSummary, ImageError> {
     prctl::set_pdeathsig(Signal::SIGKILL).attempt("end with who started us")?;
     if nix::unistd::getppid().as_raw() != i32::try_from(job.parent).unwrap_or_default() {
         return Err(ImageError::bad_content("who wanted the layer unpacked has gone"));
     }
-    let alone = Alone::check().attempt("unpack alone")?;
+    let alone = SingleThreaded::check().attempt("unpack alone")?;
     let root = RootDir::open(&job.into).attempt("open layer directory")?;
     let recipe = File::create_new(&job.recipe).attempt("create layer")?;
     confine(&root)?;
     // Bypass the buffer of standard input.
     let stream = File::from(io::stdin().as_fd().try_clone_to_owned().attempt("open the stream")?);
     // A thread spawned now has the reduced privileges; it opens no files.
-    let stream = source::ahead(stream)?;
+    let stream = decompress::decompress_ahead(stream)?;
     let mut told = Instant::now();
     let mut alive = || {
         if told.elapsed() >= ALIVE_EVERY {
             told = Instant::now();
             // A parent that no longer reads kills this process or is gone.
-            let _ = tell(&Line::Alive);
+            let _ = tell(&OutputLine::Alive);
         }
     };
-    apply_in(stream, Place { root, way: Way::Here(alone), alive: &mut alive }, &job.policy, Some(recipe))
+    apply_in(stream, UnpackTarget { root, way: PathMode::Fchdir(alone), alive: &mut alive }, &job.policy, Some(recipe))
 }
 
 fn confine(root: &RootDir) -> Result<(), ImageError> {
@@ -97,7 +95,7 @@ fn confine(root: &RootDir) -> Result<(), ImageError> {
         spawn::set_limit(resource, limit, limit).attempt("limit what unpacking takes")?;
     }
     unshare(CloneFlags::CLONE_NEWNS).attempt("make a mount namespace")?;
-    mount_api::change_root(libc::MS_SLAVE, Reach::Tree).attempt("hide mounts from the host")?;
+    mount_api::change_root(libc::MS_SLAVE, MountScope::Tree).attempt("hide mounts from the host")?;
     if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
         warn!("the network is not taken away: {error}");
     }
@@ -112,7 +110,7 @@ fn confine(root: &RootDir) -> Result<(), ImageError> {
     privileges::keep_only(KEPT).attempt("give up capabilities")
 }
 
-fn tell(line: &Line) -> io::Result<()> {
+fn tell(line: &OutputLine) -> io::Result<()> {
     let mut text = serde_json::to_string(line).map_err(io::Error::other)?;
     text.push('\n');
     let mut out = io::stdout().lock();
@@ -132,7 +130,7 @@ impl Write for Warnings {
         let length = text.len().saturating_mul(6);
         if length <= self.left {
             self.left -= length;
-            tell(&Line::Warning(text.trim_end().to_owned()))?;
+            tell(&OutputLine::Warning(text.trim_end().to_owned()))?;
         }
         Ok(bytes.len())
     }

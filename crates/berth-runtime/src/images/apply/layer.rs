@@ -25,17 +25,17 @@ use tracing::warn;
 
 use self::deletions::{is_at_or_below, is_whiteout};
 use super::{
-    limits::{Form, Policy, Totals},
+    decompress::{self, Source},
+    limits::{LayerFormat, Policy, Totals},
     path,
-    root::{self, At, RootDir, Way},
-    source::{self, Source},
-    whiteouts::{Mark, mark},
+    root::{self, NameInDirectory, PathMode, RootDir},
+    whiteouts::{NameKind, classify},
 };
 use crate::images::{
     digest::{Digest, Hashing},
-    error::{Attempt, ImageError, Kind as ErrorKind},
-    recipe::Noting,
+    error::{ImageError, IoContext, Kind as ErrorKind},
     tar::reader::{Entry, Kind, Reader},
+    tar_split::RecipeRecorder,
 };
 use berth_sys::write_back;
 
@@ -50,7 +50,7 @@ const EARLY: u64 = 256 << 10;
 
 /// Result of unpacking a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Applied {
+pub struct LayerSummary {
     /// Digest of the uncompressed stream.
     pub diff_id: Digest,
     /// Total size of files, bytes.
@@ -65,13 +65,13 @@ pub struct Applied {
 
 /// Access and modification time: seconds and nanoseconds each.
 type Times = ((i64, u32), (i64, u32));
-type Stream<'a> = Noting<Hashing<Box<dyn Source + 'a>>>;
+type Stream<'a> = RecipeRecorder<Hashing<Box<dyn Source + 'a>>>;
 
 /// Unpacks a layer of any known compression into an existing directory.
 ///
 /// # Errors
 /// The stream is invalid or exceeds the limits, or a write fails. The directory is partially filled then.
-pub fn apply<R: Read>(packed: R, into: &Path, policy: &Policy) -> Result<Applied, ImageError> {
+pub fn apply<R: Read>(packed: R, into: &Path, policy: &Policy) -> Result<LayerSummary, ImageError> {
     apply_noting(packed, into, policy, None)
 }
 
@@ -84,18 +84,18 @@ pub fn apply_noting<R: Read>(
     into: &Path,
     policy: &Policy,
     recipe: Option<File>,
-) -> Result<Applied, ImageError> {
+) -> Result<LayerSummary, ImageError> {
     let root = RootDir::open(into).attempt("open layer directory")?;
-    let place = Place { root, way: Way::Proc, alive: &mut || {} };
-    apply_in(source::here(packed)?, place, policy, recipe)
+    let place = UnpackTarget { root, way: PathMode::Proc, alive: &mut || {} };
+    apply_in(decompress::decompress_inline(packed)?, place, policy, recipe)
 }
 
 /// Target of an unpack.
-pub struct Place<'a> {
+pub struct UnpackTarget<'a> {
     /// The open directory.
     pub root: RootDir,
     /// How names are passed to system calls without an `…at` form.
-    pub way: Way,
+    pub way: PathMode,
     /// Called repeatedly while the unpack makes progress.
     pub alive: &'a mut dyn FnMut(),
 }
@@ -106,24 +106,24 @@ pub struct Place<'a> {
 /// As for [`apply`].
 pub fn apply_in<'a>(
     stream: Box<dyn Source + 'a>,
-    into: Place<'a>,
+    into: UnpackTarget<'a>,
     policy: &'a Policy,
     recipe: Option<File>,
-) -> Result<Applied, ImageError> {
+) -> Result<LayerSummary, ImageError> {
     let stream = Hashing::new(stream);
-    let mut layer = Layer::new(into, policy, Reader::new(Noting::new(stream, recipe)?));
+    let mut layer = Layer::new(into, policy, Reader::new(RecipeRecorder::new(stream, recipe)?));
     layer.run()?;
     layer.finish_folders()?;
     let totals = layer.totals;
     let (stream, is_noted) = layer.drain()?.finish()?;
     let length = stream.length();
     let (bytes, entries) = (totals.bytes, totals.entries);
-    Ok(Applied { diff_id: stream.finish(), bytes, entries, stream: length, is_noted })
+    Ok(LayerSummary { diff_id: stream.finish(), bytes, entries, stream: length, is_noted })
 }
 
 struct Layer<'a> {
     root: RootDir,
-    way: Way,
+    way: PathMode,
     alive: &'a mut dyn FnMut(),
     policy: &'a Policy,
     tar: Reader<Stream<'a>>,
@@ -137,7 +137,7 @@ struct Layer<'a> {
 }
 
 impl<'a> Layer<'a> {
-    fn new(into: Place<'a>, policy: &'a Policy, tar: Reader<Stream<'a>>) -> Self {
+    fn new(into: UnpackTarget<'a>, policy: &'a Policy, tar: Reader<Stream<'a>>) -> Self {
         Self {
             root: into.root,
             way: into.way,
@@ -180,19 +180,19 @@ impl<'a> Layer<'a> {
         }
         let parts = path::parts(&entry.name)?;
         let Some((last, before)) = parts.split_last() else { return self.root_itself(entry) };
-        if mark(last) == Mark::Ignored {
+        if classify(last) == NameKind::Ignored {
             return Ok(());
         }
         let parent = self.parent(before)?;
         let key = |name: &[u8]| [before, &[name]].concat().join(&b'/');
-        match mark(last) {
-            Mark::Opaque => self.opaque(&parent, &before.join(&b'/')),
-            Mark::Removed(name) => {
-                let at = At { parent: parent.as_fd(), name: OsStr::from_bytes(name) };
+        match classify(last) {
+            NameKind::Opaque => self.opaque(&parent, &before.join(&b'/')),
+            NameKind::Removed(name) => {
+                let at = NameInDirectory { parent: parent.as_fd(), name: OsStr::from_bytes(name) };
                 self.whiteout(at, &key(name))
             }
             _ => {
-                let at = At { parent: parent.as_fd(), name: OsStr::from_bytes(last) };
+                let at = NameInDirectory { parent: parent.as_fd(), name: OsStr::from_bytes(last) };
                 self.ordinary(entry, at, key(last))
             }
         }
@@ -203,7 +203,7 @@ impl<'a> Layer<'a> {
             return Err(ImageError::bad_content("the root is no directory"));
         }
         let itself = self.root.resolve(b"", OFlags::RDONLY | OFlags::DIRECTORY).attempt("open root")?;
-        let at = At { parent: itself.as_fd(), name: OsStr::new(".") };
+        let at = NameInDirectory { parent: itself.as_fd(), name: OsStr::new(".") };
         owner(at, entry)?;
         at.set_mode(entry.mode).attempt("set mode")?;
         self.attributes(at, entry)?;
@@ -211,9 +211,9 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    fn ordinary(&mut self, entry: &Entry, at: At<'_>, key: Vec<u8>) -> Result<(), ImageError> {
+    fn ordinary(&mut self, entry: &Entry, at: NameInDirectory<'_>, key: Vec<u8>) -> Result<(), ImageError> {
         let is_folder = entry.kind == Kind::Directory;
-        let stat = at.look().attempt("look at it")?;
+        let stat = at.stat().attempt("look at it")?;
         let was_removed = stat.as_ref().is_some_and(is_whiteout);
         let there = stat.map(|stat| FileType::from_raw_mode(stat.st_mode));
         // Resolved before anything is removed: a link to itself must not lose the file.
@@ -223,8 +223,9 @@ impl<'a> Layer<'a> {
         };
         if there.is_some() && !(is_folder && there == Some(FileType::Directory)) {
             if let Some((folder, name)) = &target {
-                let same = At { parent: folder.as_fd(), name: OsStr::from_bytes(name) }.look().ok().flatten();
-                let here = at.look().ok().flatten();
+                let same =
+                    NameInDirectory { parent: folder.as_fd(), name: OsStr::from_bytes(name) }.stat().ok().flatten();
+                let here = at.stat().ok().flatten();
                 if same.zip(here).is_some_and(|(a, b)| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)) {
                     return Ok(());
                 }
@@ -259,14 +260,14 @@ impl<'a> Layer<'a> {
         if was_removed && is_folder {
             self.set_opaque(at)?;
         }
-        if self.policy.form == Form::Merged {
+        if self.policy.form == LayerFormat::Merged {
             self.made.insert(key);
         }
         Ok(())
     }
 
     /// Sets owner, then mode (a change of owner clears setuid), attributes, times.
-    fn describe(&mut self, entry: &Entry, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
+    fn describe(&mut self, entry: &Entry, at: NameInDirectory<'_>, key: &[u8]) -> Result<(), ImageError> {
         owner(at, entry)?;
         if !matches!(entry.kind, Kind::Symlink(_)) {
             at.set_mode(entry.mode).attempt("set mode")?;
@@ -280,7 +281,7 @@ impl<'a> Layer<'a> {
         at.set_times(times.0, times.1).attempt("set times")
     }
 
-    fn file(&mut self, entry: &Entry, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
+    fn file(&mut self, entry: &Entry, at: NameInDirectory<'_>, key: &[u8]) -> Result<(), ImageError> {
         self.totals.bytes = self.totals.bytes.saturating_add(entry.length());
         // Reject by declared size, before anything is written.
         self.check()?;
@@ -312,7 +313,7 @@ impl<'a> Layer<'a> {
             }
             file.write_all(window.get(..count).unwrap_or_default()).attempt("write")?;
             left = left.saturating_sub(count as u64);
-            self.look_at_disk(count as u64)?;
+            self.check_free_space(count as u64)?;
         }
         if length >= EARLY {
             write_back::begin(file);
@@ -320,7 +321,7 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    fn look_at_disk(&mut self, more: u64) -> Result<(), ImageError> {
+    fn check_free_space(&mut self, more: u64) -> Result<(), ImageError> {
         self.looked_at += more;
         if self.looked_at < LOOK_EVERY {
             return Ok(());
@@ -341,7 +342,7 @@ impl<'a> Layer<'a> {
         let (last, before) = parts.split_last().ok_or_else(missing)?;
         let folder =
             self.root.resolve(&before.join(&b'/'), OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_| missing())?;
-        let stat = At { parent: folder.as_fd(), name: OsStr::from_bytes(last) }.look().ok().flatten();
+        let stat = NameInDirectory { parent: folder.as_fd(), name: OsStr::from_bytes(last) }.stat().ok().flatten();
         let stat = stat.ok_or_else(missing)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => Err(ImageError::bad_content("hardlink target is a directory")),
@@ -351,7 +352,7 @@ impl<'a> Layer<'a> {
     }
 
     /// Creates a device node; returns false where that is not permitted.
-    fn device(&self, at: At<'_>, kind: FileType, major: u32, minor: u32) -> Result<bool, ImageError> {
+    fn device(&self, at: NameInDirectory<'_>, kind: FileType, major: u32, minor: u32) -> Result<bool, ImageError> {
         if (major, minor) == (0, 0) && kind == FileType::CharacterDevice {
             // An overlay would take it for a whiteout.
             warn!(name = %at.name.to_string_lossy(), "Device 0:0 in a layer left out");
@@ -372,7 +373,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    fn attributes(&self, at: At<'_>, entry: &Entry) -> Result<(), ImageError> {
+    fn attributes(&self, at: NameInDirectory<'_>, entry: &Entry) -> Result<(), ImageError> {
         for (name, value) in &entry.attributes {
             // These control overlayfs; a layer must not set them.
             if name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.") || name.contains(&0) {
@@ -429,20 +430,20 @@ fn unreadable(error: &io::Error) -> ImageError {
     ImageError::bad_content(format!("invalid layer: {error}"))
 }
 
-fn owner(at: At<'_>, entry: &Entry) -> Result<(), ImageError> {
+fn owner(at: NameInDirectory<'_>, entry: &Entry) -> Result<(), ImageError> {
     // Both were checked against the maximum ID.
     let id = |value: u64| u32::try_from(value).unwrap_or(u32::MAX >> 1);
     at.set_owner(id(entry.uid), id(entry.gid)).attempt("set owner")
 }
 
-fn symlink(text: &[u8], at: At<'_>) -> Result<(), ImageError> {
+fn symlink(text: &[u8], at: NameInDirectory<'_>) -> Result<(), ImageError> {
     if text.contains(&0) {
         return Err(ImageError::bad_content("link target holds a NUL"));
     }
     rustix::fs::symlinkat(OsStr::from_bytes(text), at.parent, at.name).attempt("make link")
 }
 
-fn node(at: At<'_>, kind: FileType, device: u64) -> Result<(), ImageError> {
+fn node(at: NameInDirectory<'_>, kind: FileType, device: u64) -> Result<(), ImageError> {
     rustix::fs::mknodat(at.parent, at.name, kind, Mode::from_raw_mode(0o600), device).attempt("make node")
 }
 

@@ -9,7 +9,7 @@ const RATIO_FROM: u64 = 64 << 20;
 
 /// Limits of one layer (spec 09 §5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Bounds {
+pub struct LayerLimits {
     /// Unpacked bytes; default 64 GiB.
     pub bytes: u64,
     /// Entries; default 5,000,000.
@@ -18,7 +18,7 @@ pub struct Bounds {
     pub ratio: u64,
 }
 
-impl Default for Bounds {
+impl Default for LayerLimits {
     fn default() -> Self {
         Self { bytes: 64 << 30, entries: 5_000_000, ratio: 1000 }
     }
@@ -26,7 +26,7 @@ impl Default for Bounds {
 
 /// Use of a layer's directory, which decides the representation of deletions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Form {
+pub enum LayerFormat {
     /// A layer of an overlay: deletions are device nodes and attributes.
     Overlay {
         /// Whether `user.` attributes replace `trusted.` ones, for lack of privilege.
@@ -40,9 +40,9 @@ pub enum Form {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Policy {
     /// Limits of the layer.
-    pub bounds: Bounds,
+    pub bounds: LayerLimits,
     /// Use of the directory.
-    pub form: Form,
+    pub form: LayerFormat,
     /// Minimum free space on the disk, bytes.
     pub keep_free: u64,
 }
@@ -56,7 +56,7 @@ pub struct Totals {
     pub entries: u64,
 }
 
-impl Bounds {
+impl LayerLimits {
     /// Checks the amounts; `unpacked` counts the whole stream, including headers and holes.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn what_is_too_much_is_named() {
-        let bounds = Bounds { bytes: 1 << 40, entries: 10, ratio: 100 };
+        let bounds = LayerLimits { bytes: 1 << 40, entries: 10, ratio: 100 };
         let totals = |bytes, entries| Totals { bytes, entries };
         for (totals, packed, unpacked, expected) in [
             (totals(10, 1), 1, 10, None),

@@ -19,7 +19,7 @@ use rustix::{
     io::Errno,
 };
 
-use berth_sys::{remove_tree::remove_tree_at, spawn::Alone};
+use berth_sys::{remove_tree::remove_tree_at, spawn::SingleThreaded};
 
 const IN_ROOT: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -32,16 +32,16 @@ pub struct RootDir {
 
 /// How a name in a directory is passed to a system call that takes only paths.
 #[derive(Clone, Copy, Debug)]
-pub enum Way {
+pub enum PathMode {
     /// By the directory's descriptor in `/proc`.
     Proc,
     /// By `fchdir`: for a process without `/proc`, in which only one thread resolves names.
-    Here(Alone),
+    Fchdir(SingleThreaded),
 }
 
 /// A name in an open directory.
 #[derive(Debug, Clone, Copy)]
-pub struct At<'a> {
+pub struct NameInDirectory<'a> {
     /// The directory.
     pub parent: BorrowedFd<'a>,
     /// The name, one component.
@@ -95,7 +95,7 @@ impl RootDir {
                 Err(Errno::NOENT) => {
                     let parent = self.resolve(&before.join(&b'/'), FOLDER)?;
                     let name = OsStr::from_bytes(so_far.last().copied().unwrap_or_default());
-                    make_folder(At { parent: parent.as_fd(), name }, 0o755)?;
+                    make_folder(NameInDirectory { parent: parent.as_fd(), name }, 0o755)?;
                 }
                 other => drop(other?),
             }
@@ -104,12 +104,12 @@ impl RootDir {
     }
 }
 
-impl At<'_> {
+impl NameInDirectory<'_> {
     /// Status of the name itself, not following links; `None` if it does not exist.
     ///
     /// # Errors
     /// The error of `fstatat`.
-    pub fn look(&self) -> Result<Option<Stat>, Errno> {
+    pub fn stat(&self) -> Result<Option<Stat>, Errno> {
         match rustix::fs::statat(self.parent, self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),
             other => other.map(Some),
@@ -143,11 +143,11 @@ impl At<'_> {
     ///
     /// # Errors
     /// The error of `lsetxattr` or `fchdir`.
-    pub fn set_attribute(&self, way: Way, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+    pub fn set_attribute(&self, way: PathMode, name: &[u8], value: &[u8]) -> Result<(), Errno> {
         let name = OsStr::from_bytes(name);
         match way {
-            Way::Proc => rustix::fs::lsetxattr(OsStr::from_bytes(&self.path()), name, value, XattrFlags::empty()),
-            Way::Here(_) => {
+            PathMode::Proc => rustix::fs::lsetxattr(OsStr::from_bytes(&self.path()), name, value, XattrFlags::empty()),
+            PathMode::Fchdir(_) => {
                 rustix::process::fchdir(self.parent)?;
                 rustix::fs::lsetxattr(self.name, name, value, XattrFlags::empty())
             }
@@ -191,7 +191,7 @@ pub fn times(atime: (i64, u32), mtime: (i64, u32)) -> Timestamps {
 ///
 /// # Errors
 /// The error of `mkdirat` or `fchmodat`.
-pub fn make_folder(at: At<'_>, mode: u32) -> Result<(), Errno> {
+pub fn make_folder(at: NameInDirectory<'_>, mode: u32) -> Result<(), Errno> {
     match rustix::fs::mkdirat(at.parent, at.name, Mode::from_raw_mode(0o700)) {
         Err(Errno::EXIST) => Ok(()),
         Ok(()) => at.set_mode(mode),
@@ -219,7 +219,7 @@ pub fn names(folder: &OwnedFd) -> io::Result<Vec<std::ffi::OsString>> {
 ///
 /// # Errors
 /// The error of `openat`; `EEXIST` if the name exists.
-pub fn create_file(at: At<'_>) -> io::Result<File> {
+pub fn create_file(at: NameInDirectory<'_>) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::openat(at.parent, at.name, flags, Mode::from_raw_mode(0o600))?))
 }

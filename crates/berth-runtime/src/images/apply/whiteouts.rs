@@ -6,7 +6,7 @@ const RESERVED: &[u8] = b".wh..wh.";
 
 /// Meaning of an entry's last component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mark<'a> {
+pub enum NameKind<'a> {
     /// An ordinary name.
     Ordinary,
     /// A whiteout: deletes this name in lower layers.
@@ -18,13 +18,13 @@ pub enum Mark<'a> {
 }
 
 /// The meaning of a name; `.wh.` alone and names that are no valid component are ignored.
-pub fn mark(name: &[u8]) -> Mark<'_> {
+pub fn classify(name: &[u8]) -> NameKind<'_> {
     match name.strip_prefix(PREFIX) {
-        None => Mark::Ordinary,
-        Some(_) if name == OPAQUE => Mark::Opaque,
-        Some(_) if name.starts_with(RESERVED) => Mark::Ignored,
-        Some(b"" | b"." | b"..") => Mark::Ignored,
-        Some(rest) => Mark::Removed(rest),
+        None => NameKind::Ordinary,
+        Some(_) if name == OPAQUE => NameKind::Opaque,
+        Some(_) if name.starts_with(RESERVED) => NameKind::Ignored,
+        Some(b"" | b"." | b"..") => NameKind::Ignored,
+        Some(rest) => NameKind::Removed(rest),
     }
 }
 
@@ -35,17 +35,17 @@ mod tests {
     #[test]
     fn marks_are_told_by_name() {
         for (name, expected) in [
-            (&b"file"[..], Mark::Ordinary),
-            (b".wh", Mark::Ordinary),
-            (b".wh.file", Mark::Removed(b"file")),
-            (b".wh..wh..opq", Mark::Opaque),
-            (b".wh..wh.plnk", Mark::Ignored),
-            (b".wh..wh.aufs", Mark::Ignored),
-            (b".wh.", Mark::Ignored),
-            (b".wh...", Mark::Ignored),
-            (b".wh..hidden", Mark::Removed(b".hidden")),
+            (&b"file"[..], NameKind::Ordinary),
+            (b".wh", NameKind::Ordinary),
+            (b".wh.file", NameKind::Removed(b"file")),
+            (b".wh..wh..opq", NameKind::Opaque),
+            (b".wh..wh.plnk", NameKind::Ignored),
+            (b".wh..wh.aufs", NameKind::Ignored),
+            (b".wh.", NameKind::Ignored),
+            (b".wh...", NameKind::Ignored),
+            (b".wh..hidden", NameKind::Removed(b".hidden")),
         ] {
-            assert_eq!(mark(name), expected);
+            assert_eq!(classify(name), expected);
         }
     }
 }

@@ -57,7 +57,7 @@ fn tls(endpoint: &Endpoint) -> Result<ClientConfig, String> {
         let mut known = rustls_native_certs::load_native_certs().certs;
         for path in &endpoint.authorities {
             for certificate in certificates(path)? {
-                RootCertStore::empty().add(certificate.clone()).map_err(|error| told(path, &error))?;
+                RootCertStore::empty().add(certificate.clone()).map_err(|error| file_error(path, &error))?;
                 known.push(certificate);
             }
         }
@@ -68,30 +68,30 @@ fn tls(endpoint: &Endpoint) -> Result<ClientConfig, String> {
         return Ok(builder.with_no_client_auth());
     }
     let pairs = endpoint.pairs.iter().map(|pair| certified(pair, &provider)).collect::<Result<_, _>>()?;
-    Ok(builder.with_client_cert_resolver(Arc::new(Ours(pairs))))
+    Ok(builder.with_client_cert_resolver(Arc::new(ClientCertificates(pairs))))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| told(path, &error))?;
-    read.collect::<Result<_, _>>().map_err(|error| told(path, &error))
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| file_error(path, &error))?;
+    read.collect::<Result<_, _>>().map_err(|error| file_error(path, &error))
 }
 
 fn certified(pair: &KeyPair, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, String> {
     let chain = certificates(&pair.certificate)?;
-    let key = PrivateKeyDer::from_pem_file(&pair.key).map_err(|error| told(&pair.key, &error))?;
-    let key = CertifiedKey::from_der(chain, key, provider).map_err(|error| told(&pair.certificate, &error))?;
+    let key = PrivateKeyDer::from_pem_file(&pair.key).map_err(|error| file_error(&pair.key, &error))?;
+    let key = CertifiedKey::from_der(chain, key, provider).map_err(|error| file_error(&pair.certificate, &error))?;
     Ok(Arc::new(key))
 }
 
-fn told(path: &Path, error: &dyn Display) -> String {
+fn file_error(path: &Path, error: &dyn Display) -> String {
     format!("{}: {error}", path.display())
 }
 
 /// Client certificates for an endpoint.
 #[derive(Debug)]
-struct Ours(Vec<Arc<CertifiedKey>>);
+struct ClientCertificates(Vec<Arc<CertifiedKey>>);
 
-impl ResolvesClientCert for Ours {
+impl ResolvesClientCert for ClientCertificates {
     /// The first certificate of an issuer that the server accepts; otherwise the first with a supported signature
     /// scheme.
     fn resolve(&self, issuers: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {

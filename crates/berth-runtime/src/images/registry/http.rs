@@ -47,7 +47,7 @@ pub enum Refusal {
 }
 
 /// A registry endpoint with its HTTP client and authentication.
-pub struct Place {
+pub struct EndpointClient {
     /// Configuration of the endpoint.
     pub endpoint: Endpoint,
     client: HttpClient,
@@ -57,7 +57,7 @@ pub struct Place {
     authorization: tokio::sync::Mutex<Option<String>>,
 }
 
-impl Place {
+impl EndpointClient {
     /// Creates an endpoint's client; does not connect.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Place {
     }
 
     /// The plain HTTP endpoint to fall back to, if that is allowed.
-    pub fn plain(&self) -> Option<Endpoint> {
+    pub fn http_fallback(&self) -> Option<Endpoint> {
         let can = self.endpoint.falls_back && self.endpoint.scheme == "https";
         can.then(|| Endpoint { scheme: "http".into(), ..self.endpoint.clone() })
     }
@@ -82,7 +82,7 @@ impl Place {
     ///
     /// # Errors
     /// The refusal after the last attempt.
-    pub async fn ask(&self, method: Method, path: &str, headers: HeaderMap) -> Result<Response<Incoming>, Refusal> {
+    pub async fn request(&self, method: Method, path: &str, headers: HeaderMap) -> Result<Response<Incoming>, Refusal> {
         let url = format!("{}://{}{}{path}", self.endpoint.scheme, self.endpoint.authority, self.endpoint.prefix);
         let mut attempt = 0;
         loop {
@@ -97,18 +97,23 @@ impl Place {
                     None => None,
                 },
                 // With a plain HTTP fallback, that is tried without delay.
-                Err(Refusal::Unavailable(_)) if self.plain().is_none() => once,
+                Err(Refusal::Unavailable(_)) if self.http_fallback().is_none() => once,
                 Err(_) => None,
             };
             let Some(pause) = pause else {
-                return self.judge(&method, &url, answer?);
+                return self.check_status(&method, &url, answer?);
             };
             let jitter = Duration::from_millis(rand::random::<u64>() % 250);
             tokio::time::sleep(pause + jitter).await;
         }
     }
 
-    fn judge(&self, method: &Method, url: &str, answer: Response<Incoming>) -> Result<Response<Incoming>, Refusal> {
+    fn check_status(
+        &self,
+        method: &Method,
+        url: &str,
+        answer: Response<Incoming>,
+    ) -> Result<Response<Incoming>, Refusal> {
         let status = answer.status();
         let unexpected = || format!("unexpected status from {method} request to {url}: {status}");
         match status {
@@ -149,7 +154,8 @@ impl Place {
     async fn token(&self, realm: &str, service: &str, scope: &str) -> Result<String, Refusal> {
         let failed = |text: String| Refusal::Denied(format!("failed to authorize: {text}"));
         let (method, url, headers, body) = self.token_request(realm, service, scope).map_err(failed)?;
-        let answer = self.send(&method, &url, &headers, body.into()).await.map_err(|error| failed(told(&error)))?;
+        let answer =
+            self.send(&method, &url, &headers, body.into()).await.map_err(|error| failed(refusal_text(&error)))?;
         let status = answer.status();
         if !status.is_success() {
             return Err(failed(format!("unexpected status from {method} request to {realm}: {status}")));
@@ -292,7 +298,7 @@ pub async fn body_bytes(answer: Response<Incoming>, limit: u64) -> Result<Bytes,
 }
 
 /// Text of a refusal for people.
-pub fn told(refusal: &Refusal) -> String {
+pub fn refusal_text(refusal: &Refusal) -> String {
     match refusal {
         Refusal::NotFound => "not found".to_owned(),
         Refusal::Denied(text) | Refusal::Unavailable(text) => text.clone(),
@@ -340,7 +346,7 @@ mod tests {
         (address, requests)
     }
 
-    fn place(address: std::net::SocketAddr) -> Place {
+    fn place(address: std::net::SocketAddr) -> EndpointClient {
         let endpoint = Endpoint {
             scheme: "http".to_owned(),
             authority: address.to_string(),
@@ -354,7 +360,7 @@ mod tests {
             falls_back: false,
         };
         let identity = Identity::Basic("user".to_owned(), "password".to_owned());
-        Place::new(endpoint, identity, "a").expect("a client")
+        EndpointClient::new(endpoint, identity, "a").expect("a client")
     }
 
     /// Regression test for CVE-2020-15157: layers stored on another host.
@@ -369,7 +375,7 @@ mod tests {
             .await;
             let (registry, mut asked) =
                 server(move |_| format!("307 Temporary Redirect\r\nLocation: http://{thief}/blob")).await;
-            let refused = place(registry).ask(Method::GET, "/a/blobs/sha256:0", HeaderMap::new()).await;
+            let refused = place(registry).request(Method::GET, "/a/blobs/sha256:0", HeaderMap::new()).await;
             assert!(matches!(refused, Err(Refusal::Denied(_))), "{challenge}");
             assert!(asked.recv().await.expect("asked").to_lowercase().contains("x-secret: hush"));
             while let Ok(head) = stolen.try_recv() {
@@ -390,7 +396,7 @@ mod tests {
             false => "401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"x\"".to_owned(),
         })
         .await;
-        let answer = place(registry).ask(Method::GET, "/a/blobs/sha256:0", HeaderMap::new()).await;
+        let answer = place(registry).request(Method::GET, "/a/blobs/sha256:0", HeaderMap::new()).await;
         assert!(answer.is_ok_and(|answer| answer.status() == StatusCode::OK));
         assert!(!stored.recv().await.expect("asked").to_lowercase().contains("authorization"));
     }

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::{
     auth::Credentials,
     hosts,
-    http::{Place, Refusal, body_bytes, told},
+    http::{EndpointClient, Refusal, body_bytes, refusal_text},
 };
 use crate::images::{
     content::{self, Content},
@@ -41,12 +41,12 @@ pub struct Resolved {
 /// State of one pull.
 pub struct Session {
     name: Name,
-    places: Vec<Place>,
+    places: Vec<EndpointClient>,
     content: Content,
     /// Limits concurrent downloads of all pulls.
     slots: Arc<Semaphore>,
     /// Timeout without received data.
-    patience: Duration,
+    idle_timeout: Duration,
     /// Progress of the downloads.
     pub progress: Arc<Progress>,
 }
@@ -67,15 +67,15 @@ impl Session {
         let mut places = Vec::new();
         for endpoint in hosts::endpoints(&name.host, roots)? {
             let identity = credentials.for_host(&endpoint.authority, &name.host);
-            let place = Place::new(endpoint, identity.clone(), &name.path)?;
-            let plain = place.plain();
+            let place = EndpointClient::new(endpoint, identity.clone(), &name.path)?;
+            let plain = place.http_fallback();
             places.push(place);
             if let Some(endpoint) = plain {
-                places.push(Place::new(endpoint, identity, &name.path)?);
+                places.push(EndpointClient::new(endpoint, identity, &name.path)?);
             }
         }
         let progress = Arc::default();
-        Ok(Self { name: name.clone(), places, content, slots, patience, progress })
+        Ok(Self { name: name.clone(), places, content, slots, idle_timeout: patience, progress })
     }
 
     /// Resolves the reference to a manifest or index.
@@ -93,7 +93,7 @@ impl Session {
         for place in places {
             match self.manifest_of(place, &reference).await {
                 Ok(resolved) => return Ok(resolved),
-                Err(refusal) => note(&mut refusals, place.endpoint.is_fallback(), refusal),
+                Err(refusal) => add_refusal(&mut refusals, place.endpoint.is_fallback(), refusal),
             }
         }
         Err(self.unresolved(&refusals))
@@ -110,15 +110,15 @@ impl Session {
         let is_unavailable = !refusals.is_empty() && refusals.iter().all(|r| matches!(r, Refusal::Unavailable(_)));
         let error = match refusals.last() {
             Some(Refusal::Other(error)) => error.clone(),
-            Some(refusal) if is_unavailable => ImageError::new(Kind::Unavailable, told(refusal)),
+            Some(refusal) if is_unavailable => ImageError::new(Kind::Unavailable, refusal_text(refusal)),
             _ => ImageError::not_found(format!("{name}: not found")),
         };
         within(with_others(error, refusals))
     }
 
-    async fn manifest_of(&self, place: &Place, reference: &str) -> Result<Resolved, Refusal> {
+    async fn manifest_of(&self, place: &EndpointClient, reference: &str) -> Result<Resolved, Refusal> {
         let path = format!("/{}/manifests/{reference}{}", self.name.path, self.origin(place));
-        let answer = place.ask(Method::GET, &path, accept()).await?;
+        let answer = place.request(Method::GET, &path, accept()).await?;
         let told = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let kind = told("content-type").unwrap_or_default();
         let claimed = told("docker-content-digest");
@@ -149,7 +149,7 @@ impl Session {
         for place in &self.places {
             let path = format!("/{}/{kind}/{}{}", self.name.path, entry.digest, self.origin(place));
             let read = async {
-                let answer = place.ask(Method::GET, &path, accept()).await?;
+                let answer = place.request(Method::GET, &path, accept()).await?;
                 let bytes = body_bytes(answer, limit).await.map_err(|error| Refusal::Unavailable(error.text))?;
                 content::check(&entry.digest, Some(entry.size), Digest::of(&bytes), bytes.len() as u64)
                     .map_err(Refusal::Other)?;
@@ -157,7 +157,7 @@ impl Session {
             };
             match read.await {
                 Ok(bytes) => return Ok(bytes),
-                Err(refusal) => note(&mut refusals, place.endpoint.is_fallback(), refusal),
+                Err(refusal) => add_refusal(&mut refusals, place.endpoint.is_fallback(), refusal),
             }
         }
         Err(missing(entry, &refusals))
@@ -180,17 +180,17 @@ impl Session {
                     Ok(()) => return Ok(()),
                     Err(refusal) => last = refusal,
                 }
-                if !matches!(last, Refusal::Unavailable(_)) || place.plain().is_some() {
+                if !matches!(last, Refusal::Unavailable(_)) || place.http_fallback().is_some() {
                     break;
                 }
             }
-            note(&mut refusals, place.endpoint.is_fallback(), last);
+            add_refusal(&mut refusals, place.endpoint.is_fallback(), last);
         }
         Err(missing(entry, &refusals))
     }
 
     /// Resumes a download from one endpoint.
-    async fn part(&self, place: &Place, entry: &Descriptor) -> Result<(), Refusal> {
+    async fn part(&self, place: &EndpointClient, entry: &Descriptor) -> Result<(), Refusal> {
         let content = self.content.clone();
         let (digest, size) = (entry.digest, entry.size);
         let (file, hasher) = run(move || content.resume(&digest, size)).await?;
@@ -205,7 +205,7 @@ impl Session {
             return run(move || content.finish(&file, hasher, &digest, size)).await;
         }
         let path = format!("/{}/blobs/{digest}{}", self.name.path, self.origin(place));
-        let answer = place.ask(Method::GET, &path, headers).await?;
+        let answer = place.request(Method::GET, &path, headers).await?;
         let begins_there = answer.status() == StatusCode::PARTIAL_CONTENT
             && content_range(answer.headers()).is_some_and(|from| from == have);
         let (file, hasher) = if begins_there {
@@ -234,9 +234,9 @@ impl Session {
         let size = entry.size;
         let from_network = async move {
             loop {
-                let frame = tokio::time::timeout(self.patience, body.frame()).await;
+                let frame = tokio::time::timeout(self.idle_timeout, body.frame()).await;
                 let frame = match frame {
-                    Err(_) => return Err(Refusal::Other(no_progress(self.patience))),
+                    Err(_) => return Err(Refusal::Other(no_progress(self.idle_timeout))),
                     Ok(None) => return Ok(()),
                     Ok(Some(Err(error))) => return Err(Refusal::Unavailable(format!("download broke off: {error}"))),
                     Ok(Some(Ok(frame))) => frame,
@@ -262,7 +262,7 @@ impl Session {
     }
 
     /// Query parameter by which a mirror learns the original registry; empty for the registry itself.
-    fn origin(&self, place: &Place) -> String {
+    fn origin(&self, place: &EndpointClient) -> String {
         let own = if self.name.host == "docker.io" { "registry-1.docker.io" } else { &self.name.host };
         if place.endpoint.authority == own { String::new() } else { format!("?ns={}", self.name.host) }
     }
@@ -311,7 +311,7 @@ fn missing(entry: &Descriptor, refusals: &[Refusal]) -> ImageError {
 fn with_others(error: ImageError, refusals: &[Refusal]) -> ImageError {
     let mut text = error.text;
     for refusal in refusals.iter().filter(|refusal| !matches!(refusal, Refusal::NotFound)) {
-        let other = told(refusal);
+        let other = refusal_text(refusal);
         if !text.contains(&other) {
             text.push_str("; ");
             text.push_str(&other);
@@ -321,7 +321,7 @@ fn with_others(error: ImageError, refusals: &[Refusal]) -> ImageError {
 }
 
 /// Adds a refusal. Replaces the TLS failure if the plain HTTP fallback reached the registry.
-fn note(refusals: &mut Vec<Refusal>, is_fallback: bool, refusal: Refusal) {
+fn add_refusal(refusals: &mut Vec<Refusal>, is_fallback: bool, refusal: Refusal) {
     if is_fallback && !matches!(refusal, Refusal::Unavailable(_)) {
         refusals.pop();
     }
@@ -353,7 +353,7 @@ mod tests {
         let told_of = |refusals: Vec<(bool, Refusal)>| {
             let mut all = Vec::new();
             for (is_fallback, refusal) in refusals {
-                note(&mut all, is_fallback, refusal);
+                add_refusal(&mut all, is_fallback, refusal);
             }
             with_others(ImageError::not_found("r/a:1: not found"), &all).text
         };

@@ -13,7 +13,7 @@ use std::{
 use super::{ImageStore, Inner, blocking};
 use crate::images::{
     digest::{Digest, Hashing},
-    error::{Attempt, ImageError, Kind},
+    error::{ImageError, IoContext, Kind},
     model::{self, Descriptor, LONGEST_CONFIG, Manifest, OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST},
     names::Name,
     progress::{Progress, Stage},
@@ -22,7 +22,7 @@ use crate::images::{
 };
 
 /// An image to export.
-struct Outgoing {
+struct ExportImage {
     names: Vec<Name>,
     config: Vec<u8>,
     manifest: Manifest,
@@ -50,7 +50,7 @@ impl ImageStore {
 impl Inner {
     fn export<W: Write>(&self, references: &[String], mut into: W, progress: &Progress) -> Result<W, ImageError> {
         let mut leases = Vec::new();
-        let mut images: Vec<Outgoing> = Vec::new();
+        let mut images: Vec<ExportImage> = Vec::new();
         for reference in references {
             leases.push(self.lease_of(reference)?);
             let missing = || ImageError::not_found(format!("image {reference:?}: not found"));
@@ -87,7 +87,7 @@ impl Inner {
         Ok(into)
     }
 
-    fn outgoing(&self, reference: &str, record: &Record) -> Result<Outgoing, ImageError> {
+    fn outgoing(&self, reference: &str, record: &Record) -> Result<ExportImage, ImageError> {
         let missing = || ImageError::new(Kind::DataLoss, "its configuration is not here");
         let config = self.content.read(&record.id, LONGEST_CONFIG)?.ok_or_else(missing)?;
         let diff_ids = model::config(&config, record.layers.len())?.diff_ids;
@@ -115,7 +115,7 @@ impl Inner {
             None if Name::parse(reference).is_ok_and(|name| name.tag().is_none()) => Vec::new(),
             None => tags.collect(),
         };
-        Ok(Outgoing { names, config, manifest, manifest_bytes, numbers: record.layers.clone() })
+        Ok(ExportImage { names, config, manifest, manifest_bytes, numbers: record.layers.clone() })
     }
 
     fn write_layer(
@@ -154,7 +154,7 @@ fn blob(digest: &Digest) -> String {
 }
 
 /// One index entry per name, as in containerd; a nameless one for an image without names.
-fn index(images: &[Outgoing]) -> serde_json::Value {
+fn index(images: &[ExportImage]) -> serde_json::Value {
     let mut manifests = Vec::new();
     for image in images {
         let mut entry = Descriptor::of(OCI_MANIFEST, &image.manifest_bytes);
@@ -174,8 +174,8 @@ fn index(images: &[Outgoing]) -> serde_json::Value {
     serde_json::json!({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": manifests})
 }
 
-fn for_docker(images: &[Outgoing]) -> serde_json::Value {
-    let image = |image: &Outgoing| {
+fn for_docker(images: &[ExportImage]) -> serde_json::Value {
+    let image = |image: &ExportImage| {
         serde_json::json!({
             "Config": blob(&image.manifest.config.digest),
             "RepoTags": image.names.iter().map(Name::to_string).collect::<Vec<_>>(),
@@ -186,7 +186,7 @@ fn for_docker(images: &[Outgoing]) -> serde_json::Value {
 }
 
 /// A writer to a non-blocking pipe that waits for the reader, up to a timeout.
-pub struct Patient<W> {
+pub struct TimedPipeWriter<W> {
     /// The underlying writer.
     pub inner: W,
 }
@@ -194,7 +194,7 @@ pub struct Patient<W> {
 /// Timeout of a write, milliseconds.
 const PATIENCE_MS: i64 = 60_000;
 
-impl<W: Write + std::os::fd::AsFd> Write for Patient<W> {
+impl<W: Write + std::os::fd::AsFd> Write for TimedPipeWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             match self.inner.write(bytes) {

@@ -16,15 +16,15 @@ use tracing::info;
 
 use super::{Inner, blocking, now_ns};
 use crate::images::{
-    archive::Found,
+    archive::ArchiveImage,
     catalogue::references,
     digest::{Digest, chain_ids},
-    error::{Attempt, ImageError, Kind},
+    error::{ImageError, IoContext, Kind},
     layers::Lease,
-    model::{self, Descriptor, LONGEST_CONFIG, LONGEST_MANIFEST, Top},
+    model::{self, Descriptor, LONGEST_CONFIG, LONGEST_MANIFEST, ManifestOrIndex},
     names::Name,
     platform,
-    progress::{Progress, Shown, Stage},
+    progress::{LayerProgress, Progress, Stage},
     record::{Origin, Platform, Record},
     registry::{Credentials, Session, session::Resolved},
 };
@@ -46,7 +46,7 @@ type Outcome = Result<Arc<Record>, ImageError>;
 
 /// A pull request.
 #[derive(Clone)]
-pub(super) struct Asked {
+pub(super) struct PullRequest {
     pub(super) name: Name,
     pub(super) credentials: Credentials,
     /// Requested platform; none: this machine's, and a single image for another platform is accepted.
@@ -57,7 +57,7 @@ pub(super) struct Asked {
 type Key = (String, Digest, Option<String>);
 
 /// Running pulls.
-pub(super) struct Pulls {
+pub(super) struct PullGroup {
     slots: Arc<Semaphore>,
     /// Concurrent downloads of one pull.
     most: usize,
@@ -75,12 +75,12 @@ pub(super) struct Blobs {
 }
 
 /// Protects blobs from collection.
-pub(super) struct Hold {
+pub(super) struct BlobLease {
     of: Arc<Blobs>,
     digests: Vec<Digest>,
 }
 
-impl Drop for Hold {
+impl Drop for BlobLease {
     fn drop(&mut self) {
         let mut held = self.of.held.lock().unwrap_or_else(PoisonError::into_inner);
         let mut turns = self.of.turns.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,19 +97,19 @@ impl Drop for Hold {
 }
 
 impl Blobs {
-    pub(super) fn hold(self: &Arc<Self>, digests: Vec<Digest>) -> Hold {
+    pub(super) fn hold(self: &Arc<Self>, digests: Vec<Digest>) -> BlobLease {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         digests.iter().for_each(|digest| *held.entry(*digest).or_default() += 1);
-        Hold { of: Arc::clone(self), digests }
+        BlobLease { of: Arc::clone(self), digests }
     }
 
-    fn turn(&self, digest: Digest) -> Arc<tokio::sync::Mutex<()>> {
+    fn download_lock(&self, digest: Digest) -> Arc<tokio::sync::Mutex<()>> {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(turns.entry(digest).or_default())
     }
 }
 
-impl Pulls {
+impl PullGroup {
     pub(super) fn new(most: usize) -> Self {
         let most = most.clamp(1, MOST_DOWNLOADS);
         let slots = Arc::new(Semaphore::new(2 * most));
@@ -124,7 +124,7 @@ impl Pulls {
     /// Joins the running pull with the same key, or starts one. The pull is canceled with its last caller.
     pub(super) fn join(
         inner: &Arc<Inner>,
-        asked: Asked,
+        asked: PullRequest,
     ) -> (impl Future<Output = Outcome> + Send + 'static + use<>, Arc<Progress>) {
         let Self { running, progress, .. } = &inner.pulls;
         let machine = asked.machine.as_ref().map(|machine| format!("{machine:?}"));
@@ -149,16 +149,16 @@ impl Pulls {
     }
 }
 
-async fn pull(inner: Arc<Inner>, asked: Asked, progress: Arc<Progress>) -> Outcome {
+async fn pull(inner: Arc<Inner>, asked: PullRequest, progress: Arc<Progress>) -> Outcome {
     let name = &asked.name;
     let result = {
-        let mut work = std::pin::pin!(pull_now(&inner, &asked, &progress, Known::Taken));
+        let mut work = std::pin::pin!(pull_now(&inner, &asked, &progress, PresentImagePolicy::Taken));
         loop {
             match tokio::time::timeout(TELL_EVERY, &mut work).await {
                 Ok(result) => break result,
                 Err(_) => {
-                    let shown = progress.shown();
-                    let sum = |of: fn(&Shown) -> u64| shown.iter().map(of).fold(0u64, u64::saturating_add);
+                    let shown = progress.snapshot();
+                    let sum = |of: fn(&LayerProgress) -> u64| shown.iter().map(of).fold(0u64, u64::saturating_add);
                     let done = shown.iter().filter(|layer| layer.stage == Stage::Done).count();
                     let (bytes, of) = (sum(|layer| layer.done), sum(|layer| layer.size));
                     info!(image = %name, bytes, of, layersDone = done, layers = shown.len(), "Pulling");
@@ -173,19 +173,24 @@ async fn pull(inner: Arc<Inner>, asked: Asked, progress: Arc<Progress>) -> Outco
 
 /// Treatment of an image that is already present.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum PresentImagePolicy {
     /// Use it: nothing is downloaded.
     Taken,
     /// It is broken: download what is missing.
     Fetched,
 }
 
-pub(super) async fn pull_now(inner: &Arc<Inner>, asked: &Asked, progress: &Arc<Progress>, known: Known) -> Outcome {
+pub(super) async fn pull_now(
+    inner: &Arc<Inner>,
+    asked: &PullRequest,
+    progress: &Arc<Progress>,
+    known: PresentImagePolicy,
+) -> Outcome {
     let mut session = {
-        let (inner, Asked { name, credentials, .. }) = (Arc::clone(inner), asked.clone());
+        let (inner, PullRequest { name, credentials, .. }) = (Arc::clone(inner), asked.clone());
         blocking(move || {
             let settings = &inner.settings;
-            let patience = if settings.patience.is_zero() { FOR_EVER } else { settings.patience };
+            let patience = if settings.idle_timeout.is_zero() { FOR_EVER } else { settings.idle_timeout };
             let (content, slots) = (inner.content.clone(), Arc::clone(&inner.pulls.slots));
             Session::new(&name, &credentials, &settings.registries, content, slots, patience)
         })
@@ -194,9 +199,9 @@ pub(super) async fn pull_now(inner: &Arc<Inner>, asked: &Asked, progress: &Arc<P
     session.progress = Arc::clone(progress);
     let resolved = session.resolve().await?;
     // The registry has just authorized this caller.
-    if known == Known::Taken {
+    if known == PresentImagePolicy::Taken {
         let (here, asked, resolved) = (Arc::clone(inner), asked.clone(), resolved.clone());
-        if let Some(known) = blocking(move || here.refer(&asked, &resolved)).await? {
+        if let Some(known) = blocking(move || here.add_reference(&asked, &resolved)).await? {
             return Ok(known);
         }
     }
@@ -205,23 +210,23 @@ pub(super) async fn pull_now(inner: &Arc<Inner>, asked: &Asked, progress: &Arc<P
 }
 
 /// Downloads manifest and configuration for the platform.
-async fn documents(session: &Session, resolved: Resolved, asked: &Asked) -> Result<Found, ImageError> {
+async fn documents(session: &Session, resolved: Resolved, asked: &PullRequest) -> Result<ArchiveImage, ImageError> {
     let machine = asked.machine.clone().unwrap_or_else(platform::host);
     let target_bytes = resolved.bytes.to_vec();
     let (mut manifest, mut bytes) = (resolved.target.clone(), resolved.bytes);
     for _ in 0..DEEPEST {
-        match model::top(&bytes, &manifest.media_type)? {
-            Top::Index(index) => {
+        match model::parse_manifest_or_index(&bytes, &manifest.media_type)? {
+            ManifestOrIndex::Index(index) => {
                 manifest = platform::choose(&index, &machine)?.clone();
                 bytes = session.document(&manifest, LONGEST_MANIFEST).await?;
             }
-            Top::Manifest(parsed) => {
+            ManifestOrIndex::Manifest(parsed) => {
                 let config = session.document(&parsed.config, LONGEST_CONFIG).await?.to_vec();
                 if asked.machine.is_some() {
                     let told = model::config(&config, parsed.layers.len())?.platform;
-                    platform::suits(&told, &machine).ok_or_else(platform::no_match)?;
+                    platform::rank_image(&told, &machine).ok_or_else(platform::no_match)?;
                 }
-                return Ok(Found {
+                return Ok(ArchiveImage {
                     names: vec![asked.name.clone()],
                     target: resolved.target,
                     target_bytes,
@@ -238,7 +243,7 @@ async fn documents(session: &Session, resolved: Resolved, asked: &Asked) -> Resu
 }
 
 /// Downloads missing layers and unpacks them as they arrive.
-async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
+async fn fetch(inner: &Arc<Inner>, session: Session, found: ArchiveImage) -> Outcome {
     let (known, lease) = {
         let (inner, found) = (Arc::clone(inner), found.clone());
         blocking(move || inner.known_layers(&found)).await?
@@ -251,7 +256,7 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
     let (senders, receivers): (Vec<_>, Vec<_>) = wanted.iter().map(|_| oneshot::channel::<()>()).unzip();
     let downloads = stream::iter(wanted.into_iter().zip(senders))
         .map(|(layer, sender)| {
-            let (session, turn) = (&session, inner.pulls.blobs.turn(layer.digest));
+            let (session, turn) = (&session, inner.pulls.blobs.download_lock(layer.digest));
             async move {
                 let _turn = turn.lock().await;
                 session.layer(&layer).await?;
@@ -289,15 +294,15 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
 
 impl Inner {
     /// Adds the reference to an image that is already present with this digest.
-    fn refer(&self, asked: &Asked, resolved: &Resolved) -> Result<Option<Arc<Record>>, ImageError> {
+    fn add_reference(&self, asked: &PullRequest, resolved: &Resolved) -> Result<Option<Arc<Record>>, ImageError> {
         let (name, target) = (&asked.name, resolved.target.digest);
         let machine = asked.machine.clone().unwrap_or_else(platform::host);
-        let manifest = match model::top(&resolved.bytes, &resolved.target.media_type)? {
-            Top::Manifest(_) => target,
-            Top::Index(index) => platform::choose(&index, &machine)?.digest,
+        let manifest = match model::parse_manifest_or_index(&resolved.bytes, &resolved.target.media_type)? {
+            ManifestOrIndex::Manifest(_) => target,
+            ManifestOrIndex::Index(index) => platform::choose(&index, &machine)?.digest,
         };
         let is_wanted = |known: &Arc<Record>| {
-            let is_for_it = asked.machine.is_none() || platform::suits(&known.platform, &machine).is_some();
+            let is_for_it = asked.machine.is_none() || platform::rank_image(&known.platform, &machine).is_some();
             is_for_it && self.layers.has_all(&known.layers)
         };
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -317,12 +322,12 @@ impl Inner {
     }
 
     /// Protects compressed layers from collection until a record names them.
-    pub(super) fn hold_packed(&self, layers: &[Descriptor]) -> Hold {
+    pub(super) fn hold_packed(&self, layers: &[Descriptor]) -> BlobLease {
         self.pulls.blobs.hold(layers.iter().map(|layer| layer.digest).collect())
     }
 
     /// Number of layers present, counted from the bottom, and a lease of them.
-    fn known_layers(&self, found: &Found) -> Result<(usize, Lease), ImageError> {
+    fn known_layers(&self, found: &ArchiveImage) -> Result<(usize, Lease), ImageError> {
         let config = model::config(&found.config, found.parsed.layers.len())?;
         let mut lease = self.layers.lease();
         let absent = || Err::<io::Empty, _>(ImageError::not_found("layer is not here"));
@@ -350,8 +355,8 @@ impl Inner {
 }
 
 #[cfg(test)]
-mod choices;
+mod faulty_registry_tests;
+#[cfg(test)]
+mod option_tests;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod unruly;

@@ -5,7 +5,7 @@ use std::{fs, io::Write as _};
 use super::*;
 use crate::images::{
     error::Kind,
-    platform::{self, Wanted},
+    platform::{self, PlatformSelection},
     registry::Credentials,
 };
 
@@ -365,13 +365,14 @@ async fn of_an_archive_for_many_machines_those_that_are_wanted_are_imported() {
     }
     let own = platform::host().architecture;
     let archive = for_many("x.tld/a:1", &[&own, "mips64le", "s390x"]);
-    let names = |wanted: Wanted| {
+    let names = |wanted: PlatformSelection| {
         let archive = archive.clone();
         async move {
             let dir = tempfile::tempdir().expect("a directory");
             let path = dir.path().join("archive.tar");
             fs::write(&path, archive).expect("writable");
-            let (store, choice) = (opened(&dir.path().join("root")).await, Choice { name: None, platforms: wanted });
+            let (store, choice) =
+                (opened(&dir.path().join("root")).await, ImportOptions { name: None, platforms: wanted });
             let file = fs::File::open(&path).expect("there").into();
             let images = store.import_watched(file, choice, Arc::default()).await?;
             let mut told: Vec<_> = images.iter().map(|i| (i.platform.architecture.clone(), i.repo_tags())).collect();
@@ -384,12 +385,12 @@ async fn of_an_archive_for_many_machines_those_that_are_wanted_are_imported() {
     };
     let tagged = |architecture: &str| (architecture.to_owned(), vec!["x.tld/a:1".to_owned()]);
     let other = |architecture: &str| (architecture.to_owned(), vec![]);
-    let only = |text: &str| Wanted::Only(platform::parse(text).expect("a platform"));
-    assert_eq!(names(Wanted::Host).await, Ok(vec![tagged(&own)]));
+    let only = |text: &str| PlatformSelection::Only(platform::parse(text).expect("a platform"));
+    assert_eq!(names(PlatformSelection::Host).await, Ok(vec![tagged(&own)]));
     assert_eq!(names(only("s390x")).await, Ok(vec![tagged("s390x")]));
     let mut all = vec![tagged(&own), other("mips64le"), other("s390x")];
     all.sort();
-    assert_eq!(names(Wanted::All).await, Ok(all));
+    assert_eq!(names(PlatformSelection::All).await, Ok(all));
     assert_eq!(names(only("riscv64")).await.expect_err("there is none").kind, Kind::NotFound);
 }
 
@@ -400,13 +401,13 @@ async fn an_imported_image_mends_itself_of_kept_layers() {
     }
     let dir = tempfile::tempdir().expect("a directory");
     let root = dir.path().join("root");
-    let store = ImageStore::open(Settings { keeps_packed: true, ..Settings::new(&root) }).await.expect("opens");
+    let store = ImageStore::open(Settings { keeps_compressed: true, ..Settings::new(&root) }).await.expect("opens");
     let layers = [layer(&[("f", "right")]), layer(&[("g", "")])];
     let image = imported(&store, dir.path(), &oci("x.tld/a:1", &layers, "")).await.remove(0);
     store.collect().await.expect("collected");
     fs::write(root.join("layers/1/d/f"), "wrong").expect("writable");
-    let verified = store.verify(verify::Mending::Yes, Arc::default()).await.expect("verified");
-    assert_eq!(verified.findings[0].mended, Some(Ok(())), "{verified:?}");
+    let verified = store.verify(verify::RepairMode::Yes, Arc::default()).await.expect("verified");
+    assert_eq!(verified.findings[0].repair, Some(Ok(())), "{verified:?}");
     let mended = store.status("x.tld/a:1").expect("a name").expect("there");
     assert_eq!((mended.id, mended.source, mended.layers.clone()), (image.id, Origin::Import, vec![3, 2]));
     assert_eq!(fs::read_to_string(root.join("layers/3/d/f")).expect("there"), "right");

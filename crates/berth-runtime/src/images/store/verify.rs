@@ -15,21 +15,21 @@ use rustix::fs::{FileType, OFlags};
 
 use super::{
     ImageStore, Inner, blocking,
-    pull::{Asked, Known, pull_now},
+    pull::{PresentImagePolicy, PullRequest, pull_now},
 };
 use crate::images::{
     apply::{
         path,
-        root::{At, RootDir},
-        whiteouts::{Mark, mark},
+        root::{NameInDirectory, RootDir},
+        whiteouts::{NameKind, classify},
     },
-    archive::Found,
+    archive::ArchiveImage,
     digest::{Digest, Hashing},
-    error::{Attempt, ImageError, Kind},
-    model::{self, Descriptor, LONGEST_CONFIG, OCI_LAYER, Top},
+    error::{ImageError, IoContext, Kind},
+    model::{self, Descriptor, LONGEST_CONFIG, ManifestOrIndex, OCI_LAYER},
     names::Name,
     platform,
-    progress::{Progress, Stage, Watched},
+    progress::{Progress, ProgressReader, Stage},
     record::{Origin, Platform, Record},
     registry::Credentials,
     tar::reader::{Kind as TarKind, Reader},
@@ -37,7 +37,7 @@ use crate::images::{
 
 /// Whether to repair broken images.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mending {
+pub enum RepairMode {
     /// Report only.
     No,
     /// Restore broken content.
@@ -52,7 +52,7 @@ pub struct Finding {
     /// The broken parts and the reasons.
     pub cause: String,
     /// Result of the repair; none: not attempted.
-    pub mended: Option<Result<(), String>>,
+    pub repair: Option<Result<(), String>>,
 }
 
 /// Result of a verification.
@@ -80,9 +80,9 @@ impl ImageStore {
     ///
     /// # Errors
     /// The blocking pool has shut down; broken content is a finding, not an error.
-    pub async fn verify(&self, mending: Mending, progress: Arc<Progress>) -> Result<Verified, ImageError> {
+    pub async fn verify(&self, mending: RepairMode, progress: Arc<Progress>) -> Result<Verified, ImageError> {
         let (inner, watched) = (Arc::clone(&self.inner), progress);
-        let (records, broken) = blocking(move || Ok(inner.look_through(&watched))).await?;
+        let (records, broken) = blocking(move || Ok(inner.scan(&watched))).await?;
         let used: BTreeSet<u64> = records.iter().flat_map(|record| record.layers.iter().copied()).collect();
         let mut out = Verified { images: records.len(), layers: used.len(), findings: Vec::new() };
         for record in &records {
@@ -93,25 +93,29 @@ impl ImageStore {
                 continue;
             }
             let mended = match mending {
-                Mending::No => None,
-                Mending::Yes => Some(self.mend(record, &broken, &packed).await.map_err(|error| error.text)),
+                RepairMode::No => None,
+                RepairMode::Yes => Some(self.repair(record, &broken, &packed).await.map_err(|error| error.text)),
             };
             let names = record.repo_tags().into_iter().chain(record.repo_digests());
             let image = names.into_iter().next().unwrap_or_else(|| record.id());
-            out.findings.push(Finding { image, cause: causes.join("; "), mended });
+            out.findings.push(Finding { image, cause: causes.join("; "), repair: mended });
         }
-        if mending == Mending::Yes && !out.findings.is_empty() {
+        if mending == RepairMode::Yes && !out.findings.is_empty() {
             self.collect().await?;
         }
         Ok(out)
     }
 
     /// Disowns or deletes the broken content, then restores the image from its source.
-    async fn mend(&self, record: &Arc<Record>, broken: &Broken, packed: &[Digest]) -> Result<(), ImageError> {
+    async fn repair(&self, record: &Arc<Record>, broken: &Broken, packed: &[Digest]) -> Result<(), ImageError> {
         let inner = Arc::clone(&self.inner);
         // Compressed layers are optional: the image is complete without them.
         packed.iter().try_for_each(|digest| inner.content.remove(digest))?;
-        record.layers.iter().filter(|number| broken.layers.contains_key(number)).for_each(|n| inner.layers.disown(*n));
+        record
+            .layers
+            .iter()
+            .filter(|number| broken.layers.contains_key(number))
+            .for_each(|n| inner.layers.mark_broken(*n));
         for digest in blobs(record).into_iter().filter(|digest| broken.blobs.contains_key(digest)) {
             inner.content.remove(&digest)?;
         }
@@ -124,12 +128,12 @@ impl ImageStore {
                 let nowhere = || ImageError::not_found("nobody knows where it was pulled from");
                 let name = digests.into_iter().next().ok_or_else(nowhere)?;
                 // Select this image of the index, whatever its platform.
-                let asked = Asked { name, credentials: Credentials::default(), machine: machine(record) };
-                pull_now(&inner, &asked, &Arc::default(), Known::Fetched).await.map(drop)
+                let asked = PullRequest { name, credentials: Credentials::default(), machine: machine(record) };
+                pull_now(&inner, &asked, &Arc::default(), PresentImagePolicy::Fetched).await.map(drop)
             }
             Origin::Import => {
                 let record = Arc::clone(record);
-                blocking(move || inner.again(&record)).await
+                blocking(move || inner.restore_import(&record)).await
             }
             Origin::Builtin => {
                 let id = record.id();
@@ -164,7 +168,7 @@ fn causes(record: &Record, broken: &Broken, packed: &[Digest]) -> Vec<String> {
 }
 
 impl Inner {
-    fn look_through(&self, progress: &Progress) -> (Vec<Arc<Record>>, Broken) {
+    fn scan(&self, progress: &Progress) -> (Vec<Arc<Record>>, Broken) {
         let records = self.catalogue().list();
         // Layers of images removed in the meantime stay readable.
         let _leases: Vec<_> = records.iter().filter_map(|record| self.layers.lease_all(&record.layers)).collect();
@@ -200,14 +204,16 @@ impl Inner {
     }
 
     /// Restores an image from its compressed layers, if they were kept.
-    fn again(&self, record: &Record) -> Result<(), ImageError> {
+    fn restore_import(&self, record: &Record) -> Result<(), ImageError> {
         let missing = || ImageError::not_found("it was imported: import its archive again");
         let read = |digest: &Digest| self.content.read(digest, LONGEST_CONFIG)?.ok_or_else(missing);
         let manifest_bytes = read(&record.manifest.digest)?;
-        let Top::Manifest(parsed) = model::top(&manifest_bytes, &record.manifest.media_type)? else {
+        let ManifestOrIndex::Manifest(parsed) =
+            model::parse_manifest_or_index(&manifest_bytes, &record.manifest.media_type)?
+        else {
             return Err(missing());
         };
-        let found = Found {
+        let found = ArchiveImage {
             names: Vec::new(),
             target: record.target.clone(),
             target_bytes: read(&record.target.digest)?,
@@ -228,13 +234,13 @@ impl Inner {
     /// Verifies the digest of a layer's stream, and that the entries it names exist.
     fn check_layer(&self, number: u64, diff_id: Digest, progress: &Progress) -> Result<(), ImageError> {
         let broken = |error: &dyn std::fmt::Display| ImageError::new(Kind::DataLoss, error.to_string());
-        let mut stream = Hashing::new(Watched::new(self.layers.stream(number)?, diff_id, progress));
+        let mut stream = Hashing::new(ProgressReader::new(self.layers.stream(number)?, diff_id, progress));
         progress.enter(diff_id, Stage::Checking, 0);
         let mut entries = BTreeMap::new();
         let mut reader = Reader::new(&mut stream);
         while let Some(entry) = reader.next_entry().map_err(|error| broken(&error))? {
             let parts = path::parts(&entry.name)?;
-            if parts.last().is_none_or(|last| mark(last) != Mark::Ordinary) {
+            if parts.last().is_none_or(|last| classify(last) != NameKind::Ordinary) {
                 continue;
             }
             let key = parts.join(&b'/');
@@ -275,7 +281,7 @@ fn check_entry(root: &RootDir, path: &[u8], kind: FileType) -> Result<(), String
     });
     let folder = root.resolve(folder, OFlags::PATH | OFlags::DIRECTORY);
     let folder = folder.map_err(|error| format!("{}: {}", shown(), io::Error::from(error)))?;
-    let stat = At { parent: folder.as_fd(), name: OsStr::from_bytes(name) }.look();
+    let stat = NameInDirectory { parent: folder.as_fd(), name: OsStr::from_bytes(name) }.stat();
     match stat.map_err(|error| format!("{}: {}", shown(), io::Error::from(error)))? {
         None => Err(format!("{} is missing", shown())),
         Some(stat) if FileType::from_raw_mode(stat.st_mode) != kind => {
@@ -294,9 +300,9 @@ mod tests {
         *,
     };
 
-    async fn found(store: &ImageStore, mending: Mending) -> Vec<(String, Option<bool>)> {
+    async fn found(store: &ImageStore, mending: RepairMode) -> Vec<(String, Option<bool>)> {
         let verified = store.verify(mending, Arc::default()).await.expect("verified");
-        let of = |finding: Finding| (finding.cause, finding.mended.map(|mended| mended.is_ok()));
+        let of = |finding: Finding| (finding.cause, finding.repair.map(|mended| mended.is_ok()));
         verified.findings.into_iter().map(of).collect()
     }
 
@@ -311,29 +317,29 @@ mod tests {
         let files = [("a/f", "right"), ("a/g", ""), (".wh.x", ""), ("a/.wh..wh..opq", "")];
         let archive = oci("x.tld/a:1", &[layer(&files), layer(&[("h", "h")])], "");
         let image = imported(&store, dir.path(), &archive).await.remove(0);
-        assert_eq!(found(&store, Mending::No).await, []);
+        assert_eq!(found(&store, RepairMode::No).await, []);
         let at = |name: &str| root.join("layers/1/d").join(name);
         for (name, change) in [("a/f", Some("wrong")), ("a/f", None), ("a/g", None)] {
             match change {
                 Some(content) => fs::write(at(name), content).expect("writable"),
                 None => fs::remove_file(at(name)).expect("removable"),
             }
-            let causes = found(&store, Mending::No).await;
+            let causes = found(&store, RepairMode::No).await;
             let is_told = causes.len() == 1 && causes[0].0.starts_with("layer 1: ");
             assert!(is_told, "{name}: {change:?}: {causes:?}");
             fs::write(at("a/f"), "right").expect("writable");
             fs::write(at("a/g"), "").expect("writable");
         }
         fs::write(at("a/f"), "wrong").expect("writable");
-        assert_eq!(found(&store, Mending::Yes).await[0].1, Some(false), "nobody knows its archive");
+        assert_eq!(found(&store, RepairMode::Yes).await[0].1, Some(false), "nobody knows its archive");
         // A new import unpacks a complete layer; a container keeps the old one.
         store.prepare_root("c", "x.tld/a:1").await.expect("made");
         let again = imported(&store, dir.path(), &archive).await.remove(0);
         assert_eq!((again.id, &again.layers[..]), (image.id, &[3, 2][..]));
-        assert_eq!(found(&store, Mending::No).await, []);
+        assert_eq!(found(&store, RepairMode::No).await, []);
         drop(store);
         let store = opened(&root).await;
-        assert_eq!(found(&store, Mending::No).await, []);
+        assert_eq!(found(&store, RepairMode::No).await, []);
         assert!(root.join("layers/1").exists(), "the container's");
         store.release_root("c").await.expect("released");
         store.collect().await.expect("collected");
@@ -341,9 +347,9 @@ mod tests {
 
         let blob = root.join("content/blobs/sha256").join(image.id.hex());
         fs::write(&blob, "{}").expect("writable");
-        assert!(found(&store, Mending::No).await[0].0.contains("digest mismatch"));
+        assert!(found(&store, RepairMode::No).await[0].0.contains("digest mismatch"));
         fs::remove_file(&blob).expect("removable");
-        assert!(found(&store, Mending::No).await[0].0.ends_with("is missing"));
+        assert!(found(&store, RepairMode::No).await[0].0.ends_with("is missing"));
     }
 
     #[tokio::test]
@@ -355,10 +361,10 @@ mod tests {
         let root = dir.path().join("root");
         let store = ImageStore::open(with_program(dir.path())).await.expect("opens");
         fs::write(root.join("layers/1/d/bin/berth"), "#!another!!!\n").expect("writable");
-        let causes = found(&store, Mending::Yes).await;
+        let causes = found(&store, RepairMode::Yes).await;
         assert_eq!(causes.len(), 1, "{causes:?}");
         assert!(causes.iter().all(|(_, mended)| *mended == Some(true)), "{causes:?}");
-        assert_eq!(found(&store, Mending::No).await, []);
+        assert_eq!(found(&store, RepairMode::No).await, []);
         assert_eq!(store.list("").expect("a list").len(), 1);
     }
 }

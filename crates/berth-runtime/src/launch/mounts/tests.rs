@@ -3,21 +3,21 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::launch::{facts::Found, testing};
+use crate::launch::{fixture, inputs::ResolvedResources};
 
-const PLAIN: Style = Style {
+const PLAIN: MountContext = MountContext {
     is_privileged: false,
     has_read_only_root: false,
     has_group_namespace: true,
     users: None,
-    host: HostParts { network: false, processes: false, ipc: false },
+    host: SharedHostNamespaces { network: false, processes: false, ipc: false },
 };
 
 const USERS: (IdMap, IdMap) =
     (IdMap { inside: 0, outside: 65_536, count: 65_536 }, IdMap { inside: 0, outside: 65_536, count: 65_536 });
 
-fn host_place() -> Place {
-    Place::Host { path: "/h".into(), on: "/".into(), is_shared: false, is_slave: false }
+fn host_place() -> MountSource {
+    MountSource::Host { path: "/h".into(), on: "/".into(), is_shared: false, is_slave: false }
 }
 
 fn asked(target: &str) -> cri::Mount {
@@ -34,15 +34,18 @@ fn of_image(sub_path: &str) -> cri::Mount {
     }
 }
 
-fn all(mounts_asked: Vec<cri::Mount>, style: Style) -> Result<Vec<Mount>, String> {
+fn all(mounts_asked: Vec<cri::Mount>, style: MountContext) -> Result<Vec<Mount>, String> {
     let places = mounts_asked.iter().map(|_| host_place()).collect();
     all_at(mounts_asked, places, style)
 }
 
-fn all_at(mounts_asked: Vec<cri::Mount>, places: Vec<Place>, style: Style) -> Result<Vec<Mount>, String> {
-    let facts = testing::Facts { found: Found { places, ..Found::default() }, ..testing::Facts::default() };
-    let config = cri::ContainerConfig { mounts: mounts_asked, ..testing::container_config() };
-    let sandbox = testing::sandbox_config();
+fn all_at(mounts_asked: Vec<cri::Mount>, places: Vec<MountSource>, style: MountContext) -> Result<Vec<Mount>, String> {
+    let facts = fixture::Facts {
+        found: ResolvedResources { places, ..ResolvedResources::default() },
+        ..fixture::Facts::default()
+    };
+    let config = cri::ContainerConfig { mounts: mounts_asked, ..fixture::container_config() };
+    let sandbox = fixture::sandbox_config();
     mounts(&facts.inputs(&config, &sandbox), &style).map_err(|refusal| refusal.text)
 }
 
@@ -74,10 +77,10 @@ fn every_container_has_the_base_mounts_in_order() {
     assert_eq!(at(&got, "/etc/hosts").access, Access::ReadWrite);
     assert_eq!(at(&got, "/etc/hosts").source, Source::Bind("/s/hosts".into()));
     assert_eq!(at(&got, "/dev/shm").source, Source::Bind("/s/shm".into()));
-    let read_only = all(vec![], Style { has_read_only_root: true, ..PLAIN }).expect("mounts");
+    let read_only = all(vec![], MountContext { has_read_only_root: true, ..PLAIN }).expect("mounts");
     assert_eq!(at(&read_only, "/etc/hosts").access, Access::ReadOnly);
     assert_eq!(at(&read_only, "/dev/shm").access, Access::ReadWrite);
-    let privileged = Style { is_privileged: true, has_group_namespace: false, ..PLAIN };
+    let privileged = MountContext { is_privileged: true, has_group_namespace: false, ..PLAIN };
     let privileged = all(vec![], privileged).expect("mounts");
     assert_eq!(at(&privileged, "/sys").access, Access::ReadWrite);
     let cgroup = at(&privileged, "/sys/fs/cgroup");
@@ -87,14 +90,14 @@ fn every_container_has_the_base_mounts_in_order() {
 
 #[test]
 fn the_hosts_file_systems_are_shown_where_a_fresh_one_is_forbidden() {
-    let shares_all = HostParts { network: true, processes: true, ipc: true };
-    let got = all(vec![], Style { users: Some(USERS), host: shares_all, ..PLAIN }).expect("mounts");
+    let shares_all = SharedHostNamespaces { network: true, processes: true, ipc: true };
+    let got = all(vec![], MountContext { users: Some(USERS), host: shares_all, ..PLAIN }).expect("mounts");
     for path in ["/proc", "/sys", "/dev/mqueue"] {
         assert_eq!(at(&got, path).source, Source::Bind(PathBuf::from(path)));
     }
     assert_eq!(at(&got, "/sys").access, Access::RecursivelyReadOnly);
     assert_eq!(at(&got, "/etc/hosts").ids, Some(USERS));
-    for style in [Style { users: Some(USERS), ..PLAIN }, Style { host: shares_all, ..PLAIN }] {
+    for style in [MountContext { users: Some(USERS), ..PLAIN }, MountContext { host: shares_all, ..PLAIN }] {
         let got = all(vec![], style).expect("mounts");
         assert!(matches!(at(&got, "/proc").source, Source::New { .. }));
         assert!(matches!(at(&got, "/sys").source, Source::New { .. }));
@@ -137,7 +140,7 @@ fn requests_take_the_place_of_ours_and_outer_ones_come_first() {
 
 #[test]
 fn propagation_needs_a_source_that_has_it() {
-    let place = |is_shared, is_slave| Place::Host { path: "/p".into(), on: "/m".into(), is_shared, is_slave };
+    let place = |is_shared, is_slave| MountSource::Host { path: "/p".into(), on: "/m".into(), is_shared, is_slave };
     let slave = "path \"/p\" is mounted on \"/m\" but it is not a shared or slave mount";
     let shared = "path \"/p\" is mounted on \"/m\" but it is not a shared mount";
     // AC-09a-X11: each mount is checked on its own.
@@ -159,13 +162,13 @@ fn propagation_needs_a_source_that_has_it() {
     let both = vec![cri::Mount { propagation: 2, ..asked("/s") }, asked("/t")];
     let config = cri::ContainerConfig { mounts: both, ..Default::default() };
     assert!(is_shared(&config));
-    assert!(!is_shared(&testing::container_config()));
+    assert!(!is_shared(&fixture::container_config()));
 }
 
 #[test]
 fn recursive_read_only_has_conditions() {
     let mount = |readonly, propagation| cri::Mount { readonly, propagation, recursive_read_only: true, ..asked("/t") };
-    let place = || vec![Place::Host { path: "/p".into(), on: "/".into(), is_shared: true, is_slave: true }];
+    let place = || vec![MountSource::Host { path: "/p".into(), on: "/".into(), is_shared: true, is_slave: true }];
     for (readonly, propagation, expected) in [
         (true, 0, Ok(Access::RecursivelyReadOnly)),
         (false, 0, Err("recursive read-only mount conflicts with RW mount")),
@@ -183,7 +186,7 @@ fn recursive_read_only_has_conditions() {
 
 #[test]
 fn images_are_mounted_read_only() {
-    let place = || vec![Place::Image { layers: "/l".into(), lower: vec!["2/d".into(), "1/d".into()] }];
+    let place = || vec![MountSource::Image { layers: "/l".into(), lower: vec!["2/d".into(), "1/d".into()] }];
     let got = all_at(vec![of_image("a/./b")], place(), PLAIN).expect("mounts");
     let layers =
         Source::Layers { layers: "/l".into(), lower: vec!["2/d".into(), "1/d".into()], sub_path: "a/b".into() };
@@ -202,14 +205,14 @@ fn images_are_mounted_read_only() {
 
 #[test]
 fn volumes_of_images_give_way_to_requests() {
-    let config = cri::ContainerConfig { mounts: vec![asked("/taken/")], ..testing::container_config() };
-    let found = Found {
+    let config = cri::ContainerConfig { mounts: vec![asked("/taken/")], ..fixture::container_config() };
+    let found = ResolvedResources {
         places: vec![host_place()],
         volumes: [("/data".to_owned(), PathBuf::from("/v/1")), ("/taken".to_owned(), "/v/2".into())].into(),
-        ..Found::default()
+        ..ResolvedResources::default()
     };
-    let facts = testing::Facts { found, ..testing::Facts::default() };
-    let sandbox = testing::sandbox_config();
+    let facts = fixture::Facts { found, ..fixture::Facts::default() };
+    let sandbox = fixture::sandbox_config();
     let got = mounts(&facts.inputs(&config, &sandbox), &PLAIN).expect("mounts");
     assert_eq!(at(&got, "/data").source, Source::Bind("/v/1".into()));
     assert_eq!(at(&got, "/taken").source, Source::Bind("/h".into()));

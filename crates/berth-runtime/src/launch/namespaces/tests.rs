@@ -1,14 +1,14 @@
 //! Table tests for namespaces.
 
 use super::*;
-use crate::launch::{facts::TargetContainer, testing};
+use crate::launch::{fixture, inputs::TargetContainer};
 
 fn options(network: i32, pid: i32, ipc: i32) -> cri::NamespaceOption {
     cri::NamespaceOption { network, pid, ipc, ..Default::default() }
 }
 
 fn sandbox(options: cri::NamespaceOption, sysctls: &[(&str, &str)]) -> cri::PodSandboxConfig {
-    let mut config = testing::sandbox_config();
+    let mut config = fixture::sandbox_config();
     let linux = config.linux.get_or_insert_default();
     linux.security_context.get_or_insert_default().namespace_options = Some(options);
     linux.sysctls = sysctls.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
@@ -17,7 +17,7 @@ fn sandbox(options: cri::NamespaceOption, sysctls: &[(&str, &str)]) -> cri::PodS
 
 fn plan(options: cri::NamespaceOption, sysctls: &[(&str, &str)]) -> Result<NamespacePlan, String> {
     let config = sandbox(options, sysctls);
-    namespaces(&config, "h", &testing::host()).map_err(|refusal| refusal.text)
+    namespaces(&config, "h", &fixture::host()).map_err(|refusal| refusal.text)
 }
 
 fn users_of(mode: i32, uids: &[(u32, u32, u32)], gids: &[(u32, u32, u32)]) -> cri::UserNamespace {
@@ -52,7 +52,7 @@ fn modes_decide_what_is_made() {
         assert_eq!(plan(options(network, pid, ipc), &[]), Err(text.to_owned()));
     }
     let nameless = cri::PodSandboxConfig::default();
-    let refusal = namespaces(&nameless, "h", &testing::host()).expect_err("a refusal");
+    let refusal = namespaces(&nameless, "h", &fixture::host()).expect_err("a refusal");
     assert_eq!(refusal, Refusal::invalid("sandbox config must include metadata"));
 }
 
@@ -125,15 +125,15 @@ fn users_have_one_range_from_zero() {
         assert_eq!(got, expected.map_err(str::to_owned), "{asked:?}");
     }
     assert_eq!(users(None), Ok(None));
-    let old = Host { has_user_namespaces: false, ..testing::host() };
+    let old = Host { has_user_namespaces: false, ..fixture::host() };
     let mut asked = options(0, 0, 0);
     asked.userns_options = Some(users_of(0, &full, &full));
     assert!(namespaces(&sandbox(asked, &[]), "h", &old).is_err());
 }
 
-fn sees(of_sandbox: i32, asked: i32, target: Option<TargetContainer<'_>>) -> Result<Processes, String> {
-    let (config, sandbox) = (testing::container_config(), sandbox(options(0, of_sandbox, 0), &[]));
-    let facts = testing::Facts::default();
+fn sees(of_sandbox: i32, asked: i32, target: Option<TargetContainer<'_>>) -> Result<PidNamespace, String> {
+    let (config, sandbox) = (fixture::container_config(), sandbox(options(0, of_sandbox, 0), &[]));
+    let facts = fixture::Facts::default();
     let mut inputs = facts.inputs(&config, &sandbox);
     inputs.target = target;
     let asked = cri::NamespaceOption { pid: asked, target_id: "t".to_owned(), ..Default::default() };
@@ -142,22 +142,22 @@ fn sees(of_sandbox: i32, asked: i32, target: Option<TargetContainer<'_>>) -> Res
 
 #[test]
 fn containers_see_processes_as_asked() {
-    assert_eq!(sees(0, 0, None), Ok(Processes::Pod));
-    assert_eq!(sees(1, 1, None), Ok(Processes::Own));
-    assert_eq!(sees(2, 2, None), Ok(Processes::Host));
-    assert_eq!(sees(1, 0, None), Ok(Processes::Own));
-    assert_eq!(sees(2, 0, None), Ok(Processes::Host));
+    assert_eq!(sees(0, 0, None), Ok(PidNamespace::Pod));
+    assert_eq!(sees(1, 1, None), Ok(PidNamespace::Own));
+    assert_eq!(sees(2, 2, None), Ok(PidNamespace::Host));
+    assert_eq!(sees(1, 0, None), Ok(PidNamespace::Own));
+    assert_eq!(sees(2, 0, None), Ok(PidNamespace::Host));
     assert_eq!(sees(0, 7, None), Err("unsupported pid namespace mode: 7".to_owned()));
 }
 
 #[test]
 fn targets_run_in_the_same_sandbox() {
-    let target = TargetContainer { id: "t", sandbox: testing::SANDBOX, state: "CONTAINER_RUNNING", pid: Some(7) };
-    assert_eq!(sees(1, 3, Some(target)), Ok(Processes::Of("t".to_owned())));
+    let target = TargetContainer { id: "t", sandbox: fixture::SANDBOX, state: "CONTAINER_RUNNING", pid: Some(7) };
+    assert_eq!(sees(1, 3, Some(target)), Ok(PidNamespace::Of("t".to_owned())));
     let ended = TargetContainer { state: "CONTAINER_EXITED", pid: None, ..target };
     assert_eq!(sees(1, 3, Some(ended)), Err("container \"t\" is not running - in state CONTAINER_EXITED".to_owned()));
     let other = TargetContainer { sandbox: "a", ..target };
-    let text = format!("container \"t\" (sandbox a) does not belong to sandbox {}", testing::SANDBOX);
+    let text = format!("container \"t\" (sandbox a) does not belong to sandbox {}", fixture::SANDBOX);
     assert_eq!(sees(1, 3, Some(other)), Err(text));
     assert!(sees(1, 3, None).is_err());
 }
@@ -166,8 +166,8 @@ fn targets_run_in_the_same_sandbox() {
 fn containers_repeat_their_sandboxs_users() {
     let full = [(0, 65_536, 65_536)];
     let with = |users: Option<cri::UserNamespace>| cri::NamespaceOption { userns_options: users, ..options(0, 0, 0) };
-    let config = testing::container_config();
-    let facts = testing::Facts::default();
+    let config = fixture::container_config();
+    let facts = fixture::Facts::default();
     for (of_sandbox, of_container, is_fine) in [
         (None, None, true),
         (Some(users_of(2, &[], &[])), None, true),
@@ -179,7 +179,7 @@ fn containers_repeat_their_sandboxs_users() {
         let sandbox = sandbox(with(of_sandbox), &[]);
         let got = processes(&facts.inputs(&config, &sandbox), &with(of_container)).map_err(|r| r.text);
         let expected = if is_fine {
-            Ok(Processes::Pod)
+            Ok(PidNamespace::Pod)
         } else {
             Err("user namespace config for sandbox is different from container".to_owned())
         };

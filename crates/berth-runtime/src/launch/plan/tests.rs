@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::launch::{
-    facts::{Found, Node},
+    fixture,
     image::{ImageConfig, LaunchImage},
-    testing,
+    inputs::{LinuxDevice, ResolvedResources},
 };
 use berth_shim::plan::Access;
 
@@ -13,25 +13,25 @@ fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurit
 }
 
 fn changed(change: impl FnOnce(&mut cri::LinuxContainerSecurityContext)) -> cri::ContainerConfig {
-    let mut config = testing::container_config();
+    let mut config = fixture::container_config();
     change(context(&mut config));
     config
 }
 
 fn privileged_sandbox() -> cri::PodSandboxConfig {
-    let mut sandbox = testing::sandbox_config();
+    let mut sandbox = fixture::sandbox_config();
     sandbox.linux.get_or_insert_default().security_context.get_or_insert_default().privileged = true;
     sandbox
 }
 
 fn plan(config: &cri::ContainerConfig) -> Result<Launch, String> {
-    let facts = testing::Facts::default();
-    launch(&facts.inputs(config, &testing::sandbox_config())).map_err(|refusal| refusal.text)
+    let facts = fixture::Facts::default();
+    launch(&facts.inputs(config, &fixture::sandbox_config())).map_err(|refusal| refusal.text)
 }
 
 #[test]
 fn a_container_that_asks_for_nothing_gets_the_usual() {
-    let got = plan(&testing::container_config()).expect("a plan");
+    let got = plan(&fixture::container_config()).expect("a plan");
     let process = &got.plan.process;
     assert_eq!(process.args, ["/bin/true"]);
     assert_eq!((process.uid, process.gid, &*process.groups, process.cwd.as_str()), (0, 0, &[0][..], "/"));
@@ -39,7 +39,7 @@ fn a_container_that_asks_for_nothing_gets_the_usual() {
     assert_eq!((&process.seccomp, process.seccomp_flags, &process.apparmor), (&None, 0, &None));
     assert_eq!(process.limits, [(7, 1024, 524_288)]);
     assert_eq!(process.capabilities.bounding, 0xa804_25fb);
-    assert_eq!(got.plan.processes, Processes::Pod);
+    assert_eq!(got.plan.processes, PidNamespace::Pod);
     assert!(got.plan.has_group_namespace && !got.plan.root.is_read_only && !got.plan.root.is_shared);
     assert_eq!((got.plan.devices.len(), got.plan.mounts.len(), got.device_rules.len()), (6, 10, 11));
     assert_eq!(got.plan.log, Some("/var/log/pods/p/c/0.log".into()));
@@ -47,9 +47,9 @@ fn a_container_that_asks_for_nothing_gets_the_usual() {
 
 #[test]
 fn what_is_missing_or_wrong_is_refused_when_it_is_created() {
-    let nameless = cri::ContainerConfig { metadata: None, ..testing::container_config() };
+    let nameless = cri::ContainerConfig { metadata: None, ..fixture::container_config() };
     assert_eq!(plan(&nameless), Err("container config must include metadata".to_owned()));
-    let wordless = cri::ContainerConfig { command: vec![], ..testing::container_config() };
+    let wordless = cri::ContainerConfig { command: vec![], ..fixture::container_config() };
     assert_eq!(plan(&wordless), Err("no command specified".to_owned()));
     let config = changed(|context| context.privileged = true);
     assert_eq!(plan(&config), Err("no privileged container allowed in sandbox".to_owned()));
@@ -65,7 +65,7 @@ fn what_is_missing_or_wrong_is_refused_when_it_is_created() {
         context.seccomp = Some(cri::SecurityProfile { profile_type: kind, localhost_ref: "/none".to_owned() });
     });
     assert_eq!(plan(&config), Err("failed to load seccomp profile \"/none\": it was not found".to_owned()));
-    let config = cri::ContainerConfig { log_path: "../x".to_owned(), ..testing::container_config() };
+    let config = cri::ContainerConfig { log_path: "../x".to_owned(), ..fixture::container_config() };
     assert!(plan(&config).is_err());
 }
 
@@ -80,7 +80,7 @@ fn privileged_containers_are_hardly_apart_from_the_host() {
         context.seccomp = Some(cri::SecurityProfile::default());
         context.run_as_user = Some(cri::Int64Value { value: 5 });
     });
-    let node = Node {
+    let node = LinuxDevice {
         path: "/dev/kvm".into(),
         kind: 'c',
         numbers: (10, 232),
@@ -89,8 +89,8 @@ fn privileged_containers_are_hardly_apart_from_the_host() {
         gid: 109,
         access: "rwm".into(),
     };
-    let found = Found { host_devices: vec![node], ..Found::default() };
-    let facts = testing::Facts { found, ..testing::Facts::default() };
+    let found = ResolvedResources { host_devices: vec![node], ..ResolvedResources::default() };
+    let facts = fixture::Facts { found, ..fixture::Facts::default() };
     let got = launch(&facts.inputs(&config, &privileged_sandbox())).expect("a plan");
     let process = &got.plan.process;
     assert_eq!(process.capabilities.effective, facts.host.capabilities);
@@ -120,20 +120,20 @@ fn the_default_filter_is_compiled_for_the_containers_capabilities() {
     assert_ne!(plain.seccomp, admin.seccomp);
     assert_eq!(plain.seccomp_flags, 4);
     // AC-09a-X9: an exec process has the same filter.
-    let first = LaunchPlan { process: plain.clone(), ..plan(&testing::container_config()).expect("a plan").plan };
+    let first = LaunchPlan { process: plain.clone(), ..plan(&fixture::container_config()).expect("a plan").plan };
     let later = exec(&first, "e", &["id".to_owned()], None).expect("a plan");
     assert_eq!((later.process.seccomp, later.process.capabilities), (plain.seccomp, plain.capabilities));
 }
 
 #[test]
 fn later_processes_have_words_and_a_terminal_of_their_own() {
-    let config = cri::ContainerConfig { tty: true, ..testing::container_config() };
+    let config = cri::ContainerConfig { tty: true, ..fixture::container_config() };
     let first = plan(&config).expect("a plan").plan;
     assert_eq!(first.process.terminal, Some((80, 24)));
     let got = exec(&first, "e", &["id".to_owned(), "-G".to_owned()], None).expect("a plan");
     assert_eq!((got.container.as_str(), got.exec.as_str()), ("container-1", "e"));
     assert_eq!((got.process.terminal, &got.process.env), (None, &first.process.env));
-    let first = plan(&testing::container_config()).expect("a plan").plan;
+    let first = plan(&fixture::container_config()).expect("a plan").plan;
     let got = exec(&first, "e", &["id".to_owned()], Some((7, 8))).expect("a plan");
     assert_eq!(got.process.terminal, Some((7, 8)));
     assert!(
@@ -144,7 +144,7 @@ fn later_processes_have_words_and_a_terminal_of_their_own() {
 
 #[test]
 fn devices_can_belong_to_who_uses_them() {
-    let node = Node {
+    let node = LinuxDevice {
         path: "/dev/fuse".into(),
         kind: 'c',
         numbers: (10, 229),
@@ -157,14 +157,14 @@ fn devices_can_belong_to_who_uses_them() {
     let image = LaunchImage { config, ..LaunchImage::default() };
     let config = changed(|context| context.run_as_user = Some(cri::Int64Value { value: 1000 }));
     for (owns, config, expected) in
-        [(false, &config, (0, 0)), (true, &config, (1000, 0)), (true, &testing::container_config(), (0, 0))]
+        [(false, &config, (0, 0)), (true, &config, (1000, 0)), (true, &fixture::container_config(), (0, 0))]
     {
-        let facts = testing::Facts {
-            host: Host { owns_devices: owns, ..testing::host() },
-            found: Found { devices: vec![node.clone()], ..Found::default() },
+        let facts = fixture::Facts {
+            host: Host { owns_devices: owns, ..fixture::host() },
+            found: ResolvedResources { devices: vec![node.clone()], ..ResolvedResources::default() },
             image: image.clone(),
         };
-        let got = launch(&facts.inputs(config, &testing::sandbox_config())).expect("a plan");
+        let got = launch(&facts.inputs(config, &fixture::sandbox_config())).expect("a plan");
         let device = got.plan.devices.last().expect("a device");
         assert_eq!((device.uid, device.gid), expected);
     }
@@ -185,7 +185,7 @@ fn native_images_make_no_32_bit_system_calls_under_the_built_in_profile() {
         let conditions = seccomp::Conditions {
             machine: seccomp::Machine::X86_64,
             capabilities: names(0xa804_25fb),
-            kernel: testing::host().kernel,
+            kernel: fixture::host().kernel,
             has_spec_allow: true,
         };
         seccomp::compile(&profile, &conditions).expect("a program").bytes()
@@ -194,12 +194,12 @@ fn native_images_make_no_32_bit_system_calls_under_the_built_in_profile() {
     for (architecture, allows_32_bit, restricted) in
         [("", false, true), ("amd64", false, true), ("386", false, false), ("amd64", true, false)]
     {
-        let facts = testing::Facts {
-            host: Host { allows_32_bit, ..testing::host() },
+        let facts = fixture::Facts {
+            host: Host { allows_32_bit, ..fixture::host() },
             image: LaunchImage { architecture: architecture.to_owned(), ..LaunchImage::default() },
-            ..testing::Facts::default()
+            ..fixture::Facts::default()
         };
-        let got = launch(&facts.inputs(&config, &testing::sandbox_config())).expect("a plan");
+        let got = launch(&facts.inputs(&config, &fixture::sandbox_config())).expect("a plan");
         assert_eq!(got.plan.process.seccomp, Some(compiled(restricted)), "{architecture} {allows_32_bit}");
     }
 }
@@ -208,7 +208,7 @@ fn native_images_make_no_32_bit_system_calls_under_the_built_in_profile() {
 fn an_environment_that_fits_no_message_is_refused_when_it_is_created() {
     let with = |bytes: usize| {
         let env = cri::KeyValue { key: "A".to_owned(), value: vec![b'x'; bytes] };
-        plan(&cri::ContainerConfig { envs: vec![env], ..testing::container_config() })
+        plan(&cri::ContainerConfig { envs: vec![env], ..fixture::container_config() })
     };
     let fits = with(LONGEST_TEXTS - 4096).expect("a plan");
     let request = berth_shim::plan::Request::Launch(Box::new(fits.plan));

@@ -91,7 +91,7 @@ pub fn has_status(version: &str) -> bool {
 }
 
 /// Whether DEL receives `prevResult` in this version.
-pub fn tells_result(version: &str) -> bool {
+pub fn passes_result_on_del(version: &str) -> bool {
     !version.starts_with("0.3")
 }
 

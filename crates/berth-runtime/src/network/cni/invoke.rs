@@ -28,7 +28,7 @@ const REAPING: Duration = Duration::from_secs(5);
 
 /// CNI operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verb {
+pub enum CniCommand {
     /// Adds a pod to the network.
     Add,
     /// Removes a pod from the network.
@@ -39,7 +39,7 @@ pub enum Verb {
     Gc,
 }
 
-impl Verb {
+impl CniCommand {
     fn name(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -69,26 +69,26 @@ pub struct PluginError {
     /// Error message.
     pub text: String,
     /// Whether the error is transient, so that a retry may succeed.
-    pub may_pass: bool,
+    pub is_transient: bool,
 }
 
 impl PluginError {
     /// A permanent error.
-    pub fn lasting(text: String) -> Self {
-        Self { text, may_pass: false }
+    pub fn permanent(text: String) -> Self {
+        Self { text, is_transient: false }
     }
 }
 
 /// Plugin search path and call timeout.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Caller {
+pub struct PluginRunner {
     /// Search path, in order.
     pub directories: Vec<PathBuf>,
     /// Timeout of one call.
     pub limit: Duration,
 }
 
-impl Caller {
+impl PluginRunner {
     /// Calls the plugin of this type. Returns its result for ADD, `None` otherwise.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl Caller {
     pub async fn call(
         &self,
         kind: &str,
-        verb: Verb,
+        verb: CniCommand,
         subject: &Subject,
         input: &Value,
     ) -> Result<Option<Value>, PluginError> {
@@ -112,14 +112,14 @@ impl Caller {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).process_group(0);
         let failed = |text: String, may_pass| PluginError {
             text: format!("plugin type={kind:?} failed ({}): {text}", verb.name().to_lowercase()),
-            may_pass,
+            is_transient: may_pass,
         };
         let (success, stdout, stderr) = self.run(command, input).await.map_err(|text| failed(text, false))?;
         if !success {
             let (code, text) = result::failure(&stdout, &stderr);
             return Err(failed(text, code == Some(TRY_AGAIN)));
         }
-        if verb != Verb::Add {
+        if verb != CniCommand::Add {
             return Ok(None);
         }
         let answer =
@@ -131,7 +131,7 @@ impl Caller {
         let found = self.directories.iter().map(|d| d.join(kind)).find(|p| config::is_program(kind) && p.is_file());
         let places: Vec<String> = self.directories.iter().map(|d| d.display().to_string()).collect();
         found.ok_or_else(|| {
-            PluginError::lasting(format!("failed to find plugin {kind:?} in path [{}]", places.join(" ")))
+            PluginError::permanent(format!("failed to find plugin {kind:?} in path [{}]", places.join(" ")))
         })
     }
 

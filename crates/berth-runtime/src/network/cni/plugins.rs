@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use super::{
     cache::{self, Attachment},
     config::{self, Network},
-    invoke::{Caller, PluginError, Subject, Verb},
+    invoke::{CniCommand, PluginError, PluginRunner, Subject},
     result,
 };
 use crate::network::{
@@ -53,12 +53,12 @@ pub struct Plugins {
     files: NamespaceFiles,
     directory: PathBuf,
     cache: PathBuf,
-    caller: Caller,
-    state: Mutex<State>,
+    caller: PluginRunner,
+    state: Mutex<PluginState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct PluginState {
     loaded: Result<Arc<Network>, String>,
     has_file: bool,
     failures: BTreeMap<String, (u32, Instant)>,
@@ -73,8 +73,8 @@ impl Plugins {
         cache: PathBuf,
         limit: Duration,
     ) -> Self {
-        let state = State { loaded: Err(String::new()), has_file: false, failures: BTreeMap::new() };
-        let caller = Caller { directories: programs, limit };
+        let state = PluginState { loaded: Err(String::new()), has_file: false, failures: BTreeMap::new() };
+        let caller = PluginRunner { directories: programs, limit };
         let plugins = Self { files, directory, cache, caller, state: Mutex::new(state) };
         plugins.reload();
         plugins
@@ -116,7 +116,7 @@ impl Plugins {
     }
 
     /// Whether the cache contains a sandbox, added or attempted. Blocking: reads a directory.
-    pub fn knows(&self, sandbox: &str) -> bool {
+    pub fn has_attachment(&self, sandbox: &str) -> bool {
         !cache::of(&self.cache, sandbox).is_empty()
     }
 
@@ -139,7 +139,7 @@ impl Plugins {
         }
         for plugin in &network.plugins {
             let input = config::input(&network, plugin, &Map::new(), None);
-            let told = self.caller.call(config::kind(plugin), Verb::Status, &Subject::default(), &input).await;
+            let told = self.caller.call(config::kind(plugin), CniCommand::Status, &Subject::default(), &input).await;
             told.map_err(|e| e.text)?;
         }
         Ok(())
@@ -174,7 +174,7 @@ impl Plugins {
     async fn add_all(&self, network: &Network, attachment: &mut Attachment) -> Result<(Vec<IpAddr>, Value), String> {
         for plugin in &network.plugins {
             let input = config::input(network, plugin, &attachment.capability_args, attachment.result.as_ref());
-            let answer = self.call(plugin, Verb::Add, attachment, &input).await.map_err(|e| e.text)?;
+            let answer = self.call(plugin, CniCommand::Add, attachment, &input).await.map_err(|e| e.text)?;
             attachment.result = answer;
         }
         attachment.save(&self.cache).map_err(|e| format!("CNI cache: {e}"))?;
@@ -230,10 +230,10 @@ impl Plugins {
     }
 
     async fn del_all(&self, network: &Network, attachment: &Attachment) -> Result<(), PluginError> {
-        let previous = attachment.result.as_ref().filter(|_| config::tells_result(&network.version));
+        let previous = attachment.result.as_ref().filter(|_| config::passes_result_on_del(&network.version));
         for plugin in network.plugins.iter().rev() {
             let input = config::input(network, plugin, &attachment.capability_args, previous);
-            self.call(plugin, Verb::Del, attachment, &input).await?;
+            self.call(plugin, CniCommand::Del, attachment, &input).await?;
         }
         Ok(())
     }
@@ -241,7 +241,7 @@ impl Plugins {
     async fn call(
         &self,
         plugin: &Map<String, Value>,
-        verb: Verb,
+        verb: CniCommand,
         attachment: &Attachment,
         input: &Value,
     ) -> Result<Option<Value>, PluginError> {
@@ -255,7 +255,7 @@ impl Plugins {
         let mut waits = RETRIES.iter();
         loop {
             match self.caller.call(config::kind(plugin), verb, &subject, input).await {
-                Err(e) if e.may_pass => match waits.next() {
+                Err(e) if e.is_transient => match waits.next() {
                     Some(wait) => sleep(*wait).await,
                     None => return Err(e),
                 },
@@ -289,7 +289,7 @@ impl Plugins {
             if let Some(object) = input.as_object_mut() {
                 object.insert("cni.dev/valid-attachments".to_owned(), valid.clone().into());
             }
-            if let Err(e) = self.caller.call(config::kind(plugin), Verb::Gc, &Subject::default(), &input).await {
+            if let Err(e) = self.caller.call(config::kind(plugin), CniCommand::Gc, &Subject::default(), &input).await {
                 warn!(err = %e.text, "CNI GC");
             }
         }

@@ -51,7 +51,7 @@ impl Bench {
     }
 
     async fn ask(&self, user: &str, subresources: &[&str]) -> Verdict {
-        let who = Identity { name: user.to_owned(), ..Identity::unasked() };
+        let who = Identity { name: user.to_owned(), ..Identity::unauthenticated_listener() };
         self.authorizer.authorize(&who, "get", subresources).await
     }
 

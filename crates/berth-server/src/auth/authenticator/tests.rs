@@ -9,7 +9,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    auth::Via,
+    auth::AuthenticatedBy,
     ports::{ReviewError, TokenReviewer, TokenVerdict},
 };
 use berth_metrics::Registry;
@@ -92,9 +92,9 @@ impl Bench {
 #[tokio::test]
 async fn the_first_that_succeeds_counts_and_a_failure_keeps_from_being_anonymous() {
     let bearer = |token: &'static str| Some(format!("Bearer {token}"));
-    for anonymous in [Anonymous::GoesOn, Anonymous::Stops] {
+    for anonymous in [Anonymous::Allow, Anonymous::Reject] {
         let bench = Bench::new(anonymous, true);
-        let nobody = if anonymous == Anonymous::GoesOn { "system:anonymous" } else { "401" };
+        let nobody = if anonymous == Anonymous::Allow { "system:anonymous" } else { "401" };
         let (good, bad) = (certificate(&bench.ours, "kate"), certificate(&bench.theirs, "mallory"));
         let nameless = certificate(&bench.ours, "");
         for (chain, header, expected) in [
@@ -120,13 +120,13 @@ async fn the_first_that_succeeds_counts_and_a_failure_keeps_from_being_anonymous
 
 #[tokio::test]
 async fn tokens_are_not_believed_where_nobody_can_tell() {
-    let bench = Bench::new(Anonymous::GoesOn, false);
+    let bench = Bench::new(Anonymous::Allow, false);
     assert_eq!(bench.ask(&[], &[("authorization", "Bearer tom")]).await.0, "system:anonymous");
 }
 
 #[tokio::test]
 async fn the_credential_that_served_is_gone() {
-    let bench = Bench::new(Anonymous::Stops, true);
+    let bench = Bench::new(Anonymous::Reject, true);
     let protocols = "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.dG9t"; // "tom"
     let socket = [("connection", "upgrade"), ("upgrade", "websocket"), ("sec-websocket-protocol", protocols)];
     let (told, parts) = bench.ask(&[], &socket).await;
@@ -142,12 +142,12 @@ async fn the_credential_that_served_is_gone() {
 
 #[tokio::test]
 async fn who_proved_himself_is_in_the_group_and_his_certificates_life_is_observed() {
-    let bench = Bench::new(Anonymous::Stops, true);
+    let bench = Bench::new(Anonymous::Reject, true);
     let request = Request::get("/").body(()).expect("a request");
     let (mut parts, ()) = request.into_parts();
     let chain = [certificate(&bench.ours, "kate")];
     let identity = bench.authenticator.authenticate(&mut parts, &chain).await.expect("let in");
-    assert_eq!((identity.groups, identity.via), (vec!["system:authenticated".to_owned()], Via::X509));
+    assert_eq!((identity.groups, identity.via), (vec!["system:authenticated".to_owned()], AuthenticatedBy::X509));
     let families = bench.registry.gather();
     let left = families.iter().find(|f| f.name() == "apiserver_client_certificate_expiration_seconds");
     assert_eq!(left.expect("the family").get_metric()[0].get_histogram().get_sample_count(), 1);
@@ -156,7 +156,7 @@ async fn who_proved_himself_is_in_the_group_and_his_certificates_life_is_observe
 #[tokio::test]
 async fn a_new_bundle_counts_at_once_for_certificates_seen_before() {
     // AC-04-20, the part after the reload.
-    let bench = Bench::new(Anonymous::Stops, true);
+    let bench = Bench::new(Anonymous::Reject, true);
     let (ours, theirs) = ([certificate(&bench.ours, "kate")], [certificate(&bench.theirs, "tom")]);
     assert_eq!((bench.ask(&ours, &[]).await.0, bench.ask(&theirs, &[]).await.0), ("kate".into(), "401".into()));
     let cas = ClientCas::from_pem(bench.theirs.pem().as_bytes()).expect("a bundle");

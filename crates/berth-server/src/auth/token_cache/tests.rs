@@ -73,7 +73,7 @@ impl Bench {
         Self { reviewer, cache, registry }
     }
 
-    async fn ask(&self, token: &str) -> Known {
+    async fn ask(&self, token: &str) -> TokenLookup {
         self.cache.look_up(token, None).await
     }
 
@@ -89,8 +89,8 @@ impl Bench {
     }
 }
 
-fn is_accepted(known: &Known) -> bool {
-    matches!(known, Known::Accepted(identity) if identity.is_in("system:authenticated") && identity.via == Via::Token)
+fn is_accepted(known: &TokenLookup) -> bool {
+    matches!(known, TokenLookup::Accepted(identity) if identity.is_in("system:authenticated") && identity.via == AuthenticatedBy::Token)
 }
 
 #[tokio::test(start_paused = true)]
@@ -137,7 +137,7 @@ async fn a_reviewer_that_hangs_is_given_up_and_the_caller_who_leaves_loses_nothi
     let bench = Bench::new(&[Say::Hang, Say::Yes], 120);
     let began = Instant::now();
     let hung = bench.ask("a").await;
-    assert_eq!(hung, Known::Failed("no answer within 30s".to_owned()));
+    assert_eq!(hung, TokenLookup::Failed("no answer within 30s".to_owned()));
     assert_eq!(began.elapsed(), Duration::from_secs(30));
     assert_eq!(bench.value("authentication_token_cache_fetch_total", "error"), 1.0);
 
@@ -156,12 +156,15 @@ async fn a_flood_of_invented_tokens_does_not_become_the_api_servers_work() {
     let (bad, good) = (Some(IpAddr::from([192, 0, 2, 1])), Some(IpAddr::from([192, 0, 2, 2])));
     let mut busy = 0;
     for number in 0..1000 {
-        busy += usize::from(bench.cache.look_up(&format!("invented {number}"), bad).await == Known::Busy);
+        busy += usize::from(bench.cache.look_up(&format!("invented {number}"), bad).await == TokenLookup::Busy);
     }
     assert_eq!((bench.asked(), busy), (20, 980));
-    assert!(matches!(bench.cache.look_up("another", good).await, Known::Rejected(_)));
+    assert!(matches!(bench.cache.look_up("another", good).await, TokenLookup::Rejected(_)));
     for _ in 0..1000 {
-        assert!(matches!(bench.cache.look_up("invented 0", bad).await, Known::Rejected(_)), "remembered: no review");
+        assert!(
+            matches!(bench.cache.look_up("invented 0", bad).await, TokenLookup::Rejected(_)),
+            "remembered: no review"
+        );
     }
     assert_eq!(bench.asked(), 21);
 }
@@ -178,7 +181,7 @@ async fn ten_reviews_at_a_time_are_enough() {
     while bench.asked() < 10 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(ask(10).await, Known::Busy);
+    assert_eq!(ask(10).await, TokenLookup::Busy);
     bench.reviewer.gate.add_permits(100);
     for task in waiting {
         assert!(is_accepted(&task.await.expect("ended")));

@@ -73,7 +73,7 @@ fn a_good_certificate_names_its_holder() {
     let proof =
         identify(std::slice::from_ref(&certificate), &bundle(&[&ca]), at(NOW)).expect("good").expect("somebody");
     let identity = proof.identity;
-    assert_eq!((identity.name.as_str(), identity.uid.as_str(), identity.via), ("kate", "u-1", Via::X509));
+    assert_eq!((identity.name.as_str(), identity.uid.as_str(), identity.via), ("kate", "u-1", AuthenticatedBy::X509));
     assert_eq!(identity.groups, ["dev"]);
     assert_eq!(identity.extra, BTreeMap::from([(CREDENTIAL_ID.to_owned(), vec![id])]));
     assert_eq!(proof.expires, at(NOW + 10 * DAY + 1));

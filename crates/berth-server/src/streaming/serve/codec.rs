@@ -4,20 +4,20 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio_tungstenite::tungstenite::Message;
 
-use super::status::Style;
+use super::status::StatusFormat;
 
 /// Protocols before version 5: name, whether messages are base64 text, and format of the exit status.
 const COMMAND: &[Protocol] = &[
-    Protocol { name: "channel.k8s.io", is_text: false, style: Style::Text },
-    Protocol { name: "base64.channel.k8s.io", is_text: true, style: Style::Text },
-    Protocol { name: "v4.channel.k8s.io", is_text: false, style: Style::Json },
-    Protocol { name: "v4.base64.channel.k8s.io", is_text: true, style: Style::Json },
+    Protocol { name: "channel.k8s.io", is_text: false, style: StatusFormat::Text },
+    Protocol { name: "base64.channel.k8s.io", is_text: true, style: StatusFormat::Text },
+    Protocol { name: "v4.channel.k8s.io", is_text: false, style: StatusFormat::Json },
+    Protocol { name: "v4.base64.channel.k8s.io", is_text: true, style: StatusFormat::Json },
 ];
 const FORWARD: &[&str] = &["v4.channel.k8s.io", "v4.base64.channel.k8s.io"];
 /// Used where the client offers no subprotocol.
-const UNNAMED: Protocol = Protocol { name: "", is_text: false, style: Style::Text };
+const UNNAMED: Protocol = Protocol { name: "", is_text: false, style: StatusFormat::Text };
 /// Protocol with half-closed streams.
-const NEWEST: Protocol = Protocol { name: "v5.channel.k8s.io", is_text: false, style: Style::Whole };
+const NEWEST: Protocol = Protocol { name: "v5.channel.k8s.io", is_text: false, style: StatusFormat::Whole };
 /// Channel whose messages half-close other channels.
 const CLOSE: u8 = 255;
 
@@ -28,12 +28,12 @@ pub struct Protocol {
     pub name: &'static str,
     is_text: bool,
     /// Format of a command's exit status.
-    pub style: Style,
+    pub style: StatusFormat,
 }
 
 /// Decoded message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum ClientMessage {
     /// Channel number, followed by the bytes for it.
     Channel(Bytes),
     /// Message without effect.
@@ -79,23 +79,23 @@ impl Protocol {
     }
 
     /// Decodes a message.
-    pub fn read(self, message: Message) -> Heard {
+    pub fn read(self, message: Message) -> ClientMessage {
         let bytes = match message {
             Message::Binary(bytes) => bytes,
             Message::Text(text) => Bytes::from(text),
-            Message::Close(_) => return Heard::End,
-            Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => return Heard::Nothing,
+            Message::Close(_) => return ClientMessage::End,
+            Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => return ClientMessage::Nothing,
         };
-        let Some((&first, rest)) = bytes.split_first() else { return Heard::Nothing };
+        let Some((&first, rest)) = bytes.split_first() else { return ClientMessage::Nothing };
         if !self.is_text {
             let is_odd = first == CLOSE && !self.closes_channels();
-            return if is_odd { Heard::Nothing } else { Heard::Channel(bytes) };
+            return if is_odd { ClientMessage::Nothing } else { ClientMessage::Channel(bytes) };
         }
-        let Ok(decoded) = BASE64_STANDARD.decode(rest) else { return Heard::End };
+        let Ok(decoded) = BASE64_STANDARD.decode(rest) else { return ClientMessage::End };
         let mut message = BytesMut::with_capacity(decoded.len() + 1);
         message.put_u8(first.wrapping_sub(b'0'));
         message.put_slice(&decoded);
-        Heard::Channel(message.freeze())
+        ClientMessage::Channel(message.freeze())
     }
 }
 
@@ -134,19 +134,19 @@ mod tests {
         assert_eq!(binary.write(1, b"foo"), Message::Binary(Bytes::from_static(b"\x01foo")));
         assert_eq!(text.write(1, b"foo"), Message::Text("1Zm9v".into()));
         assert_eq!(text.write(2, b""), Message::Text("2".into()));
-        let bytes = |bytes: &'static [u8]| Heard::Channel(Bytes::from_static(bytes));
+        let bytes = |bytes: &'static [u8]| ClientMessage::Channel(Bytes::from_static(bytes));
         let said = |bytes: &'static [u8]| Message::Binary(Bytes::from_static(bytes));
         let rows = [
             (binary, said(b"\0foo"), bytes(b"\0foo")),
             (binary, Message::Text("\0foo".into()), bytes(b"\0foo")),
-            (binary, said(&[255, 0]), Heard::Nothing),
+            (binary, said(&[255, 0]), ClientMessage::Nothing),
             (newest, said(&[255, 0]), bytes(&[255, 0])),
-            (binary, said(b""), Heard::Nothing),
+            (binary, said(b""), ClientMessage::Nothing),
             (text, Message::Text("0Zm9v".into()), bytes(b"\0foo")),
             (text, Message::Text("4".into()), bytes(b"\x04")),
-            (text, Message::Text("0!".into()), Heard::End),
-            (text, Message::Close(None), Heard::End),
-            (binary, Message::Ping(Bytes::new()), Heard::Nothing),
+            (text, Message::Text("0!".into()), ClientMessage::End),
+            (text, Message::Close(None), ClientMessage::End),
+            (binary, Message::Ping(Bytes::new()), ClientMessage::Nothing),
         ];
         for (protocol, message, expected) in rows {
             assert_eq!(protocol.read(message.clone()), expected, "{} {message:?}", protocol.name);

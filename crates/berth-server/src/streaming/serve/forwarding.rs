@@ -10,7 +10,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::streaming::websocket::translate::silent;
+use crate::streaming::websocket::translate::idle_timeout;
 
 /// Idle timeout of one direction after the other has ended.
 const HALF_OPEN: Duration = Duration::from_secs(60);
@@ -71,7 +71,7 @@ pub async fn forward<R: ClientSide, W: ToClient>(pod: TcpStream, client: &mut R,
         // Fails only without senders, which outlive this future.
         let _ = is_half_open.subscribe().wait_for(|is_half_open| *is_half_open).await;
         active.send_replace(Instant::now());
-        silent(Some(HALF_OPEN), active.subscribe()).await;
+        idle_timeout(Some(HALF_OPEN), active.subscribe()).await;
     };
     tokio::select! {
         // The result is ignored: the caller closes the client's side in each case.

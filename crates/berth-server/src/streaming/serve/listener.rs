@@ -19,8 +19,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::warn;
 
-use super::{Manner, upgrade};
-use crate::{ports::targets::Targets, streaming::answer::line};
+use super::{ServeOptions, upgrade};
+use crate::{ports::stream_targets::StreamTargets, streaming::error_response::line};
 
 /// Maximum number of connections.
 const CONNECTIONS: usize = 1024;
@@ -35,9 +35,9 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 
 /// Bound loopback listener that does not serve yet.
 #[derive(Debug)]
-pub struct Listening(TcpListener, SocketAddr);
+pub struct BoundListener(TcpListener, SocketAddr);
 
-impl Listening {
+impl BoundListener {
     /// Binds an address; `127.0.0.1:0` selects any port.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Listening {
     }
 
     /// Serves until `stop` is canceled, which also ends all streams.
-    pub async fn serve(self, targets: Arc<dyn Targets>, stop: CancellationToken) {
+    pub async fn serve(self, targets: Arc<dyn StreamTargets>, stop: CancellationToken) {
         let (places, tasks) = (Arc::new(Semaphore::new(CONNECTIONS)), TaskTracker::new());
         let accepting = async {
             loop {
@@ -93,12 +93,12 @@ impl Listening {
 }
 
 /// Tracker of stream tasks, and the connection's permit.
-type Room = (TaskTracker, Option<Arc<OwnedSemaphorePermit>>);
+type StreamTaskSlot = (TaskTracker, Option<Arc<OwnedSemaphorePermit>>);
 
-async fn connection(tcp: TcpStream, targets: &Arc<dyn Targets>, room: Room, stop: &CancellationToken) {
+async fn connection(tcp: TcpStream, targets: &Arc<dyn StreamTargets>, room: StreamTaskSlot, stop: &CancellationToken) {
     let _ = tcp.set_nodelay(true); // best effort: only latency depends on it
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
-        let response = meet(request.map(Body::new), &**targets, &room, stop);
+        let response = handle(request.map(Body::new), &**targets, &room, stop);
         async move { Ok::<_, Infallible>(response) }
     });
     let mut http = http1::Builder::new();
@@ -107,12 +107,17 @@ async fn connection(tcp: TcpStream, targets: &Arc<dyn Targets>, room: Room, stop
     let _ = http.serve_connection(TokioIo::new(tcp), service).with_upgrades().await;
 }
 
-fn meet(request: Request<Body>, targets: &dyn Targets, room: &Room, stop: &CancellationToken) -> Response {
+fn handle(
+    request: Request<Body>,
+    targets: &dyn StreamTargets,
+    room: &StreamTaskSlot,
+    stop: &CancellationToken,
+) -> Response {
     let Some(target) = targets.take(request.uri().path()) else {
         return unknown();
     };
-    let manner = Manner { idle: Some(IDLE), heartbeat: HEARTBEAT, knows_newest: true };
-    let upgrade::Answer { response, work, .. } = upgrade::answer(target, manner, request);
+    let manner = ServeOptions { idle: Some(IDLE), heartbeat: HEARTBEAT, knows_newest: true };
+    let upgrade::UpgradeResponse { response, work, .. } = upgrade::respond(target, manner, request);
     if let Some(work) = work {
         let (stop, (tasks, place)) = (stop.clone(), room.clone());
         tasks.spawn(async move {

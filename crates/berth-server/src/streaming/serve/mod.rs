@@ -6,17 +6,17 @@
 //! ```
 //!
 //! There are two entry points. With the embedded runtime, the kubelet server passes the client's connection on directly
-//! (`hand_over`), without a second connection or copy. Where others call the runtime over its socket, a loopback
-//! [`listener`] serves them under one-time URLs. The backend is a port ([`targets`]); a process starts only after the
+//! (`serve_target`), without a second connection or copy. Where others call the runtime over its socket, a loopback
+//! [`listener`] serves them under one-time URLs. The backend is a port ([`stream_targets`]); a process starts only after the
 //! client has opened all its streams. Implements spec 09a §4, 04b §3-§5.
 //!
-//! [`targets`]: crate::ports::targets
+//! [`stream_targets`]: crate::ports::targets
 
 mod codec;
 mod forwarding;
 pub mod listener;
 mod process;
-mod sizes;
+mod resize_parser;
 mod socket_command;
 mod socket_forward;
 mod spdy_command;
@@ -28,16 +28,22 @@ mod upgrade;
 
 use axum::{body::Body, http::Request, response::Response};
 
-pub use upgrade::Manner;
+pub use upgrade::ServeOptions;
 
-use super::{Streaming, caps::Permit};
-use crate::ports::targets::Target;
+use super::{Streaming, stream_limit::Permit};
+use crate::ports::stream_targets::StreamTarget;
 
 /// Serves a target to the client of a request: responds now, and streams in a background task.
-pub(crate) fn hand_over(streaming: &Streaming, target: Target, request: Request<Body>, permit: Permit) -> Response {
+pub(crate) fn serve_target(
+    streaming: &Streaming,
+    target: StreamTarget,
+    request: Request<Body>,
+    permit: Permit,
+) -> Response {
     let config = streaming.config();
-    let manner = Manner { idle: config.idle, heartbeat: config.heartbeat, knows_newest: config.terminate_web_sockets };
-    let upgrade::Answer { response, work, counts_as } = upgrade::answer(target, manner, request);
+    let manner =
+        ServeOptions { idle: config.idle, heartbeat: config.heartbeat, knows_newest: config.terminate_web_sockets };
+    let upgrade::UpgradeResponse { response, work, counts_as } = upgrade::respond(target, manner, request);
     if let Some(subresource) = counts_as {
         streaming.metrics().web_socket(subresource);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::ports::targets::{Reader, Writer};
+use crate::ports::stream_targets::{Reader, Writer};
 
 /// Timeout for the first terminal size before the process starts without one. Clients send it immediately.
 pub const FIRST_SIZE: Duration = Duration::from_millis(50);

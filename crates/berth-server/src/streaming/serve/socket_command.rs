@@ -12,28 +12,28 @@ use tokio::{
 use tokio_tungstenite::tungstenite::Message;
 
 use super::{
-    Manner,
-    codec::{Heard, Protocol},
+    ServeOptions,
+    codec::{ClientMessage, Protocol},
     process::{FIRST_SIZE, Input, Output},
-    sizes::Sizes,
+    resize_parser::ResizeParser,
     status,
 };
 use crate::{
     ports::{
+        stream_targets::{CommandKind, Process, ProcessStreams, Size, Terminal},
         streams::StreamSet,
-        targets::{Process, Running, Size, Terminal, Verb},
     },
     streaming::websocket::{
         accept::Socket,
-        channels::{self, Channel, Said},
-        translate::{last_words, silent},
+        channels::{self, Channel, ChannelMessage},
+        translate::{close_with_message, idle_timeout},
     },
 };
 
 /// Requested command and negotiated protocol.
-pub struct Wish {
+pub struct SocketCommandRequest {
     /// Exec or attach.
-    pub verb: Verb,
+    pub verb: CommandKind,
     /// Requested streams.
     pub set: StreamSet,
     /// Starts or joins the process.
@@ -43,8 +43,8 @@ pub struct Wish {
 }
 
 /// Serves a WebSocket to its end.
-pub async fn serve(socket: Socket, wish: Wish, manner: Manner) {
-    let Wish { verb, set, process, protocol } = wish;
+pub async fn serve(socket: Socket, wish: SocketCommandRequest, manner: ServeOptions) {
+    let SocketCommandRequest { verb, set, process, protocol } = wish;
     let (mut to, from) = socket.split();
     // An empty message on the lowest channel that the client reads signals that it is connected.
     let lowest = match set {
@@ -56,12 +56,12 @@ pub async fn serve(socket: Socket, wish: Wish, manner: Manner) {
         return;
     }
     let active = watch::channel(Instant::now()).0;
-    let mut client = Client { from, protocol, sizes: Sizes::default(), active: active.clone(), early: None };
-    let size = if set.tty && verb == Verb::Exec { client.first_size().await } else { None };
+    let mut client = Client { from, protocol, sizes: ResizeParser::default(), active: active.clone(), early: None };
+    let size = if set.tty && verb == CommandKind::Exec { client.first_size().await } else { None };
     let end = match process.start(size).await {
         Err(why) => Some(Err(why)),
         Ok(running) => {
-            let Running { stdin, stdout, stderr, terminal, end } = running;
+            let ProcessStreams { stdin, stdout, stderr, terminal, end } = running;
             let output = Outputs { stdout: Output::new(stdout), stderr: Output::new(stderr), set, manner };
             let outward = async {
                 output.send(&mut to, protocol, &active).await.ok()?;
@@ -70,37 +70,37 @@ pub async fn serve(socket: Socket, wish: Wish, manner: Manner) {
             tokio::select! {
                 told = outward => told,
                 () = client.pass_on(Input::new(stdin.filter(|_| set.stdin)), terminal) => None,
-                () = silent(manner.idle, active.subscribe()) => None,
+                () = idle_timeout(manner.idle, active.subscribe()) => None,
             }
         }
     };
-    let words = end.and_then(|end| status::told(protocol.style, verb, &end));
+    let words = end.and_then(|end| status::exit_message(protocol.style, verb, &end));
     let words = words.map(|words| protocol.write(Channel::Status as u8, words.as_bytes()));
-    last_words(to, client.from, words).await;
+    close_with_message(to, client.from, words).await;
 }
 
 /// Receiving half of the client's WebSocket.
 struct Client {
     from: SplitStream<Socket>,
     protocol: Protocol,
-    sizes: Sizes,
+    sizes: ResizeParser,
     active: watch::Sender<Instant>,
     /// Message that was received before the process started.
-    early: Option<Said>,
+    early: Option<ChannelMessage>,
 }
 
 impl Client {
     /// Next message; `None` where the client disconnects or sends an invalid message. Cancel-safe.
-    async fn next(&mut self) -> Option<Said> {
+    async fn next(&mut self) -> Option<ChannelMessage> {
         if let Some(early) = self.early.take() {
             return Some(early);
         }
         let message = self.from.next().await?.ok()?;
         self.active.send_replace(Instant::now());
         match self.protocol.read(message) {
-            Heard::Channel(bytes) => channels::read(bytes).ok(),
-            Heard::Nothing => Some(Said::Nothing),
-            Heard::End => None,
+            ClientMessage::Channel(bytes) => channels::read(bytes).ok(),
+            ClientMessage::Nothing => Some(ChannelMessage::Nothing),
+            ClientMessage::End => None,
         }
     }
 
@@ -109,8 +109,8 @@ impl Client {
         let until = Instant::now() + FIRST_SIZE;
         loop {
             match timeout_at(until, self.next()).await.ok()? {
-                Some(Said::Nothing) => {}
-                Some(Said::Resize(bytes)) => return self.sizes.push(&bytes),
+                Some(ChannelMessage::Nothing) => {}
+                Some(ChannelMessage::Resize(bytes)) => return self.sizes.push(&bytes),
                 early => {
                     self.early = early;
                     return None;
@@ -123,14 +123,14 @@ impl Client {
     async fn pass_on(&mut self, mut input: Input, terminal: Option<Box<dyn Terminal>>) {
         while let Some(said) = self.next().await {
             match said {
-                Said::Stdin(bytes) => input.write(&bytes).await,
-                Said::StdinEnds => input.end(),
-                Said::Resize(bytes) => {
+                ChannelMessage::Stdin(bytes) => input.write(&bytes).await,
+                ChannelMessage::StdinEnds => input.end(),
+                ChannelMessage::Resize(bytes) => {
                     if let (Some(terminal), Some(size)) = (&terminal, self.sizes.push(&bytes)) {
                         terminal.resize(size).await;
                     }
                 }
-                Said::Nothing => {}
+                ChannelMessage::Nothing => {}
             }
         }
     }
@@ -141,7 +141,7 @@ struct Outputs {
     stdout: Output,
     stderr: Output,
     set: StreamSet,
-    manner: Manner,
+    manner: ServeOptions,
 }
 
 impl Outputs {

@@ -9,18 +9,18 @@ use tokio::{
 use tokio_tungstenite::tungstenite::Message;
 
 use super::{
-    Manner,
-    codec::{Heard, Protocol},
+    ServeOptions,
+    codec::{ClientMessage, Protocol},
     forwarding::{Broken, ClientSide, ToClient, forward},
 };
 use crate::{
-    ports::targets::PodPorts,
+    ports::stream_targets::PodPorts,
     streaming::{
         spdy::pairing,
         websocket::{
             accept::Socket,
             channels,
-            translate::{last_words, silent},
+            translate::{close_with_message, idle_timeout},
         },
     },
 };
@@ -31,7 +31,12 @@ pub const MOST_PORTS: usize = 127;
 const WAITING: usize = 8;
 
 /// Serves a WebSocket until all ports have ended.
-pub async fn serve(socket: Socket, pod: Box<dyn PodPorts>, (protocol, ports): (Protocol, Vec<u16>), manner: Manner) {
+pub async fn serve(
+    socket: Socket,
+    pod: Box<dyn PodPorts>,
+    (protocol, ports): (Protocol, Vec<u16>),
+    manner: ServeOptions,
+) {
     let (mut to, from) = socket.split();
     for greeting in channels::port_greetings(&ports) {
         let Some((&channel, port)) = greeting.split_first() else { continue };
@@ -77,9 +82,9 @@ pub async fn serve(socket: Socket, pod: Box<dyn PodPorts>, (protocol, ports): (P
     tokio::select! {
         ((), _) = async { tokio::join!(outward, all) } => {}
         () = client.pass_on() => {}
-        () = silent(manner.idle, active.subscribe()) => {}
+        () = idle_timeout(manner.idle, active.subscribe()) => {}
     }
-    last_words(to, client.from, None).await;
+    close_with_message(to, client.from, None).await;
 }
 
 /// Receiving half of the client's WebSocket.
@@ -96,9 +101,9 @@ impl Client {
         while let Some(Ok(message)) = self.from.next().await {
             self.active.send_replace(Instant::now());
             let mut bytes = match self.protocol.read(message) {
-                Heard::Channel(bytes) => bytes,
-                Heard::Nothing => continue,
-                Heard::End => return,
+                ClientMessage::Channel(bytes) => bytes,
+                ClientMessage::Nothing => continue,
+                ClientMessage::End => return,
             };
             let channel = usize::from(bytes.split_to(1).first().copied().unwrap_or_default());
             // Odd channels carry only our error texts, and higher ones were not requested.

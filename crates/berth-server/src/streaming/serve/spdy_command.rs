@@ -10,19 +10,19 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    Manner,
+    ServeOptions,
     process::{FIRST_SIZE, Input, Output},
-    sizes::Sizes,
-    status::{self, Style},
+    resize_parser::ResizeParser,
+    status::{self, StatusFormat},
 };
 use crate::{
     ports::{
+        stream_targets::{CommandKind, Process, ProcessStreams, Size, Terminal},
         streams::StreamSet,
-        targets::{Process, Running, Size, Terminal, Verb},
     },
     streaming::spdy::{
-        Closed, Connection, Incoming, Limits, Role, Stream,
-        command::{self, Command, Expected},
+        Connection, Incoming, Limits, Role, Stream, StreamClosed,
+        command::{self, Command, ExpectedStreams},
         session,
     },
 };
@@ -33,9 +33,9 @@ const STREAMS: usize = 16;
 const GOODBYE: Duration = Duration::from_secs(10);
 
 /// Requested command and negotiated protocol.
-pub struct Wish {
+pub struct SpdyCommandRequest {
     /// Exec or attach.
-    pub verb: Verb,
+    pub verb: CommandKind,
     /// Requested streams.
     pub set: StreamSet,
     /// Starts or joins the process.
@@ -45,9 +45,9 @@ pub struct Wish {
 }
 
 /// Serves a connection to its end.
-pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, wish: Wish, manner: Manner) {
+pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, wish: SpdyCommandRequest, manner: ServeOptions) {
     let limits = Limits { idle: manner.idle, ping: None, streams: STREAMS };
-    over(io, limits, async |connection, incoming| {
+    serve_connection(io, limits, async |connection, incoming| {
         run(&connection, incoming, wish).await;
         // The driver detects a client that no longer reads.
         let _ = connection.flushed().await;
@@ -56,7 +56,7 @@ pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, wish: Wish, 
 }
 
 /// Runs a SPDY server on the connection; `serving` is canceled when the connection ends.
-pub async fn over<T, F>(mut io: T, limits: Limits, serving: F)
+pub async fn serve_connection<T, F>(mut io: T, limits: Limits, serving: F)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin,
     F: AsyncFnOnce(Connection, Incoming),
@@ -80,15 +80,15 @@ where
     let _ = timeout(GOODBYE, read_out).await;
 }
 
-async fn run(connection: &Connection, mut incoming: Incoming, wish: Wish) {
-    let Wish { verb, set, process, protocol } = wish;
+async fn run(connection: &Connection, mut incoming: Incoming, wish: SpdyCommandRequest) {
+    let SpdyCommandRequest { verb, set, process, protocol } = wish;
     let (style, knows_sizes) = match protocol {
-        "v4.channel.k8s.io" => (Style::Json, true),
-        "v3.channel.k8s.io" => (Style::Text, true),
-        _ => (Style::Text, false),
+        "v4.channel.k8s.io" => (StatusFormat::Json, true),
+        "v3.channel.k8s.io" => (StatusFormat::Text, true),
+        _ => (StatusFormat::Text, false),
     };
     let StreamSet { stdin, stdout, stderr, tty } = set;
-    let expected = Expected { stdin, stdout, stderr, resize: tty && knows_sizes };
+    let expected = ExpectedStreams { stdin, stdout, stderr, resize: tty && knows_sizes };
     let mut streams = match command::accept(&mut incoming, expected).await {
         Ok(streams) => streams,
         Err(cause) => return debug!(err = %cause, "A client did not open its streams"),
@@ -105,17 +105,17 @@ async fn run(connection: &Connection, mut incoming: Incoming, wish: Wish) {
         Some(streams.error)
     };
     let Command { stdin, stdout, stderr, resize, .. } = streams;
-    let mut resize = resize.map(|stream| Resizes { stream, sizes: Sizes::default() });
+    let mut resize = resize.map(|stream| Resizes { stream, sizes: ResizeParser::default() });
     let size = match &mut resize {
-        Some(resize) if verb == Verb::Exec => resize.first().await,
+        Some(resize) if verb == CommandKind::Exec => resize.first().await,
         _ => None,
     };
     let end = match process.start(size).await {
-        Ok(running) => moving(running, Ends { stdin, stdout, stderr, resize }).await,
+        Ok(running) => moving(running, ClientStreams { stdin, stdout, stderr, resize }).await,
         Err(why) => Some(Err(why)),
     };
     if let (Some(mut error), Some(end)) = (error, end) {
-        if let Some(words) = status::told(style, verb, &end) {
+        if let Some(words) = status::exit_message(style, verb, &end) {
             let _ = error.write(Bytes::from(words)).await; // fails only when the connection has ended
         }
         let _ = error.finish().await;
@@ -124,7 +124,7 @@ async fn run(connection: &Connection, mut incoming: Incoming, wish: Wish) {
 }
 
 /// Client-side streams of a process.
-struct Ends {
+struct ClientStreams {
     stdin: Option<Stream>,
     stdout: Option<Stream>,
     stderr: Option<Stream>,
@@ -132,9 +132,9 @@ struct Ends {
 }
 
 /// Moves bytes until the process has ended and all its output is sent; `None` where the client disconnected.
-async fn moving(running: Running, ends: Ends) -> Option<Result<i32, String>> {
-    let Running { stdin: input, stdout: printed, stderr: complained, terminal, end } = running;
-    let Ends { stdin, stdout, stderr, resize } = ends;
+async fn moving(running: ProcessStreams, ends: ClientStreams) -> Option<Result<i32, String>> {
+    let ProcessStreams { stdin: input, stdout: printed, stderr: complained, terminal, end } = running;
+    let ClientStreams { stdin, stdout, stderr, resize } = ends;
     let outward = async {
         let (out, err) = tokio::join!(deliver(printed, stdout), deliver(complained, stderr));
         let told = end.await;
@@ -151,7 +151,10 @@ async fn moving(running: Running, ends: Ends) -> Option<Result<i32, String>> {
 }
 
 /// Sends the output of a process; output that was not requested is read and discarded.
-async fn deliver(from: Option<crate::ports::targets::Reader>, mut to: Option<Stream>) -> Result<(), Closed> {
+async fn deliver(
+    from: Option<crate::ports::stream_targets::Reader>,
+    mut to: Option<Stream>,
+) -> Result<(), StreamClosed> {
     let mut output = Output::new(from);
     while let Some(piece) = output.next().await {
         if let Some(to) = &to {
@@ -187,7 +190,7 @@ async fn adapt(resize: Option<Resizes>, terminal: Option<Box<dyn Terminal>>) {
 
 struct Resizes {
     stream: Stream,
-    sizes: Sizes,
+    sizes: ResizeParser,
 }
 
 impl Resizes {

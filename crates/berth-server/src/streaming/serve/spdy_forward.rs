@@ -15,15 +15,15 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    Manner,
+    ServeOptions,
     forwarding::{Broken, ClientSide, ToClient, forward},
-    spdy_command::over,
+    spdy_command::serve_connection,
 };
 use crate::{
-    ports::targets::PodPorts,
+    ports::stream_targets::PodPorts,
     streaming::spdy::{
         Incoming, Limits, Sender, Stream,
-        pairing::{self, Half, Pairs, Step},
+        pairing::{self, PairHalf, PairingAction, Pairs},
     },
 };
 
@@ -33,9 +33,9 @@ const STREAMS: usize = 2048;
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Serves a connection to its end.
-pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, pod: Box<dyn PodPorts>, manner: Manner) {
+pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, pod: Box<dyn PodPorts>, manner: ServeOptions) {
     let limits = Limits { idle: manner.idle, ping: None, streams: STREAMS };
-    over(io, limits, async |_connection, incoming| Forwards::new(&*pod).run(incoming).await).await;
+    serve_connection(io, limits, async |_connection, incoming| Forwards::new(&*pod).run(incoming).await).await;
 }
 
 /// Stream that waits for the other half of its pair, with the future of its SYN_REPLY.
@@ -86,24 +86,24 @@ impl<'a> Forwards<'a> {
 
     fn arrived(&mut self, stream: Stream) {
         match self.pairs.arrive(stream.id(), stream.headers(), Instant::now().into_std()) {
-            Step::Reset(why) => debug!(err = why, "A stream of a port-forward was refused"),
-            Step::Taken { request, text } => {
+            PairingAction::Reset(why) => debug!(err = why, "A stream of a port-forward was refused"),
+            PairingAction::Taken { request, text } => {
                 if let Some(error) = self.errors.get(&request) {
                     self.send(error.clone(), text, None);
                 }
             }
-            Step::Wait { request, half } => {
+            PairingAction::Wait { request, half } => {
                 let accepted = self.accept(&request, half, &stream);
                 let reply = accepted.clone();
                 self.running.push(async move { reply.map(|()| None).await }.boxed());
                 self.unpaired.insert(request, UnpairedStream { stream, accepted });
             }
-            Step::Connect { request, half, port } => {
+            PairingAction::Connect { request, half, port } => {
                 let second = self.accept(&request, half, &stream);
                 // `pairs` and `unpaired` have the same request IDs.
                 let Some(first) = self.unpaired.remove(&request) else { return self.ended(&request) };
                 let UnpairedStream { stream: other, accepted } = first;
-                let (data, error) = if half == Half::Data { (stream, other) } else { (other, stream) };
+                let (data, error) = if half == PairHalf::Data { (stream, other) } else { (other, stream) };
                 let pod = self.pod;
                 let forward = async move {
                     // A stream must be accepted before anything is sent on it.
@@ -118,8 +118,8 @@ impl<'a> Forwards<'a> {
     }
 
     /// Records the error stream of the request; returns the future that accepts the stream.
-    fn accept(&mut self, request: &str, half: Half, stream: &Stream) -> Shared<BoxFuture<'static, ()>> {
-        if half == Half::Error {
+    fn accept(&mut self, request: &str, half: PairHalf, stream: &Stream) -> Shared<BoxFuture<'static, ()>> {
+        if half == PairHalf::Error {
             self.errors.insert(request.to_owned(), stream.sender());
         }
         let sender = stream.sender();

@@ -2,11 +2,11 @@
 
 use serde_json::json;
 
-use crate::{ports::targets::Verb, streaming::websocket};
+use crate::{ports::stream_targets::CommandKind, streaming::websocket};
 
 /// Format of the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
+pub enum StatusFormat {
     /// JSON `Status`: version 4.
     Json,
     /// Complete API `Status`, as kubelet sends it to version 5 clients.
@@ -16,7 +16,7 @@ pub enum Style {
 }
 
 /// Message for a result: an exit code, or the reason why there is none. `None`: nothing is sent.
-pub fn told(style: Style, verb: Verb, end: &Result<i32, String>) -> Option<String> {
+pub fn exit_message(style: StatusFormat, verb: CommandKind, end: &Result<i32, String>) -> Option<String> {
     let message = match end {
         Ok(0) => String::new(),
         Ok(code) => format!("command terminated with non-zero exit code: exit status {code}"),
@@ -36,18 +36,18 @@ pub fn told(style: Style, verb: Verb, end: &Result<i32, String>) -> Option<Strin
         }
     };
     match (style, end) {
-        (Style::Json, _) => Some(status.to_string()),
-        (Style::Whole, Err(why)) => Some(websocket::status::internal(&format!("{}: {why}", failed(verb)))),
-        (Style::Whole, Ok(_)) => Some(websocket::status::of_error_stream(status.to_string().as_bytes())),
-        (Style::Text, Ok(0)) => None,
-        (Style::Text, _) => Some(message),
+        (StatusFormat::Json, _) => Some(status.to_string()),
+        (StatusFormat::Whole, Err(why)) => Some(websocket::status::internal(&format!("{}: {why}", failed(verb)))),
+        (StatusFormat::Whole, Ok(_)) => Some(websocket::status::of_error_stream(status.to_string().as_bytes())),
+        (StatusFormat::Text, Ok(0)) => None,
+        (StatusFormat::Text, _) => Some(message),
     }
 }
 
-fn failed(verb: Verb) -> &'static str {
+fn failed(verb: CommandKind) -> &'static str {
     match verb {
-        Verb::Exec => "error executing command in container",
-        Verb::Attach => "error attaching to container",
+        CommandKind::Exec => "error executing command in container",
+        CommandKind::Attach => "error attaching to container",
     }
 }
 
@@ -59,42 +59,42 @@ mod tests {
     fn each_version_has_its_own_words() {
         let lost = || Err("the shim is gone".to_owned());
         let rows = [
-            (Style::Json, Ok(0), Some(r#"{"metadata":{},"status":"Success"}"#)),
+            (StatusFormat::Json, Ok(0), Some(r#"{"metadata":{},"status":"Success"}"#)),
             // AC-04b-S5
             (
-                Style::Json,
+                StatusFormat::Json,
                 Ok(7),
                 Some(
                     r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code: exit status 7","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"7"}]}}"#,
                 ),
             ),
             (
-                Style::Json,
+                StatusFormat::Json,
                 lost(),
                 Some(
                     r#"{"metadata":{},"status":"Failure","message":"Internal error occurred: error executing command in container: the shim is gone","reason":"InternalError","code":500}"#,
                 ),
             ),
-            (Style::Whole, Ok(0), Some(r#"{"metadata":{},"status":"Success"}"#)),
+            (StatusFormat::Whole, Ok(0), Some(r#"{"metadata":{},"status":"Success"}"#)),
             (
-                Style::Whole,
+                StatusFormat::Whole,
                 Ok(137),
                 Some(
                     r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code: command terminated with exit code 137","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"137"}]}}"#,
                 ),
             ),
-            (Style::Text, Ok(0), None),
-            (Style::Text, Ok(7), Some("command terminated with non-zero exit code: exit status 7")),
+            (StatusFormat::Text, Ok(0), None),
+            (StatusFormat::Text, Ok(7), Some("command terminated with non-zero exit code: exit status 7")),
             (
-                Style::Text,
+                StatusFormat::Text,
                 lost(),
                 Some("Internal error occurred: error executing command in container: the shim is gone"),
             ),
         ];
         for (style, end, expected) in rows {
-            assert_eq!(told(style, Verb::Exec, &end).as_deref(), expected, "{style:?} {end:?}");
+            assert_eq!(exit_message(style, CommandKind::Exec, &end).as_deref(), expected, "{style:?} {end:?}");
         }
-        let attach = told(Style::Whole, Verb::Attach, &lost()).expect("a failure is told");
+        let attach = exit_message(StatusFormat::Whole, CommandKind::Attach, &lost()).expect("a failure is told");
         assert!(attach.contains("error attaching to container: the shim is gone"), "{attach}");
     }
 }

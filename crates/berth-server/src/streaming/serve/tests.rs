@@ -18,17 +18,17 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Manner, spdy_command, spdy_forward};
+use super::{ServeOptions, spdy_command, spdy_forward};
 use crate::{
     ports::{
+        stream_targets::{CommandKind, PodPorts, Process, ProcessStreams, Size, Terminal},
         streams::StreamSet,
-        targets::{PodPorts, Process, Running, Size, Terminal, Verb},
     },
     streaming::spdy::{Connection, Headers, Incoming, Limits, Role, Stream, session},
 };
 
 const IDLE: Duration = Duration::from_secs(600);
-const MANNER: Manner = Manner { idle: Some(IDLE), heartbeat: Duration::from_secs(30), knows_newest: true };
+const MANNER: ServeOptions = ServeOptions { idle: Some(IDLE), heartbeat: Duration::from_secs(30), knows_newest: true };
 
 /// Process that echoes until its input ends; counts starts and ends.
 #[derive(Clone, Default)]
@@ -57,7 +57,7 @@ impl Terminal for Tty {
 
 #[async_trait]
 impl Process for Echo {
-    async fn start(self: Box<Self>, size: Option<Size>) -> Result<Running, String> {
+    async fn start(self: Box<Self>, size: Option<Size>) -> Result<ProcessStreams, String> {
         self.started.fetch_add(1, Ordering::SeqCst);
         self.sizes.lock().expect("whole").push(size);
         let (ours, theirs) = duplex(64);
@@ -69,7 +69,7 @@ impl Process for Echo {
             copied.map(|count| i32::try_from(count).unwrap_or(-1))
         });
         let (stdout, stdin) = tokio::io::split(ours);
-        Ok(Running {
+        Ok(ProcessStreams {
             stdin: Some(Box::new(Ending(stdin))),
             stdout: Some(Box::new(stdout)),
             stderr: None,
@@ -141,7 +141,8 @@ impl Client {
 fn command(process: &Echo, tty: bool, protocol: &'static str) -> Client {
     let (ours, theirs) = duplex(64 << 10);
     let set = StreamSet { stdin: true, stdout: true, stderr: false, tty };
-    let wish = spdy_command::Wish { verb: Verb::Exec, set, process: Box::new(process.clone()), protocol };
+    let wish =
+        spdy_command::SpdyCommandRequest { verb: CommandKind::Exec, set, process: Box::new(process.clone()), protocol };
     client(ours, tokio::spawn(spdy_command::serve(theirs, wish, MANNER)))
 }
 
@@ -233,7 +234,7 @@ impl PodPorts for Here {
 
 fn forwarding() -> Client {
     let (ours, theirs) = duplex(64 << 10);
-    client(ours, tokio::spawn(spdy_forward::serve(theirs, Box::new(Here), Manner { idle: None, ..MANNER })))
+    client(ours, tokio::spawn(spdy_forward::serve(theirs, Box::new(Here), ServeOptions { idle: None, ..MANNER })))
 }
 
 #[tokio::test(start_paused = true)]

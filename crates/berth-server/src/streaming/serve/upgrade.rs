@@ -13,15 +13,15 @@ use hyper_util::rt::TokioIo;
 
 use super::{codec::Protocol, socket_command, socket_forward, spdy_command, spdy_forward};
 use crate::{
-    ports::targets::{PodPorts, Target, Verb},
+    ports::stream_targets::{CommandKind, PodPorts, StreamTarget},
     streaming::{
-        answer::{bare, line},
-        decide::{is_web_socket, subprotocols, tunnel_of, tunnelled},
+        error_response::{bare, line},
         query::PortsError,
         spdy::handshake::{self, Refusal, negotiate},
+        upgrade_protocol::{is_web_socket, subprotocols, tunnel_of, tunnelled},
         websocket::{
             accept::Handshake,
-            tunnel::{carry, toward_runtime},
+            tunnel::{copy, toward_runtime},
         },
     },
 };
@@ -31,7 +31,7 @@ const TUNNEL: usize = 64 << 10;
 
 /// Options of the in-process streaming server.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner {
+pub struct ServeOptions {
     /// Idle timeout: a stream is closed after this long without a frame; `None` for never.
     pub idle: Option<Duration>,
     /// Ping interval of WebSockets.
@@ -41,7 +41,7 @@ pub struct Manner {
 }
 
 /// Response, and the stream to run afterwards.
-pub struct Answer {
+pub struct UpgradeResponse {
     /// HTTP response.
     pub response: Response,
     /// Future that serves the stream; `None` after a refusal.
@@ -50,7 +50,7 @@ pub struct Answer {
     pub counts_as: Option<&'static str>,
 }
 
-impl From<Response> for Answer {
+impl From<Response> for UpgradeResponse {
     fn from(response: Response) -> Self {
         Self { response, work: None, counts_as: None }
     }
@@ -59,22 +59,28 @@ impl From<Response> for Answer {
 type Forward = (Vec<u16>, Box<dyn PodPorts>);
 
 /// Responds to a stream request for a prepared target.
-pub fn answer(target: Target, manner: Manner, request: Request<Body>) -> Answer {
+pub fn respond(target: StreamTarget, manner: ServeOptions, request: Request<Body>) -> UpgradeResponse {
     let answered = match (target, is_web_socket(request.headers())) {
-        (Target::Command { verb, set, process }, false) => spdy(request, handshake::COMMAND, move |io, protocol| {
-            Box::pin(spdy_command::serve(io, spdy_command::Wish { verb, set, process, protocol }, manner))
-        }),
-        (Target::Forward { pod, .. }, false) => {
+        (StreamTarget::Command { verb, set, process }, false) => {
+            spdy(request, handshake::COMMAND, move |io, protocol| {
+                Box::pin(spdy_command::serve(
+                    io,
+                    spdy_command::SpdyCommandRequest { verb, set, process, protocol },
+                    manner,
+                ))
+            })
+        }
+        (StreamTarget::Forward { pod, .. }, false) => {
             spdy(request, handshake::FORWARD, move |io, _| Box::pin(spdy_forward::serve(io, pod, manner)))
         }
-        (Target::Command { verb, set, process }, true) => command(request, manner, (verb, set, process)),
-        (Target::Forward { ports, pod }, true) => forward(request, manner, (ports, pod)),
+        (StreamTarget::Command { verb, set, process }, true) => command(request, manner, (verb, set, process)),
+        (StreamTarget::Forward { ports, pod }, true) => forward(request, manner, (ports, pod)),
     };
     answered.unwrap_or_else(|refusal| (*refusal).into())
 }
 
 /// The refusal is boxed because it is rare and large.
-type Answered = Result<Answer, Box<Response>>;
+type UpgradeResult = Result<UpgradeResponse, Box<Response>>;
 
 type Upgraded = TokioIo<hyper::upgrade::Upgraded>;
 
@@ -82,7 +88,7 @@ fn spdy(
     mut request: Request<Body>,
     accepted: &'static [&'static str],
     serve: impl FnOnce(Upgraded, &'static str) -> BoxFuture<'static, ()> + Send + 'static,
-) -> Answered {
+) -> UpgradeResult {
     let protocol = negotiate(request.headers(), accepted).map_err(|no| Box::new(refused(no, accepted)))?;
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
         let text = "the connection cannot be upgraded";
@@ -99,7 +105,7 @@ fn spdy(
             serve(TokioIo::new(upgraded), protocol).await;
         }
     };
-    Ok(Answer { response, work: Some(Box::pin(work)), counts_as: None })
+    Ok(UpgradeResponse { response, work: Some(Box::pin(work)), counts_as: None })
 }
 
 fn refused(refusal: Refusal, accepted: &[&'static str]) -> Response {
@@ -112,27 +118,32 @@ fn refused(refusal: Refusal, accepted: &[&'static str]) -> Response {
     response
 }
 
-type Command = (Verb, crate::ports::streams::StreamSet, Box<dyn crate::ports::targets::Process>);
+type Command = (CommandKind, crate::ports::streams::StreamSet, Box<dyn crate::ports::stream_targets::Process>);
 
-fn command(mut request: Request<Body>, manner: Manner, (verb, set, process): Command) -> Answered {
+fn command(mut request: Request<Body>, manner: ServeOptions, (verb, set, process): Command) -> UpgradeResult {
     let offered = offered(request.headers());
     let protocol = Protocol::for_command(&strs(&offered), manner.knows_newest).ok_or_else(no_protocol)?;
     let (response, socket) = Handshake::of(&mut request).map_err(Box::new)?.complete(protocol.name);
     let work = async move {
         if let Some(socket) = socket.await {
-            socket_command::serve(socket, socket_command::Wish { verb, set, process, protocol }, manner).await;
+            socket_command::serve(
+                socket,
+                socket_command::SocketCommandRequest { verb, set, process, protocol },
+                manner,
+            )
+            .await;
         }
     };
-    let kind = if verb == Verb::Exec { "exec" } else { "attach" };
+    let kind = if verb == CommandKind::Exec { "exec" } else { "attach" };
     let counts_as = protocol.closes_channels().then_some(kind);
-    Ok(Answer { response, work: Some(Box::pin(work)), counts_as })
+    Ok(UpgradeResponse { response, work: Some(Box::pin(work)), counts_as })
 }
 
-fn forward(mut request: Request<Body>, manner: Manner, (ports, pod): Forward) -> Answered {
+fn forward(mut request: Request<Body>, manner: ServeOptions, (ports, pod): Forward) -> UpgradeResult {
     let offered = offered(request.headers());
     let inner: Vec<String> = offered.iter().filter_map(|name| tunnelled(name)).map(str::to_owned).collect();
     if manner.knows_newest && !inner.is_empty() {
-        return inside(request, &inner, pod, manner);
+        return tunnel(request, &inner, pod, manner);
     }
     if ports.is_empty() {
         return Err(Box::new(bare(StatusCode::BAD_REQUEST, "bad-port", &PortsError::Missing.to_string())));
@@ -148,11 +159,11 @@ fn forward(mut request: Request<Body>, manner: Manner, (ports, pod): Forward) ->
             socket_forward::serve(socket, pod, (protocol, ports), manner).await;
         }
     };
-    Ok(Answer { response, work: Some(Box::pin(work)), counts_as: None })
+    Ok(UpgradeResponse { response, work: Some(Box::pin(work)), counts_as: None })
 }
 
 /// SPDY tunneled in a WebSocket: the inner protocol is negotiated as without a tunnel.
-fn inside(mut request: Request<Body>, inner: &[String], pod: Box<dyn PodPorts>, manner: Manner) -> Answered {
+fn tunnel(mut request: Request<Body>, inner: &[String], pod: Box<dyn PodPorts>, manner: ServeOptions) -> UpgradeResult {
     let handshake = Handshake::of(&mut request).map_err(Box::new)?;
     let headers = toward_runtime(std::mem::take(request.headers_mut()), inner);
     let accepted = handshake::FORWARD;
@@ -161,10 +172,10 @@ fn inside(mut request: Request<Body>, inner: &[String], pod: Box<dyn PodPorts>, 
     let work = async move {
         if let Some(socket) = socket.await {
             let (ours, theirs) = tokio::io::duplex(TUNNEL);
-            tokio::join!(carry(socket, theirs), spdy_forward::serve(ours, pod, manner));
+            tokio::join!(copy(socket, theirs), spdy_forward::serve(ours, pod, manner));
         }
     };
-    Ok(Answer { response, work: Some(Box::pin(work)), counts_as: Some("portforward") })
+    Ok(UpgradeResponse { response, work: Some(Box::pin(work)), counts_as: Some("portforward") })
 }
 
 fn offered(headers: &HeaderMap) -> Vec<String> {

@@ -5,14 +5,14 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::{Closed, Incoming, Stream};
+use super::{Incoming, Stream, StreamClosed};
 
 /// Timeout for the client to open all streams.
 pub const CREATION: Duration = Duration::from_secs(30);
 
 /// Expected streams, besides the error stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedStreams {
     /// Standard input.
     pub stdin: bool,
     /// Standard output.
@@ -39,24 +39,24 @@ pub struct Command {
 
 /// Reason why the streams of a command are incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Incomplete {
+pub enum MissingStreams {
     /// Not all streams were opened within [`CREATION`].
     #[error("timed out waiting for client to create streams")]
     TimedOut,
     /// The connection ended.
     #[error(transparent)]
-    Gone(#[from] Closed),
+    Gone(#[from] StreamClosed),
 }
 
 /// Accepts streams until all expected ones are open.
 ///
 /// # Errors
 /// If that takes longer than [`CREATION`], or the connection ends; the caller must close it then.
-pub async fn accept(incoming: &mut Incoming, expected: Expected) -> Result<Command, Incomplete> {
-    timeout(CREATION, assemble(incoming, expected)).await.map_err(|_| Incomplete::TimedOut)?
+pub async fn accept(incoming: &mut Incoming, expected: ExpectedStreams) -> Result<Command, MissingStreams> {
+    timeout(CREATION, assemble(incoming, expected)).await.map_err(|_| MissingStreams::TimedOut)?
 }
 
-async fn assemble(incoming: &mut Incoming, expected: Expected) -> Result<Command, Incomplete> {
+async fn assemble(incoming: &mut Incoming, expected: ExpectedStreams) -> Result<Command, MissingStreams> {
     let (mut error, mut stdin, mut stdout, mut stderr, mut resize) = (None, None, None, None, None);
     loop {
         let complete = |stream: &Option<Stream>, wanted: bool| !wanted || stream.is_some();
@@ -67,7 +67,7 @@ async fn assemble(incoming: &mut Incoming, expected: Expected) -> Result<Command
         if all && let Some(error) = error.take() {
             return Ok(Command { error, stdin, stdout, stderr, resize });
         }
-        let stream = incoming.recv().await.ok_or(Closed::Gone)?;
+        let stream = incoming.recv().await.ok_or(StreamClosed::Gone)?;
         stream.accept().await?;
         let slot = match stream.headers().get("streamtype") {
             Some("error") => &mut error,

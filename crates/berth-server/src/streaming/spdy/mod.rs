@@ -21,5 +21,5 @@ mod tests;
 
 pub use frames::{SpdyError, StreamId};
 pub use headers::Headers;
-pub use session::{Connection, Driver, Ending, Incoming, Limits, Role, session};
-pub use stream::{Closed, Sender, Stream};
+pub use session::{Connection, ConnectionError, Driver, Incoming, Limits, Role, session};
+pub use stream::{Sender, Stream, StreamClosed};

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Headers, SpdyError, StreamId,
     frames::{self, Decoder, Encoder, Event, ResetStatus},
-    stream::{Arrived, Closed, QUEUE, Stream, cost},
+    stream::{QUEUE, Stream, StreamClosed, StreamEvent, cost},
 };
 
 /// Capacity of the writer queue in frames; 256 KiB with data frames of 32 KiB.
@@ -52,7 +52,7 @@ pub struct Limits {
 
 /// Error that ended a connection.
 #[derive(Debug, thiserror::Error)]
-pub enum Ending {
+pub enum ConnectionError {
     /// The peer violated the protocol.
     #[error(transparent)]
     Protocol(#[from] SpdyError),
@@ -65,7 +65,7 @@ pub enum Ending {
 }
 
 /// Frame to write.
-pub(super) enum Outgoing {
+pub(super) enum OutgoingFrame {
     Open(StreamId, Headers),
     Accept(StreamId),
     Data { stream: StreamId, bytes: Bytes, fin: bool },
@@ -74,14 +74,14 @@ pub(super) enum Outgoing {
 }
 
 /// Entry of the writer queue.
-pub(super) struct Queued {
-    frame: Outgoing,
+pub(super) struct QueuedFrame {
+    frame: OutgoingFrame,
     /// Permit of the queue bound ([`WAITING`]); a reset has none.
     _place: Option<OwnedSemaphorePermit>,
 }
 
 struct Entry {
-    arrived: mpsc::UnboundedSender<Arrived>,
+    arrived: mpsc::UnboundedSender<StreamEvent>,
     room: Arc<Semaphore>,
     replied: Option<oneshot::Sender<()>>,
     peer_finished: bool,
@@ -104,9 +104,9 @@ pub(super) struct Shared {
     limit: usize,
     table: Mutex<Table>,
     /// A single queue for all frames, so that a reset never overtakes data sent before it.
-    outgoing: mpsc::UnboundedSender<Queued>,
+    outgoing: mpsc::UnboundedSender<QueuedFrame>,
     /// Semaphore that bounds the queue.
-    places: Arc<Semaphore>,
+    queue_permits: Arc<Semaphore>,
     closed: CancellationToken,
     last_frame: Mutex<Instant>,
 }
@@ -116,15 +116,15 @@ impl Shared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) async fn send(&self, frame: Outgoing) -> Result<(), Closed> {
-        let place = self.places.clone().acquire_owned().await.map_err(|_| Closed::Gone)?;
-        self.outgoing.send(Queued { frame, _place: Some(place) }).map_err(|_| Closed::Gone)
+    pub(super) async fn send(&self, frame: OutgoingFrame) -> Result<(), StreamClosed> {
+        let place = self.queue_permits.clone().acquire_owned().await.map_err(|_| StreamClosed::Gone)?;
+        self.outgoing.send(QueuedFrame { frame, _place: Some(place) }).map_err(|_| StreamClosed::Gone)
     }
 
     /// Queues a reset without waiting for a permit: destructors send resets, and there is at most one per stream.
     pub(super) fn send_reset(&self, stream: StreamId, status: ResetStatus) {
-        let frame = Outgoing::Reset(stream, status);
-        let _ = self.outgoing.send(Queued { frame, _place: None }); // fails only when the connection has ended
+        let frame = OutgoingFrame::Reset(stream, status);
+        let _ = self.outgoing.send(QueuedFrame { frame, _place: None }); // fails only when the connection has ended
     }
 
     /// Records that we send nothing more on this stream.
@@ -143,7 +143,7 @@ impl Shared {
         self.table().streams.remove(&stream).is_some()
     }
 
-    fn saw_frame(&self) {
+    fn record_activity(&self) {
         *self.last_frame.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
@@ -163,7 +163,7 @@ impl Shared {
             id,
             headers,
             arrived: queue,
-            room,
+            capacity: room,
             replied: ours.then_some(replied),
             shared: self.clone(),
             ended: None,
@@ -180,12 +180,12 @@ impl Connection {
     ///
     /// # Errors
     /// If the connection ended, or has reached its stream limit.
-    pub async fn open(&self, headers: Headers) -> Result<Stream, Closed> {
+    pub async fn open(&self, headers: Headers) -> Result<Stream, StreamClosed> {
         // The queue permit is acquired before the ID is assigned: IDs must reach the wire in order.
-        let place = self.0.places.clone().acquire_owned().await.map_err(|_| Closed::Gone)?;
+        let place = self.0.queue_permits.clone().acquire_owned().await.map_err(|_| StreamClosed::Gone)?;
         let mut table = self.0.table();
         if table.over || table.streams.len() >= self.0.limit {
-            return Err(Closed::Gone);
+            return Err(StreamClosed::Gone);
         }
         let id = match (self.0.role, table.last_of_ours) {
             (Role::Client, 0) => 1,
@@ -194,8 +194,8 @@ impl Connection {
         };
         table.last_of_ours = id;
         let stream = self.0.enter(&mut table, id, headers.clone(), true);
-        let queued = Queued { frame: Outgoing::Open(id, headers), _place: Some(place) };
-        self.0.outgoing.send(queued).map_err(|_| Closed::Gone)?;
+        let queued = QueuedFrame { frame: OutgoingFrame::Open(id, headers), _place: Some(place) };
+        self.0.outgoing.send(queued).map_err(|_| StreamClosed::Gone)?;
         Ok(stream)
     }
 
@@ -203,9 +203,9 @@ impl Connection {
     ///
     /// # Errors
     /// If the connection ended.
-    pub async fn flushed(&self) -> Result<(), Closed> {
+    pub async fn flushed(&self) -> Result<(), StreamClosed> {
         // All permits are available only while the queue is empty.
-        self.0.places.acquire_many(WAITING).await.map(drop).map_err(|_| Closed::Gone)
+        self.0.queue_permits.acquire_many(WAITING).await.map(drop).map_err(|_| StreamClosed::Gone)
     }
 
     /// Closes the connection after the queued frames are written.
@@ -228,7 +228,7 @@ pub struct Driver<T> {
     io: T,
     shared: Arc<Shared>,
     limits: Limits,
-    outgoing: mpsc::UnboundedReceiver<Queued>,
+    outgoing: mpsc::UnboundedReceiver<QueuedFrame>,
     incoming: mpsc::Sender<Stream>,
 }
 
@@ -241,7 +241,7 @@ pub fn session<T>(io: T, role: Role, limits: Limits) -> (Connection, Incoming, D
         limit: limits.streams,
         table: Mutex::default(),
         outgoing: to_wire,
-        places: Arc::new(Semaphore::new(WAITING as usize)),
+        queue_permits: Arc::new(Semaphore::new(WAITING as usize)),
         closed: CancellationToken::new(),
         last_frame: Mutex::new(Instant::now()),
     });
@@ -254,7 +254,7 @@ impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
     ///
     /// # Errors
     /// The error that ended it; a close by either side is no error.
-    pub async fn run(self) -> Result<(), Ending> {
+    pub async fn run(self) -> Result<(), ConnectionError> {
         let Self { io, shared, limits, outgoing, incoming } = self;
         let (reader, writer) = tokio::io::split(io);
         let mut writing = std::pin::pin!(write(writer, &shared, outgoing));
@@ -285,9 +285,9 @@ impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
 }
 
 /// Closes all streams and semaphores, which wakes up every waiter.
-fn finish(shared: &Shared, ended: Result<(), Ending>) -> Result<(), Ending> {
+fn finish(shared: &Shared, ended: Result<(), ConnectionError>) -> Result<(), ConnectionError> {
     shared.closed.cancel();
-    shared.places.close();
+    shared.queue_permits.close();
     let mut table = shared.table();
     table.over = true;
     for (_, entry) in table.streams.drain() {
@@ -296,12 +296,12 @@ fn finish(shared: &Shared, ended: Result<(), Ending>) -> Result<(), Ending> {
     ended
 }
 
-async fn idle(shared: &Shared, limit: Option<Duration>) -> Result<(), Ending> {
+async fn idle(shared: &Shared, limit: Option<Duration>) -> Result<(), ConnectionError> {
     let Some(limit) = limit else { return std::future::pending().await };
     loop {
         let due = *shared.last_frame.lock().unwrap_or_else(PoisonError::into_inner) + limit;
         if due <= Instant::now() {
-            return Err(Ending::Idle(limit));
+            return Err(ConnectionError::Idle(limit));
         }
         sleep_until(due).await;
     }
@@ -312,7 +312,7 @@ async fn ping(shared: &Shared, every: Option<Duration>) {
     let mut id = if shared.role == Role::Client { 1u32 } else { 2 };
     loop {
         sleep(every).await;
-        if shared.send(Outgoing::Ping(id)).await.is_err() {
+        if shared.send(OutgoingFrame::Ping(id)).await.is_err() {
             return std::future::pending().await; // the writer reports the error
         }
         id = id.wrapping_add(2);
@@ -323,11 +323,11 @@ async fn read<T: AsyncRead>(
     mut reader: ReadHalf<T>,
     shared: &Arc<Shared>,
     incoming: mpsc::Sender<Stream>,
-) -> Result<(), Ending> {
+) -> Result<(), ConnectionError> {
     let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
     loop {
         while let Some(event) = decoder.decode(&mut input)? {
-            shared.saw_frame();
+            shared.record_activity();
             take(shared, &incoming, event).await;
         }
         input.reserve(READ);
@@ -368,13 +368,13 @@ async fn take(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, event: Even
         }
         Event::Reset { stream, status } => {
             if let Some(entry) = shared.table().streams.remove(&stream) {
-                let _ = entry.arrived.send(Arrived::Reset(status)); // the receiver may be dropped
+                let _ = entry.arrived.send(StreamEvent::Reset(status)); // the receiver may be dropped
             }
         }
         // IDs of the peer's parity are its pings, which we return; IDs of our parity are replies to ours.
         Event::Ping(id) => {
             if (id % 2 == 1) == (shared.role == Role::Server) {
-                let _ = shared.send(Outgoing::Ping(id)).await; // the writer reports the error
+                let _ = shared.send(OutgoingFrame::Ping(id)).await; // the writer reports the error
             }
         }
         Event::GoAway | Event::Ignored => {}
@@ -412,14 +412,14 @@ async fn data(shared: &Shared, id: StreamId, bytes: Bytes) {
     let Ok(permits) = room.acquire_many(cost(bytes.len())).await else { return }; // no reader
     permits.forget();
     let bytes = if bytes.len() < COPIED { Bytes::copy_from_slice(&bytes) } else { bytes };
-    let _ = arrived.send(Arrived::Data(bytes)); // fails only without a reader
+    let _ = arrived.send(StreamEvent::Data(bytes)); // fails only without a reader
 }
 
 fn end(shared: &Shared, id: StreamId) {
     let mut table = shared.table();
     let Some(entry) = table.streams.get_mut(&id) else { return };
     if !std::mem::replace(&mut entry.peer_finished, true) {
-        let _ = entry.arrived.send(Arrived::End); // the receiver may be dropped
+        let _ = entry.arrived.send(StreamEvent::End); // the receiver may be dropped
     }
     if entry.we_finished {
         table.streams.remove(&id);
@@ -429,8 +429,8 @@ fn end(shared: &Shared, id: StreamId) {
 async fn write<T: AsyncWrite>(
     mut writer: WriteHalf<T>,
     shared: &Shared,
-    mut outgoing: mpsc::UnboundedReceiver<Queued>,
-) -> Result<(), Ending> {
+    mut outgoing: mpsc::UnboundedReceiver<QueuedFrame>,
+) -> Result<(), ConnectionError> {
     let (mut encoder, mut buffer) = (Encoder::default(), BytesMut::new());
     loop {
         let queued = tokio::select! {
@@ -438,7 +438,7 @@ async fn write<T: AsyncWrite>(
             () = shared.closed.cancelled() => break,
             Some(queued) = outgoing.recv() => queued,
         };
-        shared.saw_frame();
+        shared.record_activity();
         put(&mut writer, &mut encoder, &mut buffer, queued.frame).await?;
         if outgoing.is_empty() {
             writer.flush().await?;
@@ -448,13 +448,13 @@ async fn write<T: AsyncWrite>(
     while let Ok(queued) = outgoing.try_recv() {
         put(&mut writer, &mut encoder, &mut buffer, queued.frame).await?;
     }
-    say_goodbye(shared, &mut buffer);
+    encode_shutdown(shared, &mut buffer);
     writer.write_all_buf(&mut buffer).await?;
     writer.shutdown().await?;
     Ok(())
 }
 
-fn say_goodbye(shared: &Shared, buffer: &mut BytesMut) {
+fn encode_shutdown(shared: &Shared, buffer: &mut BytesMut) {
     let table = shared.table();
     for stream in table.streams.keys() {
         frames::reset(*stream, ResetStatus::Cancel, buffer);
@@ -466,16 +466,16 @@ async fn put<W: AsyncWrite + Unpin>(
     writer: &mut W,
     encoder: &mut Encoder,
     buffer: &mut BytesMut,
-    frame: Outgoing,
-) -> Result<(), Ending> {
+    frame: OutgoingFrame,
+) -> Result<(), ConnectionError> {
     buffer.clear();
     let mut payload = Bytes::new();
     match frame {
-        Outgoing::Open(stream, headers) => encoder.syn_stream(stream, &headers, buffer)?,
-        Outgoing::Accept(stream) => encoder.syn_reply(stream, buffer)?,
-        Outgoing::Reset(stream, status) => frames::reset(stream, status, buffer),
-        Outgoing::Ping(id) => frames::ping(id, buffer),
-        Outgoing::Data { stream, bytes, fin } => {
+        OutgoingFrame::Open(stream, headers) => encoder.syn_stream(stream, &headers, buffer)?,
+        OutgoingFrame::Accept(stream) => encoder.syn_reply(stream, buffer)?,
+        OutgoingFrame::Reset(stream, status) => frames::reset(stream, status, buffer),
+        OutgoingFrame::Ping(id) => frames::ping(id, buffer),
+        OutgoingFrame::Data { stream, bytes, fin } => {
             frames::data_head(stream, bytes.len(), fin, buffer);
             payload = bytes;
         }

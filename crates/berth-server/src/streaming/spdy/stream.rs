@@ -8,7 +8,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use super::{
     Headers, StreamId,
     frames::{CHUNK, ResetStatus},
-    session::{Outgoing, Shared},
+    session::{OutgoingFrame, Shared},
 };
 
 /// Capacity of a stream's receive queue, in bytes.
@@ -18,7 +18,7 @@ const PIECE: usize = 64;
 
 /// Reason why a stream is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Closed {
+pub enum StreamClosed {
     /// The peer reset the stream with this status.
     #[error("the stream was reset with status {0}")]
     Reset(u32),
@@ -28,7 +28,7 @@ pub enum Closed {
 }
 
 /// Received event of a stream.
-pub(super) enum Arrived {
+pub(super) enum StreamEvent {
     Data(Bytes),
     End,
     Reset(u32),
@@ -43,11 +43,11 @@ pub(super) fn cost(length: usize) -> u32 {
 pub struct Stream {
     pub(super) id: StreamId,
     pub(super) headers: Headers,
-    pub(super) arrived: mpsc::UnboundedReceiver<Arrived>,
-    pub(super) room: Arc<Semaphore>,
+    pub(super) arrived: mpsc::UnboundedReceiver<StreamEvent>,
+    pub(super) capacity: Arc<Semaphore>,
     pub(super) replied: Option<oneshot::Receiver<()>>,
     pub(super) shared: Arc<Shared>,
-    pub(super) ended: Option<Result<(), Closed>>,
+    pub(super) ended: Option<Result<(), StreamClosed>>,
     pub(super) finished: bool,
 }
 
@@ -66,13 +66,13 @@ impl Stream {
     ///
     /// # Errors
     /// If the peer refused it, or the connection ended.
-    pub async fn accepted(&mut self) -> Result<(), Closed> {
+    pub async fn accepted(&mut self) -> Result<(), StreamClosed> {
         let Some(replied) = self.replied.take() else { return Ok(()) };
         match replied.await {
             Ok(()) => Ok(()),
             Err(_) => match self.arrived.try_recv() {
-                Ok(Arrived::Reset(status)) => Err(Closed::Reset(status)),
-                _ => Err(Closed::Gone),
+                Ok(StreamEvent::Reset(status)) => Err(StreamClosed::Reset(status)),
+                _ => Err(StreamClosed::Gone),
             },
         }
     }
@@ -81,7 +81,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the connection ended.
-    pub async fn accept(&self) -> Result<(), Closed> {
+    pub async fn accept(&self) -> Result<(), StreamClosed> {
         self.sender().accept().await
     }
 
@@ -89,18 +89,18 @@ impl Stream {
     ///
     /// # Errors
     /// If the stream was reset or the connection ended.
-    pub async fn read(&mut self) -> Result<Option<Bytes>, Closed> {
+    pub async fn read(&mut self) -> Result<Option<Bytes>, StreamClosed> {
         if let Some(ended) = self.ended {
             return ended.map(|()| None);
         }
         let ended = match self.arrived.recv().await {
-            Some(Arrived::Data(bytes)) => {
-                self.room.add_permits(cost(bytes.len()) as usize);
+            Some(StreamEvent::Data(bytes)) => {
+                self.capacity.add_permits(cost(bytes.len()) as usize);
                 return Ok(Some(bytes));
             }
-            Some(Arrived::End) => Ok(()),
-            Some(Arrived::Reset(status)) => Err(Closed::Reset(status)),
-            None => Err(Closed::Gone),
+            Some(StreamEvent::End) => Ok(()),
+            Some(StreamEvent::Reset(status)) => Err(StreamClosed::Reset(status)),
+            None => Err(StreamClosed::Gone),
         };
         self.ended = Some(ended);
         ended.map(|()| None)
@@ -110,15 +110,15 @@ impl Stream {
     ///
     /// # Errors
     /// If the stream was finished, or the connection ended.
-    pub async fn write(&self, bytes: Bytes) -> Result<(), Closed> {
-        if self.finished { Err(Closed::Gone) } else { self.sender().write(bytes).await }
+    pub async fn write(&self, bytes: Bytes) -> Result<(), StreamClosed> {
+        if self.finished { Err(StreamClosed::Gone) } else { self.sender().write(bytes).await }
     }
 
     /// Half-closes the stream: nothing more is sent. Repeated calls do nothing.
     ///
     /// # Errors
     /// If the connection ended.
-    pub async fn finish(&mut self) -> Result<(), Closed> {
+    pub async fn finish(&mut self) -> Result<(), StreamClosed> {
         if std::mem::replace(&mut self.finished, true) {
             return Ok(());
         }
@@ -146,18 +146,18 @@ impl Sender {
     ///
     /// # Errors
     /// If the connection ended.
-    pub async fn accept(&self) -> Result<(), Closed> {
-        self.shared.send(Outgoing::Accept(self.id)).await
+    pub async fn accept(&self) -> Result<(), StreamClosed> {
+        self.shared.send(OutgoingFrame::Accept(self.id)).await
     }
 
     /// Sends bytes in frames of at most 32 KiB; each waits for a slot of the writer queue.
     ///
     /// # Errors
     /// If the connection ended.
-    pub async fn write(&self, mut bytes: Bytes) -> Result<(), Closed> {
+    pub async fn write(&self, mut bytes: Bytes) -> Result<(), StreamClosed> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(CHUNK));
-            self.shared.send(Outgoing::Data { stream: self.id, bytes: piece, fin: false }).await?;
+            self.shared.send(OutgoingFrame::Data { stream: self.id, bytes: piece, fin: false }).await?;
         }
         Ok(())
     }
@@ -166,8 +166,8 @@ impl Sender {
     ///
     /// # Errors
     /// If the connection ended.
-    pub async fn finish(self) -> Result<(), Closed> {
-        self.shared.send(Outgoing::Data { stream: self.id, bytes: Bytes::new(), fin: true }).await?;
+    pub async fn finish(self) -> Result<(), StreamClosed> {
+        self.shared.send(OutgoingFrame::Data { stream: self.id, bytes: Bytes::new(), fin: true }).await?;
         self.shared.finished(self.id);
         Ok(())
     }
@@ -175,7 +175,7 @@ impl Sender {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.room.close(); // wakes up a task that waits to queue data
+        self.capacity.close(); // wakes up a task that waits to queue data
         if self.shared.forget(self.id) {
             self.shared.send_reset(self.id, ResetStatus::Cancel);
         }

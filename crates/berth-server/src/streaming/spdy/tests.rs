@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    Closed, Connection, Ending, Headers, Incoming, Limits, Role, SpdyError,
+    Connection, ConnectionError, Headers, Incoming, Limits, Role, SpdyError, StreamClosed,
     frames::{self, Decoder, Encoder, Event, ResetStatus},
     session,
 };
@@ -20,7 +20,7 @@ const FREE: Limits = Limits { idle: None, ping: None, streams: 4 };
 struct End {
     connection: Connection,
     incoming: Incoming,
-    task: JoinHandle<Result<(), Ending>>,
+    task: JoinHandle<Result<(), ConnectionError>>,
 }
 
 fn end(io: DuplexStream, role: Role, limits: Limits) -> End {
@@ -71,7 +71,7 @@ async fn streams_carry_bytes_both_ways_and_half_close() {
     ours.accepted().await.expect("accepted");
     ours.write(Bytes::from(vec![b'x'; 100_000])).await.expect("sent");
     ours.finish().await.expect("sent");
-    assert_eq!(ours.write(Bytes::from_static(b"late")).await, Err(Closed::Gone));
+    assert_eq!(ours.write(Bytes::from_static(b"late")).await, Err(StreamClosed::Gone));
     let mut got = 0;
     while let Some(bytes) = theirs.read().await.expect("whole") {
         got += bytes.len();
@@ -80,11 +80,11 @@ async fn streams_carry_bytes_both_ways_and_half_close() {
     theirs.write(Bytes::from_static(b"answer")).await.expect("the other half is open");
     drop(theirs); // the reset follows the written data, in the same queue
     assert_eq!(ours.read().await, Ok(Some(Bytes::from_static(b"answer"))));
-    assert_eq!(ours.read().await, Err(Closed::Reset(5)));
+    assert_eq!(ours.read().await, Err(StreamClosed::Reset(5)));
 
     let mut refused = client.connection.open(Headers::default()).await.expect("open");
     drop(server.incoming.recv().await.expect("a stream"));
-    assert_eq!(refused.accepted().await, Err(Closed::Reset(5)));
+    assert_eq!(refused.accepted().await, Err(StreamClosed::Reset(5)));
 
     let mut last = client.connection.open(Headers::default()).await.expect("open");
     let theirs = server.incoming.recv().await.expect("a stream");
@@ -128,7 +128,7 @@ async fn silence_ends_a_connection() {
     raw.write_all(&ping).await.expect("taken");
     assert_eq!(said(&mut raw).await, [Event::Ping(1)]);
     let ended = server.task.await.expect("no panic");
-    assert!(matches!(ended, Err(Ending::Idle(_))), "{ended:?}");
+    assert!(matches!(ended, Err(ConnectionError::Idle(_))), "{ended:?}");
     assert_eq!(began.elapsed().as_secs(), 100);
     assert_eq!(said(&mut raw).await, [Event::GoAway]);
 }
@@ -164,9 +164,9 @@ async fn a_broken_protocol_ends_the_connection() {
     raw.write_all(&opened(&mut Encoder::default(), &[1])).await.expect("taken");
     let mut stream = server.incoming.recv().await.expect("a stream");
     raw.write_all(&[0x80, 2, 0, 1, 0, 0, 0, 0]).await.expect("taken");
-    assert_eq!(stream.read().await, Err(Closed::Gone));
+    assert_eq!(stream.read().await, Err(StreamClosed::Gone));
     let ended = server.task.await.expect("no panic");
-    assert!(matches!(ended, Err(Ending::Protocol(SpdyError::Version(2)))), "{ended:?}");
+    assert!(matches!(ended, Err(ConnectionError::Protocol(SpdyError::Version(2)))), "{ended:?}");
 }
 
 #[tokio::test]
@@ -184,7 +184,7 @@ async fn what_a_peer_said_before_it_went_is_heard() {
         drop(raw);
         let task = tokio::spawn(driver.run());
         assert_eq!(stream.read().await, Ok(Some(Bytes::from_static(b"exit 7"))));
-        assert_eq!(stream.read().await, Err(Closed::Gone));
+        assert_eq!(stream.read().await, Err(StreamClosed::Gone));
         let _ = task.await.expect("no panic"); // either direction may have detected it first
     }
 }

@@ -15,7 +15,7 @@ use tokio_tungstenite::{
     },
 };
 
-use crate::streaming::answer::line;
+use crate::streaming::error_response::line;
 
 /// Maximum size of a message, in bytes.
 const MESSAGE: usize = 32 << 20;

@@ -27,7 +27,7 @@ const CLOSE: u8 = 255;
 
 /// Decoded message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum ChannelMessage {
     /// Bytes for standard input.
     Stdin(Bytes),
     /// End of standard input.
@@ -47,20 +47,20 @@ pub struct BadClose;
 ///
 /// # Errors
 /// If a message on the close channel names no valid channel; the connection must be closed then.
-pub fn read(mut message: Bytes) -> Result<Said, BadClose> {
+pub fn read(mut message: Bytes) -> Result<ChannelMessage, BadClose> {
     if message.is_empty() {
-        return Ok(Said::Nothing);
+        return Ok(ChannelMessage::Nothing);
     }
     let channel = message.split_to(1);
     match channel.first() {
         Some(&CLOSE) => match message.as_ref() {
-            [0] => Ok(Said::StdinEnds),
-            [channel] if *channel < CHANNELS => Ok(Said::Nothing),
+            [0] => Ok(ChannelMessage::StdinEnds),
+            [channel] if *channel < CHANNELS => Ok(ChannelMessage::Nothing),
             _ => Err(BadClose),
         },
-        Some(0) => Ok(Said::Stdin(message)),
-        Some(4) => Ok(Said::Resize(message)),
-        _ => Ok(Said::Nothing),
+        Some(0) => Ok(ChannelMessage::Stdin(message)),
+        Some(4) => Ok(ChannelMessage::Resize(message)),
+        _ => Ok(ChannelMessage::Nothing),
     }
 }
 
@@ -88,16 +88,16 @@ mod tests {
 
     #[test]
     fn what_clients_say() {
-        let rows: [(&[u8], Result<Said, BadClose>); 12] = [
-            (b"", Ok(Said::Nothing)),
-            (b"\0foo", Ok(Said::Stdin(Bytes::from_static(b"foo")))),
-            (b"\0", Ok(Said::Stdin(Bytes::new()))),
-            (b"\x04{}", Ok(Said::Resize(Bytes::from_static(b"{}")))),
-            (b"\x01x", Ok(Said::Nothing)),
-            (b"\x03x", Ok(Said::Nothing)),
-            (b"\x63x", Ok(Said::Nothing)),
-            (&[255, 0], Ok(Said::StdinEnds)),
-            (&[255, 4], Ok(Said::Nothing)),
+        let rows: [(&[u8], Result<ChannelMessage, BadClose>); 12] = [
+            (b"", Ok(ChannelMessage::Nothing)),
+            (b"\0foo", Ok(ChannelMessage::Stdin(Bytes::from_static(b"foo")))),
+            (b"\0", Ok(ChannelMessage::Stdin(Bytes::new()))),
+            (b"\x04{}", Ok(ChannelMessage::Resize(Bytes::from_static(b"{}")))),
+            (b"\x01x", Ok(ChannelMessage::Nothing)),
+            (b"\x03x", Ok(ChannelMessage::Nothing)),
+            (b"\x63x", Ok(ChannelMessage::Nothing)),
+            (&[255, 0], Ok(ChannelMessage::StdinEnds)),
+            (&[255, 4], Ok(ChannelMessage::Nothing)),
             (&[255, 5], Err(BadClose)),
             (&[255], Err(BadClose)),
             (&[255, 0, 0], Err(BadClose)),

@@ -28,16 +28,16 @@ use tokio_tungstenite::tungstenite::{
 
 use super::{
     accept::{Handshake, Socket},
-    channels::{self, Channel, Said},
+    channels::{self, Channel, ChannelMessage},
     status,
 };
 use crate::streaming::{
     Streaming, StreamingConfig,
-    caps::Permit,
-    decide::V5,
-    query::Wanted,
-    spdy::{Closed, Connection, Headers, Limits, Role, Stream, handshake, session},
+    query::RequestedStreams,
+    spdy::{Connection, Headers, Limits, Role, Stream, StreamClosed, handshake, session},
     splice,
+    stream_limit::Permit,
+    upgrade_protocol::V5,
 };
 
 /// Interval of pings to the runtime; they also reset its idle timer.
@@ -57,7 +57,7 @@ pub struct Command {
     /// Streaming URL of the runtime.
     pub url: String,
     /// Streams requested from the runtime.
-    pub wanted: Wanted,
+    pub wanted: RequestedStreams,
     /// Metric label: `exec` or `attach`.
     pub subresource: &'static str,
 }
@@ -111,7 +111,7 @@ struct Streams {
 struct Translation {
     to_client: SplitSink<Socket, Message>,
     from_client: SplitStream<Socket>,
-    wanted: Wanted,
+    wanted: RequestedStreams,
     idle: Option<Duration>,
     heartbeat: Duration,
     /// Time of the last frame in either direction.
@@ -119,15 +119,15 @@ struct Translation {
 }
 
 /// Result of the translation.
-enum End {
+enum TranslationResult {
     /// All streams of the runtime ended, with this status for the client.
-    Told(String),
+    Status(String),
     /// The client disconnected, or the idle timeout expired.
-    Left,
+    Disconnected,
 }
 
 impl Translation {
-    fn new(socket: Socket, wanted: Wanted, config: &StreamingConfig) -> Self {
+    fn new(socket: Socket, wanted: RequestedStreams, config: &StreamingConfig) -> Self {
         let (to_client, from_client) = socket.split();
         let (idle, heartbeat, active) = (config.idle, config.heartbeat, watch::channel(Instant::now()).0);
         Self { to_client, from_client, wanted, idle, heartbeat, active }
@@ -136,67 +136,73 @@ impl Translation {
     async fn run(mut self, streaming: &Streaming, url: &str, headers: HeaderMap) {
         // An empty message on the lowest channel that the client reads signals that it is connected.
         let lowest = match self.wanted {
-            Wanted { stdout: true, .. } => Channel::Stdout,
-            Wanted { stderr: true, .. } => Channel::Stderr,
+            RequestedStreams { stdout: true, .. } => Channel::Stdout,
+            RequestedStreams { stderr: true, .. } => Channel::Stderr,
             _ => Channel::Status,
         };
         if self.to_client.send(Message::Binary(channels::message(lowest, b""))).await.is_err() {
             return;
         }
-        let answered = match streaming.dialer().ask(url, Method::POST, headers).await {
+        let answered = match streaming.dialer().send_request(url, Method::POST, headers).await {
             Ok(answered) => answered,
             Err(error) => {
                 let why = format!("error sending request: {}", error.cause());
-                return self.last_words(status::internal(&why)).await;
+                return self.close_with_message(status::internal(&why)).await;
             }
         };
         if answered.response.status() != StatusCode::SWITCHING_PROTOCOLS {
             let body = splice::error_text(answered).await;
-            return self.last_words(status::of_refusal(&body)).await;
+            return self.close_with_message(status::of_refusal(&body)).await;
         }
         let upgraded = match hyper::upgrade::on(answered.response).await {
             Ok(upgraded) => upgraded,
-            Err(error) => return self.last_words(status::internal(&error.to_string())).await,
+            Err(error) => return self.close_with_message(status::internal(&error.to_string())).await,
         };
         let limits = Limits { idle: None, ping: Some(PING), streams: STREAMS };
         let (connection, incoming, driver) = session(TokioIo::new(upgraded), Role::Client, limits);
         drop(incoming); // runtimes open no streams; all streams are ours
         // The driver ends last: it sends the runtime a GOAWAY once the connection is dropped.
         let translating = async {
-            if let End::Told(status) = self.translate(connection).await {
-                self.last_words(status).await;
+            if let TranslationResult::Status(status) = self.translate(connection).await {
+                self.close_with_message(status).await;
             }
         };
         let _ = tokio::join!(translating, driver.run()); // the streams already report how the runtime's side ended
     }
 
     /// Opens the streams and moves bytes until the runtime has sent everything.
-    async fn translate(&mut self, connection: Connection) -> End {
+    async fn translate(&mut self, connection: Connection) -> TranslationResult {
         let streams = match timeout(CREATION, open(&connection, self.wanted)).await {
             Ok(Ok(streams)) => streams,
-            Ok(Err(error)) => return End::Told(status::internal(&format!("error creating streams: {error}"))),
-            Err(_) => return End::Told(status::internal("error creating streams: timed out")),
+            Ok(Err(error)) => {
+                return TranslationResult::Status(status::internal(&format!("error creating streams: {error}")));
+            }
+            Err(_) => return TranslationResult::Status(status::internal("error creating streams: timed out")),
         };
         let Streams { error, stdin, stdout, stderr, resize } = streams;
         let active = self.active.clone();
         let heard = Output { error, stdout, stderr, heartbeat: self.heartbeat };
-        let silent = silent(self.idle, self.active.subscribe());
+        let silent = idle_timeout(self.idle, self.active.subscribe());
         tokio::select! {
             said = output(&mut self.to_client, heard, &active) => said,
-            () = input(&mut self.from_client, stdin, resize, &active) => End::Left,
-            () = silent => End::Left,
+            () = input(&mut self.from_client, stdin, resize, &active) => TranslationResult::Disconnected,
+            () = silent => TranslationResult::Disconnected,
         }
     }
 
     /// Sends the status and closes the WebSocket.
-    async fn last_words(self, status: String) {
+    async fn close_with_message(self, status: String) {
         let words = Message::Binary(channels::message(Channel::Status, status.as_bytes()));
-        last_words(self.to_client, self.from_client, Some(words)).await;
+        close_with_message(self.to_client, self.from_client, Some(words)).await;
     }
 }
 
 /// Sends the last message, if any, and closes the WebSocket.
-pub async fn last_words(mut to: SplitSink<Socket, Message>, mut from: SplitStream<Socket>, words: Option<Message>) {
+pub async fn close_with_message(
+    mut to: SplitSink<Socket, Message>,
+    mut from: SplitStream<Socket>,
+    words: Option<Message>,
+) {
     let said = async {
         if let Some(words) = words {
             to.send(words).await?;
@@ -211,7 +217,7 @@ pub async fn last_words(mut to: SplitSink<Socket, Message>, mut from: SplitStrea
     let _ = timeout(LAST_WRITE, said).await; // best effort: a client that does not read misses it
 }
 
-async fn open(connection: &Connection, wanted: Wanted) -> Result<Streams, Closed> {
+async fn open(connection: &Connection, wanted: RequestedStreams) -> Result<Streams, StreamClosed> {
     let stream = |kind: &'static str, is_wanted: bool| async move {
         if !is_wanted {
             return Ok(None);
@@ -247,22 +253,22 @@ async fn input(
         };
         // A process that no longer reads does not end the session; its exit is reported on the status channel.
         match channels::read(bytes) {
-            Ok(Said::Stdin(bytes)) => {
+            Ok(ChannelMessage::Stdin(bytes)) => {
                 if let Some(stdin) = &stdin {
                     let _ = stdin.write(bytes).await;
                 }
             }
-            Ok(Said::StdinEnds) => {
+            Ok(ChannelMessage::StdinEnds) => {
                 if let Some(stdin) = &mut stdin {
                     let _ = stdin.finish().await;
                 }
             }
-            Ok(Said::Resize(bytes)) => {
+            Ok(ChannelMessage::Resize(bytes)) => {
                 if let Some(resize) = &resize {
                     let _ = resize.write(bytes).await;
                 }
             }
-            Ok(Said::Nothing) => {}
+            Ok(ChannelMessage::Nothing) => {}
             Err(channels::BadClose) => return,
         }
     }
@@ -279,7 +285,11 @@ struct Output {
 ///
 /// Between messages the client is pinged: otherwise a client that disconnects while its input waits for a process that
 /// does not read would not be detected.
-async fn output(to: &mut SplitSink<Socket, Message>, streams: Output, active: &watch::Sender<Instant>) -> End {
+async fn output(
+    to: &mut SplitSink<Socket, Message>,
+    streams: Output,
+    active: &watch::Sender<Instant>,
+) -> TranslationResult {
     let Output { error, mut stdout, mut stderr, heartbeat } = streams;
     let (mut error, mut said, mut broken) = (Some(error), BytesMut::new(), None);
     let mut beat = tokio::time::interval(heartbeat);
@@ -293,7 +303,7 @@ async fn output(to: &mut SplitSink<Socket, Message>, streams: Output, active: &w
             read = next(&mut error) => (Channel::Status, read),
             _ = beat.tick() => {
                 if to.send(Message::Ping(Bytes::new())).await.is_err() {
-                    return End::Left;
+                    return TranslationResult::Disconnected;
                 }
                 continue;
             }
@@ -306,7 +316,7 @@ async fn output(to: &mut SplitSink<Socket, Message>, streams: Output, active: &w
             }
             (channel, Ok(Some(bytes))) => {
                 if to.send(Message::Binary(channels::message(channel, &bytes))).await.is_err() {
-                    return End::Left;
+                    return TranslationResult::Disconnected;
                 }
             }
             (Channel::Stdout, _) => stdout = None,
@@ -319,12 +329,14 @@ async fn output(to: &mut SplitSink<Socket, Message>, streams: Output, active: &w
     }
     match broken {
         // A runtime that disconnects without a status is an error.
-        Some(why) if said.is_empty() => End::Told(status::internal(&format!("error reading from error stream: {why}"))),
-        _ => End::Told(status::of_error_stream(&said)),
+        Some(why) if said.is_empty() => {
+            TranslationResult::Status(status::internal(&format!("error reading from error stream: {why}")))
+        }
+        _ => TranslationResult::Status(status::of_error_stream(&said)),
     }
 }
 
-async fn next(stream: &mut Option<Stream>) -> Result<Option<Bytes>, Closed> {
+async fn next(stream: &mut Option<Stream>) -> Result<Option<Bytes>, StreamClosed> {
     match stream {
         Some(stream) => stream.read().await,
         None => std::future::pending().await,
@@ -332,7 +344,7 @@ async fn next(stream: &mut Option<Stream>) -> Result<Option<Bytes>, Closed> {
 }
 
 /// Idle timeout: returns once no frame has moved for `limit`.
-pub async fn silent(limit: Option<Duration>, active: watch::Receiver<Instant>) {
+pub async fn idle_timeout(limit: Option<Duration>, active: watch::Receiver<Instant>) {
     let Some(limit) = limit else { return std::future::pending().await };
     loop {
         let due = *active.borrow() + limit;
@@ -379,7 +391,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(3600)).await;
             active.send_replace(Instant::now());
         };
-        tokio::join!(silent(Some(limit), seen), frame);
+        tokio::join!(idle_timeout(Some(limit), seen), frame);
         assert_eq!(began.elapsed(), Duration::from_secs(5 * 3600));
     }
 }

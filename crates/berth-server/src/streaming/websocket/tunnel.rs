@@ -22,12 +22,12 @@ use tokio_tungstenite::tungstenite::{
 use super::accept::{Handshake, Socket};
 use crate::streaming::{
     Streaming,
-    answer::line,
-    backend::Answered,
-    caps::Permit,
-    decide::{subprotocols, tunnel_of, tunnelled},
+    error_response::line,
+    runtime_dialer::RuntimeResponse,
     spdy::handshake,
     splice,
+    stream_limit::Permit,
+    upgrade_protocol::{subprotocols, tunnel_of, tunnelled},
 };
 
 /// Maximum size of a message that we send, in bytes.
@@ -50,21 +50,21 @@ pub async fn tunnel(streaming: &Streaming, url: &str, mut request: Request<Body>
     streaming.metrics().web_socket("portforward");
     let from = splice::client_address(&request);
     let headers = toward_runtime(splice::forwarded(std::mem::take(request.headers_mut()), from), &offered);
-    let answered = match streaming.dialer().ask(url, Method::POST, headers).await {
+    let answered = match streaming.dialer().send_request(url, Method::POST, headers).await {
         Ok(answered) => answered,
         Err(error) => return splice::unreachable(&error),
     };
     if answered.response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return splice::refused(answered).await;
     }
-    let Answered { response, connection } = answered;
+    let RuntimeResponse { response, connection } = answered;
     let chosen = response.headers().get(handshake::PROTOCOL).and_then(|value| value.to_str().ok());
     let chosen = chosen.or(offered.first().map(String::as_str)).unwrap_or_default();
     let (answer, socket) = client.complete(&tunnel_of(chosen));
     streaming.spawn(async move {
         let (socket, runtime) = tokio::join!(socket, hyper::upgrade::on(response));
         if let (Some(socket), Ok(runtime)) = (socket, runtime) {
-            carry(socket, TokioIo::new(runtime)).await;
+            copy(socket, TokioIo::new(runtime)).await;
         }
         drop((permit, connection));
     });
@@ -92,20 +92,20 @@ pub fn toward_runtime(mut headers: HeaderMap, offered: &[String]) -> HeaderMap {
 }
 
 /// Copies bytes until either side ends.
-pub async fn carry<T: AsyncRead + AsyncWrite>(socket: Socket, runtime: T) {
+pub async fn copy<T: AsyncRead + AsyncWrite>(socket: Socket, runtime: T) {
     let (mut to_client, mut from_client) = socket.split();
     let (mut from_runtime, mut to_runtime) = split(runtime);
     let inward = async {
         while let Some(Ok(message)) = from_client.next().await {
             match unwrapped(message) {
-                Carried::Bytes(bytes) => {
+                TunnelMessage::Bytes(bytes) => {
                     if to_runtime.write_all(&bytes).await.is_err() || to_runtime.flush().await.is_err() {
                         return None;
                     }
                 }
-                Carried::Nothing => {}
-                Carried::End => return Some(CloseCode::Normal),
-                Carried::Wrong => return Some(CloseCode::Unsupported),
+                TunnelMessage::Nothing => {}
+                TunnelMessage::End => return Some(CloseCode::Normal),
+                TunnelMessage::Wrong => return Some(CloseCode::Unsupported),
             }
         }
         Some(CloseCode::Normal)
@@ -145,18 +145,18 @@ pub async fn carry<T: AsyncRead + AsyncWrite>(socket: Socket, runtime: T) {
 
 /// Decoded message of the client.
 #[derive(Debug, PartialEq, Eq)]
-enum Carried {
+enum TunnelMessage {
     Bytes(Bytes),
     Nothing,
     End,
     Wrong,
 }
 
-fn unwrapped(message: Message) -> Carried {
+fn unwrapped(message: Message) -> TunnelMessage {
     match message {
-        Message::Binary(bytes) => Carried::Bytes(bytes),
-        Message::Text(_) => Carried::Wrong,
-        Message::Close(_) => Carried::End,
-        Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => Carried::Nothing,
+        Message::Binary(bytes) => TunnelMessage::Bytes(bytes),
+        Message::Text(_) => TunnelMessage::Wrong,
+        Message::Close(_) => TunnelMessage::End,
+        Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => TunnelMessage::Nothing,
     }
 }

@@ -41,7 +41,7 @@ pub fn is_running() -> bool {
 
 /// Address of systemd.
 #[derive(Clone, Debug)]
-enum Place {
+enum BusAddress {
     /// The system bus. On its private socket systemd uses a sender name that is not a peer's, which zbus refuses.
     Machine,
     /// A peer-to-peer connection to this socket, without a bus.
@@ -50,20 +50,20 @@ enum Place {
 
 /// Client of systemd. Its calls block: they must not run on a thread that drives async tasks.
 pub struct Bus {
-    place: Place,
+    place: BusAddress,
     runtime: Handle,
-    link: Mutex<Option<Arc<Link>>>,
+    link: Mutex<Option<Arc<BusConnection>>>,
 }
 
 /// A connection and its pending jobs.
-struct Link {
+struct BusConnection {
     connection: Connection,
     release: Release,
     jobs: Jobs,
     listening: JoinHandle<()>,
 }
 
-impl Drop for Link {
+impl Drop for BusConnection {
     fn drop(&mut self) {
         self.listening.abort();
     }
@@ -81,20 +81,20 @@ impl Bus {
     /// # Errors
     /// A text for people if systemd is not running.
     pub fn of_this_machine() -> Result<Self, &'static str> {
-        if is_running() { Ok(Self::new(Place::Machine)) } else { Err(super::NOT_RUNNING) }
+        if is_running() { Ok(Self::new(BusAddress::Machine)) } else { Err(super::NOT_RUNNING) }
     }
 
     /// Client of a peer-to-peer D-Bus server on that socket. Must be called within a runtime.
     pub fn at(socket: PathBuf) -> Self {
-        Self::new(Place::Socket(socket))
+        Self::new(BusAddress::Socket(socket))
     }
 
-    fn new(place: Place) -> Self {
+    fn new(place: BusAddress) -> Self {
         Self { place, runtime: Handle::current(), link: Mutex::new(None) }
     }
 
     /// Performs a call, and repeats it once on a new connection if the old one was lost.
-    fn ask<T>(&self, question: impl AsyncFn(&Link) -> Result<T, Failure>) -> Result<T, UnitError> {
+    fn call_with_retry<T>(&self, question: impl AsyncFn(&BusConnection) -> Result<T, Failure>) -> Result<T, UnitError> {
         self.runtime.block_on(async {
             let link = self.link().await?;
             let told = match question(&link).await {
@@ -106,24 +106,24 @@ impl Bus {
             };
             told.map_err(|failure| match failure {
                 Failure::Lost(text) => UnitError::Bus(text),
-                Failure::Told(error) => error,
+                Failure::Refused(error) => error,
             })
         })
     }
 
-    async fn link(&self) -> Result<Arc<Link>, UnitError> {
+    async fn link(&self) -> Result<Arc<BusConnection>, UnitError> {
         let mut now = self.link.lock().await;
         if let Some(link) = now.as_ref().filter(|link| !link.connection.is_closed()) {
             return Ok(link.clone());
         }
         let made = timeout(CONNECT, connect(&self.place)).await;
         let connection = made.map_err(|_| UnitError::Bus(format!("no connection within {CONNECT:?}")))?;
-        let link = Arc::new(Link::new(connection.map_err(|e| UnitError::Bus(e.to_string()))?).await?);
+        let link = Arc::new(BusConnection::new(connection.map_err(|e| UnitError::Bus(e.to_string()))?).await?);
         *now = Some(link.clone());
         Ok(link)
     }
 
-    async fn forget(&self, lost: &Arc<Link>) {
+    async fn forget(&self, lost: &Arc<BusConnection>) {
         let mut now = self.link.lock().await;
         if now.as_ref().is_some_and(|link| Arc::ptr_eq(link, lost)) {
             *now = None;
@@ -131,10 +131,10 @@ impl Bus {
     }
 }
 
-async fn connect(place: &Place) -> zbus::Result<Connection> {
+async fn connect(place: &BusAddress) -> zbus::Result<Connection> {
     match place {
-        Place::Machine => Builder::unix_stream(dial(Path::new(BUS)).await?).build().await,
-        Place::Socket(path) => Builder::unix_stream(dial(path).await?).p2p().build().await,
+        BusAddress::Machine => Builder::unix_stream(dial(Path::new(BUS)).await?).build().await,
+        BusAddress::Socket(path) => Builder::unix_stream(dial(path).await?).p2p().build().await,
     }
 }
 
@@ -156,17 +156,17 @@ enum Failure {
     /// The connection was lost.
     Lost(String),
     /// systemd returned an error.
-    Told(UnitError),
+    Refused(UnitError),
 }
 
 /// Operation and unit of a call, for errors.
 #[derive(Clone, Copy)]
-struct About<'a> {
+struct UnitOperation<'a> {
     what: &'static str,
     unit: &'a str,
 }
 
-impl About<'_> {
+impl UnitOperation<'_> {
     fn failure(self, error: zbus::Error) -> Failure {
         let unit = self.unit.to_owned();
         if let zbus::Error::MethodError(name, text, _) = &error {
@@ -175,7 +175,7 @@ impl About<'_> {
                 unit: unit.clone(),
                 text: text.clone().unwrap_or_else(|| name.to_string()),
             };
-            return Failure::Told(match name.rsplit('.').next() {
+            return Failure::Refused(match name.rsplit('.').next() {
                 Some("UnitExists") => UnitError::Exists(unit),
                 Some("NoSuchUnit") => UnitError::Missing(unit),
                 _ => refused(),
@@ -183,18 +183,18 @@ impl About<'_> {
         }
         match error {
             zbus::Error::FDO(error) => {
-                Failure::Told(UnitError::Refused { what: self.what, unit, text: error.to_string() })
+                Failure::Refused(UnitError::Refused { what: self.what, unit, text: error.to_string() })
             }
             other => Failure::Lost(other.to_string()),
         }
     }
 
     fn silent(self) -> Failure {
-        Failure::Told(UnitError::NoAnswer(format!("{} unit {}", self.what, self.unit)))
+        Failure::Refused(UnitError::NoAnswer(format!("{} unit {}", self.what, self.unit)))
     }
 }
 
-impl Link {
+impl BusConnection {
     async fn new(connection: Connection) -> Result<Self, UnitError> {
         let told = |error: zbus::Error| UnitError::Bus(error.to_string());
         let rule = MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("JobRemoved").build();
@@ -229,7 +229,7 @@ impl Link {
         }
     }
 
-    async fn call<B>(&self, about: About<'_>, method: &'static str, body: &B) -> Result<Message, Failure>
+    async fn call<B>(&self, about: UnitOperation<'_>, method: &'static str, body: &B) -> Result<Message, Failure>
     where
         B: serde::Serialize + zbus::DynamicType,
     {
@@ -241,11 +241,11 @@ impl Link {
     }
 
     /// Starts a job and waits for its result.
-    async fn job<B>(&self, about: About<'_>, method: &'static str, body: &B) -> Result<(), Failure>
+    async fn job<B>(&self, about: UnitOperation<'_>, method: &'static str, body: &B) -> Result<(), Failure>
     where
         B: serde::Serialize + zbus::DynamicType,
     {
-        let asking = self.jobs.ask();
+        let asking = self.jobs.begin_call();
         let answer = self.call(about, method, body).await?;
         let job: OwnedObjectPath = answer.body().deserialize().map_err(|error| about.failure(error))?;
         let result = match timeout(JOB, asking.named(job.as_str())).await {
@@ -256,7 +256,7 @@ impl Link {
         if result == "done" {
             return Ok(());
         }
-        Err(Failure::Told(UnitError::Job { what: about.what, unit: about.unit.to_owned(), result }))
+        Err(Failure::Refused(UnitError::Job { what: about.what, unit: about.unit.to_owned(), result }))
     }
 }
 
@@ -269,7 +269,7 @@ async fn listen(mut stream: MessageStream, jobs: Jobs) {
             jobs.ended(job.as_str().to_owned(), result);
         }
     }
-    jobs.give_up();
+    jobs.cancel_all();
 }
 
 /// Properties in D-Bus form: names and variants.
@@ -287,33 +287,33 @@ fn on_the_wire(properties: &[Property]) -> Vec<(&'static str, Variant<'_>)> {
 
 impl Units for Bus {
     fn release(&self) -> Result<Release, UnitError> {
-        self.ask(async |link| Ok(link.release))
+        self.call_with_retry(async |link| Ok(link.release))
     }
 
     fn start(&self, unit: &str, properties: &[Property]) -> Result<(), UnitError> {
-        let about = About { what: "start", unit };
+        let about = UnitOperation { what: "start", unit };
         let none: Vec<(&str, Vec<(&str, Variant<'_>)>)> = Vec::new();
         let body = (unit, MODE, on_the_wire(properties), none);
-        self.ask(async |link| link.job(about, "StartTransientUnit", &body).await)
+        self.call_with_retry(async |link| link.job(about, "StartTransientUnit", &body).await)
     }
 
     fn set(&self, unit: &str, properties: &[Property]) -> Result<(), UnitError> {
         if properties.is_empty() {
             return Ok(());
         }
-        let about = About { what: "change", unit };
+        let about = UnitOperation { what: "change", unit };
         let body = (unit, true, on_the_wire(properties));
-        self.ask(async |link| link.call(about, "SetUnitProperties", &body).await.map(drop))
+        self.call_with_retry(async |link| link.call(about, "SetUnitProperties", &body).await.map(drop))
     }
 
     fn stop(&self, unit: &str) -> Result<(), UnitError> {
-        let about = About { what: "stop", unit };
-        self.ask(async |link| link.job(about, "StopUnit", &(unit, MODE)).await)
+        let about = UnitOperation { what: "stop", unit };
+        self.call_with_retry(async |link| link.job(about, "StopUnit", &(unit, MODE)).await)
     }
 
     fn reset_failed(&self, unit: &str) -> Result<(), UnitError> {
-        let about = About { what: "forget", unit };
-        self.ask(async |link| link.call(about, "ResetFailedUnit", &(unit,)).await.map(drop))
+        let about = UnitOperation { what: "forget", unit };
+        self.call_with_retry(async |link| link.call(about, "ResetFailedUnit", &(unit,)).await.map(drop))
     }
 }
 

@@ -34,7 +34,7 @@ impl Driver {
         all.extend(self.of_files(files)?);
         match self.units.start(slice, &all) {
             Err(UnitError::Exists(_)) => {}
-            other => other.map_err(told)?,
+            other => other.map_err(cgroup_error)?,
         }
         on.create(group)?;
         Ok(above)
@@ -46,7 +46,7 @@ impl Driver {
     /// # Errors
     /// If the cgroup is not a scope's in a slice, systemd refuses twice, or a controller cannot be enabled.
     pub fn make_scope(&self, on: &Hierarchy, group: &GroupPath, process: u32, files: &Files) -> CgroupResult<()> {
-        let scope = names::unit_of(group).ok_or_else(|| nobodys(group))?;
+        let scope = names::unit_of(group).ok_or_else(|| no_unit_error(group))?;
         let parent = group.parent().filter(|parent| !parent.is_root());
         let parent = parent.as_ref().map_or(Ok(names::ROOT), slice)?;
         let mut all = properties::of_scope(scope, parent, process, on.version() == 2);
@@ -54,7 +54,7 @@ impl Driver {
         if let Err(first) = self.units.start(scope, &all) {
             // A failed unit of that name blocks it until it is reset.
             let _ = self.units.reset_failed(scope);
-            self.units.start(scope, &all).map_err(|_| told(first))?;
+            self.units.start(scope, &all).map_err(|_| cgroup_error(first))?;
         }
         on.create(group).map(drop)
     }
@@ -65,7 +65,7 @@ impl Driver {
     /// If systemd refuses.
     pub fn set(&self, group: &GroupPath, files: &Files) -> CgroupResult<()> {
         let Some(unit) = names::unit_of(group) else { return Ok(()) };
-        self.units.set(unit, &self.of_files(files)?).map_err(told)
+        self.units.set(unit, &self.of_files(files)?).map_err(cgroup_error)
     }
 
     /// Kills all processes of the cgroup, stops its unit, and removes it. A missing cgroup is success.
@@ -79,7 +79,7 @@ impl Driver {
             on.kill(group)?;
             match self.units.stop(unit) {
                 Err(UnitError::Missing(_)) => {}
-                other => other.map_err(told)?,
+                other => other.map_err(cgroup_error)?,
             }
             // The unit is gone, or never failed.
             let _ = self.units.reset_failed(unit);
@@ -88,24 +88,24 @@ impl Driver {
     }
 
     fn of_files(&self, files: &Files) -> CgroupResult<Vec<properties::Property>> {
-        let release = self.units.release().map_err(told)?;
+        let release = self.units.release().map_err(cgroup_error)?;
         Ok(properties::of_files(files.iter().map(|(file, value)| (file.as_str(), value.as_str())), release))
     }
 }
 
-fn told(error: UnitError) -> CgroupError {
+fn cgroup_error(error: UnitError) -> CgroupError {
     CgroupError::Other(error.to_string())
 }
 
-fn nobodys(group: &GroupPath) -> CgroupError {
+fn no_unit_error(group: &GroupPath) -> CgroupError {
     CgroupError::Other(format!("{group} is not the group of a unit"))
 }
 
 /// Slice of this cgroup; an error unless the cgroup's path is the one that the slice's name implies.
 fn slice(group: &GroupPath) -> CgroupResult<&str> {
-    let unit = names::unit_of(group).ok_or_else(|| nobodys(group))?;
+    let unit = names::unit_of(group).ok_or_else(|| no_unit_error(group))?;
     let path = names::path_of(unit).map_err(|error| CgroupError::Other(error.to_string()))?;
-    if path == *group { Ok(unit) } else { Err(nobodys(group)) }
+    if path == *group { Ok(unit) } else { Err(no_unit_error(group)) }
 }
 
 /// Missing ancestors: systemd creates them too.

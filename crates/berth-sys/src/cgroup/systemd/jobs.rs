@@ -14,10 +14,10 @@ const MOST_KEPT: usize = 512;
 
 /// Jobs of a connection.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Jobs(Arc<Mutex<State>>);
+pub(super) struct Jobs(Arc<Mutex<JobsState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct JobsState {
     asking: usize,
     ended: VecDeque<(String, String)>,
     waiting: HashMap<String, oneshot::Sender<String>>,
@@ -25,13 +25,13 @@ struct State {
 
 /// A call in progress whose reply names a job.
 #[derive(Debug)]
-pub(super) struct Asking(Jobs);
+pub(super) struct PendingCall(Jobs);
 
 impl Jobs {
     /// Registers a call: from now on no result is missed.
-    pub(super) fn ask(&self) -> Asking {
+    pub(super) fn begin_call(&self) -> PendingCall {
         self.state().asking += 1;
-        Asking(self.clone())
+        PendingCall(self.clone())
     }
 
     /// Delivers the result of a finished job.
@@ -49,16 +49,16 @@ impl Jobs {
     }
 
     /// Cancels all waiters: the connection is lost.
-    pub(super) fn give_up(&self) {
+    pub(super) fn cancel_all(&self) {
         self.state().waiting.clear();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, JobsState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Asking {
+impl PendingCall {
     /// Waits for the result of the job that the reply named.
     pub(super) fn named(self, job: &str) -> oneshot::Receiver<String> {
         let (told, end) = oneshot::channel();
@@ -75,7 +75,7 @@ impl Asking {
     }
 }
 
-impl Drop for Asking {
+impl Drop for PendingCall {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.asking -= 1;
@@ -93,18 +93,18 @@ mod tests {
     fn an_end_is_told_whether_it_comes_before_or_after_its_name() {
         let jobs = Jobs::default();
         let end = |job: &str| jobs.ended(job.to_owned(), "done".to_owned());
-        let asking = jobs.ask();
+        let asking = jobs.begin_call();
         end("/1");
         assert_eq!(asking.named("/1").try_recv().as_deref(), Ok("done"));
-        let mut later = jobs.ask().named("/2");
+        let mut later = jobs.begin_call().named("/2");
         assert!(later.try_recv().is_err());
         end("/2");
         assert_eq!(later.try_recv().as_deref(), Ok("done"));
         // No call is in progress.
         end("/3");
-        assert!(jobs.ask().named("/3").try_recv().is_err());
-        let mut lost = jobs.ask().named("/4");
-        jobs.give_up();
+        assert!(jobs.begin_call().named("/3").try_recv().is_err());
+        let mut lost = jobs.begin_call().named("/4");
+        jobs.cancel_all();
         assert_eq!(lost.try_recv(), Err(oneshot::error::TryRecvError::Closed));
         let state = jobs.state();
         assert_eq!((state.asking, state.ended.len()), (0, 0));
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded() {
         let jobs = Jobs::default();
-        let _asking = jobs.ask();
+        let _asking = jobs.begin_call();
         for n in 0..2 * MOST_KEPT {
             jobs.ended(n.to_string(), "done".to_owned());
         }

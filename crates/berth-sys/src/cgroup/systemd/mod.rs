@@ -11,11 +11,11 @@
 //! call blocks: use the blocking pool. Implements spec 06a §7.
 
 mod bus;
+pub mod cgroup_watcher;
 mod driver;
 mod jobs;
 pub mod names;
 pub mod properties;
-pub mod watch;
 
 pub use bus::{Bus, is_running};
 pub use driver::{Driver, Files};

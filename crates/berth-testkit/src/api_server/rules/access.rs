@@ -10,7 +10,7 @@ use super::{
         view::{Caller, Reply, Request, View},
     },
     authentication::by_token,
-    authorizer::{Asked, decide},
+    authorizer::{AccessAttributes, decide},
     fields::{fields, list, set, text, texts},
     tokens,
 };
@@ -64,15 +64,15 @@ pub fn subject_access_review(view: &dyn View, request: &Request) -> Result<Reply
     }
     let asked = match (spec.get("resourceAttributes"), spec.get("nonResourceAttributes")) {
         (Some(attributes), None) => of_resource(attributes),
-        (None, Some(attributes)) => Asked {
+        (None, Some(attributes)) => AccessAttributes {
             verb: text(attributes, "/verb").to_owned(),
             resource: text(attributes, "/path").to_owned(),
-            ..Asked::default()
+            ..AccessAttributes::default()
         },
         _ => {
             let detail = "exactly one of nonResourceAttributes or resourceAttributes must be specified";
             causes.push(Cause::invalid("spec.resourceAttributes", &Value::Null, detail));
-            Asked::default()
+            AccessAttributes::default()
         }
     };
     if !causes.is_empty() {
@@ -86,14 +86,14 @@ pub fn subject_access_review(view: &dyn View, request: &Request) -> Result<Reply
     Ok(answered(body, status))
 }
 
-fn of_resource(attributes: &Value) -> Asked {
+fn of_resource(attributes: &Value) -> AccessAttributes {
     let (group, plural) = (text(attributes, "/group"), text(attributes, "/resource"));
     let selected = |key: &str| {
         let mut all = list(attributes, "/fieldSelector/requirements").iter();
         let one = all.find(|r| text(r, "/key") == key && text(r, "/operator") == "In" && list(r, "/values").len() == 1);
         one.map(|requirement| text(requirement, "/values/0").to_owned()).unwrap_or_default()
     };
-    Asked {
+    AccessAttributes {
         verb: text(attributes, "/verb").to_owned(),
         resource: if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") },
         subresource: text(attributes, "/subresource").to_owned(),

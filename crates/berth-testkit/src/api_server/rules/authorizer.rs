@@ -12,7 +12,7 @@ use super::{
 
 /// Attributes of a request or review to authorize.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct AccessAttributes {
     /// Verb: `get`.
     pub verb: String,
     /// Resource name: `pods`, `leases.coordination.k8s.io`.
@@ -27,7 +27,7 @@ pub struct Asked {
     pub node_selector: String,
 }
 
-impl Asked {
+impl AccessAttributes {
     /// Attributes of a request.
     pub fn of(request: &Request) -> Self {
         let selected = request.field("metadata.name").unwrap_or_default();
@@ -62,7 +62,7 @@ impl Grant {
         Self { subjects: own(&[subject]), verbs: own(verbs), resources: own(resources), names: Vec::new() }
     }
 
-    fn covers(&self, caller: &Caller, asked: &Asked) -> bool {
+    fn covers(&self, caller: &Caller, asked: &AccessAttributes) -> bool {
         let resource = match asked.subresource.as_str() {
             "" => asked.resource.clone(),
             subresource => format!("{}/{subresource}", asked.resource),
@@ -92,7 +92,7 @@ pub fn first_grants() -> Vec<Grant> {
 ///
 /// # Errors
 /// The authorizer's reason; often empty.
-pub fn decide(view: &dyn View, caller: &Caller, asked: &Asked) -> Result<(), String> {
+pub fn decide(view: &dyn View, caller: &Caller, asked: &AccessAttributes) -> Result<(), String> {
     if view.rules().grants.iter().any(|grant| grant.covers(caller, asked)) {
         return Ok(());
     }
@@ -107,7 +107,7 @@ pub fn decide(view: &dyn View, caller: &Caller, asked: &Asked) -> Result<(), Str
 /// # Errors
 /// 403 with upstream's text.
 pub fn authorize(view: &dyn View, request: &Request) -> Result<(), Refusal> {
-    let asked = Asked::of(request);
+    let asked = AccessAttributes::of(request);
     decide(view, &request.caller, &asked).map_err(|why| {
         let resource = match asked.subresource.as_str() {
             "" => request.plural().to_owned(),
@@ -126,7 +126,7 @@ pub fn authorize(view: &dyn View, request: &Request) -> Result<(), Refusal> {
 }
 
 /// Static rules that are the same for every node.
-fn fixed_role(asked: &Asked) -> bool {
+fn fixed_role(asked: &AccessAttributes) -> bool {
     let read = ["get", "list", "watch"].contains(&asked.verb.as_str());
     let create = asked.verb == "create";
     match (asked.resource.as_str(), asked.subresource.as_str()) {
@@ -150,7 +150,7 @@ fn fixed_role(asked: &Asked) -> bool {
     }
 }
 
-fn of_node(view: &dyn View, node: &str, asked: &Asked) -> Result<(), String> {
+fn of_node(view: &dyn View, node: &str, asked: &AccessAttributes) -> Result<(), String> {
     let refuse = |why: &str| Err(why.to_owned());
     let verb = asked.verb.as_str();
     let changes = ["get", "create", "update", "patch", "delete"].contains(&verb);
@@ -212,7 +212,7 @@ fn of_node(view: &dyn View, node: &str, asked: &Asked) -> Result<(), String> {
     }
 }
 
-fn related(view: &dyn View, node: &str, asked: &Asked) -> Result<(), String> {
+fn related(view: &dyn View, node: &str, asked: &AccessAttributes) -> Result<(), String> {
     if asked.name.is_empty() {
         return Err("No Object name found".to_owned());
     }
@@ -222,7 +222,7 @@ fn related(view: &dyn View, node: &str, asked: &Asked) -> Result<(), String> {
     Err(format!("no relationship found between node '{node}' and this object"))
 }
 
-fn get_only(view: &dyn View, node: &str, asked: &Asked, subresource: &str) -> Result<(), String> {
+fn get_only(view: &dyn View, node: &str, asked: &AccessAttributes, subresource: &str) -> Result<(), String> {
     match asked.verb.as_str() {
         "get" if subresource.is_empty() => related(view, node, asked),
         "get" => Err("cannot get subresource".to_owned()),
@@ -230,7 +230,7 @@ fn get_only(view: &dyn View, node: &str, asked: &Asked, subresource: &str) -> Re
     }
 }
 
-fn of_slices(view: &dyn View, node: &str, asked: &Asked) -> Result<(), String> {
+fn of_slices(view: &dyn View, node: &str, asked: &AccessAttributes) -> Result<(), String> {
     match asked.verb.as_str() {
         _ if !asked.subresource.is_empty() => Err("cannot authorize ResourceSlice subresources".to_owned()),
         "create" => Ok(()),
@@ -240,7 +240,7 @@ fn of_slices(view: &dyn View, node: &str, asked: &Asked) -> Result<(), String> {
     }
 }
 
-fn of_nodes(node: &str, asked: &Asked, subresource: &str) -> Result<(), String> {
+fn of_nodes(node: &str, asked: &AccessAttributes, subresource: &str) -> Result<(), String> {
     match (subresource, asked.verb.as_str()) {
         ("", "create" | "update" | "patch") | ("status", "update" | "patch") => Ok(()),
         ("", "get" | "list" | "watch") => match asked.name.as_str() {
@@ -252,7 +252,7 @@ fn of_nodes(node: &str, asked: &Asked, subresource: &str) -> Result<(), String> 
     }
 }
 
-fn of_pods(view: &dyn View, node: &str, asked: &Asked, subresource: &str) -> Result<(), String> {
+fn of_pods(view: &dyn View, node: &str, asked: &AccessAttributes, subresource: &str) -> Result<(), String> {
     match (subresource, asked.verb.as_str()) {
         ("", "get") => related(view, node, asked),
         ("", "list" | "watch") if asked.node_selector == node => Ok(()),
@@ -272,9 +272,9 @@ mod tests {
         *,
     };
 
-    fn asked(verb: &str, resource: &str, namespace: &str, name: &str) -> Asked {
+    fn asked(verb: &str, resource: &str, namespace: &str, name: &str) -> AccessAttributes {
         let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-        Asked {
+        AccessAttributes {
             verb: verb.to_owned(),
             resource: resource.to_owned(),
             subresource: subresource.to_owned(),
@@ -362,14 +362,14 @@ mod tests {
             let decided = decide(&view, &node("n"), &asked(verb, resource, namespace, name));
             assert_eq!(decided, expected.map_err(str::to_owned), "{verb} {resource} {namespace}/{name}");
         }
-        let own = Asked { node_selector: "n".to_owned(), ..asked("watch", "pods", "", "") };
+        let own = AccessAttributes { node_selector: "n".to_owned(), ..asked("watch", "pods", "", "") };
         assert_eq!(decide(&view, &node("n"), &own), Ok(()));
-        let slices = Asked {
+        let slices = AccessAttributes {
             node_selector: "n".to_owned(),
             ..asked("deletecollection", "resourceslices.resource.k8s.io", "", "")
         };
         assert_eq!(decide(&view, &node("n"), &slices), Ok(()));
-        let others = Asked { node_selector: "m".to_owned(), ..own };
+        let others = AccessAttributes { node_selector: "m".to_owned(), ..own };
         assert!(decide(&view, &node("n"), &others).is_err());
     }
 

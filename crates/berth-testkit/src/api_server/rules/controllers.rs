@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use super::{
     super::{
         resources::KINDS,
-        view::{Caller, Change, DeleteEffect, DeleteOptions, Later, View, Write},
+        view::{Caller, Change, DelayedJob, DeleteEffect, DeleteOptions, View, Write},
     },
-    authorizer::{Asked, decide},
+    authorizer::{AccessAttributes, decide},
     csr, deletion,
     fields::{list, set, text, texts},
     pod_verbs,
@@ -40,9 +40,9 @@ pub enum Job {
 }
 
 /// Controller jobs for a change, with their delays.
-pub fn react(view: &dyn View, change: &Change) -> Vec<Later> {
+pub fn react(view: &dyn View, change: &Change) -> Vec<DelayedJob> {
     let rules = view.rules();
-    let later = |after: Option<Duration>, job: Job| after.map(|after| Later { after, job });
+    let later = |after: Option<Duration>, job: Job| after.map(|after| DelayedJob { after, job });
     let object = change.object();
     let name = text(object, "/metadata/name").to_owned();
     let is_new = change.before.is_none();
@@ -114,11 +114,11 @@ fn approve_if_due(view: &dyn View, name: &str) -> Vec<Write> {
         ..Caller::default()
     };
     let may = |subresource: &str| {
-        let asked = Asked {
+        let asked = AccessAttributes {
             verb: "create".to_owned(),
             resource: CSRS.to_owned(),
             subresource: subresource.to_owned(),
-            ..Asked::default()
+            ..AccessAttributes::default()
         };
         decide(view, &requestor, &asked).is_ok()
     };
@@ -259,7 +259,7 @@ mod tests {
         Change { resource: resource.to_owned(), before: None, after: Some(Arc::new(object.clone())) }
     }
 
-    fn jobs(later: &[Later]) -> Vec<(Duration, Job)> {
+    fn jobs(later: &[DelayedJob]) -> Vec<(Duration, Job)> {
         later.iter().map(|later| (later.after, later.job.clone())).collect()
     }
 

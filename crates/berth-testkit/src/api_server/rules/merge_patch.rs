@@ -37,7 +37,7 @@ pub fn strategic(kind: &str, original: &Value, patch: &Value) -> Patched<Value> 
     let (Some(original), Some(patch)) = (original.as_object(), patch.as_object()) else {
         return Err(PatchError::Malformed("invalid JSON document".to_owned()));
     };
-    merge_objects(original.clone(), patch.clone(), &Place { kind, path: String::new() }).map(Value::Object)
+    merge_objects(original.clone(), patch.clone(), &FieldPath { kind, path: String::new() }).map(Value::Object)
 }
 
 /// Applies a JSON merge patch (RFC 7386).
@@ -56,12 +56,12 @@ pub fn json_merge(original: &Value, patch: &Value) -> Value {
 }
 
 /// Position in the object: kind and field path.
-struct Place<'a> {
+struct FieldPath<'a> {
     kind: &'a str,
     path: String,
 }
 
-impl Place<'_> {
+impl FieldPath<'_> {
     fn below(&self, field: &str) -> Self {
         let path = if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) };
         Self { kind: self.kind, path }
@@ -72,7 +72,7 @@ impl Place<'_> {
     }
 }
 
-fn merge_objects(mut original: Object, mut patch: Object, place: &Place<'_>) -> Patched<Object> {
+fn merge_objects(mut original: Object, mut patch: Object, place: &FieldPath<'_>) -> Patched<Object> {
     match patch.get(DIRECTIVE) {
         None => {}
         Some(Value::String(directive)) if directive == "replace" => {
@@ -90,7 +90,7 @@ fn merge_objects(mut original: Object, mut patch: Object, place: &Place<'_>) -> 
     Ok(original)
 }
 
-fn merge_field(original: &mut Object, key: &str, value: Value, place: &Place<'_>) -> Patched<()> {
+fn merge_field(original: &mut Object, key: &str, value: Value, place: &FieldPath<'_>) -> Patched<()> {
     let removed_scalars = key.starts_with(DELETE_PREFIX);
     let key = if removed_scalars { name_behind(key, BAD_DELETE_LIST)? } else { key };
     if value.is_null() {
@@ -142,7 +142,7 @@ fn retain_keys(original: &mut Object, patch: &mut Object) -> Patched<()> {
 }
 
 /// Merges the lists whose order the patch specifies; removes them and their order lists from the patch.
-fn merge_ordered_lists(original: &mut Object, patch: &mut Object, place: &Place<'_>) -> Patched<()> {
+fn merge_ordered_lists(original: &mut Object, patch: &mut Object, place: &FieldPath<'_>) -> Patched<()> {
     let orders: Vec<String> = patch.keys().filter(|key| key.starts_with(ORDER_PREFIX)).cloned().collect();
     for order_key in orders {
         let order = list_or_error(patch.shift_remove(&order_key).unwrap_or_default())?;
@@ -190,7 +190,7 @@ fn check_order(patch: &[Value], order: &[Value], key: Option<&str>) -> Patched<(
     Ok(())
 }
 
-fn merge_lists(original: Vec<Value>, patch: Vec<Value>, place: &Place<'_>) -> Patched<Vec<Value>> {
+fn merge_lists(original: Vec<Value>, patch: Vec<Value>, place: &FieldPath<'_>) -> Patched<Vec<Value>> {
     if original.iter().chain(&patch).any(Value::is_array) && place.list() != ListStrategy::Atomic {
         return Err(PatchError::Unfit("lists of lists are not supported".to_owned()));
     }
@@ -205,7 +205,7 @@ fn merge_lists(original: Vec<Value>, patch: Vec<Value>, place: &Place<'_>) -> Pa
     }
 }
 
-fn merge_by(mut original: Vec<Value>, patch: Vec<Value>, key: &str, place: &Place<'_>) -> Patched<Vec<Value>> {
+fn merge_by(mut original: Vec<Value>, patch: Vec<Value>, key: &str, place: &FieldPath<'_>) -> Patched<Vec<Value>> {
     let mut elements = Vec::with_capacity(patch.len());
     let mut replace = false;
     for item in patch {

@@ -23,8 +23,8 @@ pub mod qos;
 pub mod quantities;
 pub mod service_accounts;
 pub mod settings;
-pub mod shape;
 pub mod tokens;
+pub mod type_decoding;
 
 use serde_json::{Value, json};
 
@@ -83,7 +83,7 @@ pub fn prepare_update(view: &dyn View, request: &Request, old: &Value, new: &mut
 
 /// Converts the object to its API type and back; keeps unknown fields if the rules simulate a newer server.
 fn fit(view: &dyn View, request: &Request, object: &mut Value) -> Result<(), String> {
-    let shaped = shape::shape(request.kind, object)?;
+    let shaped = type_decoding::shape(request.kind, object)?;
     if !view.rules().is_newer {
         *object = shaped;
     }
@@ -107,7 +107,7 @@ fn admit_update(request: &Request, old: &Value, new: &Value) -> Result<(), Refus
         ("update", Some(body)) => body.clone(),
         _ => new.clone(),
     };
-    node_restriction::update(request, old, &shape::shape(request.kind, &wished).unwrap_or(wished))
+    node_restriction::update(request, old, &type_decoding::shape(request.kind, &wished).unwrap_or(wished))
 }
 
 /// Applies a patch to an object of that kind.
@@ -143,7 +143,7 @@ pub fn warnings(request: &Request) -> Vec<String> {
     }
     fields::fill(&mut body, "kind", request.kind);
     fields::fill(&mut body, "apiVersion", request.api_version.clone());
-    let unknown = shape::unknown_fields(request.kind, &body).into_iter();
+    let unknown = type_decoding::unknown_fields(request.kind, &body).into_iter();
     unknown.filter(|field| !field.contains('$')).map(|field| format!("unknown field \"{field}\"")).collect()
 }
 
@@ -196,7 +196,7 @@ pub mod tests {
 
     use std::{cell::Cell, sync::Arc};
 
-    use berth::certificates::Issued;
+    use berth::certificates::CertificatePair;
     use jiff::Timestamp;
 
     use super::{super::view::Caller, *};
@@ -254,7 +254,7 @@ pub mod tests {
     }
 
     /// Certificate authority, valid from 2026-01-01.
-    pub fn authority() -> Issued {
+    pub fn authority() -> CertificatePair {
         use berth::certificates::{Authority, Validity};
         let now = "2026-01-01T00:00:00Z".parse().expect("a time");
         Authority::create("test", Validity::days(now, 3650)).expect("an authority").own().clone()

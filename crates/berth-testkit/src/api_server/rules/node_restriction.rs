@@ -11,7 +11,7 @@ use super::{
         refusal::Refusal,
         view::{Request, View},
     },
-    authorizer::{Asked, decide},
+    authorizer::{AccessAttributes, decide},
     csr,
     fields::{fields, is_true, list, remove, text},
     graph,
@@ -323,12 +323,12 @@ fn is_audience_of(view: &dyn View, pod: &Value, audience: &str) -> bool {
 }
 
 fn may_request(view: &dyn View, request: &Request, audience: &str) -> bool {
-    let asked = Asked {
+    let asked = AccessAttributes {
         verb: "request-serviceaccounts-token-audience".to_owned(),
         resource: audience.to_owned(),
         namespace: request.namespace.clone(),
         name: request.name.clone(),
-        ..Asked::default()
+        ..AccessAttributes::default()
     };
     decide(view, &request.caller, &asked).is_ok()
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use berth::certificates::Issued;
+use berth::certificates::CertificatePair;
 use jiff::SignedDuration;
 
 use super::{
@@ -23,7 +23,7 @@ pub struct Rules {
     /// Lag of the Node authorizer's graph.
     pub graph_lag: Duration,
     /// Certificate authority of clients and of this server.
-    pub authority: Issued,
+    pub authority: CertificatePair,
     /// Signing key of service account tokens: PEM, P-256.
     pub token_key: String,
     /// Maximum lifetime of service account tokens, in seconds, whatever is requested. No real server has less than an
@@ -62,7 +62,7 @@ impl Rules {
     ///
     /// # Panics
     /// The key cannot be generated.
-    pub fn new(authority: Issued) -> Self {
+    pub fn new(authority: CertificatePair) -> Self {
         let key = rcgen::KeyPair::generate().expect("random numbers");
         let admin = ("admin".to_owned(), vec!["system:masters".to_owned()]);
         Self {

@@ -1,15 +1,15 @@
 //! Table responses for `kubectl get` (`as=Table` in Accept).
 //!
-//!   Accept ─► [`wanted`] ─► [`Wanted::answer`] for an object or a list, [`Wanted::event`] for each line of a watch
+//!   Accept ─► [`wanted`] ─► [`TableFormat::answer`] for an object or a list, [`TableFormat::event`] for each line of a watch
 //!
-//! Kinds with many columns have a file each; `short` has all others. Implements spec 10a §3.
+//! Kinds with many columns have a file each; `default_tables` has all others. Implements spec 10a §3.
 
 mod ages;
 mod cells;
+mod default_tables;
 mod events;
 mod nodes;
 mod pods;
-mod short;
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -61,7 +61,7 @@ fn printer(kind: &str) -> Printer {
         "Pod" => pods::PRINTER,
         "Node" => nodes::PRINTER,
         "Event" => events::PRINTER,
-        other => short::printer(other),
+        other => default_tables::printer(other),
     }
 }
 
@@ -75,7 +75,7 @@ enum Include {
 
 /// Table format that a client requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub struct TableFormat {
     /// API version of the table itself: `v1` or `v1beta1`.
     version: &'static str,
     include: Include,
@@ -83,7 +83,7 @@ pub struct Wanted {
 
 /// Parses an Accept header; returns the table format if tables precede plain JSON. `include` is the parameter
 /// `includeObject`.
-pub fn wanted(accept: &str, include: Option<&str>) -> Option<Wanted> {
+pub fn wanted(accept: &str, include: Option<&str>) -> Option<TableFormat> {
     let include = match include {
         Some("None") => Include::Nothing,
         Some("Object") => Include::Object,
@@ -98,9 +98,9 @@ pub fn wanted(accept: &str, include: Option<&str>) -> Option<Wanted> {
         let find = |name: &str| parameters.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
         match (find("as"), find("g"), find("v")) {
             (None, ..) => return None,
-            (Some("Table"), Some("meta.k8s.io"), Some("v1")) => return Some(Wanted { version: "v1", include }),
+            (Some("Table"), Some("meta.k8s.io"), Some("v1")) => return Some(TableFormat { version: "v1", include }),
             (Some("Table"), Some("meta.k8s.io"), Some("v1beta1")) => {
-                return Some(Wanted { version: "v1beta1", include });
+                return Some(TableFormat { version: "v1beta1", include });
             }
             _ => {}
         }
@@ -108,7 +108,7 @@ pub fn wanted(accept: &str, include: Option<&str>) -> Option<Wanted> {
     None
 }
 
-impl Wanted {
+impl TableFormat {
     /// Renders an object or a list as a table.
     pub fn answer(self, kind: &Kind, body: &Value, now: Timestamp) -> Value {
         let printer = printer(kind.kind);
@@ -181,7 +181,7 @@ mod tests {
         let kind = named("configmaps").expect("there");
         let object = json!({"metadata": {"name": "m", "resourceVersion": "7"}, "data": {"a": "b"}});
         let list = json!({"kind": "ConfigMapList", "metadata": {"resourceVersion": "9"}, "items": [object]});
-        let tables = Wanted { version: "v1", include: Include::Metadata };
+        let tables = TableFormat { version: "v1", include: Include::Metadata };
         let table = tables.answer(kind, &list, Timestamp::UNIX_EPOCH);
         assert_eq!(table["metadata"]["resourceVersion"], "9");
         assert_eq!(table["rows"][0]["cells"], json!(["m", 1, "<unknown>"]));

@@ -15,7 +15,7 @@ fn bench() -> Bench {
     let dir = tempfile::tempdir().expect("a directory");
     fs::create_dir(dir.path().join("k")).expect("made");
     let fake = FakeMachine::new();
-    let blocks = Blocks::below(&dir.path().join("m"));
+    let blocks = ScsiDisks::below(&dir.path().join("m"));
     let plugin = FcPlugin::with_disks(&dir.path().join("k"), fake.clone(), blocks);
     Bench { dir, fake, plugin }
 }
@@ -65,7 +65,8 @@ async fn a_disk_is_found_mounted_and_forgotten() {
         ]
     );
     bench.plugin.publish(&usage).await.expect("published");
-    let found = Found { pod: "u".into(), name: "pv".to_owned(), mode: Mode::Filesystem, path: usage.target.clone() };
+    let found =
+        FoundVolume { pod: "u".into(), name: "pv".to_owned(), mode: Mode::Filesystem, path: usage.target.clone() };
     let rebuilt = bench.plugin.rebuild(&found).expect("known");
     assert_eq!((rebuilt.traits, rebuilt.spec.name.as_str()), (traits, "pv"));
     assert_eq!(bench.plugin.staged().expect("read").len(), 1);
@@ -110,7 +111,7 @@ async fn hosts_look_again_for_what_is_not_there() {
     fs::create_dir_all(scan.parent().expect("below a folder")).expect("made");
     fs::write(&scan, "").expect("written");
     let error = bench.plugin.stage(&usage).await.expect_err("no disk");
-    assert_eq!((error.text.as_str(), error.trouble), ("no fc disk found", Trouble::NotAttached));
+    assert_eq!((error.text.as_str(), error.trouble), ("no fc disk found", ErrorCause::NotAttached));
     assert_eq!(bench.read("sys/class/scsi_host/host0/scan"), "- - -");
     assert!(bench.plugin.staged().expect("read").is_empty());
 }

@@ -23,7 +23,7 @@ fn bench() -> Bench {
     let plugin = IscsiPlugin::with_disks(
         &dir.path().join("k"),
         fake.clone(),
-        Blocks::below(&dir.path().join("m")),
+        ScsiDisks::below(&dir.path().join("m")),
         Arc::new(FakeStorage::default()),
     );
     fake.on("-o show", "iface.transport_name = tcp", || {});
@@ -127,13 +127,13 @@ async fn a_disk_is_mounted_with_its_label() {
     bench.serves("10.0.0.1", 3, "sdb");
     let label = "u:object_r:container_file_t:s0:c1,c2".to_owned();
     let usage = Usage { label: Some(label.clone()), ..bench.usage(&json!({})) };
-    assert!(bench.plugin.describe(&usage.pod, &usage.spec).await.expect("described").takes_label);
+    assert!(bench.plugin.describe(&usage.pod, &usage.spec).await.expect("described").supports_mount_label);
     bench.fake.next("blkid", Ok((2, "")));
     bench.plugin.stage(&usage).await.expect("staged");
     assert_eq!(bench.asked(&format!("mount -t ext4 -o context=\"{label}\",defaults ")), 1, "{:?}", bench.fake.calls());
     let published = bench.plugin.publish(&usage).await.expect("published");
     assert!(!published.relabel, "all of it has the label");
-    let found = Found {
+    let found = FoundVolume {
         pod: usage.pod.uid().clone(),
         name: usage.spec.name.clone(),
         mode: Mode::Filesystem,
@@ -172,7 +172,7 @@ async fn what_leads_nowhere_leaves_nothing() {
     let usage = bench.usage(&json!({}));
     // The login succeeds, but no disk appears.
     let error = bench.plugin.stage(&usage).await.expect_err("no disk");
-    assert_eq!(error.trouble, Trouble::NotAttached);
+    assert_eq!(error.trouble, ErrorCause::NotAttached);
     assert_eq!(
         error.text,
         "failed to get any path for iscsi disk, last err seen:\nCould not attach disk: Timeout after 30s"
@@ -190,7 +190,7 @@ async fn what_leads_nowhere_leaves_nothing() {
     for answer in ["iface.transport_name = tcp", "", "", ""] {
         bench.fake.next("iscsiadm", Ok((0, answer)));
     }
-    bench.fake.next("iscsiadm", Err(RunError::Unwanted));
+    bench.fake.next("iscsiadm", Err(RunError::Canceled));
     let error = bench.plugin.stage(&usage).await.expect_err("nobody wants it");
     assert!(error.text.ends_with("iscsi: failed to log in to portal 10.0.0.1:3260: context canceled"), "{error}");
     assert_eq!((bench.asked("--login"), bench.asked("--logout"), bench.shared().exists()), (3, 2, false));
@@ -256,7 +256,8 @@ async fn what_an_earlier_agent_left_is_known() {
     bench.serves("10.0.0.1", 3, "sdb");
     let usage = bench.usage(&json!({}));
     bench.plugin.stage(&usage).await.expect("staged");
-    let found = Found { pod: "u".into(), name: "pv".to_owned(), mode: Mode::Filesystem, path: usage.target.clone() };
+    let found =
+        FoundVolume { pod: "u".into(), name: "pv".to_owned(), mode: Mode::Filesystem, path: usage.target.clone() };
     bench.plugin.rebuild(&found).expect_err("not mounted");
     bench.plugin.publish(&usage).await.expect("published");
     let rebuilt = bench.plugin.rebuild(&found).expect("known");

@@ -19,10 +19,10 @@ use rustix::{
 use super::{Layer, node};
 use crate::images::{
     apply::{
-        limits::Form,
-        root::{self, At},
+        limits::LayerFormat,
+        root::{self, NameInDirectory},
     },
-    error::{Attempt, ImageError},
+    error::{ImageError, IoContext},
 };
 
 impl Layer<'_> {
@@ -32,21 +32,21 @@ impl Layer<'_> {
             other => ImageError::io("open its directory", &other.into()),
         };
         match self.root.folder(parts) {
-            Err(Errno::NOTDIR) if self.revive(parts)? => self.root.folder(parts).map_err(told),
+            Err(Errno::NOTDIR) if self.replace_whiteout(parts)? => self.root.folder(parts).map_err(told),
             other => other.map_err(told),
         }
     }
 
     /// Replaces a whiteout on the path by an opaque directory, if there is one: the layer deleted the name and creates
     /// it anew.
-    fn revive(&self, parts: &[&[u8]]) -> Result<bool, ImageError> {
+    fn replace_whiteout(&self, parts: &[&[u8]]) -> Result<bool, ImageError> {
         for end in 1..=parts.len() {
             let (Some(name), Some(before)) = (parts.get(end - 1), parts.get(..end - 1)) else { continue };
             let Ok(folder) = self.root.resolve(&before.join(&b'/'), OFlags::RDONLY | OFlags::DIRECTORY) else {
                 return Ok(false);
             };
-            let at = At { parent: folder.as_fd(), name: OsStr::from_bytes(name) };
-            if at.look().attempt("look at its directory")?.as_ref().is_some_and(is_whiteout) {
+            let at = NameInDirectory { parent: folder.as_fd(), name: OsStr::from_bytes(name) };
+            if at.stat().attempt("look at its directory")?.as_ref().is_some_and(is_whiteout) {
                 at.remove().attempt("replace a deletion")?;
                 root::make_folder(at, 0o755).attempt("make its directory")?;
                 self.set_opaque(at)?;
@@ -57,11 +57,11 @@ impl Layer<'_> {
     }
 
     /// Deletes a name of lower layers: entries of this layer stay, and an existing directory becomes opaque.
-    pub(super) fn whiteout(&mut self, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
-        if self.policy.form == Form::Merged {
+    pub(super) fn whiteout(&mut self, at: NameInDirectory<'_>, key: &[u8]) -> Result<(), ImageError> {
+        if self.policy.form == LayerFormat::Merged {
             return self.remove_lower(at, key);
         }
-        match at.look().attempt("look at it")? {
+        match at.stat().attempt("look at it")? {
             None => node(at, FileType::CharacterDevice, 0),
             Some(stat) if is_folder(stat.st_mode) => self.set_opaque(at),
             Some(_) => Ok(()),
@@ -69,8 +69,8 @@ impl Layer<'_> {
     }
 
     pub(super) fn opaque(&mut self, folder: &OwnedFd, key: &[u8]) -> Result<(), ImageError> {
-        if self.policy.form != Form::Merged {
-            let at = At { parent: folder.as_fd(), name: OsStr::new(".") };
+        if self.policy.form != LayerFormat::Merged {
+            let at = NameInDirectory { parent: folder.as_fd(), name: OsStr::new(".") };
             return self.set_opaque(at);
         }
         self.clear(folder, key)
@@ -84,13 +84,13 @@ impl Layer<'_> {
                 below.push(b'/');
             }
             below.extend_from_slice(name.as_bytes());
-            self.remove_lower(At { parent: folder.as_fd(), name: &name }, &below)?;
+            self.remove_lower(NameInDirectory { parent: folder.as_fd(), name: &name }, &below)?;
         }
         Ok(())
     }
 
     /// Removes the entries of lower layers at a path of a merged tree; spares those of this layer.
-    fn remove_lower(&mut self, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
+    fn remove_lower(&mut self, at: NameInDirectory<'_>, key: &[u8]) -> Result<(), ImageError> {
         let has_made = self.made.contains(key)
             || self.made.range(child_prefix(key)..).next().is_some_and(|path| is_at_or_below(path, key));
         if !has_made {
@@ -102,10 +102,10 @@ impl Layer<'_> {
         }
     }
 
-    pub(super) fn set_opaque(&self, at: At<'_>) -> Result<(), ImageError> {
+    pub(super) fn set_opaque(&self, at: NameInDirectory<'_>) -> Result<(), ImageError> {
         match self.policy.form {
-            Form::Merged => Ok(()),
-            Form::Overlay { userxattr } => {
+            LayerFormat::Merged => Ok(()),
+            LayerFormat::Overlay { userxattr } => {
                 let name: &[u8] = if userxattr { b"user.overlay.opaque" } else { b"trusted.overlay.opaque" };
                 at.set_attribute(self.way, name, b"y").attempt("mark directory opaque")
             }

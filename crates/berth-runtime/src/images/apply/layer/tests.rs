@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::*;
-use crate::images::apply::Bounds;
+use crate::images::apply::LayerLimits;
 
 /// An entry of a test layer.
 enum Item<'a> {
@@ -77,11 +77,11 @@ fn pax(records: &[(&str, &[u8])]) -> Vec<u8> {
     out
 }
 
-fn policy(form: Form) -> Policy {
-    Policy { bounds: Bounds::default(), form, keep_free: 0 }
+fn policy(form: LayerFormat) -> Policy {
+    Policy { bounds: LayerLimits::default(), form, keep_free: 0 }
 }
 
-const OVERLAY: Form = Form::Overlay { userxattr: false };
+const OVERLAY: LayerFormat = LayerFormat::Overlay { userxattr: false };
 
 /// A target directory next to files that must not change; `None` if not root.
 fn place() -> Option<(tempfile::TempDir, std::path::PathBuf)> {
@@ -96,7 +96,7 @@ fn place() -> Option<(tempfile::TempDir, std::path::PathBuf)> {
     Some((dir, root))
 }
 
-fn apply_items(root: &Path, items: &[Item<'_>], form: Form) -> Result<Applied, ImageError> {
+fn apply_items(root: &Path, items: &[Item<'_>], form: LayerFormat) -> Result<LayerSummary, ImageError> {
     apply(&archive(items)[..], root, &policy(form))
 }
 
@@ -186,7 +186,7 @@ fn deletions_mean_lower_layers_in_any_order() {
         fs::create_dir(root.join("d")).expect("makeable");
         fs::write(root.join("d/old"), "").expect("writable");
         fs::write(root.join("f"), "old").expect("writable");
-        apply_items(&root, items, Form::Merged).expect(what);
+        apply_items(&root, items, LayerFormat::Merged).expect(what);
         assert_eq!(fs::read_to_string(root.join("f")).expect(what), "new", "{what}");
         assert!(root.join("d/x").exists() && !root.join("d/old").exists() && !opaque(&root.join("d")), "{what}");
     }
@@ -320,7 +320,7 @@ fn bombs_are_refused_by_what_they_claim_or_by_what_comes() {
         io::copy(&mut io::repeat(0).take(sends), &mut encoder).expect("in memory");
         encoder.finish().expect("in memory")
     };
-    let small = |bytes, entries| Policy { bounds: Bounds { bytes, entries, ratio: 100 }, ..policy(OVERLAY) };
+    let small = |bytes, entries| Policy { bounds: LayerLimits { bytes, entries, ratio: 100 }, ..policy(OVERLAY) };
     let many: Vec<Item<'_>> = (0..50).map(|_| Folder("d")).collect();
     let long_tail = [archive(&[Regular("a", "")]), vec![0; 200 << 20]].concat();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());

@@ -1,0 +1,142 @@
+//! Settings that are accepted, validated, and shown, but whose feature is not implemented. Pure.
+//!
+//! A table: the change that implements a feature deletes its row. Each setting that differs from its default is logged once at
+//! startup, so that no setting is ignored silently.
+
+use super::{
+    defaults,
+    fields::KubeletConfiguration,
+    flags::KubeletFlags,
+    gates::{ALL_ALPHA, ALL_BETA, FeatureGates},
+};
+
+/// Gates that the agent consults; `tests/it/tidy.rs` checks the list against the sources.
+pub const CONSULTED: &[&str] = &[
+    "AllowDNSOnlyNodeCSR",
+    "CRIListStreaming",
+    "CSIVolumeHealth",
+    "ClusterTrustBundleProjection",
+    "ComponentFlagz",
+    "ComponentStatusz",
+    "ContainerCheckpoint",
+    "ContainerStopSignals",
+    "CustomCPUCFSQuotaPeriod",
+    "DynamicResourceAllocation",
+    "ExtendWebSocketsToKubelet",
+    "GracefulNodeShutdown",
+    "GracefulNodeShutdownBasedOnPodPriority",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "KubeletCrashLoopBackOffMax",
+    "KubeletEnsureSecretPulledImages",
+    "KubeletInUserNamespace",
+    "KubeletPodResourcesListUseActivePods",
+    "KubeletServiceAccountTokenForCredentialProviders",
+    "LoggingAlphaOptions",
+    "LoggingBetaOptions",
+    "NodeDeclaredFeatures",
+    "PodAndContainerStatsFromCRI",
+    "PodCertificateRequest",
+    "PodLevelResources",
+    "PodLogsQuerySplitStreams",
+    "PodsAPI",
+    "PreventStaticPodAPIReferences",
+    "ReduceDefaultCrashLoopBackOffDecay",
+    "ReloadKubeletServerCertificateFile",
+    "RestartAllContainersOnContainerExits",
+    "RotateKubeletServerCertificate",
+    "RuntimeClassInImageCriApi",
+    "SELinuxMount",
+];
+
+/// A setting without effect.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnimplementedSetting {
+    /// Field name, flag with its dashes, or gate as `featureGates.Name`.
+    pub setting: String,
+    /// The missing feature.
+    pub feature: &'static str,
+}
+
+type Differs<T> = fn(&T, &T) -> bool;
+
+/// Setting, the feature it requires, and whether it differs from the default.
+type Row<T> = (&'static str, &'static str, Differs<T>);
+
+macro_rules! waiting {
+    ($($feature:literal: $($setting:literal => $($part:ident).+),+;)+) => {
+        &[$($(($setting, $feature, |mine, default| mine.$($part).+ != default.$($part).+)),+),+]
+    };
+}
+
+const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
+    "profiles of locks": "enableContentionProfiling" => enable_contention_profiling;
+    "an API client that speaks anything but JSON": "contentType" => content_type;
+    "the CPU manager":
+        "cpuManagerPolicy" => cpu_manager_policy, "cpuManagerPolicyOptions" => cpu_manager_policy_options,
+        "cpuManagerReconcilePeriod" => cpu_manager_reconcile_period;
+    "the memory manager":
+        "memoryManagerPolicy" => memory_manager_policy, "reservedMemory" => reserved_memory;
+    "the topology manager":
+        "topologyManagerPolicy" => topology_manager_policy, "topologyManagerScope" => topology_manager_scope,
+        "topologyManagerPolicyOptions" => topology_manager_policy_options;
+    "memory QoS":
+        "qosReserved" => qos_reserved, "memoryThrottlingFactor" => memory_throttling_factor,
+        "memoryReservationPolicy" => memory_reservation_policy;
+    "tracing": "tracing" => tracing;
+    "moving processes into groups": "kubeletCgroups" => kubelet_cgroups, "systemCgroups" => system_cgroups;
+    "ranges of a node without an API server": "podCIDR" => pod_cidr;
+    "metrics that are hidden": "showHiddenMetricsForVersion" => show_hidden_metrics_for_version;
+    "volume plugins": "volumePluginDir" => volume_plugin_dir;
+};
+
+const FLAGS: &[Row<KubeletFlags>] = waiting! {
+    "container statistics":
+        "--housekeeping-interval" => housekeeping_interval,
+        "--max-housekeeping-interval" => max_housekeeping_interval;
+    "programs that mount": "--experimental-mounter-path" => experimental_mounter_path;
+    "other files than the kernel's": "--boot-id-file" => boot_id_file, "--machine-id-file" => machine_id_file;
+};
+
+/// Returns the settings that differ from their defaults and have no effect yet, in the order of the table.
+pub fn unimplemented_settings(config: &KubeletConfiguration, flags: &KubeletFlags) -> Vec<UnimplementedSetting> {
+    let (default, default_flags) = (defaults::defaults(), KubeletFlags::default());
+    let told = |(setting, feature): (&'static str, &'static str)| UnimplementedSetting {
+        setting: setting.to_owned(),
+        feature,
+    };
+    let fields = FIELDS.iter().filter(|row| row.2(config, &default)).map(|row| told((row.0, row.1)));
+    let flags = FLAGS.iter().filter(|row| row.2(flags, &default_flags)).map(|row| told((row.0, row.1)));
+    fields.chain(flags).chain(gates(config)).collect()
+}
+
+/// Gates that differ from their default and are not consulted. Gates of other cluster components are often set in the
+/// same list, and are reported too.
+fn gates(config: &KubeletConfiguration) -> impl Iterator<Item = UnimplementedSetting> {
+    let defaults = FeatureGates::new();
+    let differs = move |name: &str, value: bool| defaults.enabled(name) != value;
+    let is_asked_for = |name: &str| CONSULTED.contains(&name) || name == ALL_ALPHA || name == ALL_BETA;
+    let idle = config.feature_gates.iter().filter(move |(name, value)| differs(name, **value) && !is_asked_for(name));
+    let feature = "the feature behind this gate";
+    idle.map(move |(name, _)| UnimplementedSetting { setting: format!("featureGates.{name}"), feature })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_told() {
+        let mut config = defaults::defaults();
+        let mut flags = KubeletFlags::default();
+        assert_eq!(unimplemented_settings(&config, &flags), []);
+        config.cpu_manager_policy = "static".to_owned();
+        config.max_pods = 5;
+        flags.boot_id_file = "/k".to_owned();
+        let gates = [("NativeHistograms", true), ("MemoryQoS", true), ("CRIListStreaming", true), ("AllAlpha", true)];
+        config.feature_gates = gates.map(|(name, value)| (name.to_owned(), value)).into();
+        let told: Vec<_> = unimplemented_settings(&config, &flags).into_iter().map(|n| n.setting).collect();
+        let gates = ["featureGates.MemoryQoS", "featureGates.NativeHistograms"];
+        assert_eq!(told, [&["cpuManagerPolicy", "--boot-id-file"], &gates[..]].concat());
+    }
+}

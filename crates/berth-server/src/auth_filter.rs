@@ -1,0 +1,61 @@
+//! Authentication and authorization of the main listener's requests.
+
+use async_trait::async_trait;
+use axum::{
+    http::{StatusCode, request},
+    response::{IntoResponse, Response},
+};
+use rustls::pki_types::CertificateDer;
+use tracing::info;
+
+use super::{
+    auth::{Authenticator, Authorizer, Identity, SourceAddress, Unauthorized, Verdict},
+    pipeline::{Peer, RequestAuthorizer},
+    routes::text::coded,
+    streaming::bare,
+};
+
+/// Authenticates and authorizes each request.
+pub struct AuthFilter {
+    authenticator: Authenticator,
+    authorizer: Authorizer,
+}
+
+impl AuthFilter {
+    /// Combines an authenticator and an authorizer.
+    pub fn new(authenticator: Authenticator, authorizer: Authorizer) -> Self {
+        Self { authenticator, authorizer }
+    }
+}
+
+#[async_trait]
+impl RequestAuthorizer for AuthFilter {
+    async fn authenticate(
+        &self,
+        parts: &mut request::Parts,
+        certificates: &[CertificateDer<'static>],
+    ) -> Result<Identity, Response> {
+        if let Some(peer) = parts.extensions.get::<Peer>() {
+            let source = SourceAddress(peer.address.ip());
+            parts.extensions.insert(source);
+        }
+        self.authenticator.authenticate(parts, certificates).await.map_err(|refusal| {
+            let code = match refusal {
+                Unauthorized::InvalidCredentials => "unauthenticated",
+                Unauthorized::TooMany => "too-many-reviews",
+            };
+            coded(refusal.into_response(), code)
+        })
+    }
+
+    async fn authorize(&self, who: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response> {
+        match self.authorizer.authorize(who, verb, subresources).await {
+            Verdict::Allowed => Ok(()),
+            Verdict::Forbidden { text } => {
+                info!(v = 2, user = %who.name, verb, subresources = ?subresources, "Forbidden");
+                Err(bare(StatusCode::FORBIDDEN, "forbidden", &text))
+            }
+            Verdict::Failed { text } => Err(bare(StatusCode::INTERNAL_SERVER_ERROR, "authorization-failed", &text)),
+        }
+    }
+}

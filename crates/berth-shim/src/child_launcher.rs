@@ -1,0 +1,70 @@
+//! Production implementation of the event loop's `Launcher`, on top of [`child`].
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::{
+    child,
+    plan::{ExecPlan, Failure, Hooks, LaunchPlan, NamespacePlan},
+    worker::launcher::{CreatedNamespaces, ExecTarget, Launcher, Launching, PodContext, Progress, Stdio},
+};
+
+/// Creates namespaces and starts processes by [`child`].
+#[derive(Clone, Copy, Debug)]
+pub struct ChildLauncher;
+
+impl Launcher for ChildLauncher {
+    fn make_namespaces(&self, plan: &NamespacePlan) -> Result<CreatedNamespaces, Failure> {
+        let child::CreatedNamespaces { namespaces, init } = child::make_namespaces(plan)?;
+        Ok(CreatedNamespaces { namespaces, init })
+    }
+
+    fn begin_launch(
+        &self,
+        plan: &LaunchPlan,
+        around: PodContext<'_>,
+        stdio: Stdio,
+    ) -> Result<Box<dyn Launching>, Failure> {
+        let PodContext { namespaces, target, users } = around;
+        let around = child::PodContext { namespaces, target, users };
+        Ok(Box::new(Child(child::begin_launch(plan, &around, stdio.into())?)))
+    }
+
+    fn begin_exec(&self, plan: &ExecPlan, inside: ExecTarget<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+        Ok(Box::new(Child(child::begin_exec(plan, inside.init, inside.groups, stdio.into())?)))
+    }
+
+    fn begin_poststop(&self, container: &str, hooks: &Hooks) -> Result<(), Failure> {
+        child::begin_poststop(container, hooks)
+    }
+}
+
+struct Child(child::Launching);
+
+impl Launching for Child {
+    fn report(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn kill(&self) {
+        self.0.kill();
+    }
+
+    fn advance(self: Box<Self>) -> Progress {
+        match self.0.advance() {
+            child::Progress::Pending(launching) => Progress::Pending(Box::new(Self(launching))),
+            child::Progress::Started { pid, start_ticks, terminal, took } => {
+                Progress::Started { pid, start_ticks, terminal, took }
+            }
+            child::Progress::Failed(failure) => Progress::Failed(failure),
+        }
+    }
+}
+
+impl From<Stdio> for child::Stdio {
+    fn from(stdio: Stdio) -> Self {
+        match stdio {
+            Stdio::Files(files) => Self::Files(files),
+            Stdio::Terminal => Self::Terminal,
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Task of one pod observation: acquires a permit, clears the mark, queries with a timeout.
+//!
+//! An observation that takes longer than its patience releases its semaphore permit and continues
+//! without one: pods that hang cannot use up the permits.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    pod_query::{PodQuerier, QueryParams},
+    store::{Mark, QueryStart, Store},
+};
+use berth_cri::CriError;
+use berth_ports::Clock;
+use berth_types::{
+    PodUid,
+    observed::{Generation, ObservedPod},
+};
+
+/// Result of an observation.
+pub(super) struct QueryResult {
+    pub uid: PodUid,
+    pub generation: Generation,
+    pub took: Duration,
+    pub result: Result<ObservedPod, String>,
+}
+
+/// Inputs of one observation.
+pub(super) struct QueryTask {
+    pub uid: PodUid,
+    pub last: Option<Arc<ObservedPod>>,
+    pub store: Arc<Store>,
+    pub looker: Arc<PodQuerier>,
+    pub clock: Arc<dyn Clock>,
+    pub places: Arc<Semaphore>,
+    pub patience: Duration,
+    pub deadline: Duration,
+}
+
+impl QueryTask {
+    /// Runs to completion; a panic becomes a failed observation.
+    pub async fn run(self) -> QueryResult {
+        let place = self.places.clone().acquire_owned().await;
+        let began = Instant::now();
+        let Some(beginning) = self.store.begin(&self.uid) else {
+            return self.end(Generation(0), began, Err("the pod is not followed any more".to_owned()));
+        };
+        let generation = beginning.generation;
+        let result = {
+            let look = AssertUnwindSafe(timeout(self.deadline, self.look(&beginning))).catch_unwind();
+            tokio::pin!(look);
+            let outcome = tokio::select! {
+                outcome = &mut look => outcome,
+                () = sleep(self.patience) => {
+                    drop(place);
+                    look.await
+                }
+            };
+            match outcome {
+                Ok(Ok(Ok(pod))) => Ok(pod),
+                Ok(Ok(Err(error))) => Err(error.to_string()),
+                Ok(Err(_)) => {
+                    Err(format!("pod {}: the runtime did not tell its state within {:?}", beginning.pod, self.deadline))
+                }
+                Err(_) => Err("the look was lost".to_owned()),
+            }
+        };
+        self.end(generation, began, result)
+    }
+
+    async fn look(&self, beginning: &QueryStart) -> Result<ObservedPod, CriError> {
+        let at = QueryParams {
+            pod: &beginning.pod,
+            last: self.last.as_deref(),
+            acted: beginning.mark == Mark::Acted,
+            generation: beginning.generation,
+            began_at: self.clock.now(),
+        };
+        self.looker.look(at).await
+    }
+
+    fn end(self, generation: Generation, began: Instant, result: Result<ObservedPod, String>) -> QueryResult {
+        QueryResult { uid: self.uid, generation, took: began.elapsed(), result }
+    }
+}
