@@ -22,31 +22,31 @@ use clap::Parser;
 
 use berth_testkit::api_server::{ApiServer, Options, sim};
 
-/// The API server of the tests, on its own.
+/// Standalone test API server.
 #[derive(Parser)]
 struct Arguments {
-    /// Where it listens.
+    /// Listen address.
     #[arg(long, default_value = "127.0.0.1:6443")]
     listen: String,
-    /// Names and addresses it is reached by; the first stands in the kubeconfigs.
+    /// Names and addresses of the serving certificate; the first is written to the kubeconfigs.
     #[arg(long)]
     name: Vec<String>,
-    /// Where keys and kubeconfigs are written.
+    /// Directory to write keys and kubeconfigs to.
     #[arg(long, default_value = "/tmp/berth-apiserver")]
     folder: PathBuf,
-    /// Nodes that get a kubeconfig with a client certificate: `NAME.kubeconfig`.
+    /// Node to write a kubeconfig with a client certificate for (`NAME.kubeconfig`); can be repeated.
     #[arg(long)]
     node: Vec<String>,
-    /// A bootstrap token, `id.secret`, for `bootstrap.kubeconfig`.
+    /// Bootstrap token (`id.secret`) for `bootstrap.kubeconfig`.
     #[arg(long, default_value = "berth1.0123456789abcdef")]
     token: String,
-    /// Pods that are nowhere are bound to that node.
+    /// Bind unscheduled pods to this node.
     #[arg(long)]
     scheduler: Option<String>,
-    /// A port of loopback by which the server is driven: faults, the clock, what was asked (`/sim/v1/…`).
+    /// Loopback port of the control API (`/sim/v1/…`): faults, clock, request log.
     #[arg(long)]
     sim: Option<u16>,
-    /// Objects outlive the server, in `objects.json` of the folder.
+    /// Persist objects in `objects.json` of the directory.
     #[arg(long)]
     keep: bool,
 }
@@ -55,7 +55,7 @@ struct Arguments {
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let folder = &arguments.folder;
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create directory {}", folder.display()))?;
     let (certificate, key) = (folder.join("ca.crt"), folder.join("ca.key"));
     let read = || {
         Some(CertificatePair {
@@ -83,7 +83,7 @@ async fn main() -> Result<()> {
         folder.display()
     );
     if let Some(port) = arguments.sim {
-        println!("driven at http://{}/sim/v1/", sim::open(server.clone(), port).await);
+        println!("control API at http://{}/sim/v1/", sim::open(server.clone(), port).await);
     }
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {

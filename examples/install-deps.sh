@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what the build, the real-runtime tests and `make run` use, where it is missing and we may.
-# `install-deps.sh required` fails where something is still missing; otherwise tests are skipped.
+# Installs missing dependencies of the build, the real-runtime tests, and `make run`, if run as root.
+# `install-deps.sh required` fails if a dependency is still missing; otherwise tests are skipped.
 set -eu
 
 # program:package
@@ -43,7 +43,7 @@ lay_down_kernel() {
             '*/grace.ko' '*/nfs_acl.ko' '*/lockd.ko' '*/netfs.ko' '*/fscache.ko' '*/nfs.ko' '*/nfsv4.ko' '*/nfsd.ko'); then
         mkdir -p "${kernel%/*}" && rm -rf "$kernel" && mv "$folder/kernel" "$kernel"
     else
-        echo "no kernel could be fetched: what needs a virtual machine is skipped" >&2
+        echo "failed to download a kernel: tests that need a virtual machine are skipped" >&2
     fi
     rm -rf "$folder"
 }
@@ -60,7 +60,7 @@ lay_down_nfs() {
         for package in ./*.deb; do dpkg-deb -x "$package" nfs || exit 1; done && rm -rf nfs/usr/share); then
         mkdir -p "${nfs%/*}" && rm -rf "$nfs" && mv "$folder/nfs" "$nfs"
     else
-        echo "no server of NFS could be fetched: what needs one is skipped" >&2
+        echo "failed to download an NFS server: tests that need one are skipped" >&2
     fi
     rm -rf "$folder"
 }
@@ -71,19 +71,19 @@ install_nextest() {
     command -v cargo >/dev/null 2>&1 || return 0
     cargo nextest --version >/dev/null 2>&1 && return 0
     echo "installing: cargo-nextest"
-    cargo install --quiet --locked --debug cargo-nextest || echo "without cargo-nextest tests take longer" >&2
+    cargo install --quiet --locked --debug cargo-nextest || echo "failed to install cargo-nextest: tests take longer" >&2
 }
 [ "${1:-}" = required ] || install_nextest
 
 packages=$(missing | sort -u | tr '\n' ' ')
 [ -z "$packages" ] && exit 0
-[ "$(id -u)" = 0 ] || give_up "missing, and only root can install: $packages" "${1:-}"
-command -v apt-get >/dev/null 2>&1 || give_up "please install (these are Debian's names): $packages" "${1:-}"
+[ "$(id -u)" = 0 ] || give_up "missing packages (root is required to install them): $packages" "${1:-}"
+command -v apt-get >/dev/null 2>&1 || give_up "apt-get not found, install these Debian packages: $packages" "${1:-}"
 echo "installing: $packages"
 export DEBIAN_FRONTEND=noninteractive
 # shellcheck disable=SC2086  # a list of packages
 if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends $packages >/dev/null; }; then
-    give_up "could not install: $packages" "${1:-}"
+    give_up "failed to install: $packages" "${1:-}"
 fi
 packages=$(missing | sort -u | tr '\n' ' ')
 [ -z "$packages" ] || give_up "still missing after the installation: $packages" "${1:-}"

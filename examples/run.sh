@@ -1,6 +1,6 @@
 #!/bin/sh
-# `make run`: pods on this machine, everything under ./.run; Ctrl-C stops everything. Berth runs them itself, and needs no
-# package for that; with RUNTIME=containerd they run on a private containerd.
+# `make run`: runs demo pods on this machine, with all files under ./.run; Ctrl-C stops everything. The embedded runtime needs
+# no package; with RUNTIME=containerd the pods run on a private containerd.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ steps=3
 step=0
 
 say() { printf '\n== %s\n' "$*"; }
-# The steps until the pods run.
+# Prints the next of the steps until the pods are Running.
 next_step() {
     step=$((step + 1))
     say "step $step of $steps: $*"
@@ -39,10 +39,10 @@ alive() { [ -n "$1" ] && kill -0 "$1" 2>/dev/null; }
 case $runtime in
 embedded) pods=pods ;;
 containerd) pods=pods-containerd ;;
-*) fail "RUNTIME is embedded (Berth's own) or containerd, not \"$runtime\"." ;;
+*) fail "RUNTIME must be embedded (Berth's own) or containerd, not \"$runtime\"." ;;
 esac
 
-# Under sudo the build is the caller's: with their toolchain, and files that stay theirs.
+# Under sudo, builds as the calling user: with their toolchain, and files that they own.
 as_caller() {
     if [ -z "${SUDO_USER:-}" ] || [ "$SUDO_USER" = root ]; then
         "$@"
@@ -52,12 +52,12 @@ as_caller() {
     runuser -u "$SUDO_USER" -- env HOME="$home" PATH="$home/.cargo/bin:$PATH" "$@"
 }
 
-# Fails where somebody listens on a port that is needed, and says who.
+# Fails if another process listens on a required port, and prints its name.
 free_port() {
-    command -v ss >/dev/null 2>&1 || return 0 # then the agent says it
+    command -v ss >/dev/null 2>&1 || return 0 # the agent reports it instead
     who=$(ss -Hltnp "sport = :$1" | sed -n 's/.*users:(("\([^"]*\)",pid=\([0-9]*\).*/\1 (pid \2)/p' | head -n 1)
     [ -n "$(ss -Hltn "sport = :$1")" ] || return 0
-    fail "port $1 is in use by ${who:-another process}, and $2 needs it. Stop that first (ss -ltnp shows all)."
+    fail "port $1 is in use by ${who:-another process}, and $2 needs it. Stop that process first (ss -ltnp lists listeners)."
 }
 
 
@@ -114,7 +114,7 @@ stop() {
     trap '' INT TERM HUP PIPE
     trap - EXIT
     set +e # nothing is skipped because something before it failed, be it a terminal that is gone
-    say "stopping (pods have their grace periods)"
+    say "stopping pods and the agent (grace periods apply)"
     rm -f "$dir"/pods/*
     tries=0
     while alive "$agent" && are_left; do
@@ -136,17 +136,17 @@ stop() {
         [ -z "$(groups)" ] || find $(groups) -depth -type d -exec rmdir {} + 2>/dev/null || true
     fi
     if [ "$runtime" = embedded ] && ! command -v nft >/dev/null 2>&1; then
-        echo "there is no nft here to delete the firewall's table inet $bridge: it stays until a reboot"
+        echo "nft is not installed: the firewall table inet $bridge remains until a reboot"
     fi
-    echo "stopped; what is left to read is in $dir (make run starts over)"
+    echo "stopped; logs are in $dir (the next make run deletes it)"
 }
 
 [ "$runtime" = embedded ] || examples/install-deps.sh required
-as_caller sh -c 'command -v cargo >/dev/null' || fail "make run builds Berth and needs Rust: https://rustup.rs"
+as_caller sh -c 'command -v cargo >/dev/null' || fail "make run builds Berth and requires Rust: https://rustup.rs"
 as_caller mkdir -p "$target"
 exec 9>"$target/.run.lock"
-flock -n 9 || fail "make run is running already, in this folder."
-# What a run that was killed has left would stand in the way.
+flock -n 9 || fail "make run is already running in this directory."
+# Remove leftovers of a killed run.
 kill_all
 clear_away
 free_port 10255 "the agent (pods, metrics)"
@@ -172,7 +172,7 @@ echo "built in $(($(date +%s) - begun)) s"
 rm -rf "$dir"
 mkdir -p "$dir/cni" "$dir/pods" "$dir/kubelet" "$dir/logs" "$dir/images"
 cp examples/standalone.yaml "$dir/standalone.yaml"
-# However full this machine is, the demo's pods and images stay.
+# Disable eviction: demo pods and images stay even if the disk is full.
 printf 'podLogsDir: logs\nevictionHard: {}\n' >>"$dir/standalone.yaml"
 cp examples/"$pods"/*.yaml "$dir/pods/"
 [ "$runtime" = containerd ] || mv "$target/demo-images.tar" "$dir/images/demo.tar"
@@ -189,7 +189,7 @@ start_containerd() {
     fill examples/cni.conflist >"$dir/cni/10-berth.conflist"
     cat >>"$dir/standalone.yaml" <<TEXT
 containerRuntimeEndpoint: "unix://$socket"
-# The demo's images are nowhere to be pulled from.
+# The demo images are not in any registry.
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 TEXT
@@ -202,14 +202,14 @@ TEXT
         tries=$((tries + 1))
         if [ "$tries" -gt 300 ] || ! alive "$containerd"; then
             tail -20 "$dir/containerd.log" >&2
-            fail "containerd did not start; above is the end of its log."
+            fail "containerd failed to start; the end of its log is above."
         fi
         sleep 0.1
     done
     ctr images import "$dir/images.tar" >/dev/null
 }
 
-# Where Berth's own runtime keeps things; on a machine of its own none of it has to be said.
+# Directories of the embedded runtime; a dedicated machine can use the defaults.
 cat >"$dir/berth.yaml" <<TEXT
 embeddedRuntime:
   root: "$dir/runtime"
@@ -237,29 +237,29 @@ while :; do
     tries=$((tries + 1))
     if [ "$tries" -gt 600 ] || ! alive "$agent"; then
         tail -20 "$dir/berth.log" >&2
-        fail "the demo pods are not Running; above is the end of the agent's log."
+        fail "timed out waiting for the demo pods to be Running; the end of the agent's log is above."
     fi
     sleep 0.1
 done
 
-# How the local administrator gets in where nobody else does.
-admin=$(sed -n 's/.*"Try this" command="\(.*\)".*/\1/p' "$dir/berth.log" | tail -n 1)
+# Command with the local administrator's certificate, from the agent's log.
+admin=$(sed -n 's/.*"List the pods with this command" command="\(.*\)".*/\1/p' "$dir/berth.log" | tail -n 1)
 url=${admin##* }
 logs="${admin% *} -N '${url%/pods}/containerLogs/default/clock-$(uname -n)/clock?follow=1'"
-say "$running pods are Running. Try, in another terminal:"
+say "$running pods are Running. Try in another terminal:"
 cat <<TEXT
   curl http://127.0.0.1:8080/                        # the demo pod "web" answers
-  curl http://127.0.0.1:10255/pods                   # every pod with its status
+  curl http://127.0.0.1:10255/pods                   # all pods with their status
   curl http://127.0.0.1:10255/metrics | grep kubelet_running
   curl http://127.0.0.1:10248/healthz                # is the agent alive?
   $admin
-  $logs    # what a pod writes
-  rm '$dir/pods/clock.yaml'    # watch the pod go
-  cp examples/$pods/clock.yaml '$dir/pods/'    # and come back
+  $logs    # follow a container's log
+  rm '$dir/pods/clock.yaml'    # stop the pod
+  cp examples/$pods/clock.yaml '$dir/pods/'    # start it again
   tail -f '$dir/berth.log'
 Ctrl-C stops everything.
 TEXT
 trap 'exit 0' INT TERM HUP
 wait "$agent" || true
 tail -20 "$dir/berth.log" >&2
-fail "the agent ended by itself; above is the end of its log."
+fail "the agent exited unexpectedly; the end of its log is above."

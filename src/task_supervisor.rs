@@ -31,10 +31,10 @@ impl TaskSupervisor {
         self.tracker.spawn(async move {
             let Err(panic) = AssertUnwindSafe(task).catch_unwind().await else { return };
             let said = panic_message(&*panic);
-            error!(task = %place, err = said, "A task of the agent panicked: the agent ends, to be started anew");
+            error!(task = %place, err = said, "Task panicked, stopping the agent so that it is restarted");
             lost.send_if_modified(|lost| {
                 let is_first = lost.is_none();
-                lost.get_or_insert(format!("the task of {place}: {said}"));
+                lost.get_or_insert(format!("task at {place}: {said}"));
                 is_first
             });
         });
@@ -74,10 +74,7 @@ mod tests {
             panic!("on {}", "purpose");
         });
         let told = timeout(minute, tasks.wait_for_panic()).await.expect("told");
-        assert!(
-            told.starts_with("the task of src/task_supervisor.rs:") && told.ends_with(": panic: on purpose"),
-            "{told}"
-        );
+        assert!(told.starts_with("task at src/task_supervisor.rs:") && told.ends_with(": panic: on purpose"), "{told}");
         tasks.spawn(async { panic!("another") });
         tasks.tracker().close();
         tasks.tracker().wait().await;

@@ -106,11 +106,11 @@ fn failing(checks: &Checks) -> Option<(&'static str, String)> {
 /// Sends a notification and retries once if that fails.
 pub async fn notify_with_retry(listener: &dyn StateNotifier, state: &str) {
     let Err(error) = listener.notify(state) else { return };
-    warn!(err = %error, state, "Failed to notify the service manager, trying once more");
+    warn!(err = %error, state, "Failed to notify systemd, retrying once");
     let pause = AGAIN.mul_f64(1.0 + rand::rng().random_range(0.0..0.1));
     sleep(pause).await;
     if let Err(error) = listener.notify(state) {
-        error!(err = %error, state, "Failed to notify the service manager");
+        error!(err = %error, state, "Failed to notify systemd");
     }
 }
 
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(failing(&checks), None);
         sleep(Duration::from_secs(20)).await;
         let (name, why) = failing(&checks).expect("the lease hangs");
-        assert_eq!((name, why.as_str()), ("lease", "no sign of life for 310 s"));
+        assert_eq!((name, why.as_str()), ("lease", "no heartbeat for 310 s"));
         assert_eq!((health.check("probes"), health.check("nobody")), (None, None));
         lease.report_progress();
         assert_eq!(failing(&checks), None, "it goes on");

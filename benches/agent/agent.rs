@@ -116,7 +116,7 @@ impl Agent {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id())?);
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
         while self.child.try_wait()?.is_none() {
-            ensure!(began.elapsed() < limit, "it has not ended after {limit:?}\n{}", self.log_end());
+            ensure!(began.elapsed() < limit, "the agent has not exited after {limit:?}\n{}", self.log_end());
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         Ok(Instant::now())
@@ -151,7 +151,7 @@ impl Agent {
         }
         let [healthz, read_only, secure] = free_ports()?;
         let cgroup =
-            dir.file_name().map(|n| format!("{GROUP}{}", n.to_string_lossy())).context("a folder has a name")?;
+            dir.file_name().map(|n| format!("{GROUP}{}", n.to_string_lossy())).context("directory has no name")?;
         cgroups(&cgroup, fs::create_dir);
         let mut config = configuration(&dir, &cgroup, [healthz, read_only, secure]);
         for (key, value) in fields.as_object().into_iter().flatten() {
@@ -184,9 +184,9 @@ impl Agent {
     async fn until_healthy(&mut self, port: u16, began: Instant) -> Result<()> {
         while get(port, "/healthz").await.is_none_or(|answer| !answer.ends_with("ok")) {
             if let Some(end) = self.child.try_wait()? {
-                bail!("the agent ended with {end}\n{}", self.log_end());
+                bail!("the agent exited with {end}\n{}", self.log_end());
             }
-            ensure!(began.elapsed() < START, "not healthy after {START:?}\n{}", self.log_end());
+            ensure!(began.elapsed() < START, "timed out after {START:?} waiting for /healthz\n{}", self.log_end());
             tokio::time::sleep(Duration::from_micros(500)).await;
         }
         Ok(())

@@ -42,19 +42,19 @@ use crate::{
 };
 
 const FORWARD: &[Figure] = &[
-    median("down", "port-forward to the client, SPDY over TLS", Unit::Throughput, Bar::AtLeast(1.0)),
-    median("down-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::AtMost(1.0)),
-    median("up", "port-forward to the pod, SPDY over TLS", Unit::Throughput, Bar::AtLeast(1.0)),
-    median("up-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::AtMost(1.0)),
-    median("tunnel", "port-forward to the client, WebSocket tunnel over TLS", Unit::Throughput, Bar::Open),
-    median("tunnel-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::Open),
-    median("plain-down", "the proxy in this process, without TLS, to the client", Unit::Throughput, Bar::Open),
-    median("plain-up", "the proxy in this process, without TLS, to the pod", Unit::Throughput, Bar::Open),
+    median("down", "port-forward over TLS to the client, SPDY", Unit::Throughput, Bar::AtLeast(1.0)),
+    median("down-cpu", "… CPU of the agent per GB", Unit::Seconds, Bar::AtMost(1.0)),
+    median("up", "port-forward over TLS to the pod, SPDY", Unit::Throughput, Bar::AtLeast(1.0)),
+    median("up-cpu", "… CPU of the agent per GB", Unit::Seconds, Bar::AtMost(1.0)),
+    median("tunnel", "port-forward over TLS to the client, WebSocket tunnel", Unit::Throughput, Bar::Open),
+    median("tunnel-cpu", "… CPU of the agent per GB", Unit::Seconds, Bar::Open),
+    median("plain-down", "in-process proxy without TLS, to the client", Unit::Throughput, Bar::Open),
+    median("plain-up", "in-process proxy without TLS, to the pod", Unit::Throughput, Bar::Open),
 ];
 const LOGS: &[Figure] = &[
-    median("logs", "containerLogs from page cache, over TLS", Unit::Throughput, Bar::AtLeast(1.0)),
-    median("logs-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::AtMost(1.0)),
-    median("reader", "the reader of logs in this process, to nowhere", Unit::Throughput, Bar::Open),
+    median("logs", "/containerLogs from page cache, over TLS", Unit::Throughput, Bar::AtLeast(1.0)),
+    median("logs-cpu", "… CPU of the agent per GB", Unit::Seconds, Bar::AtMost(1.0)),
+    median("reader", "in-process log reader, output discarded", Unit::Throughput, Bar::Open),
 ];
 const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: portforward.k8s.io";
 const TUNNEL: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
@@ -280,7 +280,7 @@ async fn logs(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
             }
             total += read;
         }
-        ensure!(total >= expected && total < expected + expected / 100, "{total} of {expected} bytes");
+        ensure!(total >= expected && total < expected + expected / 100, "received {total} of {expected} bytes");
         let (rate, spent) = (rate(expected as u64, begun.elapsed()), process::cpu_seconds(agent.pid())? - before);
         samples.add("logs", rate);
         samples.add("logs-cpu", spent / (rate * begun.elapsed().as_secs_f64()));

@@ -18,8 +18,8 @@ use crate::{
 const CHURN: &[Figure] = &[
     median("rss", "RSS after 10,000 pods / after the first 1,000", Unit::Times, Bar::AtMost(1.05)),
     median("rss_end", "RSS after 10,000 pods", Unit::Megabytes, Bar::Open),
-    median("threads", "threads more than before", Unit::Count, Bar::AtMost(0.0)),
-    median("fds", "file descriptors more than before", Unit::Count, Bar::AtMost(0.0)),
+    median("threads", "additional threads", Unit::Count, Bar::AtMost(0.0)),
+    median("fds", "additional file descriptors", Unit::Count, Bar::AtMost(0.0)),
 ];
 const BATCH: usize = 100;
 
@@ -88,7 +88,7 @@ async fn batch(runtime: &Runtime, agent: &Agent, number: usize) -> Result<()> {
     let gone = |cri: &berth_testkit::scripted::ScriptedCri| {
         cri.running("", "c0").is_empty() && cri.sandboxes().iter().all(|s| s.state != 0)
     };
-    runtime.until("the batch is gone", agent, gone).await?;
+    runtime.until("all pods of the batch are removed", agent, gone).await?;
     runtime.cri.clear_calls();
     Ok(())
 }

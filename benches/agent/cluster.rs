@@ -110,7 +110,7 @@ impl Cluster {
     /// # Errors
     /// It does not run.
     pub fn container(&self, name: &str) -> Result<String> {
-        self.runtime.cri.running(name, "c0").pop().with_context(|| format!("{name} does not run"))
+        self.runtime.cri.running(name, "c0").pop().with_context(|| format!("container of pod {name} is not running"))
     }
 
     /// Time at which a container exited.
@@ -164,7 +164,7 @@ impl Cluster {
     ) -> Result<Instant> {
         let deadline = Instant::now() + limit;
         while !holds(self) {
-            ensure!(Instant::now() < deadline, "not within {limit:?}: {what}\n{}", agent.log_end());
+            ensure!(Instant::now() < deadline, "timed out after {limit:?} waiting for: {what}\n{}", agent.log_end());
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         Ok(Instant::now())

@@ -17,47 +17,42 @@ use crate::{
 };
 
 const BLACK: &[Figure] = &[
-    p99(
-        "renewal",
-        "black-holed connections → good lease renewal after the last, worst",
-        Unit::Seconds,
-        Bar::AtMost(15.0),
-    ),
-    p99("pod", "black-holed connections → a pod assigned then is Running, worst", Unit::Seconds, Bar::Open),
+    p99("renewal", "black-holed connections → lease renewed, worst", Unit::Seconds, Bar::AtMost(15.0)),
+    p99("pod", "black-holed connections → pod assigned meanwhile is Running, worst", Unit::Seconds, Bar::Open),
 ];
 const RESTART: &[Figure] = &[
     median("patches", "restart with 110 ready pods: status PATCHes", Unit::Count, Bar::AtMost(0.0)),
     median("pod", "restart → sandbox of a pod assigned meanwhile", Unit::Seconds, Bar::AtMost(1.0)),
-    median("node", "restart → own Node told Ready", Unit::Seconds, Bar::Open),
+    median("node", "restart → Node reported Ready", Unit::Seconds, Bar::Open),
     median("healthz", "restart → healthz, 110 pods", Unit::Milliseconds, Bar::Open),
-    median("requests", "restart: requests in all", Unit::Count, Bar::Open),
+    median("requests", "restart: total requests", Unit::Count, Bar::Open),
 ];
 const COST: &[Figure] = &[
     median("anonymous", "anonymous memory, 110 API pods", Unit::Megabytes, Bar::AtMost(30.0)),
     median("pss", "PSS, 110 API pods", Unit::Megabytes, Bar::Open),
     median("rss", "RSS, 110 API pods", Unit::Megabytes, Bar::Open),
-    median("cpu", "CPU, 110 idle API pods, of one core", Unit::Percent, Bar::Open),
-    median("idle", "requests a minute, 110 idle API pods", Unit::Count, Bar::Open),
-    median("outage", "CPU during an outage, of one core", Unit::Percent, Bar::AtMost(1.0)),
-    median("log", "lines logged a minute during an outage", Unit::Count, Bar::Open),
+    median("cpu", "CPU, 110 idle API pods, percent of a core", Unit::Percent, Bar::Open),
+    median("idle", "requests per minute, 110 idle API pods", Unit::Count, Bar::Open),
+    median("outage", "CPU during an outage, percent of a core", Unit::Percent, Bar::AtMost(1.0)),
+    median("log", "log lines per minute during an outage", Unit::Count, Bar::Open),
     median("back", "API server is back → lease renewed", Unit::Seconds, Bar::Open),
-    median("lists", "full lists after that", Unit::Count, Bar::Open),
-    median("told", "status PATCHes after that", Unit::Count, Bar::AtMost(0.0)),
-    median("rss_end", "RSS after that", Unit::Megabytes, Bar::Open),
+    median("lists", "full lists after the outage", Unit::Count, Bar::Open),
+    median("told", "status PATCHes after the outage", Unit::Count, Bar::AtMost(0.0)),
+    median("rss_end", "RSS after the outage", Unit::Megabytes, Bar::Open),
 ];
 const MANY: &[Figure] = &[
     median(
         "anonymous",
-        "anonymous memory, 500 API pods with 4 ConfigMaps each, 2,000 in all",
+        "anonymous memory, 500 API pods with 4 ConfigMaps each (2,000 in total)",
         Unit::Megabytes,
         Bar::AtMost(40.0),
     ),
     median("rss", "… RSS", Unit::Megabytes, Bar::Open),
-    median("ready", "… all Ready after", Unit::Seconds, Bar::Open),
-    median("streams", "… watches of ConfigMaps open", Unit::Count, Bar::Open),
-    median("connections", "… connections open, at most 100 requests at a time on each", Unit::Count, Bar::Open),
-    median("gap", "… longest gap between two renewals of the lease", Unit::Seconds, Bar::AtMost(11.0)),
-    median("cpu", "… CPU while nothing happens, of one core", Unit::Percent, Bar::Open),
+    median("ready", "… time until all are Ready", Unit::Seconds, Bar::Open),
+    median("streams", "… open watches of ConfigMaps", Unit::Count, Bar::Open),
+    median("connections", "… open connections, at most 100 concurrent requests each", Unit::Count, Bar::Open),
+    median("gap", "… longest gap between lease renewals", Unit::Seconds, Bar::AtMost(11.0)),
+    median("cpu", "… CPU when idle, percent of a core", Unit::Percent, Bar::Open),
 ];
 
 /// Measurements of this module.
@@ -90,7 +85,7 @@ async fn black(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         let bound = cluster.bind(&name);
         let next = renewal(&cluster, &agent, before).await?;
         samples.add("renewal", (next - last).as_secs_f64());
-        let running = cluster.until_within(DEAD, &format!("{name} runs"), &agent, |c| c.is_ready(&name)).await?;
+        let running = cluster.until_within(DEAD, &format!("{name} is Running"), &agent, |c| c.is_ready(&name)).await?;
         samples.add("pod", (running - bound).as_secs_f64());
     }
     Ok(samples)
@@ -99,7 +94,7 @@ async fn black(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
 /// Waits for the first successful lease renewal after a request.
 async fn renewal(cluster: &Cluster, agent: &Agent, since: u64) -> Result<Instant> {
     let is_there = |c: &Cluster| !c.renewals(since).is_empty();
-    cluster.until_within(DEAD, "the lease is renewed", agent, is_there).await?;
+    cluster.until_within(DEAD, "the lease was renewed", agent, is_there).await?;
     cluster.renewals(since).first().copied().context("just seen")
 }
 
@@ -124,7 +119,7 @@ async fn restart(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> 
     // Status updates that are still pending arrive now.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let calls = cluster.runtime.cri.calls();
-    let sandbox = first(&calls, "run_podsandbox", "new").context("it has a sandbox")?.at.into_std();
+    let sandbox = first(&calls, "run_podsandbox", "new").context("the new pod has a sandbox")?.at.into_std();
     let asked = cluster.node_requests(before);
     if ground.options.keep {
         eprintln!("\nrequests of a restart:\n{}", kinds(&asked));

@@ -23,22 +23,32 @@ const LIFE: &[Figure] = &[
     median("events", "… events", Unit::Count, Bar::Open),
     median("tokens", "… POST serviceaccounts/token", Unit::Count, Bar::Open),
     median("maps", "… GET, LIST and WATCH configmaps", Unit::Count, Bar::Open),
-    median("rest", "… anything else", Unit::Count, Bar::Open),
+    median("rest", "… other requests", Unit::Count, Bar::Open),
 ];
 const REPORT: &[Figure] = &[
-    p99("over", "container exit → status PATCH begun, p99 (pod is over)", Unit::Milliseconds, Bar::AtMost(30.0)),
-    median("over", "container exit → status PATCH begun, median (pod is over)", Unit::Milliseconds, Bar::Open),
-    p99("back", "container exit → status PATCH begun, p99 (it is restarted)", Unit::Milliseconds, Bar::AtMost(30.0)),
-    median("back", "container exit → status PATCH begun, median (it is restarted)", Unit::Milliseconds, Bar::Open),
+    p99("over", "container exit → status PATCH started, p99 (pod terminated)", Unit::Milliseconds, Bar::AtMost(30.0)),
+    median("over", "container exit → status PATCH started, median (pod terminated)", Unit::Milliseconds, Bar::Open),
+    p99(
+        "back",
+        "container exit → status PATCH started, p99 (container restarted)",
+        Unit::Milliseconds,
+        Bar::AtMost(30.0),
+    ),
+    median(
+        "back",
+        "container exit → status PATCH started, median (container restarted)",
+        Unit::Milliseconds,
+        Bar::Open,
+    ),
 ];
 const DELETE: &[Figure] = &[
-    p99("delete", "last exit → DELETE, p99", Unit::Milliseconds, Bar::AtMost(100.0)),
-    median("delete", "last exit → DELETE, median", Unit::Milliseconds, Bar::Open),
+    p99("delete", "last container exit → DELETE, p99", Unit::Milliseconds, Bar::AtMost(100.0)),
+    median("delete", "last container exit → DELETE, median", Unit::Milliseconds, Bar::Open),
 ];
 const BURST: &[Figure] = &[
     median("last", "110 pods assigned at once, last Running PATCH", Unit::Seconds, Bar::AtMost(4.0)),
     median("first", "110 pods assigned at once, first Running PATCH", Unit::Seconds, Bar::Open),
-    median("requests", "requests until then", Unit::Count, Bar::Open),
+    median("requests", "requests until the last Running PATCH", Unit::Count, Bar::Open),
 ];
 
 /// Measurements of this module.
@@ -114,7 +124,9 @@ async fn exit(cluster: &Cluster, agent: &Agent, name: &str) -> Result<Duration> 
     let (id, before, at) = (cluster.container(name)?, cluster.api.last(), Instant::now());
     cluster.runtime.cri.kill(&id, 1, "Error");
     cluster
-        .until(&format!("the end of {name} is told"), agent, |c| c.first_status_update(before, name, at).is_some())
+        .until(&format!("status of the exited container of {name} is published"), agent, |c| {
+            c.first_status_update(before, name, at).is_some()
+        })
         .await?;
     settle().await;
     Ok(cluster.first_status_update(before, name, at).context("just seen")? - at)
@@ -129,8 +141,8 @@ async fn delete(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         let (id, before) = (cluster.container(name)?, cluster.api.last());
         cluster.delete(name);
         cluster.until(&format!("{name} is gone"), &agent, |c| c.pod(name).is_none()).await?;
-        let ended = cluster.exit_of(&id).context("it ended")?;
-        samples.add("delete", ms(cluster.deleted(before, name).context("it was deleted")? - ended));
+        let ended = cluster.exit_of(&id).context("exit of the container not recorded")?;
+        samples.add("delete", ms(cluster.deleted(before, name).context("DELETE not recorded")? - ended));
         settle().await;
     }
     Ok(samples)
@@ -151,11 +163,11 @@ async fn burst(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     cluster.until("all pods are Ready", &agent, |c| names.iter().all(|name| c.is_ready(name))).await?;
     let asked = cluster.node_requests(before);
     if ground.options.keep {
-        eprintln!("\nrequests of 110 pods that start:\n{}", kinds(&asked));
+        eprintln!("\nrequests of 110 starting pods:\n{}", kinds(&asked));
     }
     let told = names.iter().map(|name| {
         let is_it = |logged: &RecordedRequest| logged.name == *name && tells_running(&logged.body);
-        begun(&asked, is_it).with_context(|| format!("nobody told that {name} runs"))
+        begun(&asked, is_it).with_context(|| format!("no status PATCH with phase Running for {name}"))
     });
     let told: Vec<Instant> = told.collect::<Result<_>>()?;
     let mut samples = Samples::default();

@@ -158,7 +158,7 @@ async fn gone(events: &Events, raw: &Raw, count: usize) -> Result<()> {
     let last = events.until("/containers/delete", 2 * count, LIMIT).await;
     if last.is_err() {
         let (sandboxes, running) = raw.count().await?;
-        last.with_context(|| format!("{sandboxes} sandboxes are left, {running} containers run"))?;
+        last.with_context(|| format!("{sandboxes} sandboxes and {running} running containers left"))?;
     }
     raw.until_empty(LIMIT).await
 }

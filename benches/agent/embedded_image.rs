@@ -26,10 +26,10 @@ use berth_testkit::{embedded::Embedded, image};
 
 const FIGURES: &[Figure] = &[
     median("import", "import and unpack of a 500 MB image (gzip)", Unit::Seconds, Bar::TimesRaw(1.0)),
-    median("inflate", "the decompressor alone, on that layer", Unit::Seconds, Bar::Open),
-    median("decompressor", "the decompressor, and the digest of what comes out", Unit::Seconds, Bar::Open),
-    median("disk", "the disk alone: the same files written and synchronised", Unit::Seconds, Bar::Open),
-    median("share", "the slower of the last two / the import", Unit::Times, Bar::AtLeast(0.9)),
+    median("inflate", "decompression of that layer, output discarded", Unit::Seconds, Bar::Open),
+    median("decompressor", "decompression and digest of the output", Unit::Seconds, Bar::Open),
+    median("disk", "disk only: the same files written and synced", Unit::Seconds, Bar::Open),
+    median("share", "slower of the last two / import", Unit::Times, Bar::AtLeast(0.9)),
 ];
 /// Number of files in the layer, and the size of each: typical of libraries and programs.
 const FILES: usize = 500;
@@ -106,7 +106,7 @@ fn decompressed(layer: &[u8], mut with: impl FnMut(&[u8])) -> Result<f64> {
         length += count;
         with(&buffer[..count]);
     }
-    ensure!(length > FILES * SIZE, "the layer is short");
+    ensure!(length > FILES * SIZE, "the layer is truncated");
     Ok(begun.elapsed().as_secs_f64())
 }
 

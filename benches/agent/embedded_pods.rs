@@ -23,22 +23,27 @@ use berth_testkit::embedded::Embedded;
 
 const FIGURES: &[Figure] = &[
     median("start", "pod create → running, image present", Unit::Milliseconds, Bar::AtMost(60.0)),
-    median("start", "the same", Unit::Milliseconds, Bar::TimesRaw(0.4)),
+    median("start", "… bar relative to containerd", Unit::Milliseconds, Bar::TimesRaw(0.4)),
     median("exec", "ExecSync of `true`", Unit::Milliseconds, Bar::TimesRaw(0.2)),
-    median("exec_cpu", "processor time of all for one ExecSync", Unit::Milliseconds, Bar::AtMost(10.0)),
-    median("exec_cpu", "the same", Unit::Milliseconds, Bar::TimesRaw(0.2)),
-    median("stop", "stop of a well-behaved container", Unit::Milliseconds, Bar::AtMost(30.0)),
+    median("exec_cpu", "CPU of all processes per ExecSync", Unit::Milliseconds, Bar::AtMost(10.0)),
+    median("exec_cpu", "… bar relative to containerd", Unit::Milliseconds, Bar::TimesRaw(0.2)),
+    median("stop", "stop of a container that exits on SIGTERM", Unit::Milliseconds, Bar::AtMost(30.0)),
     median("burst", "110 pods at once → all running", Unit::Seconds, Bar::AtMost(6.0)),
     median("shim", "PSS of a pod's shim, 110 pods", Unit::Megabytes, Bar::AtMost(1.2)),
-    median("shim", "the same", Unit::Megabytes, Bar::TimesRaw(0.4)),
+    median("shim", "… bar relative to containerd", Unit::Megabytes, Bar::TimesRaw(0.4)),
     median("daemon", "RSS of the daemon, 110 pods", Unit::Megabytes, Bar::Open),
 ];
 const WITH_AGENT: &[Figure] = &[
-    median("first", "manifest written → container running, agent and runtime in one", Unit::Milliseconds, Bar::Open),
-    median("anonymous", "anonymous memory of that agent, 110 pods", Unit::Megabytes, Bar::AtMost(30.0)),
-    median("pss", "PSS of that agent, 110 pods", Unit::Megabytes, Bar::Open),
-    median("rss", "RSS of that agent, 110 pods", Unit::Megabytes, Bar::Open),
-    median("cpu", "CPU of that agent per minute, 110 idle pods", Unit::Seconds, Bar::Open),
+    median("first", "agent with embedded runtime: manifest written → container running", Unit::Milliseconds, Bar::Open),
+    median(
+        "anonymous",
+        "anonymous memory of the agent with embedded runtime, 110 pods",
+        Unit::Megabytes,
+        Bar::AtMost(30.0),
+    ),
+    median("pss", "PSS of the agent with embedded runtime, 110 pods", Unit::Megabytes, Bar::Open),
+    median("rss", "RSS of the agent with embedded runtime, 110 pods", Unit::Megabytes, Bar::Open),
+    median("cpu", "CPU of the agent with embedded runtime per minute, 110 idle pods", Unit::Seconds, Bar::Open),
 ];
 /// Execs per measurement of CPU time, which the kernel counts in hundredths of a second.
 const EXECS: u32 = 20;
@@ -151,7 +156,7 @@ async fn measured(
         raw.start(&format!("one{i}")).await?;
         samples.add("start", ms(begun));
         let containers = raw.running().await?;
-        let container = containers.first().context("no container runs")?;
+        let container = containers.first().context("no running container")?;
         for _ in 0..5 {
             let begun = Instant::now();
             raw.exec(container, &["true"]).await?;
@@ -175,7 +180,7 @@ async fn measured(
     samples.add("burst", begun.elapsed().as_secs_f64());
     tokio::time::sleep(ground.options.amount(Duration::from_secs(10), Duration::from_secs(5))).await;
     let held = shims()?;
-    ensure!(!held.is_empty(), "no shims are found");
+    ensure!(!held.is_empty(), "no shim found");
     for shim in held {
         samples.add("shim", process::proportional(shim)?);
     }

@@ -117,8 +117,9 @@ impl Events {
         };
         let found = tokio::time::timeout(limit, wait).await;
         let count = self.all().iter().filter(|e| e.topic == topic).count();
-        let found = found.ok().with_context(|| format!("{count} of {objects} {topic} after {limit:?}"))?;
-        ensure!(!found.id.is_empty(), "an event of {topic} without an id");
+        let found =
+            found.ok().with_context(|| format!("received {count} of {objects} {topic} events after {limit:?}"))?;
+        ensure!(!found.id.is_empty(), "event {topic} without an ID");
         Ok(found)
     }
 }

@@ -26,10 +26,10 @@ use crate::{
 };
 
 const FIGURES: &[Figure] = &[
-    median("rss", "RSS of 200 x logs -f, more than without", Unit::Megabytes, Bar::AtMost(10.0)),
-    p99("heard", "from a line in the log to its follower, p99 of 200", Unit::Milliseconds, Bar::AtMost(100.0)),
-    median("descriptors", "descriptors of 200 followers", Unit::Count, Bar::Open),
-    median("cpu", "CPU of 200 followers of silent logs, of one core", Unit::Percent, Bar::Open),
+    median("rss", "RSS of 200 × logs -f, over idle", Unit::Megabytes, Bar::AtMost(10.0)),
+    p99("heard", "log line written → received by its follower, p99 of 200", Unit::Milliseconds, Bar::AtMost(100.0)),
+    median("descriptors", "file descriptors of 200 followers", Unit::Count, Bar::Open),
+    median("cpu", "CPU of 200 followers of idle logs, percent of a core", Unit::Percent, Bar::Open),
 ];
 const PODS: usize = 20;
 const FOLLOWERS: usize = 200;
@@ -106,7 +106,7 @@ async fn until(mut stream: TlsStream<TcpStream>, text: &str) -> Result<TlsStream
     while !shown.contains(text) {
         let mut bytes = [0; 1024];
         let read = stream.read(&mut bytes).await?;
-        ensure!(read > 0, "closed: {shown}");
+        ensure!(read > 0, "connection closed: {shown}");
         shown.push_str(&String::from_utf8_lossy(&bytes[..read]));
     }
     Ok(stream)

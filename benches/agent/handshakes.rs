@@ -19,9 +19,9 @@ use crate::{
 };
 
 const FIGURES: &[Figure] = &[
-    median("resumed", "TLS handshakes a second a core, resumed", Unit::Count, Bar::AtLeast(2_000.0)),
-    median("full", "TLS handshakes a second a core, full, with client certificate", Unit::Count, Bar::Open),
-    median("wall", "TLS handshakes a second, resumed, client on the same core", Unit::Count, Bar::Open),
+    median("resumed", "TLS handshakes per second and core, resumed", Unit::Count, Bar::AtLeast(2_000.0)),
+    median("full", "TLS handshakes per second and core, full, with client certificate", Unit::Count, Bar::Open),
+    median("wall", "TLS handshakes per second, resumed, client on the same core", Unit::Count, Bar::Open),
 ];
 const CLIENTS: usize = 4;
 
@@ -47,7 +47,7 @@ async fn handshakes(ground: &BenchContext<'_>, target: &Target) -> Result<Sample
         for client in &clients {
             one(agent.secure(), client).await?; // creates a session to resume
             let resumed = one(agent.secure(), client).await? == Some(HandshakeKind::Resumed);
-            ensure!(resumed == resumes, "sessions are resumed: {resumed}");
+            ensure!(resumed == resumes, "unexpected TLS session resumption: {resumed}");
         }
         let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
         let all = clients.iter().map(|client| many(agent.secure(), client, count / CLIENTS));

@@ -33,22 +33,27 @@ use crate::{
 };
 
 const PROBES: &[Figure] = &[
-    median("cpu", "CPU of 330 probes at 10 s, more than without, of one core", Unit::Percent, Bar::AtMost(1.0)),
-    median("memory", "anonymous memory of 330 probes, more than without", Unit::Megabytes, Bar::AtMost(10.0)),
-    p99("jitter", "start of a probe, off its period, p99", Unit::Milliseconds, Bar::AtMost(10.0)),
-    median("bare_cpu", "CPU, the same 110 pods without probes, of one core", Unit::Percent, Bar::Open),
+    median(
+        "cpu",
+        "CPU of 330 probes every 10 s, over the same pods without, percent of a core",
+        Unit::Percent,
+        Bar::AtMost(1.0),
+    ),
+    median("memory", "anonymous memory of 330 probes, over the same pods without", Unit::Megabytes, Bar::AtMost(10.0)),
+    p99("jitter", "deviation of a probe's start from its period, p99", Unit::Milliseconds, Bar::AtMost(10.0)),
+    median("bare_cpu", "CPU, the same 110 pods without probes, percent of a core", Unit::Percent, Bar::Open),
     median("bare_memory", "anonymous memory, the same 110 pods without probes", Unit::Megabytes, Bar::Open),
 ];
 const PRESSURE: &[Figure] = &[
-    p99("memory", "memory short → the node says so, p99", Unit::Milliseconds, Bar::AtMost(500.0)),
+    p99("memory", "memory pressure → node condition, p99", Unit::Milliseconds, Bar::AtMost(500.0)),
     median("memory_median", "… median", Unit::Milliseconds, Bar::Open),
-    p99("evicted", "memory short → a pod is told to end, p99", Unit::Milliseconds, Bar::AtMost(500.0)),
-    p99("disk", "disk short → the node says so, p99", Unit::Milliseconds, Bar::AtMost(500.0)),
+    p99("evicted", "memory pressure → eviction starts, p99", Unit::Milliseconds, Bar::AtMost(500.0)),
+    p99("disk", "disk pressure → node condition, p99", Unit::Milliseconds, Bar::AtMost(500.0)),
     median("disk_median", "… median", Unit::Milliseconds, Bar::Open),
 ];
 const WHY: &[Figure] = &[
     p99("answer", "/debug/why, connection and TLS included, p99", Unit::Milliseconds, Bar::AtMost(20.0)),
-    median("command", "berth why, from its start to its end, median", Unit::Milliseconds, Bar::Open),
+    median("command", "berth why, total run time, median", Unit::Milliseconds, Bar::Open),
 ];
 const PODS: usize = 110;
 const PERIOD: Duration = Duration::from_secs(10);
@@ -198,7 +203,7 @@ async fn probes(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         }
         with.push(cost(ground, target, Some(&probed)).await?);
         let jitter = probed.jitter();
-        ensure!(jitter.len() >= PODS, "{} starts of probes were seen, too few", jitter.len());
+        ensure!(jitter.len() >= PODS, "only {} probe starts were recorded", jitter.len());
         jitter.into_iter().for_each(|off| samples.add("jitter", off));
     }
     let (bare, with) = (Cost::mean(&bare), Cost::mean(&with));
@@ -222,7 +227,8 @@ async fn connections(ground: &BenchContext<'_>) -> Result<Samples> {
 /// CPU usage of this thread, percent of a core.
 fn connect_for(seconds: usize, http: u16, tcp: u16) -> Result<f64> {
     let spent = || -> Result<f64> {
-        let text = fs::read_to_string("/proc/thread-self/schedstat").context("the kernel counts no time of threads")?;
+        let text = fs::read_to_string("/proc/thread-self/schedstat")
+            .context("the kernel does not provide /proc/thread-self/schedstat")?;
         Ok(text.split(' ').next().unwrap_or_default().parse::<f64>()? / 1e9)
     };
     let (began, before) = (Instant::now(), spent()?);
@@ -330,11 +336,11 @@ fn whole(bytes: f64) -> u64 {
 
 /// Available memory of the machine in bytes, by the agent's eviction metric.
 async fn memory_left(agent: &Agent) -> Result<u64> {
-    let page = agent.page("/metrics").await.context("no metrics")?;
+    let page = agent.page("/metrics").await.context("GET /metrics failed")?;
     let line = page
         .lines()
         .find(|line| line.starts_with("nodeagent_eviction_available{") && line.contains("\"memory.available\""));
-    let value = line.and_then(|line| line.rsplit(' ').next()).context("it does not say how much memory is left")?;
+    let value = line.and_then(|line| line.rsplit(' ').next()).context("metric for memory.available not found")?;
     Ok(whole(value.parse()?))
 }
 
@@ -365,7 +371,7 @@ async fn memory_short(target: &Target, rounds: usize, samples: &mut Samples) -> 
             let calls = cluster.runtime.cri.calls();
             first(&calls, "stop_container", &format!("{name}/c0")).map(|call| call.at.into_std())
         };
-        cluster.until(&format!("{name} is told to end"), &agent, |cluster| stop(cluster).is_some()).await?;
+        cluster.until(&format!("{name} is being terminated"), &agent, |cluster| stop(cluster).is_some()).await?;
         samples.add("evicted", ms(stop(&cluster).context("just seen")? - began));
         taken.give_back()?;
         until_condition(&cluster, &agent, "MemoryPressure", false).await?;

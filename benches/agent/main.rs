@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run::all(&options))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("the bench cannot run: {error:#}");
+            eprintln!("benchmark failed: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 
 const HELP: &str = "\
-Measures a kubelet-compatible binary.
+Measure a kubelet-compatible binary.
 
-  --agent BIN     the binary to measure (default: target/release/berth)
-  --against BIN   another one, measured side by side in the same run
-  --only NAMES    comma separated: scripted, server, cluster, volumes, health, containerd, runtime, or
-                  names of measurements
-  --quick         smaller counts, 10 s of idling instead of 60 s, 1 min of outage instead of 10
-  --list          the names of the measurements
-  --keep          leave the folder with the agents' logs behind
+  --agent BIN     Binary to measure (default: target/release/berth)
+  --against BIN   Second binary, measured in the same run for comparison
+  --only NAMES    Comma-separated list of groups (scripted, server, cluster, volumes, health,
+                  containerd, runtime) or measurements
+  --quick         Use smaller counts, 10 s of idle time instead of 60 s, 1 min of outage instead of 10
+  --list          List the measurements
+  --keep          Keep the directory with the logs of the agents
 
-Root is needed for everything on containerd; without it, that part is left out by name.";
+Measurements on containerd require root and are skipped without it.";
 
 /// Result of parsing the arguments.
 pub enum Invocation {
@@ -50,7 +50,7 @@ impl Options {
         let mut options = Self { agent: default, against: None, only: Vec::new(), quick: false, keep: false };
         let (mut args, mut is_bench) = (args.peekable(), false);
         while let Some(arg) = args.next() {
-            let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
+            let mut value = || args.next().with_context(|| format!("a value is required for '{arg}'"));
             match arg.as_str() {
                 // cargo passes this for `cargo bench`, but not for `cargo test --all-targets`.
                 "--bench" => is_bench = true,
@@ -61,7 +61,7 @@ impl Options {
                 "--keep" => options.keep = true,
                 "--list" => return Ok(Invocation::Help(crate::run::list())),
                 "--help" | "-h" => return Ok(Invocation::Help(HELP.to_owned())),
-                other => bail!("unknown argument {other}\n\n{HELP}"),
+                other => bail!("unexpected argument '{other}'\n\n{HELP}"),
             }
         }
         if !is_bench {

@@ -31,19 +31,19 @@ const PAGES: &[(&str, &str, f64)] = &[
     ("cadvisor", "/metrics/cadvisor", 18.5 * 50.0),
 ];
 const RATES: &[Figure] = &[
-    median("pods", "/pods a second, 50 pods, 8 connections", Unit::Count, Bar::AtLeast(PAGES[0].2)),
-    median("metrics", "/metrics a second", Unit::Count, Bar::AtLeast(PAGES[1].2)),
-    median("resource", "/metrics/resource a second", Unit::Count, Bar::AtLeast(PAGES[2].2)),
-    median("summary", "/stats/summary a second", Unit::Count, Bar::AtLeast(PAGES[3].2)),
-    median("cadvisor", "/metrics/cadvisor a second", Unit::Count, Bar::AtLeast(PAGES[4].2)),
+    median("pods", "/pods per second, 50 pods, 8 connections", Unit::Count, Bar::AtLeast(PAGES[0].2)),
+    median("metrics", "/metrics per second", Unit::Count, Bar::AtLeast(PAGES[1].2)),
+    median("resource", "/metrics/resource per second", Unit::Count, Bar::AtLeast(PAGES[2].2)),
+    median("summary", "/stats/summary per second", Unit::Count, Bar::AtLeast(PAGES[3].2)),
+    median("cadvisor", "/metrics/cadvisor per second", Unit::Count, Bar::AtLeast(PAGES[4].2)),
 ];
 const SCRAPED: &[Figure] = &[
     median("cpu", "CPU of scraping three pages every 15 s, 110 pods", Unit::Percent, Bar::AtMost(0.3)),
-    median("idle", "CPU of the same agent when nobody scrapes", Unit::Percent, Bar::Open),
-    median(STATISTICS[0], "/metrics/resource made anew, 110 pods", Unit::Milliseconds, Bar::AtMost(15.0)),
-    median(STATISTICS[1], "/stats/summary made anew, 110 pods", Unit::Milliseconds, Bar::AtMost(15.0)),
-    median(STATISTICS[2], "/metrics/cadvisor made anew, 110 pods", Unit::Milliseconds, Bar::AtMost(15.0)),
-    median("first", "all three for the first time", Unit::Milliseconds, Bar::Open),
+    median("idle", "CPU of the same agent without scrapes", Unit::Percent, Bar::Open),
+    median(STATISTICS[0], "/metrics/resource recomputed, 110 pods", Unit::Milliseconds, Bar::AtMost(15.0)),
+    median(STATISTICS[1], "/stats/summary recomputed, 110 pods", Unit::Milliseconds, Bar::AtMost(15.0)),
+    median(STATISTICS[2], "/metrics/cadvisor recomputed, 110 pods", Unit::Milliseconds, Bar::AtMost(15.0)),
+    median("first", "all three, first scrape", Unit::Milliseconds, Bar::Open),
     median("size", "size of /metrics/cadvisor", Unit::Megabytes, Bar::Open),
 ];
 /// AC-08-23.
@@ -139,7 +139,7 @@ impl Connection {
         let mut filled = 0;
         let head = loop {
             let read = self.stream.read(&mut self.buffer[filled..]).await?;
-            ensure!(read > 0, "{path}: closed");
+            ensure!(read > 0, "{path}: connection closed");
             filled += read;
             if let Some(end) = self.buffer[..filled].windows(4).position(|four| four == b"\r\n\r\n") {
                 break end + 4;
@@ -156,7 +156,7 @@ impl Connection {
         while missing > 0 {
             let most = missing.min(self.buffer.len());
             let read = self.stream.read(&mut self.buffer[..most]).await?;
-            ensure!(read > 0, "{path}: closed");
+            ensure!(read > 0, "{path}: connection closed");
             missing -= read;
         }
         Ok(length)

@@ -31,8 +31,9 @@ pub fn proportional(pid: u32) -> Result<f64> {
 
 fn of_all_mappings(pid: u32, field: &str) -> Result<f64> {
     let text = read(pid, "smaps_rollup")?;
-    let line = text.lines().find(|l| l.starts_with(field)).with_context(|| format!("no {field} in smaps_rollup"))?;
-    let kib: f64 = line.split_whitespace().nth(1).with_context(|| format!("no value of {field}"))?.parse()?;
+    let line =
+        text.lines().find(|l| l.starts_with(field)).with_context(|| format!("{field} not found in smaps_rollup"))?;
+    let kib: f64 = line.split_whitespace().nth(1).with_context(|| format!("{field} has no value"))?.parse()?;
     Ok(kib * 1024.0 / 1e6)
 }
 
@@ -40,8 +41,9 @@ fn of_all_mappings(pid: u32, field: &str) -> Result<f64> {
 pub fn cpu_seconds(pid: u32) -> Result<f64> {
     let text = read(pid, "stat")?;
     // The process name may contain blanks; the fields after its closing parenthesis do not.
-    let fields: Vec<&str> = text.rsplit_once(") ").context("no name in stat")?.1.split(' ').collect();
-    let ticks = |at: usize| -> Result<f64> { Ok(fields.get(at).context("stat is short")?.parse()?) };
+    let fields: Vec<&str> = text.rsplit_once(") ").context("no command name in /proc/PID/stat")?.1.split(' ').collect();
+    let ticks =
+        |at: usize| -> Result<f64> { Ok(fields.get(at).context("/proc/PID/stat has too few fields")?.parse()?) };
     Ok((ticks(11)? + ticks(12)?) / per_second()?)
 }
 
@@ -73,10 +75,10 @@ pub fn descriptors(pid: u32) -> Result<usize> {
 
 fn read(pid: u32, file: &str) -> Result<String> {
     let path = format!("/proc/{pid}/{file}");
-    fs::read_to_string(&path).with_context(|| format!("{path}: is the process gone?"))
+    fs::read_to_string(&path).with_context(|| format!("cannot read {path}: has the process exited?"))
 }
 
 fn entries(pid: u32, folder: &str) -> Result<usize> {
     let path = format!("/proc/{pid}/{folder}");
-    Ok(fs::read_dir(Path::new(&path)).with_context(|| format!("{path}: is the process gone?"))?.count())
+    Ok(fs::read_dir(Path::new(&path)).with_context(|| format!("cannot read {path}: has the process exited?"))?.count())
 }

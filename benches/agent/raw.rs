@@ -86,7 +86,7 @@ impl Raw {
             if sandboxes + containers == 0 {
                 return Ok(());
             }
-            let left = || format!("{sandboxes} sandboxes and {containers} containers are left after {limit:?}");
+            let left = || format!("{sandboxes} sandboxes and {containers} containers left after {limit:?}");
             ensure!(std::time::Instant::now() < deadline, left());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -126,7 +126,9 @@ impl Raw {
             }
             Ok(())
         };
-        tokio::time::timeout(limit, wait).await.with_context(|| format!("{count} containers do not run"))?
+        tokio::time::timeout(limit, wait)
+            .await
+            .with_context(|| format!("timed out waiting for {count} running containers"))?
     }
 }
 

@@ -27,25 +27,20 @@ use crate::{
 use berth_testkit::scripted::{Behaviour, ScriptedCri};
 
 const ROTATION: &[Figure] = &[
-    p99("over", "log at 100 MB/s, beyond its size: seconds of writing, worst", Unit::Seconds, Bar::AtMost(1.0)),
+    p99("over", "log at 100 MB/s: size beyond the limit in seconds of writing, worst", Unit::Seconds, Bar::AtMost(1.0)),
     median("rotated", "… rotations", Unit::Count, Bar::Open),
-    p99("slow", "log at 10 MB/s, beyond its size, worst", Unit::Percent, Bar::AtMost(10.0)),
+    p99("slow", "log at 10 MB/s: size beyond the limit, worst", Unit::Percent, Bar::AtMost(10.0)),
 ];
 const SHUTDOWN: &[Figure] = &[
     median(
         "early",
-        "110 pods go: final statuses still unsent when a critical pod is touched",
+        "shutdown of 110 pods: final statuses unsent when the first critical pod stops",
         Unit::Count,
         Bar::AtMost(0.0),
     ),
-    median("quick", "… pods that end at once: all in all", Unit::Seconds, Bar::Open),
-    median(
-        "stubborn_early",
-        "… pods that have to be killed: statuses still unsent then",
-        Unit::Count,
-        Bar::AtMost(0.0),
-    ),
-    median("over", "… all in all, beyond what is configured", Unit::Seconds, Bar::AtMost(1.0)),
+    median("quick", "… pods that exit at once: total time", Unit::Seconds, Bar::Open),
+    median("stubborn_early", "… pods that must be killed: final statuses unsent then", Unit::Count, Bar::AtMost(0.0)),
+    median("over", "… total time beyond the configured period", Unit::Seconds, Bar::AtMost(1.0)),
 ];
 /// Longer than the interval in which the agent checks the size of all logs.
 const ROUND: Duration = Duration::from_secs(11);
@@ -117,7 +112,7 @@ async fn overshoot(target: &Target, rate: u64, max: u64, limit: Duration) -> Res
     let agent = runtime.agent_with(target, &fields).await?;
     agent.put("writes", &manifest::scripted("writes", 1))?;
     agent.until_running(1, PATIENCE).await?;
-    let log = logs(&runtime).await?.pop().context("it has a log")?;
+    let log = logs(&runtime).await?.pop().context("the container has a log file")?;
     File::create(&log)?;
     // A real runtime creates the log before it starts a container; the scripted one does not. After one round the
     // missing log has no effect on the agent any more.
@@ -129,7 +124,7 @@ async fn overshoot(target: &Target, rate: u64, max: u64, limit: Duration) -> Res
     let sizes = watch(&log, limit).await;
     stop.store(true, Ordering::Relaxed);
     writing.await??;
-    ensure!(!sizes.is_empty(), "nothing was rotated\n{}", agent.log_end());
+    ensure!(!sizes.is_empty(), "no log was rotated\n{}", agent.log_end());
     Ok(sizes.into_iter().map(|size| size.saturating_sub(max)).collect())
 }
 
@@ -183,7 +178,7 @@ async fn go_down(target: &Target, behaviour: &Behaviour) -> Result<Ended> {
     let ended = agent.end(total + PATIENCE).await?;
     let calls = cluster.runtime.cri.calls();
     let touched = calls.iter().find(|call| call.op == "stop_container" && call.target.starts_with("critical"));
-    let touched = touched.context("no critical pod was told to end")?.at.into_std();
+    let touched = touched.context("no critical pod was terminated")?.at.into_std();
     let asked = cluster.node_requests(since);
     let mut early = 0.0;
     for i in CRITICAL..PODS {

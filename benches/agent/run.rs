@@ -34,7 +34,7 @@ impl BenchContext<'_> {
     /// # Errors
     /// There is none: the measurement belongs to another group.
     pub fn containerd(&self) -> Result<&Containerd> {
-        self.containerd.context("this measurement has no containerd")
+        self.containerd.context("containerd was not started for this measurement")
     }
 }
 
@@ -124,7 +124,7 @@ pub fn list() -> String {
 pub async fn all(options: &Options) -> Result<()> {
     let home = tempfile::Builder::new().prefix("agent-bench-").tempdir()?;
     let target = |label, binary: &Path| -> Result<Target> {
-        ensure!(binary.exists(), "{} is not there: `cargo build --release` builds it", binary.display());
+        ensure!(binary.exists(), "{} not found: build it with `cargo build --release`", binary.display());
         Ok(Target { label, binary: binary.canonicalize()?, home: home.path().to_owned() })
     };
     let agent = target("agent", &options.agent)?;
@@ -136,7 +136,7 @@ pub async fn all(options: &Options) -> Result<()> {
     for measurement in measurements().into_iter().filter(wanted) {
         if matches!(measurement.group, Group::Containerd | Group::Runtime) && runtime.is_none() {
             if let Some(why) = containerd::missing() {
-                eprintln!("left out: {}: {why}", measurement.name);
+                eprintln!("skipped: {}: {why}", measurement.name);
                 continue;
             }
             runtime = Some(tokio::task::spawn_blocking(Containerd::start).await?);

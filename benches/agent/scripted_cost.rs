@@ -25,7 +25,7 @@ const COST: &[Figure] = &[
     ),
     median("pss110", "PSS, 110 pods / 220 containers (scripted)", Unit::Megabytes, Bar::Open),
     median("rss110", "RSS, 110 pods / 220 containers (scripted)", Unit::Megabytes, Bar::Open),
-    median("cpu", "CPU, 110 idle pods, of one core (scripted)", Unit::Percent, Bar::AtMost(0.3)),
+    median("cpu", "CPU, 110 idle pods, percent of a core (scripted)", Unit::Percent, Bar::AtMost(0.3)),
     median("idle_calls", "CRI calls per minute, 110 idle pods", Unit::Count, Bar::Open),
     median("threads", "threads, 110 pods", Unit::Count, Bar::Open),
 ];

@@ -43,7 +43,7 @@ impl Runtime {
         tokio::spawn(async move { server::serve(served, &path, stopped).await });
         let begun = Instant::now();
         while !socket.exists() {
-            ensure!(begun.elapsed() < PATIENCE, "the scripted runtime is not served");
+            ensure!(begun.elapsed() < PATIENCE, "timed out waiting for the scripted runtime");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         Ok(Self { cri, socket, _dir: dir, _server: stop.drop_guard() })
@@ -91,7 +91,7 @@ impl Runtime {
     pub async fn until(&self, what: &str, agent: &Agent, holds: impl Fn(&ScriptedCri) -> bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !holds(&self.cri) {
-            ensure!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}\n{}", agent.log_end());
+            ensure!(Instant::now() < deadline, "timed out after {PATIENCE:?} waiting for: {what}\n{}", agent.log_end());
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         Ok(())
@@ -102,7 +102,7 @@ impl Runtime {
         self.cri.clear_calls();
         let full = manifest::full_name(name);
         let at = agent.put(name, manifest)?;
-        self.until(&format!("{name} runs"), agent, |cri| !cri.running(&full, "c0").is_empty()).await?;
+        self.until(&format!("{name} is running"), agent, |cri| !cri.running(&full, "c0").is_empty()).await?;
         let calls = self.cri.calls();
         let sandbox = first(&calls, "run_podsandbox", &full).map_or(at, |c| c.at.into_std());
         let container = first(&calls, "start_container", &format!("{full}/c0")).map_or(at, |c| c.at.into_std());

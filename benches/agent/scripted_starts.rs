@@ -82,7 +82,7 @@ async fn burst(_: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         let name = format!("p{i}");
         agent.put(&name, &manifest::scripted(&name, 1))?;
     }
-    runtime.until("110 containers run", &agent, |cri| cri.running("", "c0").len() == 110).await?;
+    runtime.until("110 containers are running", &agent, |cri| cri.running("", "c0").len() == 110).await?;
     let last = agent.until_running(110, PATIENCE).await?;
     let mut samples = Samples::default();
     samples.add("last", (last - began).as_secs_f64());
@@ -118,14 +118,14 @@ async fn restart(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> 
     for i in 0..pods {
         settle().await;
         let pod = manifest::full_name(&format!("p{i}"));
-        let id = runtime.cri.running(&pod, "c0").pop().context("it runs")?;
+        let id = runtime.cri.running(&pod, "c0").pop().context("the container is running")?;
         runtime.cri.clear_calls();
         let at = Instant::now();
         runtime.cri.kill(&id, 137, "");
-        runtime.until("the container is back", &agent, |cri| !cri.running(&pod, "c0").is_empty()).await?;
+        runtime.until("the container was restarted", &agent, |cri| !cri.running(&pod, "c0").is_empty()).await?;
         let calls = runtime.cri.calls();
         let begin = calls.iter().find(|c| ["image_status", "create_container"].contains(&c.op));
-        samples.add("decision", ms(begin.context("it was created")?.at.into_std() - at));
+        samples.add("decision", ms(begin.context("creation of the container not recorded")?.at.into_std() - at));
     }
     Ok(samples)
 }
@@ -146,7 +146,11 @@ async fn hung(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         let neighbour = format!("hung{block}");
         if hangs {
             agent.put(&neighbour, &manifest::scripted(&neighbour, 1))?;
-            runtime.until("the neighbour hangs", &agent, |cri| cri.targets("run_podsandbox").len() == 1).await?;
+            runtime
+                .until("the neighbor pod hangs in RunPodSandbox", &agent, |cri| {
+                    cri.targets("run_podsandbox").len() == 1
+                })
+                .await?;
         }
         // Only the hanging neighbor is measured, not its arrival.
         tokio::time::sleep(SETTLED).await;
@@ -166,7 +170,7 @@ async fn hung(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         for i in 0..50 {
             agent.remove(&format!("p{block}x{i}"))?;
         }
-        runtime.until("the block is gone", &agent, |cri| cri.running("", "c0").is_empty()).await?;
+        runtime.until("all pods of the block are removed", &agent, |cri| cri.running("", "c0").is_empty()).await?;
         runtime.cri.clear_calls();
     }
     let mut samples = Samples::default();

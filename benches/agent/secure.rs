@@ -103,6 +103,6 @@ where
             ensure!(text.starts_with(&format!("HTTP/1.1 {status}")), "{head}: {text}");
             return Ok(answer.split_off(end + 4));
         }
-        ensure!(io.read_buf(&mut answer).await? > 0, "{head}: closed: {}", String::from_utf8_lossy(&answer));
+        ensure!(io.read_buf(&mut answer).await? > 0, "{head}: connection closed: {}", String::from_utf8_lossy(&answer));
     }
 }

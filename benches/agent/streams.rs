@@ -31,9 +31,9 @@ use crate::{
 use berth_testkit::scripted::streaming::StreamServer;
 
 const FIGURES: &[Figure] = &[
-    median("spdy", "exec beyond the runtime's own, SPDY, new TLS connection", Unit::Milliseconds, Bar::AtMost(2.0)),
-    median("v5", "exec beyond the runtime's own, WebSocket v5", Unit::Milliseconds, Bar::AtMost(2.0)),
-    median("own", "exec at the runtime's own streaming server", Unit::Milliseconds, Bar::Open),
+    median("spdy", "exec over the runtime's own time, SPDY, new TLS connection", Unit::Milliseconds, Bar::AtMost(2.0)),
+    median("v5", "exec over the runtime's own time, WebSocket v5", Unit::Milliseconds, Bar::AtMost(2.0)),
+    median("own", "exec directly at the runtime's streaming server", Unit::Milliseconds, Bar::Open),
 ];
 const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io";
 const WEB_SOCKET: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
@@ -113,7 +113,7 @@ async fn over_spdy<T: AsyncRead + AsyncWrite + Send + 'static>(io: T) -> Result<
     let mut error = connection.open(Headers::of(&[("streamType", "error")])).await?;
     let mut stdout = connection.open(Headers::of(&[("streamType", "stdout")])).await?;
     let (printed, status) = timeout(PATIENCE, async { (all(&mut stdout).await, all(&mut error).await) }).await?;
-    ensure!(printed == 2 && status > 0, "{printed} bytes, a status of {status}");
+    ensure!(printed == 2 && status > 0, "unexpected output: {printed} bytes, status of {status} bytes");
     drop((error, stdout, connection));
     task.abort();
     Ok(())
@@ -131,7 +131,7 @@ async fn over_web_socket<T: AsyncRead + AsyncWrite + Unpin>(io: T, first: Vec<u8
     let mut socket = WebSocketStream::from_partially_read(io, first, protocol::Role::Client, None).await;
     let mut printed = 0;
     loop {
-        match timeout(PATIENCE, socket.next()).await?.context("an end too early")?? {
+        match timeout(PATIENCE, socket.next()).await?.context("connection closed before the exit status")?? {
             Message::Binary(bytes) if bytes.first() == Some(&1) => printed += bytes.len() - 1,
             Message::Binary(bytes) if bytes.first() == Some(&3) => break,
             other => anyhow::bail!("{other:?}"),

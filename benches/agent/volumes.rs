@@ -23,30 +23,35 @@ use crate::{
 const MOUNT: &[Figure] = &[
     median(
         "mounted",
-        "token, 2 config maps, secret, emptyDir: asked → the last is mounted, agent time, median",
+        "token, 2 ConfigMaps, Secret, emptyDir: first request → last volume mounted, agent time, median",
         Unit::Milliseconds,
         Bar::AtMost(5.0),
     ),
     p99("mounted", "… p99", Unit::Milliseconds, Bar::Open),
-    median("token", "… as long as the server took to issue the token, median", Unit::Milliseconds, Bar::Open),
-    median("fresh", "… of a pod whose objects have to be asked for as well, median", Unit::Milliseconds, Bar::Open),
+    median("token", "… time of the server to issue the token, median", Unit::Milliseconds, Bar::Open),
+    median("fresh", "… objects fetched as well, median", Unit::Milliseconds, Bar::Open),
     median("sandbox", "pod bound → RunPodSandbox, with these volumes, median", Unit::Milliseconds, Bar::Open),
-    median("again", "… where its objects are known, median", Unit::Milliseconds, Bar::Open),
-    median("bare", "… with its token only, median", Unit::Milliseconds, Bar::Open),
+    median("again", "… objects known, median", Unit::Milliseconds, Bar::Open),
+    median("bare", "… token only, median", Unit::Milliseconds, Bar::Open),
 ];
 const CHANGE: &[Figure] = &[
-    p99("change", "config map changed → its file says so, p99", Unit::Milliseconds, Bar::AtMost(50.0)),
+    p99("change", "ConfigMap changed → its file changed, p99", Unit::Milliseconds, Bar::AtMost(50.0)),
     median("change", "… median", Unit::Milliseconds, Bar::Open),
 ];
 const IDLE: &[Figure] = &[
-    median("with", "CPU, 110 idle pods with 5 volumes each, of one core", Unit::Percent, Bar::Open),
-    median("without", "CPU, 110 idle pods without any, of one core", Unit::Percent, Bar::Open),
+    median("with", "CPU, 110 idle pods with 5 volumes each, percent of a core", Unit::Percent, Bar::Open),
+    median("without", "CPU, 110 idle pods without volumes, percent of a core", Unit::Percent, Bar::Open),
     median("more", "… the difference", Unit::Percent, Bar::AtMost(0.1)),
-    median("found", "agent restarted → its 550 volumes known again", Unit::Seconds, Bar::AtMost(1.0)),
+    median("found", "agent restarted → 550 volumes reconstructed", Unit::Seconds, Bar::AtMost(1.0)),
 ];
 const ORPHANS: &[Figure] = &[
-    median("lines", "log lines a minute, 1,000 directories that cannot be removed", Unit::Count, Bar::AtMost(10.0)),
-    median("cpu", "CPU, 1,000 such directories, of one core", Unit::Percent, Bar::AtMost(1.0)),
+    median(
+        "lines",
+        "log lines per minute, 1,000 pod directories that cannot be removed",
+        Unit::Count,
+        Bar::AtMost(10.0),
+    ),
+    median("cpu", "CPU, 1,000 such directories, percent of a core", Unit::Percent, Bar::AtMost(1.0)),
 ];
 
 /// Measurements of this module.
@@ -92,7 +97,7 @@ fn put_objects(cluster: &Cluster, name: &str) {
 type Overall = BTreeMap<String, (f64, f64)>;
 
 async fn overall(agent: &Agent) -> Result<Overall> {
-    let page = agent.page("/metrics").await.context("no metrics")?;
+    let page = agent.page("/metrics").await.context("GET /metrics failed")?;
     let mut found = Overall::new();
     for line in page.lines().filter(|line| line.contains("operation_name=\"overall_volume_mount\"")) {
         let Some((series, value)) = line.rsplit_once(' ') else { continue };
@@ -128,7 +133,10 @@ async fn overall_with(agent: &Agent, before: &Overall, volumes: usize) -> Result
         if count(&now) >= before + volumes as f64 {
             return Ok(now);
         }
-        ensure!(began.elapsed() < Duration::from_secs(10), "{volumes} volumes were not counted after {before}");
+        ensure!(
+            began.elapsed() < Duration::from_secs(10),
+            "timed out waiting for {volumes} mounted volumes after {before}"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -161,13 +169,13 @@ async fn mount(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
             cluster.until(&format!("{name} is Ready"), &agent, |c| c.is_ready(&name)).await?;
             let calls = cluster.runtime.cri.calls();
             let asked = crate::scripted_runtime::first(&calls, "run_podsandbox", &name);
-            samples.add(key, ms(asked.context("it has a sandbox")?.at.into_std() - at));
+            samples.add(key, ms(asked.context("the pod has a sandbox")?.at.into_std() - at));
             let pod = cluster.pod(&name).context("just seen")?;
             let volumes = pod["spec"]["volumes"].as_array().map_or(0, Vec::len);
             let after = overall_with(&agent, &before, volumes).await?;
             match of {
                 Some("mounted") => {
-                    let issued = issued(&cluster, since).context("no token was asked for")?;
+                    let issued = issued(&cluster, since).context("no token request recorded")?;
                     samples.add("token", issued);
                     samples.add("mounted", longest(&before, &after) - issued);
                 }
@@ -203,7 +211,7 @@ async fn change(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         let began = Instant::now();
         cluster.api.patch("configmaps", "default", "follow-1", json!({"data": {"key": value}}));
         while !says(&file, &value) {
-            ensure!(began.elapsed() < Duration::from_secs(150), "the file never changed\n{}", agent.log_end());
+            ensure!(began.elapsed() < Duration::from_secs(150), "the file did not change\n{}", agent.log_end());
             tokio::time::sleep(Duration::from_micros(500)).await;
         }
         samples.add("change", ms(began.elapsed()));
@@ -259,7 +267,7 @@ async fn idle(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     agent.kill()?;
     let began = agent.start_again().await?;
     while known(&agent).await < volumes {
-        ensure!(began.elapsed() < Duration::from_secs(60), "not all volumes are known\n{}", agent.log_end());
+        ensure!(began.elapsed() < Duration::from_secs(60), "not all volumes were reconstructed\n{}", agent.log_end());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     samples.add("found", began.elapsed().as_secs_f64());

@@ -167,7 +167,11 @@ async fn main() {
         }
         text = text.min(spent() - begun);
     }
-    println!("{PODS} pods of {} KiB taken in: {:.1} ms of a core", bytes / PODS / 1024, whole.as_secs_f64() * 1e3);
-    println!("  of that only reading text: {:.1} ms", text.as_secs_f64() * 1e3);
-    println!("  memory for each afterwards: {:.1} KiB", grown as f64 / PODS as f64 / 1024.0);
+    println!(
+        "list of {PODS} pods of {} KiB processed: {:.1} ms of CPU",
+        bytes / PODS / 1024,
+        whole.as_secs_f64() * 1e3
+    );
+    println!("  of which JSON parsing: {:.1} ms", text.as_secs_f64() * 1e3);
+    println!("  memory per pod afterwards: {:.1} KiB", grown as f64 / PODS as f64 / 1024.0);
 }

@@ -173,7 +173,7 @@ fn write_pages(snapshot: &Snapshot, files: &Counts) {
 
 fn main() {
     let Some(mounts) = mount_table::read().ok().and_then(|table| Mounts::find(&table)) else {
-        println!("no control groups are mounted");
+        println!("no cgroup file system is mounted");
         return;
     };
     let name = format!("berth-bench-{}", std::process::id());
@@ -189,11 +189,11 @@ fn main() {
     ] {
         measure(what, || sampler.sample(pods.clone(), Vec::new(), depth));
     }
-    measure("all three readings, one after the other", || {
+    measure("all three readings, in sequence", || {
         [Depth::Core, Depth::Summary, Depth::Full].map(|depth| sampler.sample(pods.clone(), Vec::new(), depth))
     });
     let snapshot = sampler.sample(pods.clone(), Vec::new(), Depth::Full);
-    println!("groups and open files: {:?}", snapshot.size);
+    println!("cgroups and open files: {:?}", snapshot.size);
     let open = OpenFiles { descriptors: 20, sockets: 5, soft_limit: Some(1_048_576) };
     let open = OpenFileCount { files: open, used_ns: None };
     let files = snapshot.pods.iter().flat_map(|pod| pod.containers.iter().flatten());

@@ -13,7 +13,7 @@ const BACK: SignedDuration = SignedDuration::from_hours(1);
 
 /// A certificate cannot be created or loaded.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot make a certificate for {name}: {cause}")]
+#[error("cannot create a certificate for {name}: {cause}")]
 pub struct MakeError {
     name: String,
     cause: rcgen::Error,
@@ -75,7 +75,7 @@ impl Authority {
     /// # Errors
     /// The certificate or key cannot be parsed.
     pub fn load(own: CertificatePair) -> Result<Self, MakeError> {
-        let wrong = wrong("the stored authority");
+        let wrong = wrong("the stored certificate authority");
         let key = KeyPair::from_pem(&own.key).map_err(&wrong)?;
         let issuer = Issuer::from_ca_cert_pem(&own.certificate, key).map_err(&wrong)?;
         Ok(Self { issuer, own })

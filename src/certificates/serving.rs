@@ -89,8 +89,8 @@ impl ServingCertificate {
             let (this, now) = (self.clone(), now());
             match tokio::task::spawn_blocking(move || this.ensure(now)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => error!(err = %error, "Cannot renew the serving certificate"),
-                Err(error) => error!(err = %error, "Cannot renew the serving certificate"),
+                Ok(Err(error)) => error!(err = %error, "Failed to renew the serving certificate"),
+                Err(error) => error!(err = %error, "Failed to renew the serving certificate"),
             }
         }
     }

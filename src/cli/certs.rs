@@ -18,21 +18,21 @@ const DAYS: i64 = 365;
 
 #[derive(Subcommand, Debug)]
 pub(super) enum Command {
-    /// Make an authority, a serving certificate and an administrator's certificate
+    /// Create a certificate authority, a serving certificate, and an administrator's client certificate
     Init(Init),
 }
 
 #[derive(Args, Debug)]
 pub(super) struct Init {
-    /// Where to write them
+    /// Directory to write the certificates and keys to
     dir: PathBuf,
-    /// A name or address of the node; may be given several times [default: this machine's name]
+    /// Host name or IP address of the node; can be repeated [default: hostname of this machine]
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<String>,
-    /// The administrator's name
+    /// User name of the administrator
     #[arg(long, default_value = "admin")]
     user: String,
-    /// Replace what is there
+    /// Overwrite existing files
     #[arg(long)]
     force: bool,
 }
@@ -58,7 +58,7 @@ fn init(wanted: &Init, now: Timestamp) -> Result<String> {
     let files = ["ca", "server", "admin"].map(|name| CertificatePairPaths::of(&dir, name));
     let present = files.iter().flat_map(|pair| [&pair.certificate, &pair.key]).find(|path| path.exists());
     if let Some(path) = present.filter(|_| !wanted.force) {
-        bail!("{} exists; --force replaces it", path.display());
+        bail!("{} already exists; use --force to overwrite it", path.display());
     }
     let hosts = if wanted.hosts.is_empty() { vec![machine_name()?] } else { wanted.hosts.clone() };
     let first = hosts.first().cloned().unwrap_or_default();
@@ -75,10 +75,10 @@ fn init(wanted: &Init, now: Timestamp) -> Result<String> {
 }
 
 fn machine_name() -> Result<String> {
-    let name = nix::unistd::gethostname().context("this machine's name is unknown; use --host")?;
+    let name = nix::unistd::gethostname().context("cannot get the hostname of this machine; use --host")?;
     let name = name.to_string_lossy().trim().to_lowercase();
     if name.is_empty() {
-        bail!("this machine has no name; use --host");
+        bail!("the hostname of this machine is empty; use --host");
     }
     Ok(name)
 }
@@ -100,16 +100,16 @@ fn instructions(dir: &Path, names: &[String], reach: &str) -> String {
         _ => reach.to_owned(),
     };
     format!(
-        "Written to {dir}, for {}:\n\n\
-         \x20 ca.crt, ca.key          the authority; its key can sign anything, keep it away from the node\n\
+        "Certificates written to {dir} for {}:\n\n\
+         \x20 ca.crt, ca.key          certificate authority; keep its key secret and off the node\n\
          \x20 server.crt, server.key  tlsCertFile and tlsPrivateKeyFile\n\
-         \x20 admin.crt, admin.key    a client of group system:masters\n\n\
-         Configuration of the node:\n\n\
+         \x20 admin.crt, admin.key    client certificate of group system:masters\n\n\
+         Add to the node's configuration file:\n\n\
          \x20 tlsCertFile: {dir}/server.crt\n\
          \x20 tlsPrivateKeyFile: {dir}/server.key\n\
          \x20 authentication:\n\
          \x20   x509: {{clientCAFile: {dir}/ca.crt}}\n\n\
-         Then:\n\n\
+         Then list the pods of the node with:\n\n\
          \x20 curl --cacert {dir}/ca.crt --cert {dir}/admin.crt --key {dir}/admin.key https://{reach}:10250/pods\n",
         names.join(", ")
     )
@@ -137,14 +137,17 @@ mod tests {
         }
         let before = fs::read(dir.join("ca.crt")).expect("readable");
         let error = init(&wanted, now).expect_err("they are there");
-        assert_eq!(error.to_string(), format!("{} exists; --force replaces it", dir.join("ca.crt").display()));
+        assert_eq!(
+            error.to_string(),
+            format!("{} already exists; use --force to overwrite it", dir.join("ca.crt").display())
+        );
         assert_eq!(fs::read(dir.join("ca.crt")).expect("readable"), before);
         wanted.force = true;
         init(&wanted, now).expect("made anew");
         assert_ne!(fs::read(dir.join("ca.crt")).expect("readable"), before);
         wanted.hosts = vec!["ümlaut".to_owned()];
         assert!(
-            init(&wanted, now).expect_err("no name").to_string().starts_with("cannot make a certificate for ümlaut")
+            init(&wanted, now).expect_err("no name").to_string().starts_with("cannot create a certificate for ümlaut")
         );
     }
 }

@@ -9,20 +9,20 @@ use berth_config::{Notice, configz, defaults};
 
 #[derive(Subcommand, Debug)]
 pub(super) enum Command {
-    /// Print the configuration that an empty file stands for
+    /// Print the default configuration
     Defaults {
-        /// How to write it down
+        /// Output format
         #[arg(long, short, value_enum, default_value_t = Output::Yaml)]
         output: Output,
     },
-    /// Tell what is wrong with a configuration file
+    /// Validate a configuration file
     Validate {
-        /// The file, as given to --config
+        /// Configuration file, as passed to --config
         file: String,
-        /// A directory of drop-ins, as given to --config-dir
+        /// Directory of drop-in files, as passed to --config-dir
         #[arg(long)]
         config_dir: Option<String>,
-        /// Refuse unknown and duplicate fields
+        /// Reject unknown and duplicate fields
         #[arg(long)]
         strict: bool,
     },
@@ -56,7 +56,7 @@ fn print_defaults(output: Output) -> Result<()> {
     match output {
         Output::Json => println!("{}", configz::to_json(&config)),
         Output::Yaml => {
-            print!("{}", serde_saphyr::to_string(&config).context("the defaults cannot be written as YAML")?)
+            print!("{}", serde_saphyr::to_string(&config).context("cannot serialize the defaults as YAML")?)
         }
     }
     Ok(())
@@ -78,7 +78,9 @@ fn shown(notice: &Notice) -> String {
     match notice {
         Notice::LenientDecoding { error, hints } if hints.is_empty() => error.clone(),
         Notice::LenientDecoding { error, hints } => format!("{error} ({})", hints.join("; ")),
-        Notice::NotYetEffective(not_yet) => format!("{} has no effect yet: {}", not_yet.setting, not_yet.feature),
+        Notice::NotYetEffective(not_yet) => {
+            format!("{} is not supported yet and has no effect: {}", not_yet.setting, not_yet.feature)
+        }
         Notice::AppliedDropin { path, fields, unknown } if unknown.is_empty() => {
             format!("{path} sets {}", fields.join(", "))
         }

@@ -7,7 +7,7 @@ use crate::wiring;
 /// Where it is served.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
-    /// Socket to serve, `unix:///run/berth/cri.sock` where nothing is said
+    /// Endpoint of the CRI socket [default: `serveSocket` of the configuration, or unix:///run/berth/cri.sock]
     #[arg(long, value_name = "ENDPOINT")]
     socket: Option<String>,
 }

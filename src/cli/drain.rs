@@ -22,10 +22,10 @@ const LONGEST: u64 = 4 << 10;
 /// What is to become of the pods.
 #[derive(Args, Debug)]
 pub(super) struct DrainArguments {
-    /// Admit pods again; those that went stay ended
+    /// Cancel the drain and admit new pods again; stopped pods are not restarted
     #[arg(long)]
     cancel: bool,
-    /// The agent's --root-dir
+    /// Root directory of the agent, as passed to its --root-dir
     #[arg(long, value_name = "DIR", default_value = ROOT)]
     root_dir: PathBuf,
 }
@@ -34,25 +34,25 @@ pub(super) struct DrainArguments {
 pub(super) async fn drain(wanted: DrainArguments) -> Result<ExitCode> {
     let socket = wanted.root_dir.join(DrainSocket::NAME);
     let stream = UnixStream::connect(&socket).await.with_context(|| {
-        format!("cannot reach an agent with shutdownGracePeriod or shutdownGracePeriodByPodPriority at {socket:?}")
+        format!(
+            "cannot connect to the agent at {socket:?}; is shutdownGracePeriod or shutdownGracePeriodByPodPriority set?"
+        )
     })?;
     let (read, mut write) = stream.into_split();
     let ask = if wanted.cancel { DrainRequest::Cancel } else { DrainRequest::Drain };
-    write.write_all(format!("{}\n", ask.as_str()).as_bytes()).await.context("the agent does not listen")?;
+    write.write_all(format!("{}\n", ask.as_str()).as_bytes()).await.context("cannot send the request to the agent")?;
     let mut answers = BufReader::new(read.take(LONGEST)).lines();
     let mut patience = PATIENCE;
     loop {
         match next(&mut answers, patience).await? {
             DrainResponse::Begun(seconds) => {
-                println!("Pods are let go, within {seconds} s");
+                println!("Stopping pods (timeout {seconds}s)");
                 patience = PATIENCE.saturating_add(Duration::from_secs(seconds));
             }
-            DrainResponse::Refused(why) => bail!("refused: {why}"),
-            DrainResponse::Done if wanted.cancel => break println!("Pods are admitted again"),
+            DrainResponse::Refused(why) => bail!("the agent refused the request: {why}"),
+            DrainResponse::Done if wanted.cancel => break println!("Drain cancelled: pods are admitted again"),
             DrainResponse::Done => {
-                println!(
-                    "Pods have been let go; none is admitted until `berth drain --cancel` or the agent is started anew"
-                );
+                println!("Node drained: no pods are admitted until `berth drain --cancel` or a restart of the agent");
                 break;
             }
         }
@@ -65,7 +65,9 @@ async fn next(
     patience: Duration,
 ) -> Result<DrainResponse> {
     let line = timeout(patience, answers.next_line()).await;
-    let line = line.with_context(|| format!("the agent did not answer within {patience:?}"))?;
-    let line = line.context("the agent does not answer")?.context("the agent ended without an answer")?;
+    let line = line.with_context(|| format!("timed out waiting for the agent after {patience:?}"))?;
+    let line = line
+        .context("cannot read the agent's response")?
+        .context("the agent closed the connection without a response")?;
     line.parse().map_err(anyhow::Error::msg)
 }

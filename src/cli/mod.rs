@@ -20,7 +20,7 @@ use self::node::{exec, logs, pods, top, why};
 use berth_config::{Personality, version};
 use berth_runtime::images::apply::{child as unpacker, unpack_process::VERB as UNPACK};
 
-/// A node agent: a drop-in for kubelet v1.36.
+/// Kubernetes node agent: a drop-in replacement for kubelet v1.36.
 #[derive(Parser, Debug)]
 #[command(name = "berth", version = version_line(), subcommand_required = true, arg_required_else_help = true)]
 struct Berth {
@@ -30,48 +30,48 @@ struct Berth {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Run the agent; takes kubelet's flags (`berth run --help` lists them)
+    /// Run the node agent with kubelet's flags (see `berth run --help`)
     #[command(disable_help_flag = true)]
     Run {
-        /// Flags of kubelet
+        /// Flags of the kubelet
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
         flags: Vec<OsString>,
     },
-    /// Look at configuration files
+    /// Print default configuration and validate configuration files
     Config {
         #[command(subcommand)]
         command: config::Command,
     },
-    /// Make certificates for a node without a cluster
+    /// Create certificates for a standalone node
     Certs {
         #[command(subcommand)]
         command: certs::Command,
     },
-    /// Serve the embedded runtime on a socket, without an agent
+    /// Serve the embedded container runtime on a CRI socket, without the agent
     Cri(cri::Arguments),
-    /// The images of the embedded runtime
+    /// Manage images of the embedded container runtime
     Images {
         #[command(subcommand)]
         command: images::Command,
     },
     /// List the pods of this node
     Pods(node::pods::Pods),
-    /// Tell what a pod waits for, and why it is as it is
+    /// Explain what a pod is waiting for and why it is in its current state
     Why(node::why::WhyArguments),
-    /// Print the log of a container
+    /// Print the logs of a container
     Logs(node::logs::Logs),
-    /// Run a command in a container
+    /// Execute a command in a container
     Exec(node::exec::Exec),
-    /// Tell what the pods of this node use
+    /// Display CPU and memory usage of this node and its pods
     Top(node::top::Top),
-    /// Let the pods of this node go as at its shutdown, without one
+    /// Drain this node: stop its pods in graceful-shutdown order
     Drain(drain::DrainArguments),
-    /// Print the version
+    /// Print the version information
     Version,
-    /// What the runtime starts for each layer
+    /// Unpack an image layer (started by the embedded runtime)
     #[command(name = UNPACK, hide = true)]
     Unpack {
-        /// What is to be done
+        /// Unpack job
         job: String,
     },
 }

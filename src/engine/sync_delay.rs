@@ -30,7 +30,7 @@ impl SyncResult {
             Self::NetworkNotReady => "network",
             Self::InBackOff(_) => "back-off",
             Self::Failed if blocked => "runtime",
-            Self::Failed | Self::RetryAfter(_) => "next try",
+            Self::Failed | Self::RetryAfter(_) => "retry",
             Self::SyncAgain | Self::Settled => "idle",
         }
     }
@@ -95,8 +95,8 @@ mod tests {
         let soon = Duration::from_secs(1);
         for (end, blocked, expected) in [
             (SyncResult::InBackOff(soon), false, "back-off"),
-            (SyncResult::RetryAfter(soon), false, "next try"),
-            (SyncResult::Failed, false, "next try"),
+            (SyncResult::RetryAfter(soon), false, "retry"),
+            (SyncResult::Failed, false, "retry"),
             (SyncResult::Failed, true, "runtime"),
             (SyncResult::NetworkNotReady, true, "network"),
             (SyncResult::Settled, false, "idle"),

@@ -40,11 +40,11 @@ impl StartWait {
     /// Name of the wait as a step.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Name => "turn behind another pod of its name",
-            Self::Runtime => "runtime to show what it holds",
-            Self::Removal => "removal of what is left of it",
+            Self::Name => "termination of another pod of the same name",
+            Self::Runtime => "runtime pod list",
+            Self::Removal => "removal of leftovers of the pod",
             Self::Preemption => "preemption of other pods",
-            Self::NodeLabels => "labels of the node",
+            Self::NodeLabels => "node labels",
         }
     }
 }

@@ -308,7 +308,7 @@ impl Evictor {
         let missing = MemoryShortage { bytes, least, of_machine: signal == Signal::Memory };
         let is_tried = self.deps.reclaim.page_cache(worst.pod.uid(), missing).await;
         if is_tried {
-            info!(bytes, pod = %worst.pod.object_name(), "Eviction manager: page cache of pods was taken back");
+            info!(bytes, pod = %worst.pod.object_name(), "Eviction manager: reclaimed page cache");
         }
         is_tried
     }
@@ -407,7 +407,7 @@ impl Evictor {
             ended = self.deps.pods.evict(pod, verdict) => return ended,
             Ok(_) = pictures.wait_for(is_urgent), if verdict.grace > SHORT => {}
         }
-        info!(pod = %pod.object_name(), "Eviction manager: a hard threshold is met, the pod has to end at once");
+        info!(pod = %pod.object_name(), "Eviction manager: hard threshold met, shortening grace period of pod");
         self.deps.pods.evict(pod, &Verdict { grace: SHORT, ..verdict.clone() }).await
     }
 
@@ -448,7 +448,7 @@ impl Evictor {
     async fn wait_for_observation(&mut self, at: Uptime) -> Arc<NodeSnapshot> {
         let is_later = |picture: &Option<Arc<NodeSnapshot>>| picture.as_ref().is_some_and(|picture| picture.at > at);
         if timeout(LOOK_PATIENCE, self.pictures.wait_for(is_later)).await.is_err() {
-            debug!("Eviction manager: no fresh look in time");
+            debug!("Eviction manager: timed out waiting for fresh node stats");
         }
         self.latest()
     }

@@ -53,7 +53,7 @@ impl ThresholdNotifications for ThresholdNotifier {
 pub async fn watch_psi(notifier: Arc<ThresholdNotifier>, stop: CancellationToken) {
     let stalls = match PressureTrigger::of(Path::new(STALLS)) {
         Ok(stalls) => stalls,
-        Err(err) => return debug!(file = STALLS, %err, "The kernel does not tell when tasks wait for memory"),
+        Err(err) => return debug!(file = STALLS, %err, "Memory pressure stall (PSI) notifications are not available"),
     };
     loop {
         let told = tokio::select! {
@@ -63,7 +63,7 @@ pub async fn watch_psi(notifier: Arc<ThresholdNotifier>, stop: CancellationToken
         };
         match told {
             Ok(()) => notifier.notify(),
-            Err(err) => return debug!(file = STALLS, %err, "The kernel tells no more when tasks wait for memory"),
+            Err(err) => return debug!(file = STALLS, %err, "Memory pressure stall (PSI) notifications stopped"),
         }
     }
 }
@@ -73,7 +73,7 @@ pub async fn watch_memory_events(group: String, notifier: Arc<ThresholdNotifier>
     let directory: PathBuf = Path::new(UNIFIED).join(group.trim_start_matches('/'));
     let mut events = match CgroupMemoryEvents::of(&directory) {
         Ok(events) => events,
-        Err(err) => return debug!(group, %err, "The kernel does not tell when pods meet their limit of memory"),
+        Err(err) => return debug!(group, %err, "Memory limit notifications of the pods' cgroup are not available"),
     };
     loop {
         let told = tokio::select! {
@@ -83,7 +83,7 @@ pub async fn watch_memory_events(group: String, notifier: Arc<ThresholdNotifier>
         };
         match told {
             Ok(()) => notifier.notify(),
-            Err(err) => return debug!(group, %err, "The kernel tells no more when pods meet their limit of memory"),
+            Err(err) => return debug!(group, %err, "Memory limit notifications of the pods' cgroup stopped"),
         }
     }
 }
@@ -100,7 +100,9 @@ pub async fn watch_memcg_usage(
         if let Some(bytes) = wanted.filter(|bytes| is_elsewhere(drawn.as_ref().map(|(at, _)| *at), *bytes)) {
             match UsageThreshold::set(Path::new(ROOT_GROUP), bytes) {
                 Ok(line) => drawn = Some((bytes, line)),
-                Err(err) => return debug!(group = ROOT_GROUP, %err, "The kernel does not tell of the use of memory"),
+                Err(err) => {
+                    return debug!(group = ROOT_GROUP, %err, "Memory usage threshold notifications are not available");
+                }
             }
         }
         let crossed = async {
@@ -114,7 +116,7 @@ pub async fn watch_memcg_usage(
             () = stop.cancelled() => return,
             told = crossed => match told {
                 Ok(()) => notifier.notify(),
-                Err(err) => return debug!(group = ROOT_GROUP, %err, "The kernel tells no more of the use of memory"),
+                Err(err) => return debug!(group = ROOT_GROUP, %err, "Memory usage threshold notifications stopped"),
             },
             changed = lines.changed() => if changed.is_err() { return },
         }

@@ -167,7 +167,7 @@ impl NodeReader {
         usage_limit: watch::Sender<Option<u64>>,
     ) -> Self {
         let (look, kernel, node) =
-            (Arc::new(look), BlockingPool::new("files of the kernel", 1), Arc::new(Disk::at(root_directory)));
+            (Arc::new(look), BlockingPool::new("kernel files", 1), Arc::new(Disk::at(root_directory)));
         Self { look, kernel, node, places, thresholds, line: usage_limit }
     }
 }

@@ -90,7 +90,7 @@ impl PressureStateFile {
             }
             let written = writes.replace(self.content(&picture)).await;
             if let Err(error) = &written {
-                warn!(err = %error, path = %writes.file().path().display(), "Which pressures the node reports cannot be kept");
+                warn!(err = %error, path = %writes.file().path().display(), "Failed to store reported node pressure conditions");
             }
             (kept, at, is_written) = (Some(reported), Instant::now(), written.is_ok());
         }

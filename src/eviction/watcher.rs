@@ -112,7 +112,7 @@ impl Watcher {
         let readings = match timeout(LOOK_LIMIT, self.deps.gauges.read()).await {
             Ok(readings) => Readings { at, ..readings },
             Err(_) => {
-                debug!("Eviction manager: the node could not be looked at in time");
+                debug!("Eviction manager: timed out reading node stats");
                 Readings { at, ..Readings::default() }
             }
         };

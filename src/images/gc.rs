@@ -98,7 +98,7 @@ impl CollectorHandle {
 
     pub(super) async fn delete_unused(&self) -> Freed {
         let (answer, wait) = oneshot::channel();
-        let gone = || GcError("the image collector is not running".to_owned());
+        let gone = || GcError("image garbage collector is not running".to_owned());
         self.ask.send(answer).await.map_err(|_| gone())?;
         wait.await.map_err(|_| gone())?
     }
@@ -210,7 +210,7 @@ impl Collector {
                     warn!(err = %error, failures = self.failures, "Image garbage collection failed multiple times in a row");
                     self.record_event("ImageGCFailed", error.to_string());
                 } else {
-                    warn!(err = %error, "Image garbage collection failed once; stats may not be available yet");
+                    warn!(err = %error, "Image garbage collection failed once. Stats initialization may not have completed yet");
                 }
                 false
             }
@@ -342,7 +342,7 @@ impl Collector {
                 break;
             }
             if self.recently_provided(self.deps.clock.now()).contains_key(&image.id) {
-                debug!(imageID = %image.id, "Image is wanted again");
+                debug!(imageID = %image.id, "Skipping image, it is in use again");
                 continue;
             }
             info!(imageID = %image.id, size = image.size, reason = ?reason, "Removing image to free bytes");
@@ -379,7 +379,7 @@ impl Collector {
             Ok(Ok(room)) => Ok(room),
             Ok(Err(error)) => Err(GcError(format!("failed to read the image filesystem at \"{shown}\": {error}"))),
             Err(_) => {
-                Err(GcError(format!("no answer from the image filesystem at \"{shown}\" within {STATFS_DEADLINE:?}")))
+                Err(GcError(format!("timed out reading the image filesystem at \"{shown}\" after {STATFS_DEADLINE:?}")))
             }
         }
     }

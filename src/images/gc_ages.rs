@@ -47,7 +47,7 @@ impl AgesFile {
         match data.map(|data| serde_json::from_slice(&data)) {
             Some(Ok(ages)) => ages,
             Some(Err(error)) => {
-                warn!(err = %error, "The ages of images are malformed; they begin anew");
+                warn!(err = %error, "Failed to parse image ages, starting with an empty list");
                 BTreeMap::new()
             }
             None => BTreeMap::new(),
@@ -57,16 +57,16 @@ impl AgesFile {
     /// Writes the ages, unless an earlier write hangs; the next save retries.
     pub(super) async fn save(&mut self, ages: &BTreeMap<String, Ages>) {
         if self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
-            return debug!("The ages of images are still being saved");
+            return debug!("Skipping save of image ages, a previous save is still in progress");
         }
         let (path, ages) = (self.path.clone(), ages.clone());
         let mut task = spawn_blocking(move || atomic_file::replace(&path, &serde_json::to_vec(&ages)?, 0o600));
         match timeout(DEADLINE, &mut task).await {
             Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) => warn!(err = %error, "Failed to save the ages of images"),
-            Ok(Err(error)) => warn!(err = %error, "Failed to save the ages of images"),
+            Ok(Ok(Err(error))) => warn!(err = %error, "Failed to save image ages"),
+            Ok(Err(error)) => warn!(err = %error, "Failed to save image ages"),
             Err(_) => {
-                warn!("Saving the ages of images takes too long");
+                warn!("Timed out saving image ages");
                 self.saving = Some(task);
             }
         }

@@ -347,7 +347,7 @@ impl Manager {
     ) -> Result<ResolvedImage, ImageError> {
         let problem = match image {
             Ok(Some(image)) => return Ok(self.usable(image_ref, &image)),
-            Ok(None) => "it is gone right after it was pulled".to_owned(),
+            Ok(None) => "image not found after pull".to_owned(),
             Err(error) => error.to_string(),
         };
         let message = format!("Failed to inspect image {}: {problem}", quote(&request.image));
@@ -446,7 +446,7 @@ impl ImageProvider for Manager {
             PullPolicy::Never => "never",
         };
         self.metrics.ensured(policy, told.presence.label(), told.pull);
-        debug!(image = %request.image, present = told.presence.label(), pull = told.pull, "Image request ended");
+        debug!(image = %request.image, present = told.presence.label(), pull = told.pull, "Finished ensuring image");
         answer
     }
 

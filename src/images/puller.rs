@@ -128,7 +128,7 @@ impl Puller {
         let image = request.image.clone();
         let (pull, role) = self.pulls.join_or_start(key, || self.start(request));
         if role == Role::Joined {
-            debug!(image, "Joined a pull that is under way");
+            debug!(image, "Joined image pull in progress");
         }
         (pull.await.unwrap_or_else(|panicked| Err(PullFailure::Call(panicked.to_string()))), role)
     }
@@ -139,7 +139,7 @@ impl Puller {
         async move {
             let waiting = Counted::new(&metrics.pull_queue_depth);
             if turns.available_permits() == 0 {
-                info!(image = %request.image, ahead = waiting.0.get() - 1, "Image pull waits for its turn");
+                info!(image = %request.image, ahead = waiting.0.get() - 1, "Image pull is queued");
             }
             let turn = turns.acquire().await;
             drop(waiting);

@@ -119,7 +119,7 @@ impl Records {
         let task = tokio::task::spawn_blocking(move || work(&mut inner.lock().unwrap_or_else(PoisonError::into_inner)));
         match tokio::time::timeout(DEADLINE, task).await {
             Err(_) => {
-                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer from the disk within {DEADLINE:?}")))
+                Err(io::Error::new(io::ErrorKind::TimedOut, format!("disk operation timed out after {DEADLINE:?}")))
             }
             Ok(Err(joined)) => Err(io::Error::other(joined)),
             Ok(Ok(answer)) => answer,
@@ -157,7 +157,7 @@ impl Records {
         let (image_ref, repository) = (image_ref.to_owned(), repository.to_owned());
         let written = self.run(move |inner| inner.grant(&image_ref, &repository, Some(&proof)));
         if let Err(error) = written.await {
-            warn!(err = %error, "Failed to update an image pulled record");
+            warn!(err = %error, "Failed to update image pulled record");
         }
     }
 
@@ -195,7 +195,7 @@ impl Intent {
             inner.end(&pull.image)
         });
         if let Err(error) = written.await {
-            warn!(image = %self.image, err = %error, "Failed to record an image pull");
+            warn!(image = %self.image, err = %error, "Failed to record image pull");
         }
     }
 
@@ -204,7 +204,7 @@ impl Intent {
         let Some(records) = self.records.take() else { return };
         let image = self.image.clone();
         if let Err(error) = records.run(move |inner| inner.end(&image)).await {
-            warn!(image = %self.image, err = %error, "Failed to remove an image pull intent");
+            warn!(image = %self.image, err = %error, "Failed to remove image pull intent");
         }
     }
 }
@@ -218,7 +218,7 @@ impl Drop for Intent {
             runtime.spawn_blocking(move || {
                 let ended = records.0.lock().unwrap_or_else(PoisonError::into_inner).end(&image);
                 if let Err(error) = ended {
-                    warn!(image = %image, err = %error, "Failed to remove an image pull intent");
+                    warn!(image = %image, err = %error, "Failed to remove image pull intent");
                 }
             });
         }
@@ -292,10 +292,10 @@ impl Inner {
                 |image: &cri::Image| preloaded.as_ref().is_some_and(|before| before.image_ref == image.id);
             let image = by_name.get(&canonical(&intent)).filter(|image| !is_as_before(image));
             if let Some(image) = image {
-                info!(image = %intent, imageRef = %image.id, "A pull was cut short: its image needs credentials now");
+                info!(image = %intent, imageRef = %image.id, "Image pull was interrupted by a restart, access to the image requires credentials");
                 let repository = Reference::parse(&intent).map(|parsed| parsed.repository).unwrap_or_default();
                 if let Err(error) = self.grant(&image.id, &repository, None) {
-                    warn!(image = %intent, err = %error, "Failed to record an image whose pull was cut short");
+                    warn!(image = %intent, err = %error, "Failed to record image of an interrupted pull");
                     continue;
                 }
             }

@@ -64,7 +64,7 @@ pub struct ImagesDeps {
     pub clock: Arc<dyn Clock>,
     /// Registry of metrics.
     pub registry: Registry,
-    /// Disk space of a filesystem; [`super::statvfs_room`] in production.
+    /// Disk space of a filesystem; [`super::statvfs_disk_space`] in production.
     pub room: DiskSpaceOf,
     /// Callback for the start and end of pulls.
     pub on_pull: OnPull,

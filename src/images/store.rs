@@ -70,7 +70,7 @@ impl<V: Clone> Store<V> {
                 Ok(None) => {}
                 Err(error) => {
                     store.complete = false;
-                    warn!(path = %path.display(), err = %error, "Image record says nothing");
+                    warn!(path = %path.display(), err = %error, "Failed to read image record");
                 }
             }
         }

@@ -20,10 +20,10 @@ pub fn log_notice(notice: &Notice) {
             value, "Warning: setting deprecated feature gate. It will be removed in a future release."
         ),
         Notice::Insecure { field, value } => {
-            warn!(field, value = %value, "Insecure setting: callers are not told apart or not held back");
+            warn!(field, value = %value, "Insecure setting: clients are not authenticated or not authorized");
         }
         Notice::NotYetEffective(UnimplementedSetting { setting, feature }) => {
-            warn!(setting, feature, "Setting has no effect yet: its feature is not part of this release");
+            warn!(setting, feature, "Setting has no effect: feature is not implemented in this release");
         }
         Notice::EvictionSignalsUnset { signals } => {
             warn!(signals = ?signals, "Hard eviction has no threshold for some disk or inode signals");
@@ -38,9 +38,9 @@ pub fn log_notice(notice: &Notice) {
             let said = "After cpu setting is overwritten";
             info!(kubeReservedCPUs = ?kube_now, systemReservedCPUs = ?system_now, "{said}");
         }
-        Notice::SwapIsOn => warn!("Swap is on: what pods hold in memory may be written to a disk"),
+        Notice::SwapIsOn => warn!("Swap is enabled, memory of pods may be written to disk"),
         Notice::CgroupOutsideReservation => {
-            warn!("The kubelet's cgroup is outside of the one that holds its reservation");
+            warn!("Kubelet cgroup is outside of the cgroup that enforces its reservation");
         }
         dropin => log_dropin_notice(dropin),
     }
@@ -58,10 +58,10 @@ fn log_dropin_notice(notice: &Notice) {
             warn!(file = %path, fields = ?fields, unknown = ?unknown, "Merged drop-in with unknown fields");
         }
         Notice::LinkedDropinDirectory { path } => {
-            warn!(path = %path, "Drop-in directory is a link and is not followed");
+            warn!(path = %path, "Drop-in directory is a symbolic link, ignoring it");
         }
         Notice::LateDefault { path, field, keeps } => {
-            warn!(file = %path, field, keeps, "Drop-in comes too late to change the default of another field");
+            warn!(file = %path, field, keeps, "Drop-in is merged after the default of a dependent field was set, the default is not changed");
         }
         other => warn!(notice = ?other, "Configuration notice"),
     }

@@ -24,7 +24,7 @@ pub enum PlaceError {
         source: io::Error,
     },
     /// The path leads out of the pod's log directory.
-    #[error("the log {path:?} does not lie in the log directory of its pod")]
+    #[error("log file {path:?} is outside of the pod's log directory")]
     Outside {
         /// Path of the log.
         path: PathBuf,

@@ -82,7 +82,10 @@ pub fn remove(path: &Path) -> io::Result<()> {
 pub fn remove_of_pod(root: &Path, pod: &PodRef) -> io::Result<()> {
     let name = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
     if name.contains('/') {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is no name of a directory")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("invalid directory name {name:?}: must not contain '/'"),
+        ));
     }
     remove_tree(&root.join(name))
 }

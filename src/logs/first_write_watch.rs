@@ -41,7 +41,7 @@ impl FirstWriteWatcher {
         let (events, watches) = match opened() {
             Ok((events, watches)) => (Some(events), Some(watches)),
             Err(err) => {
-                debug!(%err, "The kernel does not tell of writes to logs");
+                debug!(%err, "Failed to create inotify watch for log writes, falling back to polling");
                 (None, None)
             }
         };

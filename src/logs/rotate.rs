@@ -2,9 +2,9 @@
 //!
 //! Each interval the log of every running container is checked once; running containers and their log
 //! paths are known from PLEG. In between, logs that are being written are checked before they can reach
-//! the limit (`pace.rs`, pure); inotify reports the first write to idle logs (`wakes.rs`). Rotation
+//! the limit (`check_schedule.rs`, pure); inotify reports the first write to idle logs (`first_write_watch.rs`). Rotation
 //! does not wait for compression: a log is renamed first, and older files are compressed afterwards
-//! (`pack.rs`); nor for a runtime that does not respond for one container: its worker takes another
+//! (`compression.rs`); nor for a runtime that does not respond for one container: its worker takes another
 //! log.
 
 use std::{
@@ -437,7 +437,7 @@ fn undo(path: &Path, target: &Path, error: CriError) -> Result<(), RotateError> 
     use rustix::fs::{CWD, renameat_with};
     match renameat_with(CWD, target, CWD, path, RenameFlags::NOREPLACE) {
         Err(rustix::io::Errno::EXIST) => {
-            warn!(err = %error, path = %path.display(), "The container log was reopened although that was reported as failed");
+            warn!(err = %error, path = %path.display(), "Runtime reopened the container log but returned an error");
             Ok(())
         }
         Err(undo) => {

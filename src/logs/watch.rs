@@ -59,7 +59,7 @@ impl Watches {
     pub fn watch(&self, log: &Path) -> Watch {
         let added = log.parent().ok_or(io::ErrorKind::InvalidInput.into()).and_then(|folder| self.add(folder));
         if let Err(error) = &added {
-            debug!(path = %log.display(), err = %error, "Cannot watch the directory of a log");
+            debug!(path = %log.display(), err = %error, "Failed to watch log directory");
         }
         Watch { watches: self.clone(), folder: added.ok() }
     }
@@ -139,7 +139,7 @@ async fn pass_on(events: EventStream<Vec<u8>>, state: Weak<Mutex<WatchState>>) {
                 Ok(event) => state.tell(event),
                 // Followers observe closed channels, and depend on the tick.
                 Err(error) => {
-                    debug!(err = %error, "The watch on directories of logs has failed");
+                    debug!(err = %error, "Watch of log directories failed");
                     state.folders.clear();
                     state.kernel = None;
                     return;

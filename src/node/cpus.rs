@@ -6,7 +6,7 @@ use berth_config::validate::cpus;
 
 /// The text is not a CPU list.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0:?} is not a list of CPUs such as \"0-3,8\"")]
+#[error("invalid CPU list {0:?}, expected a list such as \"0-3,8\"")]
 pub struct CpuSetError(String);
 
 /// A set of logical CPUs.

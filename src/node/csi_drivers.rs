@@ -47,7 +47,7 @@ enum WriteError {
     Api(#[from] ApiError),
     #[error("{0}")]
     Contradiction(#[from] super::csi_entries::DriverConflict),
-    #[error("the object changes all the time")]
+    #[error("exceeded the number of retries after update conflicts")]
     Restless,
 }
 
@@ -97,9 +97,9 @@ impl CsiDrivers {
         let all: Vec<NodeDriver> = self.known().values().cloned().collect();
         let mut is_told = true;
         for driver in all {
-            info!(node = %self.node, driver = %driver.name, "The node is a new one, it is told of the driver");
+            info!(node = %self.node, driver = %driver.name, "Node object was recreated, publishing CSI driver");
             if let Err(error) = self.install(&driver).await {
-                warn!(node = %self.node, driver = %driver.name, err = %error, "Failed to tell the node of a driver");
+                warn!(node = %self.node, driver = %driver.name, err = %error, "Failed to publish CSI driver");
                 is_told = false;
             }
         }
@@ -181,7 +181,7 @@ impl CsiDrivers {
 
     async fn uid(&self) -> Result<String, ApiError> {
         let node: api::Node = self.api.ask(Call::get(Resource::NODES, "", &self.node).within(DEADLINE)).await?;
-        node.metadata.uid.ok_or_else(|| ApiError::Malformed("a node without a UID".to_owned()))
+        node.metadata.uid.ok_or_else(|| ApiError::Malformed("node object has no metadata.uid".to_owned()))
     }
 
     async fn write_entry(&self, driver: &NodeDriver) -> Result<(), String> {

@@ -93,7 +93,9 @@ impl CsiNodeInitializer {
             match self.reconcile(found.take()).await {
                 Ok(uid) => return uid,
                 // The node is about to be registered, and then the watch reports it.
-                Err(err) if err.is_not_found() => debug!(node = %self.name, %err, "No node to own a CSINode"),
+                Err(err) if err.is_not_found() => {
+                    debug!(node = %self.name, %err, "Node of CSINode not found, will retry")
+                }
                 Err(err) => {
                     error!(node = %self.name, %err, interval = ?backoff.peek(), "Failed to initialize CSINode, will retry")
                 }
@@ -154,7 +156,7 @@ impl CsiNodeInitializer {
             return Ok(uid);
         }
         let node: api::Node = self.api.ask(Call::get(Resource::NODES, "", &self.name).within(DEADLINE)).await?;
-        node.metadata.uid.ok_or_else(|| ApiError::Malformed("a node without a UID".to_owned()))
+        node.metadata.uid.ok_or_else(|| ApiError::Malformed("node object has no metadata.uid".to_owned()))
     }
 }
 

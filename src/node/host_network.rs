@@ -81,7 +81,7 @@ impl HostNetwork for KernelNetwork {
                 ready.clear_ready();
             }
             Err(err) => {
-                debug!(%err, "News of addresses cannot be followed");
+                debug!(%err, "Failed to watch host network addresses");
                 std::future::pending::<()>().await;
             }
         }
@@ -123,7 +123,7 @@ impl NetworkObserver {
     pub(super) async fn observe(&mut self, name: Option<&str>) -> Network {
         match self.network.observe().await {
             Ok(seen) => self.last = Network { resolved: std::mem::take(&mut self.last.resolved), ..seen },
-            Err(err) => warn!(%err, "The machine's addresses cannot be read"),
+            Err(err) => warn!(%err, "Failed to read host network addresses"),
         }
         if let Some(name) = name {
             self.resolve(name).await;
@@ -137,9 +137,9 @@ impl NetworkObserver {
         }
         match timeout(NAME_LIMIT, self.network.resolve(name)).await {
             Ok(Ok(found)) if !found.is_empty() => self.last.resolved = found,
-            Ok(Ok(_)) => debug!(node = name, "The node's name resolves to nothing"),
-            Ok(Err(err)) => debug!(node = name, %err, "The node's name does not resolve"),
-            Err(_) => debug!(node = name, "The node's name is not resolved in time"),
+            Ok(Ok(_)) => debug!(node = name, "Node name resolves to no address"),
+            Ok(Err(err)) => debug!(node = name, %err, "Failed to resolve node name"),
+            Err(_) => debug!(node = name, "Timed out resolving node name"),
         }
         self.asked = Some(Instant::now());
     }

@@ -138,7 +138,7 @@ impl LeaseController {
         let mut told = false;
         while !self.has_node() && self.node_observed && self.nodes.snapshot().synced {
             if !told {
-                info!(node = %self.holder.node, "The node object is gone, its lease rests");
+                info!(node = %self.holder.node, "Node object does not exist, pausing lease renewal");
                 told = true;
                 self.last = None;
             }
@@ -211,7 +211,7 @@ impl LeaseController {
         }
         if let Some(holder) = name_conflict::holder(lease, &self.holder.node, self.clock.now()) {
             self.report_conflict(format!(
-                "The lease of this node is held by {holder:?}: another agent runs under its name"
+                "The lease of this node is held by {holder:?}: another agent uses this node name"
             ));
         }
     }
@@ -221,7 +221,8 @@ impl LeaseController {
         self.conflicts = if is_contended { self.conflicts.saturating_add(1) } else { 0 };
         if self.conflicts >= name_conflict::CONFLICTS {
             self.report_conflict(
-                "Somebody else renews the lease of this node, too: another agent runs under its name".to_owned(),
+                "The lease of this node is also renewed by another client: another agent uses this node name"
+                    .to_owned(),
             );
         }
     }
@@ -229,7 +230,7 @@ impl LeaseController {
     /// Logs and records an event, once per text.
     fn report_conflict(&mut self, text: String) {
         if self.reported_conflict.as_ref() != Some(&text) {
-            warn!(node = %self.holder.node, text, "The name of this node is taken");
+            warn!(node = %self.holder.node, text, "Node name is used by another agent");
             self.events.record(Event::node_warning(name_conflict::REASON, text.clone()));
             self.reported_conflict = Some(text);
         }
@@ -282,7 +283,7 @@ impl LeaseController {
     async fn ask(&self, call: Call) -> Result<Value, ApiError> {
         let answer = self.api.ask::<Value>(call).await?;
         lease_object::without_managed_fields(answer)
-            .ok_or_else(|| ApiError::Malformed("the answer is no lease".to_owned()))
+            .ok_or_else(|| ApiError::Malformed("response is not a Lease object".to_owned()))
     }
 
     async fn node_uid(&self) -> Option<String> {
@@ -291,7 +292,7 @@ impl LeaseController {
         match self.api.ask::<Value>(call).await {
             Ok(node) => node.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned),
             Err(err) => {
-                debug!(node = %self.holder.node, %err, "No node to own the lease");
+                debug!(node = %self.holder.node, %err, "Failed to get node when trying to set owner ref to the node lease");
                 None
             }
         }

@@ -12,7 +12,7 @@ use super::CpuSet;
 
 /// A required fact could not be read; the agent does not start.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot learn the machine's {what} from {path:?}: {cause}")]
+#[error("failed to read {what} of the machine from {path:?}: {cause}")]
 pub struct MachineError {
     what: &'static str,
     path: PathBuf,
@@ -76,7 +76,7 @@ impl Machine {
             apparmor_enabled: apparmor_enabled(root),
             machine_id: first_of(root, &["etc/machine-id", "var/lib/dbus/machine-id"]),
             system_uuid: first_of(root, &SYSTEM_UUIDS),
-            boot_id: required(root, "proc/sys/kernel/random/boot_id", "boot id", |text| Some(text.trim().to_owned()))?,
+            boot_id: required(root, "proc/sys/kernel/random/boot_id", "boot ID", |text| Some(text.trim().to_owned()))?,
             os_image: os_image(root),
             max_pids: max_pids(root),
         })
@@ -106,7 +106,7 @@ fn required<T>(
     let path = root.join(path);
     let content = fs::read_to_string(&path);
     let parsed = content.and_then(|text| {
-        read(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the content is not understood"))
+        read(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "failed to parse content"))
     });
     parsed.map_err(|cause| MachineError { what, path, cause })
 }
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!((machine.os_image.as_str(), machine.machine_id.as_str()), ("Unknown", ""));
         let empty = tree(&[]);
         let error = Machine::read(empty.path(), empty.path()).expect_err("nothing there").to_string();
-        assert!(error.starts_with("cannot learn the machine's memory from"), "{error}");
+        assert!(error.starts_with("failed to read memory of the machine from"), "{error}");
         let root = tree(&[BASIC[0], BASIC[2], ("proc/cpuinfo", "processor\t: 0\nmodel name\t: x\nprocessor\t: 1\n")]);
         assert_eq!(Machine::read(root.path(), root.path()).expect("complete").cpus.to_string(), "0-1");
     }

@@ -31,7 +31,7 @@ pub fn conflicting_machine(node: &api::Node, ours: &api::Node) -> Option<String>
     }
     let facts = [machine, ("provider ID", provider(node), provider(ours))];
     let differing = facts.into_iter().filter(|fact| is_known(fact) && !is_same(fact));
-    let differing = differing.map(|(what, theirs, own)| format!("{what} {theirs}, here {own}"));
+    let differing = differing.map(|(what, theirs, own)| format!("{what} {theirs} differs from {own} of this machine"));
     let differing: Vec<String> = differing.collect();
     (!differing.is_empty()).then(|| differing.join("; "))
 }
@@ -74,12 +74,22 @@ mod tests {
             ("the same", node("A-1", "c://1"), node("a-1", "c://1"), None),
             ("nobody has reported", api::Node::default(), node("a", "c"), None),
             ("nothing is known here", node("a", "c"), node("", ""), None),
-            ("another machine", node("a", ""), node("b", ""), Some("system UUID a, here b")),
-            ("another instance", node("", "c://1"), node("", "c://2"), Some("provider ID c://1, here c://2")),
+            ("another machine", node("a", ""), node("b", ""), Some("system UUID a differs from b of this machine")),
+            (
+                "another instance",
+                node("", "c://1"),
+                node("", "c://2"),
+                Some("provider ID c://1 differs from c://2 of this machine"),
+            ),
             ("installed anew", on("a", "1", ""), on("a", "2", ""), None),
-            ("no firmware", on("", "1", ""), on("", "2", ""), Some("machine ID 1, here 2")),
+            ("no firmware", on("", "1", ""), on("", "2", ""), Some("machine ID 1 differs from 2 of this machine")),
             ("taken over by us", node("a", "c"), node("a", "d"), None),
-            ("both", node("a", "c"), node("b", "d"), Some("system UUID a, here b; provider ID c, here d")),
+            (
+                "both",
+                node("a", "c"),
+                node("b", "d"),
+                Some("system UUID a differs from b of this machine; provider ID c differs from d of this machine"),
+            ),
         ] {
             assert_eq!(conflicting_machine(&theirs, &own).as_deref(), expected, "{what}");
         }

@@ -48,13 +48,13 @@ async fn send_until_accepted<E: Display>(cidr: &str, send: &SendCidr<E>) {
     while let Err(err) = send(cidr.to_owned()).await {
         let pause = backoff.next_delay();
         if pause == BACKOFF.nth(0) {
-            warn!(%err, podCIDR = cidr, "The runtime does not take the addresses of this node's pods, will retry");
+            warn!(%err, podCIDR = cidr, "Failed to update pod CIDR of the runtime, will retry");
         } else {
-            debug!(%err, podCIDR = cidr, again = ?pause, "The runtime does not take the addresses of this node's pods");
+            debug!(%err, podCIDR = cidr, again = ?pause, "Failed to update pod CIDR of the runtime");
         }
         sleep(pause).await;
     }
-    info!(podCIDR = cidr, "Told the runtime the addresses of this node's pods");
+    info!(podCIDR = cidr, "Updated pod CIDR of the runtime");
 }
 
 #[cfg(test)]

@@ -84,13 +84,13 @@ impl StatusWriter {
     async fn reconcile(&mut self, ours: &api::Node, refusal: ApiError) -> Result<api::Node, ApiError> {
         let get = Call::get(Resource::NODES, "", self.name()).within(DEADLINE);
         let existing: api::Node = self.deps.api.ask(get).await.map_err(|err| {
-            warn!(node = self.name(), %err, "Unable to read the node that exists");
+            warn!(node = self.name(), %err, "Unable to register node with API server, error getting existing node");
             refusal
         })?;
         if let Some(why) = name_conflict::conflicting_machine(&existing, ours) {
             match name_conflict::is_alive(&existing) {
-                true => self.name_is_taken(&format!("Another machine reported as this node a moment ago: {why}")),
-                false => info!(node = self.name(), why, "The node object is of another machine, it is taken over"),
+                true => self.name_is_taken(&format!("Another machine recently reported status as this node: {why}")),
+                false => info!(node = self.name(), why, "Node object belongs to another machine, taking it over"),
             }
         }
         let wanted = reconcile(&existing, ours, self.config.devices_lost);

@@ -55,7 +55,7 @@ async fn try_to_wipe(
             Ok(answer) => {
                 let removed = removed(&answer);
                 if removed > 0 {
-                    info!(node = name, count = removed, "Removed resource slices of an earlier start");
+                    info!(node = name, count = removed, "Removed resource slices of a previous run");
                 }
                 return;
             }

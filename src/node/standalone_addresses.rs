@@ -32,7 +32,7 @@ impl StandaloneAddresses {
     pub async fn publish_once(&self) {
         match self.network.observe().await {
             Ok(network) => self.publish(&network),
-            Err(err) => warn!(%err, "The machine's addresses cannot be read"),
+            Err(err) => warn!(%err, "Failed to read host network addresses"),
         }
     }
 

@@ -232,7 +232,7 @@ impl StatusWriter {
     /// Computes the status and patches it if a report is due.
     async fn report(&mut self, base: &api::Node) -> Result<(), ApiError> {
         if let Some(why) = self.last_accepted.as_ref().and_then(|told| name_conflict::conflicting_machine(base, told)) {
-            self.name_is_taken(&format!("Another machine reports as this node, too: {why}"));
+            self.name_is_taken(&format!("Another machine also reports status as this node: {why}"));
         }
         let Draft { node, .. } = self.draft(base).await;
         let change = change(base, &node);
@@ -245,7 +245,7 @@ impl StatusWriter {
         match self.send(&patch).await {
             Ok(answer) => self.record_accepted(answer, node, change),
             Err(err) if err.is_invalid() && !is_of_another_node(&err) => {
-                error!(node = %self.name(), %err, %patch, "The API server refuses the node status");
+                error!(node = %self.name(), %err, %patch, "API server rejected node status patch");
                 self.refused(node, &err);
             }
             Err(err) => return Err(err),
@@ -342,11 +342,11 @@ impl StatusWriter {
         self.latest = None;
         if !self.config.register || !self.config.reregister {
             if !self.gone {
-                warn!(node = %self.name(), "There is no node object; it is not made again");
+                warn!(node = %self.name(), "Node object does not exist, not registering it again");
             }
             return;
         }
-        info!(node = %self.name(), "The node object is gone, it is registered again");
+        info!(node = %self.name(), "Node object does not exist, registering it again");
         self.registered.send_replace(false);
         self.register().await;
     }
@@ -355,7 +355,7 @@ impl StatusWriter {
     pub(super) fn name_is_taken(&mut self, text: &str) {
         if self.conflict_reported_at.is_none_or(|told| told.elapsed() >= HOUR) {
             self.conflict_reported_at = Some(Instant::now());
-            warn!(node = self.name(), text, "The name of this node is taken");
+            warn!(node = self.name(), text, "Node name is used by another machine");
             self.deps.events.record(Event::node_warning(name_conflict::REASON, text));
         }
     }

@@ -7,7 +7,7 @@
 //!   acted()    ─┘                            └─► health
 //! ```
 //!
-//! Input: [`PodObserver::acted`](berth_ports::PodObserver::acted), [`Hint`]s, the clock. Output:
+//! Input: [`PodObserver::action_completed`](berth_ports::PodObserver::action_completed), [`Hint`]s, the clock. Output:
 //! observations on watch channels, each with the generation at which its query *began*.
 //!
 //! One task (`owner.rs`) decides which pods are queried and when; a query is a separate task with its

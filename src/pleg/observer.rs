@@ -120,7 +120,7 @@ impl PodObserver for Pleg {
 
     async fn list(&self) -> Result<RuntimePods, String> {
         let (waiter, answer) = oneshot::channel();
-        let ended = || "PLEG has ended".to_owned();
+        let ended = || "PLEG stopped".to_owned();
         self.waiters.send(waiter).await.map_err(|_| ended())?;
         answer.await.unwrap_or_else(|_| Err(ended()))
     }

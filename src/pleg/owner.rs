@@ -329,7 +329,7 @@ impl Owner {
         let queued = std::mem::take(&mut self.lists.queued);
         self.lists.served.extend(queued);
         let (cri, limit) = (self.tools.looker.cri.clone(), self.tools.config.list_deadline);
-        let lost = || CriError::Invalid("the list was lost".to_owned());
+        let lost = || CriError::Invalid("list of the runtime's pods panicked".to_owned());
         self.listing.spawn(async move {
             let listing = AssertUnwindSafe(list(cri, start, limit)).catch_unwind();
             listing.await.unwrap_or_else(|_| ListEnd { start, result: Err(lost()) })
@@ -383,7 +383,7 @@ impl Owner {
         let seconds = std::time::Duration::try_from(start.wall.duration_since(jiff::Timestamp::UNIX_EPOCH));
         self.tools.metrics.last_seen.set(seconds.unwrap_or_default().as_secs_f64());
         if std::mem::take(&mut self.lists.is_failing) {
-            info!("The runtime answers again");
+            info!("Listing pods from the runtime succeeds again");
             self.tools.recovered.notify_one();
         }
         self.count();

@@ -48,7 +48,7 @@ impl QueryTask {
         let place = self.places.clone().acquire_owned().await;
         let began = Instant::now();
         let Some(beginning) = self.store.begin(&self.uid) else {
-            return self.end(Generation(0), began, Err("the pod is not followed any more".to_owned()));
+            return self.end(Generation(0), began, Err("pod is no longer observed".to_owned()));
         };
         let generation = beginning.generation;
         let result = {
@@ -64,10 +64,11 @@ impl QueryTask {
             match outcome {
                 Ok(Ok(Ok(pod))) => Ok(pod),
                 Ok(Ok(Err(error))) => Err(error.to_string()),
-                Ok(Err(_)) => {
-                    Err(format!("pod {}: the runtime did not tell its state within {:?}", beginning.pod, self.deadline))
-                }
-                Err(_) => Err("the look was lost".to_owned()),
+                Ok(Err(_)) => Err(format!(
+                    "pod {}: timed out reading its state from the runtime after {:?}",
+                    beginning.pod, self.deadline
+                )),
+                Err(_) => Err("observation of the pod panicked".to_owned()),
             }
         };
         self.end(generation, began, result)

@@ -51,7 +51,7 @@ impl Socket {
             if wanted.changed().await.is_err() {
                 return;
             }
-            info!(path = %label, plugin = %held.plugin.name, "Plugin is gone");
+            info!(path = %label, plugin = %held.plugin.name, "Plugin socket was removed, deregistering plugin");
             held.handler.deregister(&held.plugin).await;
             self.metrics.remove(&label, World::Actual);
         }
@@ -75,7 +75,7 @@ impl Socket {
             match done {
                 Ok(held) => return Some(held),
                 Err(error) => {
-                    warn!(path = %self.path.display(), durationBeforeRetry = ?backoff.peek(), err = cut(&error), "Plugin is not registered");
+                    warn!(path = %self.path.display(), durationBeforeRetry = ?backoff.peek(), err = cut(&error), "Failed to register plugin");
                 }
             }
             tokio::select! {

@@ -61,10 +61,10 @@ pub fn walk(root: &Path, mut watches: Watches) -> WalkResult {
         // Watch before reading: changes in between are reported.
         match watches.add(&directory, mask) {
             Ok(descriptor) => drop(found.directories.insert(directory.clone(), descriptor)),
-            Err(error) => debug!(path = %directory.display(), err = %error, "Cannot watch a directory of plugins"),
+            Err(error) => debug!(path = %directory.display(), err = %error, "Failed to watch plugin directory"),
         }
         if let Err(error) = list(&directory, depth, &mut left, &mut found) {
-            debug!(path = %directory.display(), err = %error, "Cannot read a directory of plugins");
+            debug!(path = %directory.display(), err = %error, "Failed to read plugin directory");
         }
     }
     found

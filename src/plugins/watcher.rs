@@ -93,7 +93,7 @@ impl Watcher {
             match self.look().await {
                 Ok(walked) => self.apply_walk(walked),
                 Err(error) => {
-                    warn!(path = %self.deps.directory.display(), err = %error, "Cannot follow the directory of plugins");
+                    warn!(path = %self.deps.directory.display(), err = %error, "Failed to walk plugin directory");
                 }
             }
             sleep(REST).await;
@@ -117,7 +117,7 @@ impl Watcher {
 
     fn apply_walk(&mut self, walked: WalkResult) {
         if walked.is_cut && !self.is_cut {
-            warn!(path = %self.deps.directory.display(), most = MOST, "Too many sockets of plugins, the others are ignored");
+            warn!(path = %self.deps.directory.display(), limit = MOST, "Too many plugin sockets, ignoring the rest");
         }
         self.is_cut = walked.is_cut;
         self.directories = walked.directories.into_iter().map(|(path, wd)| (wd, path)).collect();
@@ -170,7 +170,7 @@ impl Watcher {
                     }
                 }
                 Some(Err(error)) => {
-                    debug!(err = %error, "No notifications of plugins, they are begun anew");
+                    debug!(err = %error, "Watch of plugin directories failed, restarting it");
                     self.events = None;
                 }
                 None => self.events = None,

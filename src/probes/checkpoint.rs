@@ -60,7 +60,7 @@ impl ResultsCheckpoint {
     pub fn decode(content: &[u8]) -> Result<Self, String> {
         let saved: Self = serde_json::from_slice(content).map_err(|e| e.to_string())?;
         let count = saved.containers.len();
-        if count > MOST { Err(format!("{count} containers")) } else { Ok(saved) }
+        if count > MOST { Err(format!("too many containers: {count}")) } else { Ok(saved) }
     }
 
     /// Serializes the file.

@@ -75,7 +75,7 @@ async fn connect(
         if let Ok(stream) = dialler.tcp_nodelay(host, port, deadline).await {
             let mut stream = Some(TokioIo::new(stream));
             let once = tower::service_fn(move |_: http::Uri| {
-                let taken = stream.take().ok_or_else(|| std::io::Error::other("the connection has ended"));
+                let taken = stream.take().ok_or_else(|| std::io::Error::other("connection closed"));
                 async move { taken }
             });
             let made = pin!(endpoint.connect_with_connector(once));

@@ -84,7 +84,7 @@ pub async fn open(
         Err(error) => Err(error.to_string()),
     };
     let saved = saved.unwrap_or_else(|error| {
-        warn!(err = %error, path = %file.path().display(), "Results of probes are not known any more, asking anew");
+        warn!(err = %error, path = %file.path().display(), "Failed to restore probe results, probing again");
         ResultsCheckpoint::default()
     });
     let results = Arc::new(Results::new(saved.clone()));
@@ -182,7 +182,7 @@ async fn write(results: &Results, file: &dyn StateFile, written: &mut ResultsChe
         return false;
     }
     if let Err(error) = file.replace(now.encode()).await {
-        error!(err = %error, path = %file.path().display(), "Failed to store results of probes");
+        error!(err = %error, path = %file.path().display(), "Failed to store probe results");
         return true;
     }
     *written = now;

@@ -85,7 +85,7 @@ impl ProbeRequest {
         let found =
             self.pod.container(&self.container).and_then(|(_, container)| Some((container, self.kind.of(container)?)));
         let Some((container, probe)) = found else {
-            let what = ProbeAction::Invalid(Outcome::unknown("the pod has no such probe"));
+            let what = ProbeAction::Invalid(Outcome::unknown("probe not found in the pod spec"));
             return ResolvedRequest { timeout: Duration::MAX / 2, what };
         };
         let what = what(container, probe, self.ip.as_deref()).unwrap_or_else(ProbeAction::Invalid);
@@ -177,7 +177,7 @@ mod tests {
         };
         for ask in [of("d", Kind::Readiness), of("c", Kind::Liveness)] {
             let ProbeAction::Invalid(outcome) = &ask.resolved().what else { panic!("nobody") };
-            assert_eq!(*outcome, Outcome::unknown("the pod has no such probe"));
+            assert_eq!(*outcome, Outcome::unknown("probe not found in the pod spec"));
         }
     }
 }

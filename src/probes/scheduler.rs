@@ -324,7 +324,7 @@ impl ProbeScheduler {
         probe.attempt = None;
         match outcome {
             Ok(outcome) => self.apply_outcome(id, &outcome, begun),
-            Err(panic) => error!(err = panic, "A probe's attempt has crashed"),
+            Err(panic) => error!(err = panic, "Probe attempt panicked"),
         }
         self.schedule(id);
     }

@@ -46,7 +46,8 @@ impl LimitedStream {
     fn count(&mut self, read: &[u8]) -> io::Result<()> {
         let at = MOST_READ - self.left;
         self.first.iter_mut().skip(at).zip(read).for_each(|(place, byte)| *place = *byte);
-        self.left = self.left.checked_sub(read.len()).ok_or_else(|| io::Error::other("the server says too much"))?;
+        self.left =
+            self.left.checked_sub(read.len()).ok_or_else(|| io::Error::other("response exceeds the size limit"))?;
         Ok(())
     }
 }

@@ -165,7 +165,7 @@ fn canonical(name: &HeaderName) -> String {
 }
 
 /// Error text of a pod without an address.
-pub const NO_ADDRESS: &str = "the pod has no address yet";
+pub const NO_ADDRESS: &str = "pod has no IP address yet";
 
 #[cfg(test)]
 mod tests {

@@ -45,7 +45,7 @@ pub enum IdFileError {
 pub fn encode(first: u32, length: u32) -> Vec<u8> {
     let mappings = Some(vec![Mapping { host: first, container: 0, length }]);
     let file = File { uids: mappings.clone(), gids: mappings };
-    serde_json::to_vec(&file).expect("numbers serialise")
+    serde_json::to_vec(&file).expect("numbers always serialize")
 }
 
 /// Decodes the first host ID and the number of IDs.

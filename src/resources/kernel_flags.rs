@@ -58,7 +58,7 @@ fn one(root: &Path, name: &str, wanted: i64, on_difference: OnDifference) -> Res
     info!(path = name, from = actual, to = wanted, "Updating kernel flag");
     match fs::write(&path, wanted.to_string()).map_err(failed) {
         Err(err) if on_difference == OnDifference::TryToWrite => {
-            warn!(err, "Updating kernel flag failed, ignored in a user namespace");
+            warn!(err, "Updating kernel flag failed (running in UserNS, ignoring)");
             Ok(())
         }
         written => written,

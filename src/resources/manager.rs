@@ -107,7 +107,7 @@ impl Manager {
         }
         let mut writes = None;
         let groups = if config.cgroups_per_qos {
-            let hierarchy = hierarchy.ok_or_else(|| ResourceError("no control groups are mounted".to_owned()))?;
+            let hierarchy = hierarchy.ok_or_else(|| ResourceError("no cgroup hierarchy is mounted".to_owned()))?;
             let mut kubepods = values::of_amounts(
                 &node_allocatable::for_pods(&config.capacity, &config.reservations, config.enforce_pods),
                 &config.rules.hugepage_sizes,
@@ -118,7 +118,7 @@ impl Manager {
                 Driver::Systemd => {
                     let units = deps.units.ok_or_else(|| ResourceError(systemd::NOT_RUNNING.to_owned()))?;
                     let heard = systemd::cgroup_watcher::watch();
-                    let heard = heard.map_err(|error| warn!(err = %error, "Slices are not watched")).ok();
+                    let heard = heard.map_err(|error| warn!(err = %error, "Failed to watch systemd slices")).ok();
                     let (watch, heard) = heard.unzip();
                     writes = heard;
                     Some(Slices::new(systemd::Driver::new(units), watch))
@@ -196,7 +196,7 @@ impl Manager {
                 enforced = self.enforce_on_pods(groups.clone()).await;
             }
             if let Err(e) = blocking("QoS cgroups", move || groups.verify()).await {
-                warn!(err = %e, "QoS cgroups could not be verified");
+                warn!(err = %e, "Failed to verify QoS cgroups");
             }
         }
     }
@@ -208,7 +208,7 @@ impl Manager {
             Ok(())
         });
         if let Err(e) = repaired.await {
-            warn!(err = %e, "What was changed in slices could not be written again");
+            warn!(err = %e, "Failed to restore changed slice values");
         }
     }
 
@@ -244,7 +244,7 @@ impl CgroupState {
                 .ensure_class(class)
                 .map_err(|e| ResourceError(format!("failed to initialize top level QOS containers: {e}")))?;
             for complaint in ensured.complaints {
-                info!(cgroupName = %names.path(&names.qos(class)), err = %complaint, "Value not written");
+                info!(cgroupName = %names.path(&names.qos(class)), err = %complaint, "Failed to write cgroup value");
             }
         }
         for (_, uid) in self.tree.pods()?.into_iter().filter(|(class, _)| *class == Qos::Burstable) {
@@ -319,7 +319,7 @@ impl CgroupState {
         self.shares.remove(uid);
         if let Err(e) = self.write_burstable() {
             // The pod cgroup is removed; the weight is verified each minute.
-            warn!(podUID = %uid, err = %e, "Weight of burstable pods not written");
+            warn!(podUID = %uid, err = %e, "Failed to write CPU weight of the Burstable QoS cgroup");
         }
         Ok(())
     }
@@ -355,7 +355,7 @@ impl ResourceManager for Manager {
             Ok(there) => there,
             Err(e) => {
                 // Killing containers because of a read error would be worse than an incomplete cgroup.
-                warn!(pod = %pod_id, err = %e, "Pod cgroup cannot be looked at");
+                warn!(pod = %pod_id, err = %e, "Failed to check whether pod cgroup exists");
                 true
             }
         }
@@ -388,7 +388,7 @@ impl ResourceManager for Manager {
         match blocking("pod cgroups", move || groups.tree.pods()).await {
             Ok(pods) => pods.into_iter().map(|(_, uid)| uid).collect(),
             Err(e) => {
-                warn!(err = %e, "Pod cgroups cannot be listed");
+                warn!(err = %e, "Failed to get list of pods that still exist on cgroup mounts");
                 Vec::new()
             }
         }
@@ -461,6 +461,6 @@ pub(super) async fn blocking<T: Send + 'static>(
     match tokio::time::timeout(LIMIT, tokio::task::spawn_blocking(work)).await {
         Ok(Ok(result)) => result,
         Ok(Err(e)) => Err(ResourceError(format!("{what}: {e}"))),
-        Err(_) => Err(ResourceError(format!("{what}: no answer within {LIMIT:?}"))),
+        Err(_) => Err(ResourceError(format!("{what}: timed out after {LIMIT:?}"))),
     }
 }

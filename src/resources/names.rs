@@ -16,7 +16,7 @@ pub enum Driver {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NameError {
     /// A component of the name is invalid.
-    #[error("{0:?} cannot be part of a cgroup name")]
+    #[error("invalid cgroup name component {0:?}")]
     Component(String),
     /// The name of the slice is invalid.
     #[error("invalid slice name: {0}")]

@@ -54,7 +54,7 @@ impl Slices {
         }
         // It may be a plain directory, which systemd would not keep.
         if let Err(error) = self.driver.make_slice(on, group, &[]) {
-            warn!(cgroupName = %group, err = %error, "A slice is there that systemd does not start");
+            warn!(cgroupName = %group, err = %error, "Failed to start existing slice in systemd");
             return;
         }
         self.keep(on, group, writes);
@@ -66,7 +66,7 @@ impl Slices {
         let Some(watch) = &self.watch else { return };
         for directory in on.directories(group) {
             if let Err(error) = watch.add(group, &directory) {
-                warn!(cgroupName = %group, err = %error, "A slice cannot be watched");
+                warn!(cgroupName = %group, err = %error, "Failed to watch slice");
             }
         }
     }
@@ -107,10 +107,10 @@ impl Slices {
             if changed.is_empty() {
                 continue;
             }
-            info!(cgroupName = %group, files = ?changed, "Values of a slice were changed, and are written again");
+            info!(cgroupName = %group, files = ?changed, "Restoring slice values changed by another process");
             let told = self.driver.set(&group, &files(&wanted)).err();
             for error in told.into_iter().chain(write(&group, &wanted)) {
-                warn!(cgroupName = %group, err = %error, "A value that was changed cannot be written again");
+                warn!(cgroupName = %group, err = %error, "Failed to restore slice value");
             }
             // Record the actual content, or the same difference would be repaired forever.
             keep(&mut kept, on, &group, &wanted);

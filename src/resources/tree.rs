@@ -198,7 +198,7 @@ impl Tree {
     }
 
     fn parse(path: &str) -> Result<GroupPath, ResourceError> {
-        GroupPath::parse(path).ok_or_else(|| ResourceError(format!("{path:?} is no path of a cgroup")))
+        GroupPath::parse(path).ok_or_else(|| ResourceError(format!("invalid cgroup path {path:?}")))
     }
 
     pub(super) fn presence_of(&self, group: &GroupPath) -> Result<Presence, ResourceError> {
@@ -278,7 +278,7 @@ impl Tree {
         if got == wanted {
             return Ok(());
         }
-        Err(CgroupError::Other(format!("cpu.shares of {group}: wrote {wanted}, the kernel made it {got}")))
+        Err(CgroupError::Other(format!("cpu.shares of {group}: wrote {wanted}, kernel set {got}")))
     }
 
     fn read(&self, group: &GroupPath, controller: Controller, file: &str) -> Result<String, ResourceError> {
@@ -313,7 +313,7 @@ fn number(text: &str, group: &GroupPath, file: &str) -> Result<i64, ResourceErro
         return Ok(i64::MAX);
     }
     let parsed: Result<i128, _> = text.parse();
-    let value = parsed.map_err(|_| ResourceError(format!("{file} of {group} holds {text:?}, which is no number")))?;
+    let value = parsed.map_err(|_| ResourceError(format!("{file} of {group}: expected a number, got {text:?}")))?;
     Ok(i64::try_from(value).unwrap_or(i64::MAX))
 }
 

@@ -54,7 +54,7 @@ impl IdRanges {
     pub async fn prune(&self) {
         let shared = self.0.clone();
         if let Err(e) = blocking("user namespaces", move || shared.prune()).await {
-            error!(err = %e, "Host ids of pods that are gone stay taken");
+            error!(err = %e, "Failed to release host IDs of removed pods");
         }
     }
 }
@@ -67,7 +67,7 @@ impl Shared {
     fn file(&self, pod: &PodUid) -> Result<PathBuf, ResourceError> {
         let uid = pod.as_str();
         if matches!(uid, "" | "." | "..") || uid.contains(['/', '\0']) {
-            return Err(ResourceError(format!("pod UID {uid:?} cannot be the name of a directory")));
+            return Err(ResourceError(format!("pod UID {uid:?} is not a valid directory name")));
         }
         Ok(self.pods.join(uid).join(FILE))
     }
@@ -112,7 +112,7 @@ impl Shared {
             table.release(pod);
             return Err(ResourceError(format!("{}: {e}", path.display())));
         }
-        info!(podUID = %pod, hostId = first, length, "Host ids assigned");
+        info!(podUID = %pod, hostId = first, length, "Assigned host IDs");
         Ok(IdRange { first, length })
     }
 
@@ -153,7 +153,7 @@ impl UserNamespaces for IdRanges {
     async fn release(&self, pod: &PodUid) {
         let (shared, uid) = (self.0.clone(), pod.clone());
         if let Err(e) = blocking("user namespaces", move || shared.release(&uid)).await {
-            error!(podUID = %pod, err = %e, "Host ids not given back");
+            error!(podUID = %pod, err = %e, "Failed to release host IDs");
         }
     }
 }
@@ -183,13 +183,13 @@ async fn subids(arguments: &[&str]) -> Result<Option<String>, ResourceError> {
     let run =
         tokio::process::Command::new("getsubids").args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
     let output = match tokio::time::timeout(SUBIDS_LIMIT, run).await {
-        Err(_) => return Err(ResourceError(format!("getsubids: no answer within {SUBIDS_LIMIT:?}"))),
+        Err(_) => return Err(ResourceError(format!("getsubids: timed out after {SUBIDS_LIMIT:?}"))),
         Ok(Err(e)) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Ok(other) => other.map_err(|e| ResourceError(format!("getsubids: {e}")))?,
     };
     if !output.status.success() {
         let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(ResourceError(format!("getsubids ended with {}: {words}", output.status)));
+        return Err(ResourceError(format!("getsubids failed with {}: {words}", output.status)));
     }
     String::from_utf8(output.stdout).map(Some).map_err(|e| ResourceError(format!("getsubids: {e}")))
 }

@@ -295,7 +295,7 @@ fn next(inputs: &Inputs, container: &api::Container, newest: Option<&ObservedCon
     let unknown = "Container is in \"unknown\" state, try killing it before restart";
     match instance.state {
         ContainerState::Running if !is_active(inputs.observed, instance) => killed(
-            format!("Container {} runs in a former sandbox", container.name),
+            format!("Container {} runs in a previous sandbox", container.name),
             Cause::Unspecified,
             may_again && !pod.is_deleting(),
         ),

@@ -175,16 +175,15 @@ impl CreationTracker {
             let answer = call.await;
             let wanted = open.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&named);
             if let (CreateKey::Sandbox { pod, .. }, Ok(id), false) = (&named, &answer, wanted) {
-                info!(podUID = %pod, sandboxID = %id, "Stopping a sandbox that came too late");
+                info!(podUID = %pod, sandboxID = %id, "Stopping sandbox of an abandoned create request");
                 if let Err(err) = cri.stop_pod_sandbox(id).await {
-                    warn!(podUID = %pod, sandboxID = %id, %err, "Failed to stop a sandbox that came too late");
+                    warn!(podUID = %pod, sandboxID = %id, %err, "Failed to stop sandbox of an abandoned create request");
                 }
             }
             answer
         });
-        let call = async move {
-            task.await.unwrap_or_else(|e| Err(CriError::Invalid(format!("the task that creates has failed: {e}"))))
-        };
+        let call =
+            async move { task.await.unwrap_or_else(|e| Err(CriError::Invalid(format!("create task failed: {e}")))) };
         let call = call.boxed().shared();
         if let Some(known) = self.lock().get_mut(key) {
             known.call = Some(call.clone());
@@ -214,7 +213,7 @@ impl CreationTracker {
         self.lock().insert(key.clone(), PendingCreate { call: None, doubt_until, refusals: before.saturating_add(1) });
         match self.find(&key).await {
             Some(id) => {
-                info!(podUID = %key.pod(), id, %error, "Adopting what a lost call has created");
+                info!(podUID = %key.pod(), id, %error, "Adopting object of a create request without response");
                 self.close(&key);
                 Ok(id)
             }
@@ -232,7 +231,7 @@ impl CreationTracker {
             }
         };
         found.unwrap_or_else(|err| {
-            warn!(podUID = %key.pod(), %err, "Cannot look for what a lost call has created");
+            warn!(podUID = %key.pod(), %err, "Failed to look up object of a create request without response");
             None
         })
     }
@@ -287,10 +286,10 @@ fn is_reserved(error: &CriError) -> bool {
 fn still_creating(key: &CreateKey) -> CriError {
     CriError::Invalid(match key {
         CreateKey::Sandbox { attempt, .. } => {
-            format!("attempt {attempt} to create the sandbox has not been answered and may still be running")
+            format!("attempt {attempt} to create the sandbox has not completed and may still be running")
         }
         CreateKey::Container { name, attempt, .. } => {
-            format!("attempt {attempt} to create container {name:?} has not been answered and may still be running")
+            format!("attempt {attempt} to create container {name:?} has not completed and may still be running")
         }
     })
 }

@@ -67,7 +67,7 @@ impl RuntimeManager {
                 path: instance.log_path.clone().into(),
             };
             if self.prunes.sender.try_send(file).is_err() {
-                debug!(podUID = %observed.id.uid, "Too many dead containers at once; garbage collection will find them");
+                debug!(podUID = %observed.id.uid, "Queue of dead containers is full, leaving removal to garbage collection");
             }
         }
     }
@@ -90,7 +90,7 @@ impl RuntimeManager {
                 removed = self.remove_instance(file, Logs::Remove) => removed,
             };
             if let Err(err) = removed {
-                error!(containerID = %id, err, "Failed to remove a dead container");
+                error!(containerID = %id, err, "Failed to remove dead container");
             }
         }
     }

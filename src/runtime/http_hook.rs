@@ -80,7 +80,7 @@ impl HttpHook {
     pub(super) async fn run(&self) -> Result<bool, String> {
         match tokio::time::timeout(LONGEST, self.run_unbounded()).await {
             Ok(answer) => answer,
-            Err(_) => Err(format!("Get \"{}\": no answer within 30m0s", self.uri)),
+            Err(_) => Err(format!("Get \"{}\": timed out after 30m0s", self.uri)),
         }
     }
 

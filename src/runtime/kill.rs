@@ -253,7 +253,7 @@ impl RuntimeManager {
         };
         let first = |has_time: bool| match (&facts.pre_stop, &turns) {
             (Some(_), _) if has_time => progress.start_concurrent(format!("preStop hook of {name}")),
-            (None, Some(_)) if has_time => progress.start_concurrent(format!("turn of {name} to stop")),
+            (None, Some(_)) if has_time => progress.start_concurrent(format!("termination ordering of {name}")),
             _ => progress.start_concurrent(format!("StopContainer {name}")),
         };
         let mut grace = LiveGrace::new(&facts, cause, grace, first);
@@ -269,7 +269,7 @@ impl RuntimeManager {
             late = self.pre_stop(hook, &facts, &mut grace).await;
         }
         if let Some(turns) = turns.as_ref().filter(|_| !grace.left().is_zero()) {
-            grace.enter(format!("turn of {name} to stop"));
+            grace.enter(format!("termination ordering of {name}"));
             grace.within(turns.of(&name)).await;
         }
         grace.enter(format!("StopContainer {name}"));
@@ -330,14 +330,14 @@ impl RuntimeManager {
                 answer = calls.next() => match answer {
                     Some(Err(err)) if err.is_not_found() => return Ok(()),
                     Some(Err(err)) if calls.is_empty() => return Err(err),
-                    Some(Err(err)) => debug!(containerID = %id, %err, "One of several stops failed"),
+                    Some(Err(err)) => debug!(containerID = %id, %err, "One of several StopContainer calls failed"),
                     Some(Ok(())) | None => return Ok(()),
                 },
                 () = grace.shortened() => {
                     told = grace.for_runtime();
                     if Instant::now() + told < ends {
                         ends = Instant::now() + told;
-                        info!(containerID = %id, gracePeriod = told.as_secs(), "The grace period was shortened");
+                        info!(containerID = %id, gracePeriod = told.as_secs(), "Shortening grace period of container");
                         calls.push(self.deps.cri.stop_container(id.as_str(), told));
                     }
                 }
@@ -350,7 +350,7 @@ impl RuntimeManager {
         match self.deps.cri.container_status(id.as_str()).await {
             Ok(status) => StopFacts::from_annotations(&status.annotations),
             Err(err) => {
-                debug!(containerID = %id, %err, "Cannot read how a container was defined");
+                debug!(containerID = %id, %err, "Failed to read container annotations");
                 StopFacts::default()
             }
         }

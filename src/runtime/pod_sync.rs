@@ -441,7 +441,7 @@ impl RuntimeManager {
             Logs::Keep => {}
             // An empty path must never become a pattern that matches other files.
             Logs::Remove if file.path.as_os_str().is_empty() => {
-                warn!(containerID = %id, "The runtime does not tell where this container logs to");
+                warn!(containerID = %id, "Runtime reports no log path of container, not removing its logs");
             }
             Logs::Remove => self.deps.logs.remove(file).await?,
         }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! All inputs are read on demand. File work runs on the blocking pool, one job per container, except
-//! work inside volumes (`lone.rs`); every wait has a timeout. Implements spec 03a §5-6.
+//! work inside volumes (`dedicated_thread.rs`); every wait has a timeout. Implements spec 03a §5-6.
 
 mod dedicated_thread;
 mod environment;
@@ -224,7 +224,7 @@ impl Preparer {
         };
         let mut devices = mounts::devices(request.container, &known).map_err(text_of)?;
         if !devices.is_empty() {
-            devices = blocking("links of block volumes", move || {
+            devices = blocking("block volume links", move || {
                 devices.retain(|device| std::fs::symlink_metadata(&device.host_path).is_ok());
                 Ok(devices)
             })
@@ -265,7 +265,7 @@ impl Preparer {
             selinux: self.config.selinux,
             id_mappings,
         };
-        let what = "files of the container";
+        let what = "container files";
         if job.planned.iter().any(|mount| mount.sub_path.is_some()) {
             let whose = (pod.uid().clone(), container.name.clone());
             return self.lone.work(what, whose, move || job.make()).await;
@@ -353,7 +353,7 @@ impl Prepare for Preparer {
             Ok(names) => container::restart_count_of_logs(names.iter().map(String::as_str)),
             Err(e) => {
                 // A count that is too low only reuses a log file; the container must start.
-                warn!(pod = %pod.object_name(), containerName = container, err = %e, "Restart count unknown, taken as 0");
+                warn!(pod = %pod.object_name(), containerName = container, err = %e, "Cannot calculate restartCount from the log directory");
                 0
             }
         }
@@ -391,7 +391,7 @@ fn pod_ips(pod: &Pod, reported: &[IpAddr], host: &[IpAddr]) -> Vec<IpAddr> {
 /// Validates untrusted text as one path component.
 fn file_name(text: &str) -> Result<&str, PrepareError> {
     if matches!(text, "" | "." | "..") || text.contains(['/', '\0']) {
-        return Err(PrepareError(format!("{text:?} cannot be the name of a file or directory")));
+        return Err(PrepareError(format!("invalid file name {text:?}")));
     }
     Ok(text)
 }
@@ -401,7 +401,7 @@ fn text_of(error: impl std::fmt::Display) -> PrepareError {
 }
 
 async fn within<T>(what: &str, wait: impl Future<Output = T>) -> Result<T, PrepareError> {
-    tokio::time::timeout(LIMIT, wait).await.map_err(|_| PrepareError(format!("{what}: no answer within {LIMIT:?}")))
+    tokio::time::timeout(LIMIT, wait).await.map_err(|_| PrepareError(format!("{what}: timed out after {LIMIT:?}")))
 }
 
 /// Runs file work on the blocking pool; on a timeout the job is abandoned and named in the error.

@@ -14,7 +14,7 @@ impl RuntimeManager {
     /// Fails while a container runs; what is already gone counts as removed.
     pub(super) async fn remove_observed(&self, observed: &ObservedPod) -> Result<(), String> {
         if let Some(running) = observed.running().next() {
-            return Err(format!("container {} still runs", running.id));
+            return Err(format!("container {} is still running", running.id));
         }
         let containers = join_all(observed.containers.iter().map(|c| self.remove_ended(observed, c))).await;
         failures(containers)?;

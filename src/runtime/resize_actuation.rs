@@ -113,7 +113,7 @@ impl PodSync<'_> {
         self.tell_runtime(next).await.map_err(|e| e.to_string())?;
         if let Err(err) = self.rt.deps.resources.apply_pod_values(pod, change).await {
             if let Err(err) = self.tell_runtime(*current).await {
-                warn!(pod = %pod.object_name(), podUID = %pod.uid(), %err, "Failed to take back the pod's resources");
+                warn!(pod = %pod.object_name(), podUID = %pod.uid(), %err, "Failed to roll back pod resources in the runtime");
             }
             return Err(err.to_string());
         }
@@ -172,10 +172,10 @@ impl PodSync<'_> {
         if let Some(used) = used {
             return Ok(used);
         }
-        let id = container.ok_or("pods have no cgroups of their own")?;
+        let id = container.ok_or("pod cgroups are disabled")?;
         let filter = cri::ContainerStatsFilter { id: id.as_str().to_owned(), ..Default::default() };
         let stats = self.rt.deps.cri.list_container_stats(Some(filter)).await.map_err(|e| e.to_string())?;
-        usage(&stats, id).ok_or_else(|| "the runtime tells none".to_owned())
+        usage(&stats, id).ok_or_else(|| "not reported by the runtime".to_owned())
     }
 }
 
@@ -199,7 +199,7 @@ fn too_low(what: &str, limit: i64, used: Result<u64, String>) -> Option<String> 
     match used {
         Ok(used) if i64::try_from(used).is_ok_and(|used| used < limit) => None,
         Ok(used) => Some(format!("attempting to set {what} memory limit ({limit}) below current usage ({used})")),
-        Err(err) => Some(format!("cannot tell the memory usage of {what}: {err}")),
+        Err(err) => Some(format!("missing {what} memory usage: {err}")),
     }
 }
 

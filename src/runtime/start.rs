@@ -258,11 +258,11 @@ impl PodSync<'_> {
 
     async fn adopt(&mut self, subject: StartTarget<'_>) -> Attempt<CreatedContainer> {
         let Some(created) = self.created_instance(subject) else {
-            return Err(Failure::new("CreateContainerError", "the created container is gone"));
+            return Err(Failure::new("CreateContainerError", "created container not found"));
         };
         let made = CreatedContainer { id: created.id.clone(), log_path: created.log_path.clone().into() };
         info!(pod = %self.req.pod.object_name(), podUID = %self.req.pod.uid(),
-            containerName = subject.container.name, containerID = %made.id, "Starting a container created earlier");
+            containerName = subject.container.name, containerID = %made.id, "Starting previously created container");
         Ok(made)
     }
 
@@ -393,7 +393,7 @@ impl PodSync<'_> {
     async fn discard(&mut self, id: &ContainerId) {
         self.outcome.acted = true;
         if let Err(err) = self.rt.deps.cri.remove_container(id.as_str()).await {
-            error!(containerID = %id, %err, "Failed to remove a container that was never started");
+            error!(containerID = %id, %err, "Failed to remove container that was never started");
         }
     }
 
@@ -449,7 +449,7 @@ impl PodSync<'_> {
             () = self.req.stopping.cancelled() => return Err(None),
         };
         if let Err(err) = killed {
-            error!(containerID = %id, %err, "Failed to kill a container whose PostStartHook failed");
+            error!(containerID = %id, %err, "Failed to kill container after PostStartHook failed");
         }
         Err(Failure::new("PostStartHookError", message))
     }

@@ -79,7 +79,7 @@ impl RuntimeCheckpoints {
         let made = tokio::task::spawn_blocking(move || {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
             if at.exists() {
-                return Err(io::Error::other(format!("{} exists", at.display())));
+                return Err(io::Error::other(format!("{} already exists", at.display())));
             }
             collect(&folder, now)
         });
@@ -111,7 +111,7 @@ impl Checkpoints for RuntimeCheckpoints {
             let _turn = turn;
             tokio::select! {
                 biased;
-                () = stop.cancelled() => Err("the agent ends".to_owned()),
+                () = stop.cancelled() => Err("agent is shutting down".to_owned()),
                 written = cri.checkpoint_container(id.as_str(), &location, timeout) => written.map_err(|e| e.to_string()),
             }
         });
@@ -163,7 +163,7 @@ fn collect(folder: &Path, now: Timestamp) -> io::Result<()> {
     for archive in surplus(archives, now.into()) {
         match std::fs::remove_file(&archive) {
             Ok(()) => info!(path = %archive.display(), "Removed checkpoint"),
-            Err(error) => warn!(path = %archive.display(), err = %error, "Cannot remove checkpoint"),
+            Err(error) => warn!(path = %archive.display(), err = %error, "Failed to remove checkpoint"),
         }
     }
     Ok(())

@@ -63,7 +63,7 @@ struct Sized(streams::Terminal);
 impl Terminal for Sized {
     async fn resize(&self, size: Size) {
         if let Err(cause) = self.0.resize(size.columns, size.rows).await {
-            tracing::debug!(err = %cause, "A terminal was not resized");
+            tracing::debug!(err = %cause, "Failed to resize terminal");
         }
     }
 }

@@ -58,7 +58,7 @@ impl ContainerLogs for PodLogs {
     }
 
     async fn read(&self, source: &LogSource, query: &LogQuery, out: &mut LogSink<'_>) -> Result<(), String> {
-        let Some(id) = &source.instance else { return Err("no container was chosen".to_owned()) };
+        let Some(id) = &source.instance else { return Err("no container instance selected".to_owned()) };
         let options = LogOptions {
             tail: query.tail,
             since: logs::since(self.clock.now(), query.since_seconds, query.since_time),
@@ -72,7 +72,7 @@ impl ContainerLogs for PodLogs {
             follow: query.follow,
         };
         let path = self.reader.path_of(id).await.map_err(|err| {
-            debug!(containerID = %id, %err, "Log cannot be found");
+            debug!(containerID = %id, %err, "Failed to find container log");
             format!("unable to retrieve container logs for {}://{id}", self.runtime)
         })?;
         let (observer, pod) = (self.observer.clone(), source.pod.uid().clone());
@@ -100,7 +100,9 @@ pub struct RuntimePodList {
 #[async_trait]
 impl RunningPods for RuntimePodList {
     async fn list(&self) -> Result<Bytes, String> {
-        let Some(known) = self.observer.known() else { return Err("the runtime has not been listed yet".to_owned()) };
+        let Some(known) = self.observer.known() else {
+            return Err("pods have not been listed from the runtime yet".to_owned());
+        };
         let mut items: Vec<(String, Value)> = Vec::new();
         for pod in known.pods.values() {
             let running = |c: &&berth_types::observed::ObservedContainer| c.state == ContainerState::Running;

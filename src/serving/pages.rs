@@ -246,9 +246,9 @@ impl AgentHealth {
                 self.checked(name, why.is_none());
                 match why {
                     Some(err) if failing.insert(*name) => {
-                        error!(check = name, err, "A part of the agent hangs");
+                        error!(check = name, err, "Health check failed");
                     }
-                    None if failing.remove(name) => info!(check = name, "A part of the agent that hung goes on"),
+                    None if failing.remove(name) => info!(check = name, "Health check recovered"),
                     Some(_) | None => {}
                 }
             }
@@ -267,7 +267,7 @@ impl Health for AgentHealth {
             "log" => (self.deps.log.since_flush() >= LOG_LIMIT).then(|| "logging blocked".to_owned()),
             other => {
                 let silent = self.deps.pulses.overdue_for(other)?;
-                Some(format!("no sign of life for {} s", silent.as_secs()))
+                Some(format!("no heartbeat for {} s", silent.as_secs()))
             }
         }
     }

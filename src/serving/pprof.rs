@@ -30,7 +30,7 @@ impl Profiles for ProcessProfiles {
     async fn processor(&self, time: Duration) -> Result<Bytes, ProfileError> {
         let profiler = CpuProfiler::start().map_err(|error| match error {
             StartError::Busy => ProfileError::Busy,
-            StartError::Kernel => ProfileError::Failed("the kernel refuses a timer".to_owned()),
+            StartError::Kernel => ProfileError::Failed("failed to create profiling timer".to_owned()),
         })?;
         let start = now();
         tokio::time::sleep(time).await;
@@ -38,7 +38,7 @@ impl Profiles for ProcessProfiles {
         blocking(move || {
             let stacks = profiler.stacks();
             drop(profiler);
-            info!(samples = stacks.len(), "Took a profile");
+            info!(samples = stacks.len(), "Collected CPU profile");
             gzip(&pprof_encoder::cpu(&stacks, &mappings()?, sampling, symbols))
         })
         .await
@@ -58,7 +58,7 @@ impl Profiles for ProcessProfiles {
         let duration = time.map_or(0, nanos);
         blocking(move || {
             let after = heap_profile::samples()?;
-            info!(stacks = after.len(), "Took a profile of memory");
+            info!(stacks = after.len(), "Collected heap profile");
             let sampling = Sampling { start, duration, period: i64::try_from(SAMPLE_INTERVAL).unwrap_or(i64::MAX) };
             let comment = comment(is_first && time.is_none());
             let stacks = since(before, after);
@@ -95,7 +95,7 @@ fn thread(stat: &str) -> Option<(u32, String)> {
     let state = match rest.chars().next()? {
         'R' => "running",
         'S' => "sleeping",
-        'D' => "waiting for a device",
+        'D' => "disk sleep",
         'T' | 't' => "stopped",
         _ => "other",
     };
@@ -106,9 +106,9 @@ fn thread(stat: &str) -> Option<(u32, String)> {
 }
 
 fn comment(is_first: bool) -> String {
-    let mut text = format!("one sample per {SAMPLE_INTERVAL} bytes asked for since sampling began");
+    let mut text = format!("one sample per {SAMPLE_INTERVAL} bytes allocated since sampling started");
     if is_first {
-        text.push_str(", which was with this request: ask again");
+        text.push_str("; sampling started with this request, repeat the request");
     }
     text
 }
@@ -216,6 +216,6 @@ mod tests {
         assert_eq!(thread("12 (a"), None);
         let text = ProcessProfiles.threads();
         assert!(text.starts_with("threads: ") && text.contains(&format!("{} ", std::process::id())), "{text}");
-        assert!(comment(true).ends_with("ask again") && !comment(false).contains("ask again"));
+        assert!(comment(true).ends_with("repeat the request") && !comment(false).contains("repeat the request"));
     }
 }

@@ -83,7 +83,7 @@ impl Drain {
         match record {
             Ok(record) => deps.metrics.set(record.start, record.end),
             Err(error) => {
-                warn!(err = %error, path = %deps.file.path().display(), "When the node was last shut down is not known any more");
+                warn!(err = %error, path = %deps.file.path().display(), "Failed to read graceful shutdown state");
             }
         }
         Self { plan, deps, opened: Instant::now(), causes: Shared::default(), gone: Mutex::default() }
@@ -168,7 +168,7 @@ impl Drain {
         let (begun, until) = (Instant::now(), self.opened + KNOWN);
         let limit = until.saturating_duration_since(begun).min(self.plan.shortest() / 2);
         if timeout(limit, self.deps.pods.known()).await.is_err() {
-            warn!(?limit, "Not every source has told its pods: those that are known go");
+            warn!(?limit, "Not all pod sources are ready, stopping known pods only");
         }
         Duration::from_secs(begun.elapsed().as_secs())
     }
@@ -178,7 +178,7 @@ impl Drain {
     async fn terminate_class(&self, class: ShutdownClass, pods: &[Arc<Pod>], spare: Duration) {
         let (begun, period) = (Instant::now(), class.period);
         let uids: Vec<_> = pods.iter().map(|pod| pod.uid().clone()).collect();
-        info!(pods = pods.len(), ?period, "Shutdown manager ends the pods of a class");
+        info!(pods = pods.len(), ?period, "Shutdown manager killing pods of priority group");
         let (ends, done) = (&self.deps.pods, pods.iter().map(|_| AtomicBool::new(false)).collect::<Vec<_>>());
         let ending = pods.iter().zip(&done).map(|(pod, done)| async move {
             let given = class.given(pod, pods.len());
@@ -194,7 +194,7 @@ impl Drain {
         }
         let left = (period + spare).saturating_sub(begun.elapsed()).min(TOLD);
         if timeout(left, self.deps.pods.wait_until_published(&uids)).await.is_err() {
-            warn!(pods = uids.len(), "Final statuses of some pods are still not with the API server, going on");
+            warn!(pods = uids.len(), "Timed out sending final pod statuses to the API server, continuing shutdown");
         }
     }
 
@@ -204,7 +204,7 @@ impl Drain {
         match timeout(WRITE, self.deps.file.replace(record.encode())).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => error!(err = %error, %path, "Failed to store graceful shutdown state"),
-            Err(_) => error!(limit = ?WRITE, %path, "Failed to store graceful shutdown state: the disk takes too long"),
+            Err(_) => error!(limit = ?WRITE, %path, "Timed out storing graceful shutdown state"),
         }
     }
 }

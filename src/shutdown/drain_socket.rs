@@ -66,7 +66,7 @@ impl FromStr for DrainRequest {
 
     fn from_str(line: &str) -> Result<Self, String> {
         let known = [Self::Drain, Self::Cancel].into_iter().find(|ask| ask.as_str() == line);
-        known.ok_or_else(|| format!("{line:?} is neither drain nor cancel"))
+        known.ok_or_else(|| format!("unknown request {line:?}: expected drain or cancel"))
     }
 }
 
@@ -100,7 +100,7 @@ impl FromStr for DrainResponse {
             ("begun", Ok(seconds)) => Ok(Self::Begun(seconds)),
             ("done", _) => Ok(Self::Done),
             ("refused", _) => Ok(Self::Refused(rest.to_owned())),
-            _ => Err(format!("{line:?} is no answer")),
+            _ => Err(format!("invalid response {line:?}")),
         }
     }
 }
@@ -132,7 +132,7 @@ impl DrainSocket {
                 taken = listener.accept(), if askers.len() < ASKERS => match taken {
                     Ok((stream, _)) => drop(askers.spawn(answer(stream, self.drain.clone()))),
                     Err(error) => {
-                        warn!(err = %error, path = %self.path.display(), "Cannot take who asks for a drain");
+                        warn!(err = %error, path = %self.path.display(), "Failed to accept connection on drain socket");
                         sleep(PAUSE).await;
                     }
                 },
@@ -149,7 +149,7 @@ impl DrainSocket {
             match bind(&self.path) {
                 Ok(listener) => return listener,
                 Err(error) if !told => {
-                    warn!(err = %error, path = %self.path.display(), "Nobody can ask for a drain, trying again every second");
+                    warn!(err = %error, path = %self.path.display(), "Failed to listen on drain socket, retrying every second");
                     told = true;
                 }
                 Err(_) => {}
@@ -184,22 +184,26 @@ async fn answer(stream: UnixStream, drain: Arc<Drain>) {
     let (read, mut write) = stream.into_split();
     let (user, pid) = match peer {
         Ok(peer) => peer,
-        Err(error) => return warn!(err = %error, "Nobody knows who asks for a drain"),
+        Err(error) => return warn!(err = %error, "Failed to get peer credentials on drain socket"),
     };
     if !may_ask(user, rustix::process::geteuid().as_raw()) {
-        warn!(user, pid, "Somebody asks for a drain who may not");
-        return respond(&mut write, DrainResponse::Refused("only root may ask for that".to_owned())).await;
+        warn!(user, pid, "Rejected drain request, permission denied");
+        return respond(
+            &mut write,
+            DrainResponse::Refused("permission denied: only root may drain this node".to_owned()),
+        )
+        .await;
     }
     let mut line = String::new();
     let asked = timeout(PATIENCE, BufReader::new(read.take(LONGEST)).read_line(&mut line)).await;
     if !matches!(asked, Ok(Ok(_))) {
-        return respond(&mut write, DrainResponse::Refused("no question came".to_owned())).await;
+        return respond(&mut write, DrainResponse::Refused("no request received".to_owned())).await;
     }
     let ask = match line.trim_end().parse() {
         Ok(ask) => ask,
         Err(why) => return respond(&mut write, DrainResponse::Refused(why)).await,
     };
-    info!(user, pid, ?ask, "Somebody asks whether pods go");
+    info!(user, pid, ?ask, "Received drain request");
     let said = match ask {
         DrainRequest::Drain => {
             respond(&mut write, DrainResponse::Begun(drain.total().as_secs())).await;
@@ -208,12 +212,12 @@ async fn answer(stream: UnixStream, drain: Arc<Drain>) {
         }
         // Would wait for the whole drain, and then admit pods when the client no longer expects it.
         DrainRequest::Cancel if drain.goes_on() => {
-            DrainResponse::Refused("pods are being let go; ask again when that is over".to_owned())
+            DrainResponse::Refused("drain in progress, retry after it has completed".to_owned())
         }
         DrainRequest::Cancel => match drain.cancel(Cause::Requested).await {
             Ok(()) => DrainResponse::Done,
-            Err(Cause::Machine) => DrainResponse::Refused("the machine goes down".to_owned()),
-            Err(Cause::Terminated | Cause::Requested) => DrainResponse::Refused("the agent ends".to_owned()),
+            Err(Cause::Machine) => DrainResponse::Refused("machine is shutting down".to_owned()),
+            Err(Cause::Terminated | Cause::Requested) => DrainResponse::Refused("agent is shutting down".to_owned()),
         },
     };
     respond(&mut write, said).await;
@@ -234,9 +238,11 @@ mod tests {
             assert_eq!(ask.as_str().parse(), Ok(ask));
         }
         assert!("reboot".parse::<DrainRequest>().is_err() && "".parse::<DrainRequest>().is_err());
-        for answer in
-            [DrainResponse::Begun(30), DrainResponse::Done, DrainResponse::Refused("the machine goes down".to_owned())]
-        {
+        for answer in [
+            DrainResponse::Begun(30),
+            DrainResponse::Done,
+            DrainResponse::Refused("machine is shutting down".to_owned()),
+        ] {
             assert_eq!(answer.line().trim_end().parse(), Ok(answer));
         }
         for line in ["", "begun", "begun soon", "what"] {

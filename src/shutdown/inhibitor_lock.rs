@@ -41,7 +41,7 @@ const MODE: u32 = 0o644;
 enum InhibitorError {
     #[error(transparent)]
     Logind(#[from] LogindError),
-    #[error("cannot write {path}: {cause}")]
+    #[error("failed to write {path}: {cause}")]
     Override { path: String, cause: io::Error },
     #[error(
         "node shutdown manager was timed out after 5 attempts waiting for logind InhibitDelayMaxSec to update to \
@@ -88,7 +88,7 @@ impl LogindOverride {
             if ours { std::fs::remove_file(&self.0) } else { Ok(()) }
         };
         if let Ok(Err(error)) = spawn_blocking(remove).await {
-            warn!(err = %error, "The file by which logind waits for pods stays");
+            warn!(err = %error, "Failed to remove logind drop-in file");
         }
     }
 }
@@ -113,7 +113,7 @@ impl InhibitorLock {
         while let Some(ended) = stop.run_until_cancelled(self.listen(&mut lock)).await {
             let text = ended.to_string();
             if text != told {
-                warn!(err = %text, "Cannot hear of the machine's shutdown, trying again every second");
+                warn!(err = %text, "Failed to watch for machine shutdown, retrying every second");
                 told = text;
             }
             if stop.run_until_cancelled(sleep(AGAIN)).await.is_none() {
@@ -165,7 +165,7 @@ impl InhibitorLock {
                 }
                 // A soft reboot ends processes like any other: processes that survive it do not matter
                 // here.
-                ShutdownSignal::Kind(how) => info!(how, "logind tells how the machine goes down"),
+                ShutdownSignal::Kind(how) => info!(how, "Received shutdown type from logind"),
             }
         }
     }
@@ -180,7 +180,7 @@ impl InhibitorLock {
     async fn hold(&self, session: &dyn LoginSession, lock: &mut Option<OwnedFd>) -> Result<(), InhibitorError> {
         self.stays().await;
         *lock = Some(session.inhibit().await?);
-        info!(period = ?self.drain.total(), "Holding a lock that delays the machine's shutdown");
+        info!(period = ?self.drain.total(), "Acquired inhibitor lock to delay machine shutdown");
         Ok(())
     }
 
@@ -191,7 +191,7 @@ impl InhibitorLock {
         while let Err(error) = self.extend_delay(session).await {
             let text = error.to_string();
             if text != told {
-                warn!(err = %text, "Pods may get less time than configured when the machine goes down, trying again");
+                warn!(err = %text, "Failed to extend logind inhibitor delay, pods may get less time than configured at shutdown, retrying");
                 told = text;
             }
             sleep(backoff.next_delay()).await;
@@ -201,7 +201,7 @@ impl InhibitorLock {
     /// Cancels the machine's shutdown; other causes of the drain remain.
     async fn stays(&self) {
         if let Err(cause) = self.drain.cancel(Cause::Machine).await {
-            debug!(?cause, "The machine stays, and pods go for another reason");
+            debug!(?cause, "Machine shutdown was cancelled, drain continues for another cause");
         }
     }
 

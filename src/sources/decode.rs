@@ -32,7 +32,7 @@ pub enum DecodeError {
     #[error("error converting YAML to JSON: {0}")]
     Yaml(String),
     /// JSON with more values than the budget allows.
-    #[error("the manifest holds more than {MAX_VALUES} values")]
+    #[error("manifest contains more than {MAX_VALUES} values")]
     TooManyValues,
     /// Starts like JSON, but is malformed.
     #[error("{0}")]
@@ -52,7 +52,7 @@ pub enum DecodeError {
         version: String,
     },
     /// A list where a single pod is required.
-    #[error("invalid pod: the manifest holds a PodList")]
+    #[error("invalid pod: manifest contains a PodList, expected a Pod")]
     List,
     /// A field has the wrong type.
     #[error("{0}")]

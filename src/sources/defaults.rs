@@ -1,7 +1,7 @@
 //! API defaults of static pods. Pure. Implements spec 02a §1.3.
 //!
 //! Only defaults that a pod on a node needs; those of volume types that a static pod must not use are
-//! omitted. They are part of the hash that becomes a static pod's UID: see [`super::normalise`] before
+//! omitted. They are part of the hash that becomes a static pod's UID: see [`super::static_pod`] before
 //! changing anything.
 
 use std::collections::BTreeMap;

@@ -111,7 +111,7 @@ impl ManifestObjects {
         let told = |cause: String| ObjectError::Other(format!("{}: {cause}", self.directory.display()));
         match timeout(LIMIT, looked).await {
             Ok(Some(found)) => found.map_err(|error| told(error.to_string())),
-            Ok(None) | Err(_) => Err(told("reading it did not return".to_owned())),
+            Ok(None) | Err(_) => Err(told("timed out reading the directory".to_owned())),
         }
     }
 
@@ -166,7 +166,7 @@ fn mark(directory: &Path) -> io::Result<DirectoryFingerprint> {
             continue;
         }
         if found.len() == FILES {
-            warn!(directory = %directory.display(), limit = FILES, "Too many manifests of objects, the rest is not read");
+            warn!(directory = %directory.display(), limit = FILES, "Too many object manifests, ignoring the rest");
             break;
         }
         let Ok(meta) = fs::metadata(&path) else { continue };
@@ -183,12 +183,12 @@ fn read(mark: &DirectoryFingerprint) -> Objects {
     let mut objects = Objects::default();
     for (path, length, _) in mark {
         let read = if *length > LONGEST {
-            Err(format!("longer than {LONGEST} bytes"))
+            Err(format!("file exceeds the limit of {LONGEST} bytes"))
         } else {
             fs::read(path).map_err(|e| e.to_string()).and_then(|bytes| objects.add(&bytes))
         };
         if let Err(cause) = read {
-            warn!(path = %path.display(), err = %cause, "Cannot use a manifest of objects");
+            warn!(path = %path.display(), err = %cause, "Failed to load object manifest");
         }
     }
     objects
@@ -199,7 +199,8 @@ impl Objects {
         for document in decode::documents(bytes).map_err(|e| e.to_string())? {
             let key = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
                 let namespace = metadata.namespace.clone().filter(|text| !text.is_empty());
-                let name = metadata.name.clone().filter(|text| !text.is_empty()).ok_or("metadata.name is missing")?;
+                let name =
+                    metadata.name.clone().filter(|text| !text.is_empty()).ok_or("metadata.name: required value")?;
                 Ok::<_, String>((namespace.unwrap_or_else(|| "default".to_owned()), name))
             };
             match (document["apiVersion"].as_str(), document["kind"].as_str()) {
@@ -213,7 +214,7 @@ impl Objects {
                 }
                 (version, kind) => {
                     let (version, kind) = (version.unwrap_or_default(), kind.unwrap_or_default());
-                    return Err(format!("neither a v1 ConfigMap nor a v1 Secret: {version:?} {kind:?}"));
+                    return Err(format!("unsupported object {version:?} {kind:?}: expected a v1 ConfigMap or Secret"));
                 }
             }
         }
@@ -355,7 +356,7 @@ stringData: {b: plain}
         });
         for _ in 0..3 {
             let told = objects.objects().await.expect_err("it hangs").to_string();
-            assert!(told.ends_with("reading it did not return"), "{told}");
+            assert!(told.ends_with("timed out reading the directory"), "{told}");
         }
         let (stop, began) = (CancellationToken::new(), tokio::time::Instant::now());
         let (commands, _pokes) = mpsc::channel(1);

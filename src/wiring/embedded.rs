@@ -61,7 +61,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<EmbeddedRuntime
         let listening = listen(&streams).await?;
         base.tasks.spawn(async move {
             if let Err(cause) = over_socket(&serving, path, listening, stop).await {
-                error!(err = %cause, "The embedded runtime's socket is not served");
+                error!(err = %cause, "Failed to serve the socket of the embedded runtime");
             }
         });
     }
@@ -70,7 +70,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<EmbeddedRuntime
         let memory = memory.clone();
         Box::pin(async move { memory.connect().await })
     });
-    info!(root = %runtime.shell.layout.root.display(), "Pods run on the embedded runtime");
+    info!(root = %runtime.shell.layout.root.display(), "Using the embedded runtime");
     let connection = berth_cri::connect_over(dial, &settings::cri(loaded), &base.registry);
     Ok(EmbeddedRuntime { connection, targets: Arc::new(RuntimeTargets(runtime)), recovery })
 }
@@ -81,8 +81,8 @@ fn check_image_endpoint(endpoint: &str) -> Result<(), BuildError> {
         return Ok(());
     }
     Err(BuildError(format!(
-        "imageServiceEndpoint: {endpoint:?} cannot be used with the embedded runtime, which has images of its own: leave it \
-         out, or set containerRuntimeEndpoint too"
+        "imageServiceEndpoint: {endpoint:?} cannot be used with the embedded runtime, which has its own image store: \
+         unset it, or set containerRuntimeEndpoint too"
     )))
 }
 
@@ -152,7 +152,7 @@ async fn serve_standalone(socket: Option<String>) -> Result<(), BuildError> {
     let recovery = wiring::start(&runtime);
     let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;
-    println!("serving {}", path.display());
+    println!("Serving CRI on {}", path.display());
     let served = over_socket(&runtime, path, streams, stop.clone());
     tokio::select! {
         served = served => served?,
@@ -163,7 +163,7 @@ async fn serve_standalone(socket: Option<String>) -> Result<(), BuildError> {
     stop.cancel();
     tasks.close();
     if timeout(LAST_WORDS, tasks.wait()).await.is_err() {
-        warn!(limit = ?LAST_WORDS, "Not everything of the embedded runtime has ended");
+        warn!(limit = ?LAST_WORDS, "Timed out waiting for tasks of the embedded runtime");
     }
     Ok(())
 }

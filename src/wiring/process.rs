@@ -78,7 +78,7 @@ fn exit_on_contention(path: &str) -> nix::Result<()> {
         .name("lock-file".to_owned())
         .spawn(move || {
             let seen = inotify.read_events();
-            info!(found = seen.is_ok(), "Detected lock file contention, leaving");
+            info!(found = seen.is_ok(), "Detected lock file contention, exiting");
             std::process::exit(0);
         })
         .map(drop)

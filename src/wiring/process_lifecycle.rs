@@ -71,7 +71,7 @@ pub fn run(loaded: Loaded) -> ExitCode {
     };
     if let Err(cause) = log.flush() {
         // Standard error may be redirected to the disk that is full.
-        let _ = writeln!(std::io::stderr(), "the log could not be written: {cause}");
+        let _ = writeln!(std::io::stderr(), "failed to write the log: {cause}");
     }
     code
 }
@@ -99,7 +99,7 @@ pub struct ProcessContext {
 }
 
 async fn run_until_signal(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
-    let mut signals = Signals::new().map_err(|error| format!("cannot listen for signals: {error}"))?;
+    let mut signals = Signals::new().map_err(|error| format!("failed to install signal handlers: {error}"))?;
     let (stop, tasks) = (CancellationToken::new(), TaskSupervisor::default());
     let life = ProcessContext { stop, tasks, log: log.clone(), drain: Arc::default() };
     let (manager, checks) = (service_manager(loaded), Checks::default());
@@ -131,10 +131,10 @@ async fn run_until_signal(loaded: &Loaded, log: &LogHandle) -> Result<(), String
     tasks.close();
     let ended = tokio::select! {
         ended = timeout(STOP_LIMIT, tasks.wait()) => ended.is_ok(),
-        () = signals.next() => return Err("stopped at once by a second signal".to_owned()),
+        () = signals.next() => return Err("second signal received, exiting immediately".to_owned()),
     };
     if !ended {
-        warn!(tasks = tasks.len(), "Some tasks did not end in time");
+        warn!(tasks = tasks.len(), "Timed out waiting for tasks to stop");
     }
     lost.map_or(Ok(()), Err)
 }
@@ -150,14 +150,14 @@ async fn purge_heap(stop: CancellationToken) {
 
 /// Drains pods before the agent stops, if configured; another signal stops the agent without waiting for them.
 async fn drain_pods(drain: &Drain, manager: Option<&ServiceManager>, signals: &mut Signals) {
-    info!(limit = ?drain.total(), "Stopping; pods are let go first");
+    info!(limit = ?drain.total(), "Stopping; draining pods first");
     if let Some(manager) = manager {
         let patience = (drain.total() + STOP_LIMIT).as_micros();
         watchdog::notify_with_retry(manager, &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={patience}")).await;
     }
     tokio::select! {
         () = drain.begin(Cause::Terminated) => {}
-        () = signals.next() => warn!("Another signal came: pods that still run keep running"),
+        () = signals.next() => warn!("Second signal received, stopping without waiting for pods; remaining pods keep running"),
     }
 }
 
@@ -172,11 +172,11 @@ async fn start(loaded: &Loaded, life: &ProcessContext) -> Result<(Arc<dyn Health
 /// start.
 fn service_manager(loaded: &Loaded) -> Option<Arc<ServiceManager>> {
     let manager = ServiceManager::of_environment().unwrap_or_else(|error| {
-        error!(err = %error, "Cannot reach the service manager that NOTIFY_SOCKET names");
+        error!(err = %error, "Failed to connect to the service manager at NOTIFY_SOCKET");
         None
     });
     if manager.is_none() && loaded.watchdog.is_some() {
-        warn!("WATCHDOG_USEC is set without a NOTIFY_SOCKET that can be reached: the watchdog will hear nothing");
+        warn!("WATCHDOG_USEC is set but NOTIFY_SOCKET is not reachable: the systemd watchdog will not be notified");
     }
     manager.map(Arc::new)
 }

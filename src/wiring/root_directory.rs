@@ -29,7 +29,7 @@ pub(super) fn make(root: &Path) -> Result<(), BuildError> {
         Ok(false) => {}
         // Without permission to mount, nothing is mounted for pods either.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            warn!(path = %root.display(), err = %error, "The root directory cannot be shared: mounts of containers stay theirs");
+            warn!(path = %root.display(), err = %error, "Failed to share the root directory: mounts made in containers will not propagate to the host");
         }
         Err(error) => return Err(BuildError(format!("error configuring root directory: {error}"))),
     }

@@ -126,7 +126,7 @@ fn read_only_address(loaded: &Loaded) -> Result<IpAddr, BuildError> {
         return Ok(configured);
     }
     let loopback = if configured.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
-    warn!(address = %loopback, "Read-only port is for this machine only, since `address` is not set");
+    warn!(address = %loopback, "Read-only port listens on loopback only, since `address` is not set");
     Ok(loopback)
 }
 
@@ -166,7 +166,7 @@ async fn start_main(
             () = first_statuses(&parts.engine, &parts.status) => {}
         }
         if let Some(command) = try_this {
-            info!(command, "Try this");
+            info!(command, "List the pods with this command");
         }
         let secured: TlsSource = Arc::new(move || tls.acceptor());
         berth_server::serve(listening, ListenerService::Site(Arc::new(site)), Some(secured), stop).await;

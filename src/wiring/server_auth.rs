@@ -129,7 +129,10 @@ fn authorizer(deps: &AuthDeps<'_>, reviews: Option<Arc<ApiReviews>>) -> Result<A
         }
         ("Webhook", None) if deps.loaded.flags.is_its_own_authority() => {
             let policy = policy(&deps.loaded.flags.standalone_authorization)?;
-            info!(rules = policy.rules(), "No API server: group system:masters may call, and whom the policy names");
+            info!(
+                rules = policy.rules(),
+                "No API server: authorizing group system:masters and the subjects of the policy"
+            );
             Ok(Authorizer::standalone(policy))
         }
         ("Webhook", None) => Err(BuildError("no client provided, cannot use webhook authorization".to_owned())),
@@ -186,7 +189,7 @@ async fn serving(deps: &AuthDeps<'_>, directory: &Path) -> Result<CertificatePai
     }
     let (certificate, key) = (&config.tls_cert_file, &config.tls_private_key_file);
     let half = |missing: &str| {
-        BuildError(format!("tlsCertFile and tlsPrivateKeyFile must be given together: {missing} is empty"))
+        BuildError(format!("tlsCertFile and tlsPrivateKeyFile must be set together: {missing} is empty"))
     };
     match (certificate.is_empty(), key.is_empty()) {
         (false, false) => {
@@ -254,7 +257,7 @@ impl TokenReviewer for ApiReviews {
         }
         let user = status.user.unwrap_or_default();
         let Some(name) = user.username.filter(|name| !name.is_empty()) else {
-            return Err(ReviewError("the review accepts the token and names no user".to_owned()));
+            return Err(ReviewError("the TokenReview authenticated the token but has no user".to_owned()));
         };
         Ok(TokenVerdict::Accepted {
             name,

@@ -63,7 +63,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
     let Some(plan) = plan else {
         if own.on_termination {
             return Err(BuildError(
-                "shutdown.onTermination needs shutdownGracePeriod or shutdownGracePeriodByPodPriority".to_owned(),
+                "shutdown.onTermination requires shutdownGracePeriod or shutdownGracePeriodByPodPriority".to_owned(),
             ));
         }
         base.tasks.spawn(LogindOverride::default().remove());

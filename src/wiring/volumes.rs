@@ -138,7 +138,7 @@ async fn labels(loaded: &Loaded, base: &Base, root: &Path) -> Option<LabelPolicy
     };
     let context = timeout(LABELLED, tokio::task::spawn_blocking(look)).await;
     if context.is_err() {
-        warn!(limit = ?LABELLED, "SELinux does not answer: volumes are not mounted with labels");
+        warn!(limit = ?LABELLED, "Timed out reading the SELinux file context: volumes are mounted without labels");
     }
     let context = context.ok()?.ok().flatten()?;
     let policy = Policy::new(&context, loaded.gates.enabled("SELinuxMount"))?;

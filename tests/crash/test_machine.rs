@@ -35,7 +35,7 @@ pub fn obstacle() -> Option<&'static str> {
     if !Path::new("/bin/busybox").exists() {
         return Some("needs busybox-static");
     }
-    if shim().is_some() { None } else { Some("needs berth-shim beside the test") }
+    if shim().is_some() { None } else { Some("needs berth-shim next to the test binary") }
 }
 
 /// Path of the shim beside this program.

@@ -76,7 +76,7 @@ fn references_to_the_specifications_lead_somewhere() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Source files that a document names, `berth-sys/backoff.rs` or `node/lease.rs`, and that do not exist.
+/// Source files that a document names, `berth-sys/backoff.rs` or `node/lease_controller.rs`, and that do not exist.
 fn missing_files(text: &str, sources: &[String]) -> Vec<String> {
     let path = Regex::new(r"`((?:(berth-[a-z]+)/)?([a-z0-9_./-]+\.rs))`").expect("a pattern");
     let exists = |crate_name: Option<&str>, rest: &str| {
@@ -108,7 +108,7 @@ fn source_files_that_documents_name_exist() {
 #[test]
 fn missing_files_are_found() {
     let sources = ["/src/node/lease_controller.rs", "/crates/berth-sys/src/backoff.rs"].map(str::to_owned);
-    let text = "`node/lease.rs` `lease.rs` `berth-sys/backoff.rs` `berth-api/backoff.rs` `node/leases.rs` node/none.rs";
+    let text = "`node/lease_controller.rs` `lease.rs` `berth-sys/backoff.rs` `berth-api/backoff.rs` `node/leases.rs` node/none.rs";
     assert_eq!(missing_files(text, &sources), ["berth-api/backoff.rs", "node/leases.rs"]);
 }
 

@@ -128,7 +128,7 @@ async fn a_pod_from_the_command_line() {
     agent.until("the wait is counted", async || agent.metric(series).await.is_some_and(|wait| wait > 0.0)).await;
     let gone = open.call(&["why", "-n", "default", "nobody"], None).await;
     assert_eq!(gone.code, Some(1));
-    assert_eq!(gone.err, "error: pod \"default/nobody\" is not known on this node\n");
+    assert_eq!(gone.err, "error: pod \"default/nobody\" not found on this node\n");
 
     assert_eq!(open.told(&["logs", "asked"]).await, "hello\n");
     assert_eq!(open.told(&["logs", "asked", "-c", "main", "--tail", "0"]).await, "");
@@ -147,7 +147,11 @@ async fn a_pod_from_the_command_line() {
         })
         .await;
     let none = open.call(&["logs", "asked", "-c", "none"], None).await;
-    assert!(none.code == Some(1) && none.err.contains("has no container \"none\", but main, bad"), "{}", none.err);
+    assert!(
+        none.code == Some(1) && none.err.contains("has no container \"none\", choose one of: main, bad"),
+        "{}",
+        none.err
+    );
 
     let node = async || open.told(&["top"]).await;
     agent.until("what it uses is told", async || node().await.lines().any(|line| line.contains(name))).await;

@@ -73,7 +73,7 @@ impl Reviews {
         let body = serde_json::to_vec(review).map_err(|e| ReviewFailure(e.to_string()))?;
         let call = Call::create(resource, "", body).within(ATTEMPT_LIMIT).once();
         let path = call.path();
-        let late = |_| Err(ReviewFailure(format!("{path}: no answer within {REVIEW_LIMIT:?}")));
+        let late = |_| Err(ReviewFailure(format!("{path}: request timed out after {REVIEW_LIMIT:?}")));
         timeout(REVIEW_LIMIT, self.persist(what, &call)).await.unwrap_or_else(late)
     }
 
@@ -83,7 +83,7 @@ impl Reviews {
         loop {
             let failure = match self.attempt(what, call.clone()).await {
                 Ok(answer) => {
-                    let wrong = |e: serde_json::Error| ReviewFailure(format!("{path}: the answer makes no sense: {e}"));
+                    let wrong = |e: serde_json::Error| ReviewFailure(format!("{path}: invalid response: {e}"));
                     return serde_json::from_slice(&answer).map_err(wrong);
                 }
                 Err(failure) => failure,
@@ -141,7 +141,7 @@ mod tests {
     async fn what_will_not_pass_is_told_at_once() {
         for (error, expected) in [
             (refused(403, "Forbidden", "no"), "no"),
-            (ApiError::Timeout(ATTEMPT_LIMIT), "no answer within 10s"),
+            (ApiError::Timeout(ATTEMPT_LIMIT), "request timed out after 10s"),
             (ApiError::Unreachable("dial tcp: connection refused".to_owned()), "dial tcp: connection refused"),
         ] {
             let api = FakeApi::new(move |_| Err(error.clone()));

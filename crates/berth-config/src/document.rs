@@ -54,7 +54,7 @@ fn parse_json(text: &str) -> Result<Option<Document>, SyntaxError> {
     let value = Tree(&notes).deserialize(&mut reader);
     let Notes { duplicates, values, .. } = notes.into_inner();
     if values > MAX_VALUES {
-        return Err(SyntaxError(format!("the document holds more than {MAX_VALUES} values")));
+        return Err(SyntaxError(format!("the document has more than {MAX_VALUES} values")));
     }
     Ok(value.ok().filter(|_| reader.end().is_ok()).map(|value| Document { value, duplicates }))
 }

@@ -306,7 +306,7 @@ fn absolute(path: &str) -> Result<String, String> {
     if path.starts_with('/') {
         return Ok(super::text::clean_path(path));
     }
-    let here = env::current_dir().map_err(|e| format!("the working directory is unknown: {e}"))?;
+    let here = env::current_dir().map_err(|e| format!("cannot get the working directory: {e}"))?;
     Ok(super::text::clean_path(&format!("{}/{path}", here.display())))
 }
 

@@ -70,8 +70,8 @@ macro_rules! waiting {
 }
 
 const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
-    "profiles of locks": "enableContentionProfiling" => enable_contention_profiling;
-    "an API client that speaks anything but JSON": "contentType" => content_type;
+    "lock contention profiling": "enableContentionProfiling" => enable_contention_profiling;
+    "API content types other than JSON": "contentType" => content_type;
     "the CPU manager":
         "cpuManagerPolicy" => cpu_manager_policy, "cpuManagerPolicyOptions" => cpu_manager_policy_options,
         "cpuManagerReconcilePeriod" => cpu_manager_reconcile_period;
@@ -84,18 +84,18 @@ const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
         "qosReserved" => qos_reserved, "memoryThrottlingFactor" => memory_throttling_factor,
         "memoryReservationPolicy" => memory_reservation_policy;
     "tracing": "tracing" => tracing;
-    "moving processes into groups": "kubeletCgroups" => kubelet_cgroups, "systemCgroups" => system_cgroups;
-    "ranges of a node without an API server": "podCIDR" => pod_cidr;
-    "metrics that are hidden": "showHiddenMetricsForVersion" => show_hidden_metrics_for_version;
-    "volume plugins": "volumePluginDir" => volume_plugin_dir;
+    "moving processes into cgroups": "kubeletCgroups" => kubelet_cgroups, "systemCgroups" => system_cgroups;
+    "pod CIDR in standalone mode": "podCIDR" => pod_cidr;
+    "hidden metrics": "showHiddenMetricsForVersion" => show_hidden_metrics_for_version;
+    "FlexVolume plugins": "volumePluginDir" => volume_plugin_dir;
 };
 
 const FLAGS: &[Row<KubeletFlags>] = waiting! {
-    "container statistics":
+    "container housekeeping interval":
         "--housekeeping-interval" => housekeeping_interval,
         "--max-housekeeping-interval" => max_housekeeping_interval;
-    "programs that mount": "--experimental-mounter-path" => experimental_mounter_path;
-    "other files than the kernel's": "--boot-id-file" => boot_id_file, "--machine-id-file" => machine_id_file;
+    "mounter binary": "--experimental-mounter-path" => experimental_mounter_path;
+    "boot and machine ID files": "--boot-id-file" => boot_id_file, "--machine-id-file" => machine_id_file;
 };
 
 /// Returns the settings that differ from their defaults and have no effect yet, in the order of the table.
@@ -117,7 +117,7 @@ fn gates(config: &KubeletConfiguration) -> impl Iterator<Item = UnimplementedSet
     let differs = move |name: &str, value: bool| defaults.enabled(name) != value;
     let is_asked_for = |name: &str| CONSULTED.contains(&name) || name == ALL_ALPHA || name == ALL_BETA;
     let idle = config.feature_gates.iter().filter(move |(name, value)| differs(name, **value) && !is_asked_for(name));
-    let feature = "the feature behind this gate";
+    let feature = "the feature of this gate";
     idle.map(move |(name, _)| UnimplementedSetting { setting: format!("featureGates.{name}"), feature })
 }
 

@@ -143,7 +143,7 @@ async fn retry_until_initialized<T, F: Future<Output = CriResult<T>>>(
         if !starting || Instant::now() >= until {
             return answer;
         }
-        warn!(words = NOT_YET, "Waiting for the container runtime");
+        warn!(err = NOT_YET, "Waiting for the container runtime");
         sleep(backoff.next_delay()).await;
     }
 }

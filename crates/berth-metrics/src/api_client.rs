@@ -62,17 +62,22 @@ impl ApiClientMetrics {
     pub fn new(registry: &Registry) -> Self {
         let pool = &["pool"];
         let contacts = Pools::default();
-        let help = "[ALPHA] Seconds since the API server was last heard of";
+        let help = "[ALPHA] Time in seconds since the last data received from the API server";
         let family = GaugeVec::new(Opts::new("berth_api_last_contact_seconds", help), pool);
         let family = family.expect("a constant name");
         registry.collector(Contacts { pools: contacts.clone(), family });
         Self {
-            connections: registry.gauges(Alpha, "berth_api_connections", "Connections to the API server", pool),
-            streams: registry.gauges(Alpha, "berth_api_streams", "Requests and watches under way", pool),
+            connections: registry.gauges(
+                Alpha,
+                "berth_api_connections",
+                "Number of connections to the API server",
+                pool,
+            ),
+            streams: registry.gauges(Alpha, "berth_api_streams", "Number of requests and watches in progress", pool),
             waits: registry.histograms(
                 Alpha,
                 "berth_api_request_wait_seconds",
-                "Seconds a request waited for its turn and for a place on a connection",
+                "Duration in seconds a request waited for the rate limiter and for a free stream on a connection",
                 buckets::REST,
                 pool,
             ),

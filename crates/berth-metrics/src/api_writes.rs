@@ -48,24 +48,24 @@ impl ApiWriteMetrics {
             refused: registry.counters(
                 Alpha,
                 "berth_api_refused_total",
-                "Writes that the API server refused for good, by resource, verb and reason.",
+                "Cumulative number of writes permanently rejected by the API server, by resource, verb, and reason.",
                 &["resource", "verb", "reason"],
             ),
             status_pending: registry.gauge(
                 Alpha,
                 "berth_pod_status_pending",
-                "Pod statuses of which the API server has not got the latest version.",
+                "Number of pod statuses whose latest version is not yet sent to the API server.",
             ),
             events_dropped: registry.counters(
                 Alpha,
                 "berth_events_dropped_total",
-                "Events that were not sent to the API server, by cause.",
+                "Cumulative number of events dropped before they were sent to the API server, by cause.",
                 &["cause"],
             ),
             events_queued: registry.gauge(
                 Alpha,
                 "berth_events_queued",
-                "Events that wait to be sent to the API server.",
+                "Number of events queued for sending to the API server.",
             ),
         };
         // Initialized to 0: `increase()` misses a series that starts at one.

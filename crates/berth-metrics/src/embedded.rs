@@ -121,40 +121,40 @@ impl EmbeddedMetrics {
             launch: registry.histograms(
                 Alpha,
                 "berth_runtime_launch_duration_seconds",
-                "Duration in seconds of a step of bringing up a pod or a container.",
+                "Duration in seconds of a step of starting a pod sandbox or a container.",
                 buckets::DEF,
                 &["step"],
             ),
             network_operations: registry.counters(
                 Alpha,
                 "berth_runtime_network_operations_total",
-                "Operations on pods' networks.",
+                "Cumulative number of pod network operations.",
                 &["op", "result"],
             ),
             network_seconds: registry.histograms(
                 Alpha,
                 "berth_runtime_network_operation_seconds",
-                "Duration in seconds of an operation on a pod's network.",
+                "Duration in seconds of a pod network operation.",
                 buckets::DEF,
                 &["op"],
             ),
-            pulls: registry.counters(Alpha, "berth_runtime_pulls_total", "Pulls of images.", &["result"]),
+            pulls: registry.counters(Alpha, "berth_runtime_pulls_total", "Cumulative number of image pulls.", &["result"]),
             execs: registry.counters(
                 Alpha,
                 "berth_runtime_exec_total",
-                "Programs executed in containers; a program's own exit code does not count as an error.",
+                "Cumulative number of commands executed in containers; a non-zero exit code does not count as an error.",
                 &["result"],
             ),
-            shims_lost: registry.counter(Alpha, "berth_runtime_shim_lost_total", "Shims that went without being told."),
+            shims_lost: registry.counter(Alpha, "berth_runtime_shim_lost_total", "Cumulative number of shims that exited unexpectedly."),
             broken_objects: registry.counter(
                 Alpha,
                 "berth_runtime_broken_objects_total",
-                "Pods and containers whose records could not be read.",
+                "Cumulative number of pods and containers whose state could not be read.",
             ),
             unpacks: Unpacks(registry.histogram(
                 Alpha,
                 "berth_runtime_unpack_seconds",
-                "Duration in seconds of unpacking a layer.",
+                "Duration in seconds of unpacking an image layer.",
                 buckets::RUNTIME,
             )),
         }
@@ -213,32 +213,38 @@ pub fn register_embedded_objects(registry: &Registry, held: Arc<dyn Fn() -> Embe
     let gauge = |name: &str, help: &str| IntGauge::new(name, help).expect("constants that the tests check");
     let reapplied = IntCounter::new(
         "berth_runtime_nft_reapplied_total",
-        "[ALPHA] Times the packet filter was put in place again because somebody had removed it.",
+        "[ALPHA] Cumulative number of times the nftables rules were restored after another process removed them.",
     );
-    let pulled = IntCounter::new("berth_runtime_pull_bytes_total", "[ALPHA] Bytes of layers that were pulled.");
+    let pulled = IntCounter::new(
+        "berth_runtime_pull_bytes_total",
+        "[ALPHA] Cumulative number of compressed bytes of pulled image layers.",
+    );
     let log = |name: &str, help: &str| IntCounter::new(name, help).expect("constants that the tests check");
     let logs = [
-        log("berth_runtime_log_bytes_total", "[ALPHA] Bytes that were written to containers' logs."),
+        log("berth_runtime_log_bytes_total", "[ALPHA] Cumulative number of bytes written to container logs."),
         log(
             "berth_runtime_log_dropped_lines_total",
-            "[ALPHA] Lines of containers that could not be written to their logs.",
+            "[ALPHA] Cumulative number of log lines dropped because they could not be written to the container log.",
         ),
         log(
             "berth_runtime_log_write_errors_total",
-            "[ALPHA] Writes to containers' logs, and openings, that were refused.",
+            "[ALPHA] Cumulative number of failed opens of and writes to container logs.",
         ),
     ];
-    let removed = Opts::new("berth_runtime_gc_removed_total", "[ALPHA] What was deleted because nobody used it.");
+    let removed = Opts::new(
+        "berth_runtime_gc_removed_total",
+        "[ALPHA] Cumulative number of unused objects removed by garbage collection, by kind.",
+    );
     registry.collector(ObjectCollector {
         held,
         logs,
         pulled: pulled.expect("constants that the tests check"),
         removed: IntCounterVec::new(removed, &["kind"]).expect("constants that the tests check"),
-        pods: gauges("berth_runtime_pods", "[ALPHA] Pods by state.", "state"),
-        containers: gauges("berth_runtime_containers", "[ALPHA] Containers by state.", "state"),
-        layers: gauge("berth_runtime_layers", "[ALPHA] Layers of images."),
-        image_bytes: gauge("berth_runtime_image_bytes", "[ALPHA] Bytes that images and their layers take."),
-        leases: gauges("berth_runtime_leases", "[ALPHA] Addresses that pods have.", "family"),
+        pods: gauges("berth_runtime_pods", "[ALPHA] Number of pod sandboxes by state.", "state"),
+        containers: gauges("berth_runtime_containers", "[ALPHA] Number of containers by state.", "state"),
+        layers: gauge("berth_runtime_layers", "[ALPHA] Number of image layers."),
+        image_bytes: gauge("berth_runtime_image_bytes", "[ALPHA] Disk space in bytes used by images and their layers."),
+        leases: gauges("berth_runtime_leases", "[ALPHA] Number of IP addresses leased to pods, by family.", "family"),
         reapplied: reapplied.expect("constants that the tests check"),
     });
 }

@@ -36,19 +36,19 @@ impl EvictionMetrics {
             available: registry.gauges(
                 Alpha,
                 "nodeagent_eviction_available",
-                "What is left of what an eviction threshold watches, bytes or count.",
+                "Available amount of the resource of an eviction signal, in bytes or as a count.",
                 &["signal"],
             ),
             threshold: registry.gauges(
                 Alpha,
                 "nodeagent_eviction_threshold",
-                "Below what pods are evicted, bytes or count.",
+                "Eviction threshold of an eviction signal, in bytes or as a count.",
                 &["signal"],
             ),
             reaction: registry.histograms(
                 Alpha,
                 "nodeagent_eviction_reaction_seconds",
-                "Time between when a threshold calls for a pod and when the pod is told to end.",
+                "Duration in seconds from crossing an eviction threshold to killing the selected pod.",
                 buckets::DEF,
                 &["signal"],
             ),

@@ -92,7 +92,7 @@ impl Images {
             freed: registry.counters(
                 alpha,
                 "nodeagent_image_gc_freed_bytes_total",
-                "Bytes freed by removing images.",
+                "Cumulative number of bytes freed by image garbage collection.",
                 &["reason"],
             ),
             mustpull_checks: registry.counters(
@@ -101,13 +101,13 @@ impl Images {
                 "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
                 &["result"],
             ),
-            pulls_inflight: registry.gauge(alpha, "nodeagent_image_pulls_inflight", "Image pulls going on."),
+            pulls_inflight: registry.gauge(alpha, "nodeagent_image_pulls_inflight", "Number of image pulls in progress."),
             pull_queue_depth: registry.gauge(
                 alpha,
                 "nodeagent_image_pull_queue_depth",
-                "Image pulls that wait for their turn.",
+                "Number of image pulls waiting in the queue.",
             ),
-            pulled_bytes: registry.counter(alpha, "nodeagent_image_pull_bytes_total", "Bytes of images pulled."),
+            pulled_bytes: registry.counter(alpha, "nodeagent_image_pull_bytes_total", "Cumulative number of bytes of pulled images."),
             intents: gauges("pullintents", "ImagePullIntents"),
             records: gauges("pulledrecords", "ImagePulledRecords"),
         }

@@ -99,7 +99,7 @@ struct LeaseAge {
 
 impl LeaseAge {
     fn new() -> Self {
-        let help = "[ALPHA] Seconds since the node's lease was renewed last.";
+        let help = "[ALPHA] Time in seconds since the last renewal of the node lease.";
         let gauge =
             Gauge::new("nodeagent_lease_renew_age_seconds", help).expect("the name is a constant that is valid");
         Self { last: Arc::default(), gauge }

@@ -14,7 +14,7 @@ impl OomMetrics {
         let family = registry.counters(
             Alpha,
             "berth_oom_kills_total",
-            "Processes the kernel killed for want of memory: of the whole machine, of a pod's limit, or of another group's",
+            "Cumulative number of OOM kills, by scope: system, pod (memory limit of a pod or container), or other cgroup",
             &["scope"],
         );
         for scope in ["system", "pod", "other"] {

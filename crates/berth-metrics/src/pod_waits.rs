@@ -21,7 +21,7 @@ pub struct PodWaits {
 impl PodWaits {
     /// Registers the family; `read` returns all current waits.
     pub fn register(registry: &Registry, read: impl Fn() -> Vec<(&'static str, Duration)> + Send + Sync + 'static) {
-        let help = "[ALPHA] Seconds the longest wait of a pod has lasted, by what it waits for";
+        let help = "[ALPHA] Duration in seconds of the longest current wait of a pod, by reason";
         let family = GaugeVec::new(Opts::new("berth_pod_waiting_seconds", help), &["reason"]);
         registry.collector(Self { family: family.expect("a constant name"), read: Box::new(read) });
     }

@@ -98,8 +98,8 @@ pub struct InflightAttempt(IntGauge);
 impl ProbeTimelinessMetrics {
     /// Registers the families.
     pub fn new(registry: &Registry) -> Self {
-        let lag = "Seconds from the moment of a probe to its attempt.";
-        let inflight = "Attempts of probes that are under way.";
+        let lag = "Duration in seconds from the scheduled time of a probe to its attempt.";
+        let inflight = "Number of probe attempts in progress.";
         Self {
             lag: registry.histograms(Stability::Alpha, "berth_probe_schedule_lag_seconds", lag, DEF, &["probe_type"]),
             inflight: registry.gauges(Stability::Alpha, "berth_probe_inflight", inflight, &["handler"]),

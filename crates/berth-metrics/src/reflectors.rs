@@ -77,7 +77,7 @@ impl ReflectorMetrics {
         let relists = registry.counters(
             Alpha,
             "berth_reflector_relists_total",
-            "Times that objects were read anew instead of following their changes",
+            "Cumulative number of lists in place of resuming a watch",
             &["resource", "reason"],
         );
         Self { relists, tallies }
@@ -141,8 +141,14 @@ struct Page {
 impl Page {
     fn new(tallies: Tallies) -> Self {
         let opts = |name: &str, help: &str| Opts::new(name, format!("[ALPHA] {help}"));
-        let states = opts("berth_reflector_state", "What the watches of a resource do: 0 read, 1 follow, 2 wait");
-        let ages = opts("berth_reflector_last_event_age_seconds", "Seconds since a watch of a resource said something");
+        let states = opts(
+            "berth_reflector_state",
+            "State of the reflectors of a resource: 0 listing, 1 watching, 2 backing off",
+        );
+        let ages = opts(
+            "berth_reflector_last_event_age_seconds",
+            "Time in seconds since the last event of a watch of the resource",
+        );
         let invariant = "family names and labels are constants that the tests check";
         Self {
             tallies,

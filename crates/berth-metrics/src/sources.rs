@@ -24,23 +24,23 @@ impl SourceMetrics {
         Self {
             duplicates: counters(
                 "berth_source_duplicates_total",
-                "Cumulative number of pods ignored because another pod of the source has their name.",
+                "Cumulative number of pods ignored because their name duplicates that of another pod of the same source.",
                 &["source"],
             ),
             rejected: counters(
                 "berth_source_rejected_manifests_total",
-                "Cumulative number of manifests that could not be used, by reason.",
+                "Cumulative number of rejected manifests, by reason.",
                 &["source", "reason"],
             ),
             failures: counters(
                 "berth_source_failures_total",
-                "Cumulative number of looks at a pod source that failed as a whole.",
+                "Cumulative number of failed reads of a pod source.",
                 &["source"],
             ),
             pods: registry.gauges(
                 Stability::Alpha,
                 "berth_source_pods",
-                "Number of pods in the last set of a pod source.",
+                "Number of pods in the last complete set of a pod source.",
                 &["source"],
             ),
         }

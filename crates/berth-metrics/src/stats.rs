@@ -37,13 +37,17 @@ impl StatsMetrics {
         let seconds = registry.histograms(
             Alpha,
             "nodeagent_stats_collection_seconds",
-            "Duration in seconds of one reading of statistics.",
+            "Duration in seconds of collecting pod and container statistics.",
             DEF,
             &["scope"],
         );
         Self {
             seconds: seconds.with_label_values(&["pods"]),
-            cgroups: registry.gauge(Alpha, "nodeagent_stats_cgroups", "Number of control groups that are watched."),
+            cgroups: registry.gauge(
+                Alpha,
+                "nodeagent_stats_cgroups",
+                "Number of cgroups from which statistics are collected.",
+            ),
             provider: registry.gauges(
                 Alpha,
                 "kubelet_metrics_provider",

@@ -82,7 +82,7 @@ impl OneWrite {
     /// What was told of the write; that it, or one before, has not ended in its time.
     pub async fn replace(&mut self, content: Vec<u8>) -> io::Result<()> {
         if self.hung.as_ref().is_some_and(|hung| !hung.is_finished()) {
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "an earlier write has not ended"));
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "a previous write is still in progress"));
         }
         let file = self.file.clone();
         let write = self.hung.insert(tokio::spawn(async move { file.replace(content).await }));
@@ -92,7 +92,7 @@ impl OneWrite {
                 self.hung = None;
                 written.map_err(io::Error::other)?
             }
-            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the disk takes too long")),
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "write timed out")),
         }
     }
 }

@@ -118,7 +118,7 @@ pub trait ObjectSource: Send + Sync + 'static {
     }
     /// The service account, read from the API server.
     async fn service_account(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, ObjectError> {
-        Err(ObjectError::Other("there is no API server".to_owned()))
+        Err(ObjectError::Other("cannot get service account without an API server".to_owned()))
     }
     /// Certificates of the ClusterTrustBundles that a projection selects; empty only if the projection permits that.
     async fn trust_bundle(&self, _pod: &Pod, _ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {

@@ -366,9 +366,9 @@ mod tests {
             assert_eq!((&*progress.view().name, progress.view().since), ("volumes", begun), "{turn}");
             tokio::time::advance(second * 123).await;
             progress.fail("timed out");
-            progress.pause("next try", Some(Instant::now() + second * 10));
+            progress.pause("retry", Some(Instant::now() + second * 10));
             let since = begun + second * 123;
-            assert_eq!((&*progress.view().name, progress.view().since), ("next try of volumes", since), "{turn}");
+            assert_eq!((&*progress.view().name, progress.view().since), ("retry of volumes", since), "{turn}");
             tokio::time::advance(second * 10).await;
         }
         let volumes = progress.timings().into_iter().find(|lap| lap.name == "volumes").expect("a lap");
@@ -400,8 +400,8 @@ mod tests {
         assert_eq!(progress.view().until, Some(begun + second * 3));
         drop(a);
         assert_eq!(progress.view().name, "containers");
-        progress.pause("next try", Some(begun + second * 4));
-        assert_eq!(progress.view().name, "next try of image b");
+        progress.pause("retry", Some(begun + second * 4));
+        assert_eq!(progress.view().name, "retry of image b");
         tokio::time::advance(second).await;
         assert_eq!(progress.start_concurrent("image b").progress.view().since, begun + second, "tried since then");
         let laps: Vec<_> = progress.timings().into_iter().map(|lap| (lap.name.into_owned(), lap.times)).collect();

@@ -250,7 +250,7 @@ impl Actor {
             return;
         };
         let mut backoff = self.unsaved.map_or(RETRY, |(_, backoff)| backoff);
-        warn!(podSandboxID = self.sandbox.id(), err = %cause, "What a sandbox is cannot be written down; trying again");
+        warn!(podSandboxID = self.sandbox.id(), err = %cause, "Failed to write sandbox record, retrying after back-off");
         self.unsaved = Some((Instant::now() + backoff.next_delay(), backoff));
     }
 
@@ -261,7 +261,7 @@ impl Actor {
         let writing = spawn_blocking(move || save(&shell, old.as_deref(), &new));
         match timeout(WRITE_LIMIT, writing).await {
             Ok(done) => done.map_err(|e| RuntimeError::other(e.to_string()))?,
-            Err(_) => Err(RuntimeError::deadline(format!("writing below {}", self.shell.layout.root.display()))),
+            Err(_) => Err(RuntimeError::deadline(format!("timed out writing to {}", self.shell.layout.root.display()))),
         }
     }
 
@@ -317,14 +317,14 @@ impl Actor {
             return None;
         }
         if let Ok(Ok((connected, hello))) = timeout(FIND_LIMIT, self.shell.shims.find(self.sandbox.id())).await {
-            warn!(podSandboxID = self.sandbox.id(), "The connection to a shim was lost, and is there again");
+            warn!(podSandboxID = self.sandbox.id(), "Reconnected to the shim of the sandbox");
             *self.shim.lock().unwrap_or_else(PoisonError::into_inner) = Some(connected.shim.clone());
             let rule = self.shell.config.oom_reason;
             // `note` logs a failed write and schedules the retry.
             let _ = self.turn(move |sandbox| drop(reconcile::with_shim(sandbox, &hello, rule, now_ns()))).await;
             return Some(connected.events);
         }
-        error!(podSandboxID = self.sandbox.id(), "The shim of a sandbox is gone; its containers are killed");
+        error!(podSandboxID = self.sandbox.id(), "Shim of the sandbox exited unexpectedly, killing its containers");
         self.shell.metrics.shims_lost.inc();
         kill_all(&self.shell, &self.sandbox).await;
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -345,12 +345,12 @@ pub async fn kill_all(shell: &Arc<RuntimeContext>, sandbox: &Sandbox) {
     let killing = spawn_blocking(move || {
         for group in groups {
             if let Err(cause) = blocking.groups.remove(&group) {
-                warn!(cgroup = group, err = %cause, "What is left of a container cannot be killed");
+                warn!(cgroup = group, err = %cause, "Failed to kill remaining processes of the container");
             }
         }
     });
     if timeout(Duration::from_secs(30), killing).await.is_err() {
-        warn!(podSandboxID = sandbox.id(), "Killing what is left of a sandbox takes long");
+        warn!(podSandboxID = sandbox.id(), "Timed out waiting for remaining processes of the sandbox to be killed");
     }
 }
 
@@ -365,7 +365,7 @@ pub fn mark_containers_lost(shell: &RuntimeContext, sandbox: &mut Sandbox, rule:
     }
     for container in sandbox.containers.values_mut() {
         if container.mark_lost(at_ns) {
-            info!(containerID = container.id(), "A container was lost with its shim");
+            info!(containerID = container.id(), "Container lost with its shim");
         }
     }
 }
@@ -374,12 +374,12 @@ pub fn mark_containers_lost(shell: &RuntimeContext, sandbox: &mut Sandbox, rule:
 fn tidy(groups: &dyn Groups, group: &str, record: &std::path::Path) {
     failpoint::reached("exit.written");
     if let Err(cause) = groups.remove(group) {
-        warn!(cgroup = group, err = %cause, "The control group of a container that ended cannot be removed");
+        warn!(cgroup = group, err = %cause, "Failed to remove cgroup of the exited container");
     }
     failpoint::reached("exit.group");
     match std::fs::remove_file(record) {
         Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
-            warn!(path = %record.display(), err = %cause, "Cannot delete the note of an end");
+            warn!(path = %record.display(), err = %cause, "Failed to delete exit record");
         }
         _ => {}
     }

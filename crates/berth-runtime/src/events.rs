@@ -43,7 +43,7 @@ impl EventBroadcaster {
             match events.recv().await {
                 Some(event) => Some((Ok(event), Some((events, is_behind)))),
                 None if is_behind.load(Ordering::Acquire) => {
-                    let text = format!("{QUEUE} events were not taken: list again");
+                    let text = format!("event queue is full ({QUEUE} events): subscribe again and list containers");
                     Some((Err(Status::resource_exhausted(text)), None))
                 }
                 None => None,

@@ -1,6 +1,6 @@
 //! Cgroups of sandboxes and containers by direct writes to the kernel's hierarchies (cgroupfs driver).
 //!
-//! With the systemd driver, `scopes.rs` has systemd create them. Implements spec 09a §9.
+//! With the systemd driver, `systemd_scopes.rs` has systemd create them. Implements spec 09a §9.
 
 use std::{
     os::fd::AsFd,
@@ -137,7 +137,7 @@ fn has_swap(hierarchy: &Hierarchy) -> bool {
 
 /// Parses a cgroup path.
 pub(super) fn parse(group: &str) -> RuntimeResult<GroupPath> {
-    GroupPath::parse(group).ok_or_else(|| RuntimeError::invalid(format!("{group:?} is no control group")))
+    GroupPath::parse(group).ok_or_else(|| RuntimeError::invalid(format!("invalid cgroup path {group:?}")))
 }
 
 pub(super) fn failed(error: &CgroupError) -> RuntimeError {
@@ -148,7 +148,7 @@ impl Groups for CgroupfsGroups {
     fn name(&self, parent: &str, id: &str) -> RuntimeResult<String> {
         let default = format!("/{NAME}");
         let parent = parse(if parent.is_empty() { &default } else { parent })?;
-        let group = parent.child(id).ok_or_else(|| RuntimeError::invalid(format!("{id:?} is no control group")))?;
+        let group = parent.child(id).ok_or_else(|| RuntimeError::invalid(format!("invalid cgroup name {id:?}")))?;
         Ok(group.to_string())
     }
 
@@ -173,7 +173,7 @@ impl Groups for CgroupfsGroups {
         for file in &files {
             if let Err(error) = self.write(&path, file) {
                 if let Err(left) = self.hierarchy.remove(&path) {
-                    warn!(cgroup = group, err = %left, "A control group that was not finished cannot be removed");
+                    warn!(cgroup = group, err = %left, "Failed to remove incomplete cgroup");
                 }
                 return Err(failed(&error));
             }
@@ -200,10 +200,10 @@ impl Groups for CgroupfsGroups {
             match replaced {
                 // In a nested container this is not permitted; the outer container's device rules apply.
                 Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                    warn!(cgroup = group, err = %error, "Access to devices cannot be limited here");
+                    warn!(cgroup = group, err = %error, "Device access rules not applied: permission denied");
                     Ok(())
                 }
-                other => other.map_err(|e| RuntimeError::file("limit devices of", directory, &e)),
+                other => other.map_err(|e| RuntimeError::file("set device filter of", directory, &e)),
             }
         })
     }

@@ -42,7 +42,7 @@ pub async fn check(runtime: &Runtime) {
     }
     match runtime.ports.network.lost(connected).await {
         Ok(lost) => mark_not_ready(runtime, &lost).await,
-        Err(cause) => warn!(err = %cause, "It cannot be told whether pods have lost their networks"),
+        Err(cause) => warn!(err = %cause, "Failed to check the networks of running sandboxes"),
     }
 }
 
@@ -63,13 +63,13 @@ async fn mark_one_not_ready(runtime: &Runtime, id: &str) {
         was_ready
     });
     match told.await {
-        Ok(true) => error!(podSandboxID = id, "The network of a sandbox is gone; it is not ready any more"),
+        Ok(true) => error!(podSandboxID = id, "Sandbox network is gone, marking the sandbox not ready"),
         Ok(false) => {}
         // A sandbox that was removed in the meantime has no network to lose.
         Err(cause) if cause.kind == ErrorKind::NotFound => {}
         // The sandbox is not ready whether or not the record could be written.
         Err(cause) => {
-            warn!(podSandboxID = id, err = %cause, "That the network of a sandbox is gone is not written down")
+            warn!(podSandboxID = id, err = %cause, "Failed to record that the sandbox network is gone")
         }
     }
 }

@@ -105,8 +105,8 @@ pub fn taken(name: &str, id: &str) -> RuntimeError {
 /// The error of that request, or that it was abandoned.
 pub async fn join(mut flight: PendingOutcome) -> Outcome {
     match flight.wait_for(Option::is_some).await {
-        Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(RuntimeError::other("the request was given up"))),
-        Err(_) => Err(RuntimeError::other("the request was given up")),
+        Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(RuntimeError::other("the request was canceled"))),
+        Err(_) => Err(RuntimeError::other("the request was canceled")),
     }
 }
 

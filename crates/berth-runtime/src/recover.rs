@@ -59,7 +59,7 @@ struct StoredRecords {
 /// The records cannot be read at all.
 pub async fn recover(runtime: &Arc<Runtime>) -> RuntimeResult<()> {
     let (layout, boot_id) = (runtime.shell.layout.clone(), runtime.host.boot_id.clone());
-    let left = blocking("reading what is left", move || read(&layout, &boot_id)).await?;
+    let left = blocking("reading sandbox and container records", move || read(&layout, &boot_id)).await?;
     let count = (left.sandboxes.len(), left.written.len());
     let (broken_sandboxes, broken_containers) = (left.broken_sandboxes, left.broken_containers);
     let written = Arc::new(left.written);
@@ -79,11 +79,11 @@ pub async fn recover(runtime: &Arc<Runtime>) -> RuntimeResult<()> {
     runtime.shell.metrics.network(NetworkOperation::Recover, begun, outcome(&recovered));
     match recovered {
         Ok(lost) => lost_networks::mark_not_ready(runtime, &lost).await,
-        Err(cause) => warn!(err = %cause, "Networks of pods are not all found again"),
+        Err(cause) => warn!(err = %cause, "Failed to recover pod networks"),
     }
     clean(runtime).await;
     runtime.set_ready();
-    info!(sandboxes = count.0, containers = count.1, broken, "The embedded runtime has found again what was there");
+    info!(sandboxes = count.0, containers = count.1, broken, "Embedded runtime recovered sandboxes and containers");
     Ok(())
 }
 
@@ -91,14 +91,14 @@ fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<StoredRecords> {
     let mark = layout.state.join("boot_id");
     // Informational: each record has its own boot id. A full disk must not prevent the removal of what fills it.
     if let Err(error) = atomic_file::replace_unsynced(&mark, boot_id.as_bytes(), 0o600) {
-        warn!(path = %mark.display(), err = %error, "The id of this boot cannot be written down");
+        warn!(path = %mark.display(), err = %error, "Failed to write boot ID");
     }
     let mut left = StoredRecords::default();
     for found in store::sandboxes(layout)? {
         let (id, sandbox) = match found {
             StoredObject::Whole { meta, state, .. } => (meta.id.clone(), Sandbox::from_record(meta, state)),
             StoredObject::Broken { id, cause } => {
-                warn!(podSandboxID = id, err = cause, "The record of a sandbox is broken");
+                warn!(podSandboxID = id, err = cause, "Sandbox record is corrupt");
                 (id, None)
             }
         };
@@ -115,7 +115,7 @@ fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<StoredRecords> {
                 (id, spec.and_then(|spec| Container::restore(meta, state, spec)))
             }
             StoredObject::Broken { id, cause } => {
-                warn!(containerID = id, err = cause, "The record of a container is broken");
+                warn!(containerID = id, err = cause, "Container record is corrupt");
                 (id, None)
             }
         };
@@ -134,7 +134,7 @@ async fn recover_sandbox(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: 
         let request = (container.config.clone(), sandbox.id().to_owned());
         runtime.container_names.restore(&container.meta.name, container.id(), request);
         if let Err(cause) = runtime.ports.images.pin(&container.meta.image_id, container.id()).await {
-            warn!(containerID = container.id(), err = %cause, "The image of a container cannot be kept");
+            warn!(containerID = container.id(), err = %cause, "Failed to protect the image of the container from garbage collection");
         }
     }
     let request = (sandbox.config.clone(), sandbox.meta.runtime_handler.clone());
@@ -159,14 +159,14 @@ async fn recover_sandbox(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: 
     if let Some(connected) = connected
         && let Err(cause) = pod.connect(connected).await
     {
-        warn!(err = %cause, "A sandbox went while it was found again");
+        warn!(err = %cause, "Sandbox was removed during recovery");
     }
     // Writes the whole record: the shim's report is not on disk yet.
     if let Err(cause) = pod.turn(|_| ()).await {
-        warn!(err = %cause, "What was found again cannot be written down");
+        warn!(err = %cause, "Failed to write recovered sandbox record");
     }
     if is_half_made && let Err(cause) = sandbox_stop::undo(runtime, &pod).await {
-        warn!(podSandboxID = pod.now().id(), err = %cause, "A sandbox that was never finished cannot be undone yet");
+        warn!(podSandboxID = pod.now().id(), err = %cause, "Failed to remove incomplete sandbox");
         // Listed as not ready, so that the kubelet can stop and remove it.
         let _ = pod.turn(|sandbox| sandbox.phase = SandboxPhase::NotReady).await;
     }
@@ -182,7 +182,7 @@ async fn connect_incomplete(runtime: &Arc<Runtime>, sandbox: &Sandbox) -> Option
 async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected> {
     let found = match timeout(SHIM_LIMIT, runtime.ports.shims.find(sandbox.id())).await {
         Ok(found) => found,
-        Err(_) => Err(RuntimeError::deadline(format!("no answer within {SHIM_LIMIT:?}"))),
+        Err(_) => Err(RuntimeError::deadline(format!("shim did not respond within {SHIM_LIMIT:?}"))),
     };
     match found {
         Ok((connected, hello)) => {
@@ -194,7 +194,7 @@ async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected
             Some(connected)
         }
         Err(cause) => {
-            warn!(podSandboxID = sandbox.id(), err = %cause, "The shim of a sandbox is gone; its containers are killed");
+            warn!(podSandboxID = sandbox.id(), err = %cause, "Failed to reconnect to the shim of the sandbox, killing its containers");
             runtime.shell.metrics.shims_lost.inc();
             kill_all(&runtime.shell, sandbox).await;
             mark_containers_lost(&runtime.shell, sandbox, runtime.shell.config.oom_reason, now_ns());
@@ -228,7 +228,7 @@ async fn kill(connected: &Connected, id: &str) {
     let to = Target::Container(id.to_owned());
     let kill = Request::Signal { to, signal: KILL, scope: Scope::ControlGroup };
     if let Err(cause) = connected.shim.request(kill, Vec::new(), SHIM_ANSWER).await {
-        warn!(containerID = id, err = %cause, "A container cannot be killed yet");
+        warn!(containerID = id, err = %cause, "Failed to kill container");
     }
 }
 
@@ -237,7 +237,7 @@ async fn drop_unknown(connected: &Connected, id: &str) {
     kill(connected, id).await;
     let forget = Request::Forget(id.to_owned());
     if let Err(cause) = connected.shim.request(forget, Vec::new(), SHIM_ANSWER).await {
-        warn!(containerID = id, err = %cause, "A container that nobody knows of is not ended yet");
+        warn!(containerID = id, err = %cause, "Failed to remove container without a record from its shim");
     }
 }
 
@@ -255,7 +255,7 @@ async fn clean(runtime: &Arc<Runtime>) {
     for id in shims.iter().filter(|id| !known.contains(*id)) {
         remove_orphan(runtime, id).await;
     }
-    let cleaned = blocking("deleting what belongs to nobody", move || {
+    let cleaned = blocking("deleting orphaned container directories and cgroups", move || {
         for name in store::names(&layout.containers())? {
             if name.starts_with(DOOMED) {
                 store::delete(&layout.containers().join(&name))?;
@@ -267,7 +267,7 @@ async fn clean(runtime: &Arc<Runtime>) {
         Ok(())
     });
     if let Err(cause) = cleaned.await {
-        warn!(err = %cause, "What belongs to nobody cannot all be deleted");
+        warn!(err = %cause, "Failed to delete orphaned container directories and cgroups");
     }
 }
 
@@ -286,13 +286,13 @@ async fn remove_orphan(runtime: &Arc<Runtime>, id: &str) {
         let _ = connected.shim.request(Request::Shutdown, Vec::new(), SHIM_ANSWER).await;
     }
     let (shell, id) = (runtime.shell.clone(), id.to_owned());
-    let buried = blocking("removing what is left of a sandbox", move || {
+    let buried = blocking("removing orphaned sandbox", move || {
         remove_groups(&*shell.groups, &id)?;
         sandbox_files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
         store::delete(&shell.layout.shim(&id))?;
         store::delete(&shell.layout.sandbox(&id))
     });
     if let Err(cause) = buried.await {
-        warn!(err = %cause, "What is left of a sandbox without a record cannot be removed");
+        warn!(err = %cause, "Failed to remove orphaned sandbox");
     }
 }

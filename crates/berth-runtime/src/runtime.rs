@@ -255,7 +255,7 @@ impl Runtime {
         self: &Arc<Self>,
         work: impl Future<Output = RuntimeResult<R>> + Send + 'static,
     ) -> RuntimeResult<R> {
-        self.shell.spawn(work).await.map_err(|error| RuntimeError::other(format!("the call broke off: {error}")))?
+        self.shell.spawn(work).await.map_err(|error| RuntimeError::other(format!("request task failed: {error}")))?
     }
 }
 
@@ -269,7 +269,7 @@ pub async fn blocking<R: Send + 'static>(
 ) -> RuntimeResult<R> {
     match timeout(FILES_LIMIT, spawn_blocking(work)).await {
         Ok(done) => done.map_err(|error| RuntimeError::other(format!("{what}: {error}")))?,
-        Err(_) => Err(RuntimeError::new(ErrorKind::Deadline, format!("{what} takes longer than {FILES_LIMIT:?}"))),
+        Err(_) => Err(RuntimeError::new(ErrorKind::Deadline, format!("{what} timed out after {FILES_LIMIT:?}"))),
     }
 }
 

@@ -82,7 +82,7 @@ impl Groups for Scopes {
         let slice = names::slice_of(parent).ok_or_else(invalid)?;
         let slice = names::path_of(slice).map_err(|_| invalid())?;
         let scope = slice.child(&format!("{NAME}-{id}{SCOPE}"));
-        scope.map(|scope| scope.to_string()).ok_or_else(|| RuntimeError::invalid(format!("{id:?} is no control group")))
+        scope.map(|scope| scope.to_string()).ok_or_else(|| RuntimeError::invalid(format!("invalid cgroup name {id:?}")))
     }
 
     fn find(&self, id: &str) -> RuntimeResult<Vec<String>> {
@@ -99,7 +99,7 @@ impl Groups for Scopes {
         if made.is_err()
             && let Err(left) = self.remove(group)
         {
-            tracing::warn!(cgroup = group, err = %left, "A scope that was not finished cannot be removed");
+            tracing::warn!(cgroup = group, err = %left, "Failed to remove incomplete systemd scope");
         }
         made
     }
@@ -123,7 +123,7 @@ impl Groups for Scopes {
         self.kernel.limit(group, &limits).inspect_err(|_| {
             // The files were restored; systemd must have the same values.
             if let Err(error) = self.driver.set(&path, &before) {
-                tracing::warn!(cgroup = group, err = %error, "systemd cannot be told what limits a scope has");
+                tracing::warn!(cgroup = group, err = %error, "Failed to restore resource limits of the systemd scope");
             }
         })
     }

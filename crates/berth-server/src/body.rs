@@ -90,7 +90,7 @@ impl HttpBody for TimedBody {
         }
         let until = self.until.get_or_insert_with(|| Box::pin(sleep(LIMIT)));
         ready!(until.as_mut().poll(context));
-        let text = format!("the body did not come within {LIMIT:?}");
+        let text = format!("timed out reading request body after {LIMIT:?}");
         Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, text).into())))
     }
 

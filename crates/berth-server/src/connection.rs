@@ -125,7 +125,7 @@ pub async fn connection(
         Some(Ok(())) => {}
         Some(Err(error)) => debug!(srcIP = %address, err = %error, "HTTP connection ended"),
         None => {
-            debug!(srcIP = %address, "The connection is closed: nothing is taken, or requests are given up too fast")
+            debug!(srcIP = %address, "Closing connection: idle or stalled, or too many canceled requests")
         }
     }
 }

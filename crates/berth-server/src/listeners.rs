@@ -88,7 +88,7 @@ pub async fn serve(
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, or a connection aborted in the backlog: neither ends the listener.
-                debug!(err = %error, "Cannot accept a connection");
+                debug!(err = %error, "Failed to accept connection");
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }
@@ -106,7 +106,7 @@ pub async fn serve(
             };
             tokio::select! {
                 () = served => {}
-                () = held.evicted() => debug!(srcIP = %address.ip(), "Too many connections; this one is closed"),
+                () = held.evicted() => debug!(srcIP = %address.ip(), "Too many connections, closing connection"),
             }
         });
     }
@@ -146,9 +146,9 @@ async fn secured(
         () = stop.cancelled() => return,
         shaken = tokio::time::timeout(HANDSHAKE_LIMIT, tls_handshake(stream, acceptor)) => match shaken {
             Ok(Ok(Some(stream))) => stream,
-            Ok(Ok(None)) => return debug!(srcIP = %address, "A client speaks HTTP where TLS is spoken"),
+            Ok(Ok(None)) => return debug!(srcIP = %address, "Client sent an HTTP request to an HTTPS server"),
             Ok(Err(error)) => return debug!(srcIP = %address, err = %error, "TLS handshake failed"),
-            Err(_) => return debug!(srcIP = %address, "TLS handshake took too long"),
+            Err(_) => return debug!(srcIP = %address, "TLS handshake timed out"),
         }
     };
     let (_, session) = stream.get_ref();

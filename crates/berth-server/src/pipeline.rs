@@ -101,7 +101,7 @@ impl ListenerContext {
         let response = AssertUnwindSafe(self.clone().route(request).boxed()).catch_unwind().await;
         let response = response.unwrap_or_else(|_| {
             self.metrics.panics.inc();
-            error!(path = bucket, "A handler panicked");
+            error!(path = bucket, "Request handler panicked");
             text::plain_error(StatusCode::INTERNAL_SERVER_ERROR, "500 Internal Server Error")
         });
         if let Some(told) = told {

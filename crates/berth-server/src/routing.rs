@@ -241,7 +241,7 @@ fn plain(path: &str, switches: &EnabledEndpoints, checks: &[&str]) -> Option<Pla
     }
 }
 
-/// Routes a decoded path that [`outer`] returned as [`PathRoute::ServiceRoute`].
+/// Routes a decoded path that [`outer`] returned as [`PathRoute::Service`].
 pub fn service(method: &str, path: &str, accept: Option<&str>) -> ServiceRoute {
     let of_root = |(root, _, _): &&(&str, &str, bool)| path.starts_with(root) || path == root.trim_end_matches('/');
     let Some((root, produces, _)) = SERVICES.iter().find(of_root) else { return ServiceRoute::NotFound };

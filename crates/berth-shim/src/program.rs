@@ -26,7 +26,9 @@ pub fn main() -> ExitCode {
             }
         },
         _ => {
-            eprintln!("berth-shim FOLDER: started by berth, one for each pod, with the pod's control socket as input");
+            eprintln!(
+                "Usage: berth-shim FOLDER\n\nStarted by berth once per pod, with the control socket of the pod as standard input"
+            );
             ExitCode::FAILURE
         }
     }

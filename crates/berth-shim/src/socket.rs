@@ -148,7 +148,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
         Err(e) => return Err(e.into()),
     };
     if length > MAX_BODY + HEADER {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a message of {length} bytes")));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("message of {length} bytes is too long")));
     }
     let mut bytes = vec![0; length];
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];

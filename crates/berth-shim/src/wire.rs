@@ -51,13 +51,13 @@ pub enum WireError {
     #[error("not a message of the shim protocol: {0}")]
     Header(&'static str),
     /// Another protocol version.
-    #[error("the other side speaks version {0} of the shim protocol, this one {VERSION}")]
+    #[error("unsupported shim protocol version {0}, expected {VERSION}")]
     Version(u16),
     /// The body exceeds [`MAX_BODY`].
-    #[error("a message of {0} bytes is longer than {MAX_BODY}")]
+    #[error("message of {0} bytes is longer than {MAX_BODY}")]
     Long(usize),
     /// The body cannot be decoded or encoded.
-    #[error("the body of a message cannot be read: {0}")]
+    #[error("invalid message body: {0}")]
     Body(String),
 }
 
@@ -72,7 +72,7 @@ impl<'a> Datagram<'a> {
         };
         let [m0, m1, v0, v1, k0, k1, _, _, s0, s1, s2, s3, l0, l1, l2, l3] = *header;
         if u16::from_le_bytes([m0, m1]) != MAGIC {
-            return Err(WireError::Header("another magic number"));
+            return Err(WireError::Header("wrong magic number"));
         }
         let version = u16::from_le_bytes([v0, v1]);
         if version != VERSION {
@@ -82,14 +82,14 @@ impl<'a> Datagram<'a> {
             0 => Kind::Request,
             1 => Kind::Reply,
             2 => Kind::Event,
-            _ => return Err(WireError::Header("an unknown kind")),
+            _ => return Err(WireError::Header("unknown message kind")),
         };
         let length = u32::from_le_bytes([l0, l1, l2, l3]);
         if body.len() > MAX_BODY {
             return Err(WireError::Long(body.len()));
         }
         if usize::try_from(length) != Ok(body.len()) {
-            return Err(WireError::Header("another length than it says"));
+            return Err(WireError::Header("length does not match the header"));
         }
         Ok(Self { kind, sequence: u32::from_le_bytes([s0, s1, s2, s3]), body })
     }
@@ -101,7 +101,7 @@ impl<'a> Datagram<'a> {
     pub fn body<T: DeserializeOwned>(&self) -> Result<T, WireError> {
         let mut rest = self.body;
         let value = ciborium::from_reader(&mut rest).map_err(|e| WireError::Body(e.to_string()))?;
-        if rest.is_empty() { Ok(value) } else { Err(WireError::Body(format!("{} bytes follow it", rest.len()))) }
+        if rest.is_empty() { Ok(value) } else { Err(WireError::Body(format!("{} trailing bytes", rest.len()))) }
     }
 }
 
@@ -149,10 +149,10 @@ mod tests {
             bytes
         };
         assert_eq!(Datagram::read(&good[..15]), Err(WireError::Header("too short")));
-        assert_eq!(Datagram::read(&with(0, 0)), Err(WireError::Header("another magic number")));
+        assert_eq!(Datagram::read(&with(0, 0)), Err(WireError::Header("wrong magic number")));
         assert_eq!(Datagram::read(&with(2, 9)), Err(WireError::Version(9)));
-        assert_eq!(Datagram::read(&with(4, 9)), Err(WireError::Header("an unknown kind")));
-        assert_eq!(Datagram::read(&with(12, 99)), Err(WireError::Header("another length than it says")));
+        assert_eq!(Datagram::read(&with(4, 9)), Err(WireError::Header("unknown message kind")));
+        assert_eq!(Datagram::read(&with(12, 99)), Err(WireError::Header("length does not match the header")));
         assert!(matches!(write(Kind::Event, 0, &"x".repeat(MAX_BODY)), Err(WireError::Long(_))));
     }
 }

@@ -199,7 +199,7 @@ impl MeasurementTask {
                 async move {
                     let (at, began) = (clock.now(), Instant::now());
                     let told = tokio::time::timeout(limit, volumes.usage(&target.path)).await;
-                    let told = told.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+                    let told = told.unwrap_or_else(|_| Err("timed out".to_owned()));
                     (target.path, at, began.elapsed(), told)
                 }
             })
@@ -211,7 +211,7 @@ impl MeasurementTask {
                     known.insert(path, of_volume(at, &full));
                 }
                 Err(error) => {
-                    debug!(path = %path.display(), err = %error, "Unable to learn how full a volume is");
+                    debug!(path = %path.display(), err = %error, "Failed to get volume stats");
                     known.remove(&path);
                 }
             }

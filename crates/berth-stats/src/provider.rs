@@ -179,7 +179,7 @@ impl StatsProvider {
                 Err(error) => return (Instant::now(), Err(error)),
             };
             let written = inner.writers.run_within(LIMIT, move || Bytes::from(summary_json::write(&summary))).await;
-            (since, written.ok_or_else(|| "the summary could not be written in time".to_owned()))
+            (since, written.ok_or_else(|| "timed out encoding the summary".to_owned()))
         });
         page.await.unwrap_or_else(|| Err(FAILED.to_owned()))
     }
@@ -222,7 +222,7 @@ impl StatsProvider {
 }
 
 /// Error for callers whose computation panicked or timed out.
-const FAILED: &str = "the statistics could not be made";
+const FAILED: &str = "failed to collect statistics";
 
 impl Inner {
     /// Returns a sample of at least this depth, no older than [`MEMO`].
@@ -252,13 +252,14 @@ impl Inner {
         let shallower = [(Depth::Core, core), (Depth::Summary, summary)].into_iter().filter(|(own, _)| *own < depth);
         let shallower = shallower.filter_map(|(_, memo)| Some(memo.cached(MEMO)?.ok()?.0)).min();
         let pods = self.pods().await?;
-        let sampler = self.sampler.clone().ok_or("failed to get root cgroup stats: no control groups are mounted")?;
+        let sampler =
+            self.sampler.clone().ok_or("failed to get root cgroup stats: no cgroup file system is mounted")?;
         let (began, inner) = (Instant::now(), self.clone());
         let read = self.readers.run_within(LIMIT, move || {
             let system = inner.system.all();
             sampler.lock().unwrap_or_else(PoisonError::into_inner).sample(pods, system, depth)
         });
-        let snapshot = read.await.ok_or("failed to get root cgroup stats: control groups could not be read in time")?;
+        let snapshot = read.await.ok_or("failed to get root cgroup stats: timed out reading cgroups")?;
         self.deps.metrics.read(began.elapsed(), snapshot.size.0);
         self.close_later();
         Ok((shallower.unwrap_or(began), Arc::new(snapshot)))
@@ -295,7 +296,7 @@ impl Inner {
             Some(known) => known,
             None => match timeout(LIMIT, self.deps.observer.list()).await {
                 Ok(listed) => listed.map_err(|error| format!("failed to list pod stats: {error}"))?,
-                Err(_) => return Err("failed to list pod stats: the runtime does not answer".to_owned()),
+                Err(_) => return Err("failed to list pod stats: timed out waiting for the runtime".to_owned()),
             },
         };
         Ok(reported_pods(known.pods.values()))

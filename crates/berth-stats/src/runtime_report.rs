@@ -62,7 +62,7 @@ pub async fn pods(runtime: &dyn RuntimeService) -> Result<Option<HashMap<Sandbox
         Ok(Ok(stats)) => Ok(Some(stats.into_iter().filter_map(pod).collect())),
         Ok(Err(error)) if error.is_unimplemented() => Ok(None),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the runtime does not answer".to_owned()),
+        Err(_) => Err("timed out waiting for the runtime".to_owned()),
     }
 }
 

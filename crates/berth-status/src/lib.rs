@@ -11,7 +11,7 @@
 //!                   ─► conditions
 //! ```
 //!
-//! The API sender is `kube::status_writer`; it uses [`StatusManager::kept`], [`mod@merge`], and [`mod@patch`].
+//! The API sender is `kube::status_writer`; it uses [`StatusManager::all_cached`], [`mod@merge`], and [`mod@patch`].
 //! Implements spec 02b §1-9, §14.
 
 #![forbid(unsafe_code)]

@@ -153,7 +153,7 @@ impl Walk {
                 self.usage.add(&stat);
                 self.pending += name.to_bytes().len() + PER_NAME;
                 if self.pending > MAX_PENDING {
-                    return Err(io::Error::other("too many directories to be counted"));
+                    return Err(io::Error::other("too many directories to count"));
                 }
                 level.names.push(name.to_owned());
             }
@@ -167,7 +167,7 @@ impl Walk {
             return Ok(true);
         }
         if self.links.len() >= MAX_LINKS {
-            return Err(io::Error::other("too many files with several names to be counted"));
+            return Err(io::Error::other("too many hard-linked files to count"));
         }
         Ok(self.links.insert(stat.st_ino))
     }

@@ -42,7 +42,7 @@ impl FileWatch {
         }
         if self.events.is_none() {
             let made = Inotify::init().and_then(|inotify| inotify.into_event_stream(vec![0; 4096]));
-            self.events = made.map_err(|error| debug!(err = %error, "No file notifications")).ok();
+            self.events = made.map_err(|error| debug!(err = %error, "Failed to initialize inotify")).ok();
         }
         let Some(events) = &self.events else { return };
         let mask = WatchMask::CREATE
@@ -54,7 +54,7 @@ impl FileWatch {
         let mut watches = events.watches();
         for directory in &self.directories {
             if let Err(error) = watches.add(directory, mask) {
-                debug!(path = %directory.display(), err = %error, "Cannot watch a directory");
+                debug!(path = %directory.display(), err = %error, "Failed to watch directory");
             }
         }
     }

@@ -38,7 +38,7 @@ const HANGUP: i32 = 1;
 #[derive(Debug, thiserror::Error)]
 pub enum LogindError {
     /// The connection failed.
-    #[error("no D-Bus at {at}: {cause}")]
+    #[error("failed to connect to D-Bus at {at}: {cause}")]
     Bus {
         /// Path of the bus socket.
         at: String,
@@ -118,7 +118,7 @@ impl Logind {
             let details = details.map_err(|error| failed(error.to_string()))?;
             Ok((Session(connection), Signals { ends, details }))
         };
-        timeout(CONNECT, connecting).await.unwrap_or_else(|_| Err(failed(format!("no answer within {CONNECT:?}"))))
+        timeout(CONNECT, connecting).await.unwrap_or_else(|_| Err(failed(format!("no response within {CONNECT:?}"))))
     }
 }
 
@@ -203,7 +203,7 @@ impl Session {
         let failed = |cause: String| LogindError::Call { what: method, cause };
         match timeout(ANSWER, asked).await {
             Ok(answer) => answer.map_err(|error| failed(error.to_string())),
-            Err(_) => Err(failed(format!("no answer within {ANSWER:?}"))),
+            Err(_) => Err(failed(format!("no response within {ANSWER:?}"))),
         }
     }
 }

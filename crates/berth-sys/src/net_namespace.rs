@@ -42,7 +42,7 @@ pub fn within<T: Send>(namespace: BorrowedFd<'_>, act: impl FnOnce() -> io::Resu
         };
         let spawned =
             thread::Builder::new().name("pod-network".to_owned()).stack_size(STACK).spawn_scoped(scope, body)?;
-        spawned.join().unwrap_or_else(|_| Err(io::Error::other("the thread in the network namespace died")))
+        spawned.join().unwrap_or_else(|_| Err(io::Error::other("thread in the network namespace panicked")))
     })
 }
 

@@ -31,7 +31,7 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags
 /// The first entry that cannot be removed, or a mount point.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a path of an entry"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "path has no file name"));
     };
     let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
     match openat(CWD, parent, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty()) {

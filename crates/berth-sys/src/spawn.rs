@@ -57,7 +57,7 @@ pub fn spawn(
             // SAFETY: terminates this process without running exit handlers that the parent registered for itself.
             unsafe { libc::_exit(code) }
         }
-        child => u32::try_from(child).map_err(|_| io::Error::other("the child's number is out of range")),
+        child => u32::try_from(child).map_err(|_| io::Error::other("child PID out of range")),
     }
 }
 
@@ -208,7 +208,7 @@ pub fn join_keyring(name: &str) -> io::Result<()> {
 pub fn load_filter(program: &[u8], flags: u32) -> io::Result<()> {
     let (records, rest) = program.as_chunks::<8>();
     let length = u16::try_from(records.len()).ok().filter(|length| *length > 0 && rest.is_empty());
-    let length = length.ok_or_else(|| io::Error::other("the filter has no valid length"))?;
+    let length = length.ok_or_else(|| io::Error::other("invalid filter length"))?;
     let records: Vec<libc::sock_filter> = records
         .iter()
         .map(|[a, b, jt, jf, k @ ..]| libc::sock_filter {
@@ -246,7 +246,7 @@ pub fn start_ticks(proc: BorrowedFd<'_>, pid: u32) -> io::Result<u64> {
     let file = openat(proc, format!("{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut stat = String::new();
     fs::File::from(file).read_to_string(&mut stat)?;
-    ticks_of(&stat).ok_or_else(|| io::Error::other(format!("stat of process {pid} is not understood")))
+    ticks_of(&stat).ok_or_else(|| io::Error::other(format!("failed to parse stat of process {pid}")))
 }
 
 /// Parses from the last `)`: the name in the second field may contain anything, also parentheses and blanks.

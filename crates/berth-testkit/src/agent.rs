@@ -213,7 +213,7 @@ impl Machine {
         };
         let (pleg, watching) = pleg::start(deps, PlegConfig::default(), shutdown.clone());
         tasks.spawn(async move {
-            watching.await.expect("PLEG does not panic");
+            watching.await.expect("PLEG panicked");
         });
         let deps = RuntimeDeps {
             cri: Arc::new(leash.clone()),
@@ -224,7 +224,9 @@ impl Machine {
             resources: self.disk.clone(),
             objects: Arc::new(NoApi),
             logs: Arc::new(NoLogs),
-            actuated: ActuatedStore::open(leash.file(self.actuated.clone())).await.expect("a good file"),
+            actuated: ActuatedStore::open(leash.file(self.actuated.clone()))
+                .await
+                .expect("failed to load the state file"),
             clock: self.clock.clone(),
             metrics: RuntimeMetrics::new(&registry),
         };
@@ -259,7 +261,7 @@ impl Machine {
             plugins: None,
             gc: images::GcPolicy::default(),
         };
-        let manager = images::Manager::new(deps, config).await.expect("opens without files");
+        let manager = images::Manager::new(deps, config).await.expect("failed to open the image manager");
         if self.setup.reads_logins {
             let request = EnsureImage {
                 pod: simple("logins"),
@@ -285,7 +287,7 @@ impl Machine {
             admission: AdmissionMetrics::new(&parts.registry),
             allocation: AllocationMetrics::new(&parts.registry),
         };
-        Allocator::load(deps).await.expect("a good file")
+        Allocator::load(deps).await.expect("failed to load the state file")
     }
 
     fn mux(&self, parts: &Parts, sets: mpsc::Receiver<SourceSet>) -> mpsc::Receiver<berth_types::PodChange> {
@@ -348,7 +350,7 @@ async fn prune(
 impl Agent {
     /// Submits the full pod set of a source.
     pub async fn submit(&self, source: PodSource, pods: impl IntoIterator<Item = Arc<api::Pod>>) {
-        let pods = pods.into_iter().map(|pod| Arc::new(Pod::new((*pod).clone()).expect("a whole pod")));
+        let pods = pods.into_iter().map(|pod| Arc::new(Pod::new((*pod).clone()).expect("invalid pod")));
         self.source_senders[&source].send(pods.collect()).await;
     }
 
@@ -373,8 +375,8 @@ impl Agent {
     /// State of every pod worker.
     pub async fn describe(&self) -> Vec<WorkerView> {
         let (reply, answer) = oneshot::channel();
-        self.engine.commands.send(Command::Describe(reply)).await.expect("the sync loop lives");
-        answer.await.expect("it answers")
+        self.engine.commands.send(Command::Describe(reply)).await.expect("the sync loop has ended");
+        answer.await.expect("no reply from the sync loop")
     }
 
     /// Step that a pod waits for, as `why` would report it now.
@@ -402,12 +404,14 @@ impl Agent {
                 if let Some(status) = self.status.status(uid).filter(|status| passes(status)) {
                     return status;
                 }
-                changes.changed().await.expect("the status manager lives");
+                changes.changed().await.expect("the status manager has ended");
             }
         };
         match tokio::time::timeout(limit, wait).await {
             Ok(status) => status,
-            Err(_) => panic!("{uid}: not within {limit:?}: {what}; status: {:#?}", self.status.status(uid)),
+            Err(_) => {
+                panic!("{uid}: timed out after {limit:?} waiting for: {what}; status: {:#?}", self.status.status(uid))
+            }
         }
     }
 
@@ -441,7 +445,7 @@ impl Agent {
         self.tasks.close();
         let ended = tokio::time::timeout(limit, self.tasks.wait()).await;
         let ended = ended.is_ok() || self.is_dead(); // a kill during the stop leaves its tasks pending
-        assert!(ended, "{} tasks are left {limit:?} after the agent was told to stop", self.tasks.len());
+        assert!(ended, "{} tasks are still running {limit:?} after the agent was stopped", self.tasks.len());
         self.leash.cut();
     }
 

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Opens a transport to the server of a kubeconfig; it runs until the test ends.
 pub async fn connect(kubeconfig: &Path) -> Arc<Transport> {
-    let config = TransportConfig::from_kubeconfig(kubeconfig).await.expect("a kubeconfig");
+    let config = TransportConfig::from_kubeconfig(kubeconfig).await.expect("failed to load kubeconfig");
     let registry = Registry::new();
     let deps = TransportDeps {
         clock: Arc::new(SystemClock),
@@ -17,7 +17,7 @@ pub async fn connect(kubeconfig: &Path) -> Arc<Transport> {
         connections: ApiClientMetrics::new(&registry),
         stop: CancellationToken::new(),
     };
-    let (transport, task) = Transport::open(config, deps).await.expect("a transport");
+    let (transport, task) = Transport::open(config, deps).await.expect("failed to open the API client");
     tokio::spawn(task);
     transport
 }

@@ -34,7 +34,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Reason why real-runtime tests cannot run here; `None` if they can.
 pub fn missing() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
-        return Some("needs root: containerd starts containers".to_owned());
+        return Some("needs root to run containerd".to_owned());
     }
     let found = |name: &str| {
         std::env::var("PATH")
@@ -72,11 +72,11 @@ impl Containerd {
 
     /// Starts containerd with a changed `config.toml`.
     pub fn configured(change: impl FnOnce(String) -> String) -> Self {
-        let dir = tempfile::Builder::new().prefix("berth-ctd-").tempdir().expect("a folder");
+        let dir = tempfile::Builder::new().prefix("berth-ctd-").tempdir().expect("failed to create directory");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let bridge = format!("bt{}x{number}", std::process::id() % 100_000);
         let subnet = Subnet::take(200);
-        fs::create_dir_all(dir.path().join("cni")).expect("a folder");
+        fs::create_dir_all(dir.path().join("cni")).expect("failed to create directory");
         fs::write(dir.path().join("cni/10-berth.conflist"), fill("cni.conflist", dir.path(), &bridge, subnet.cidr()))
             .expect("written");
         let config = change(fill("containerd.toml", dir.path(), &bridge, subnet.cidr()));
@@ -90,9 +90,9 @@ impl Containerd {
 
     /// Kills containerd and removes its socket; containers keep running.
     pub fn crash(&mut self) {
-        self.child.kill().expect("it runs");
-        self.child.wait().expect("a child");
-        fs::remove_file(self.socket()).expect("the socket was there");
+        self.child.kill().expect("failed to kill containerd");
+        self.child.wait().expect("failed to wait for containerd");
+        fs::remove_file(self.socket()).expect("failed to remove the socket");
     }
 
     /// Starts containerd again after a crash.
@@ -129,7 +129,7 @@ impl Containerd {
     /// Builds and imports images.
     pub fn import(&self, images: &[Image<'_>]) {
         let archive = self.dir.path().join("images.tar");
-        write_archive(images, &archive).expect("an archive");
+        write_archive(images, &archive).expect("failed to write the image archive");
         let out = self.ctr(&["images", "import", "--no-unpack=false", &archive.to_string_lossy()]);
         let out = if out.0 { out } else { self.ctr(&["images", "import", &archive.to_string_lossy()]) };
         assert!(out.0, "import: {}\n{}", out.1, self.log());
@@ -143,7 +143,7 @@ impl Containerd {
             .args(["-n", "k8s.io"])
             .args(args)
             .output()
-            .expect("ctr runs");
+            .expect("failed to run ctr");
         (out.status.success(), String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned())
     }
 
@@ -159,7 +159,7 @@ impl Containerd {
 fn fill(template: &str, dir: &Path, bridge: &str, subnet: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(template);
     fs::read_to_string(path)
-        .expect("the template")
+        .expect("failed to write the configuration file")
         .replace("@DIR@", &dir.to_string_lossy())
         .replace("@CNI@", "/usr/lib/cni")
         .replace("@BRIDGE@", bridge)
@@ -168,15 +168,16 @@ fn fill(template: &str, dir: &Path, bridge: &str, subnet: &str) -> String {
 
 /// Starts the process, with its log file.
 fn spawn(dir: &Path) -> Child {
-    let log = fs::OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("a log");
+    let log =
+        fs::OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("failed to open the log file");
     Command::new("containerd")
         .arg("--config")
         .arg(dir.join("config.toml"))
         .stdin(Stdio::null())
-        .stdout(log.try_clone().expect("a handle"))
+        .stdout(log.try_clone().expect("failed to duplicate the log file"))
         .stderr(log)
         .spawn()
-        .expect("containerd starts")
+        .expect("failed to start containerd")
 }
 
 /// Removes every sandbox through CRI: only the runtime knows what its network plugins have set up.
@@ -193,7 +194,8 @@ fn remove_sandboxes(endpoint: String) {
         };
         join_all(left.into_iter().map(remove)).await;
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("failed to build the tokio runtime");
     let _ = runtime.block_on(async { tokio::time::timeout(limit, work).await });
 }
 

@@ -96,7 +96,14 @@ impl Calls {
     /// Status of a container.
     pub async fn status(&self, id: &str) -> cri::ContainerStatus {
         let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
-        self.rpc.clone().container_status(request).await.expect("known").into_inner().status.expect("a status")
+        self.rpc
+            .clone()
+            .container_status(request)
+            .await
+            .expect("known")
+            .into_inner()
+            .status
+            .expect("response without status")
     }
 }
 

@@ -119,7 +119,7 @@ pub(super) async fn target(kubelet: &Kubelet, namespace: &str, name: &str, what:
             let all = pods(kubelet).await?;
             let pod = all.iter().find(|pod| of(pod, "namespace", namespace) && of(pod, "name", name));
             let first = pod.and_then(|pod| pod["spec"]["containers"][0]["name"].as_str());
-            first.context("no such pod")?.to_owned()
+            first.context("pod not found")?.to_owned()
         }
     };
     // The kubelet's flag names differ from those of the API.
@@ -140,7 +140,7 @@ pub(super) async fn target(kubelet: &Kubelet, namespace: &str, name: &str, what:
         "log" => format!("/containerLogs/{namespace}/{name}/{container}?{query}"),
         "exec" | "attach" => format!("/{what}/{namespace}/{name}/{container}?{query}"),
         "portforward" => format!("/portForward/{namespace}/{name}?{query}"),
-        other => return Err(anyhow!("{other} is not passed on")),
+        other => return Err(anyhow!("unsupported subresource {other}")),
     })
 }
 

@@ -66,14 +66,16 @@ impl LaunchFixture {
     /// Creates two layers: busybox, and `/etc`.
     pub fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let dir = tempfile::Builder::new().prefix("berth-launch-").tempdir().expect("a directory");
+        let dir =
+            tempfile::Builder::new().prefix("berth-launch-").tempdir().expect("failed to create temporary directory");
         fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).expect("settable");
         let at = |name: &str| dir.path().join(name);
         for name in ["layers/1/d/bin", "layers/1/d/tmp", "layers/2/d/etc", "u", "w", "stage"] {
             fs::create_dir_all(at(name)).expect("makeable");
         }
         let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
-        fs::copy(busybox.expect("busybox-static is installed"), at("layers/1/d/bin/busybox")).expect("copyable");
+        fs::copy(busybox.expect("busybox-static is installed"), at("layers/1/d/bin/busybox"))
+            .expect("failed to copy busybox");
         for applet in [
             "sh", "cat", "echo", "id", "ls", "touch", "true", "sleep", "env", "pwd", "hostname", "stat", "mount", "ps",
             "stty", "tty", "kill", "readlink", "grep", "mkdir", "chmod", "wc", "umount",
@@ -85,7 +87,7 @@ impl LaunchFixture {
         let name = format!("berth-launch-{}-{number}", std::process::id());
         let groups = groups().into_iter().map(|root| root.join(&name)).collect::<Vec<_>>();
         for group in &groups {
-            fs::create_dir(group).expect("a control group can be made");
+            fs::create_dir(group).expect("failed to create cgroup");
         }
         Self { dir, groups }
     }
@@ -136,17 +138,17 @@ impl LaunchFixture {
         // Serializes the forks: a child forked while another test prints a failure inherits the lock of the output.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut told, tell) = std::io::pipe().expect("a pipe");
+        let (mut told, tell) = std::io::pipe().expect("failed to create pipe");
         // SAFETY: the C library's fork leaves its own locks usable in the child, and the child exits by `_exit`.
-        match unsafe { nix::unistd::fork() }.expect("a process") {
+        match unsafe { nix::unistd::fork() }.expect("failed to fork") {
             nix::unistd::ForkResult::Child => {
-                let hook = tell.try_clone().expect("a descriptor");
+                let hook = tell.try_clone().expect("failed to duplicate descriptor");
                 std::panic::set_hook(Box::new(move |info| drop((&hook).write_all(info.to_string().as_bytes()))));
                 nix::sys::prctl::set_child_subreaper(true).expect("settable");
                 // Another test of the same process may have installed a SIGCHLD handler, which would interrupt system
                 // calls.
                 // SAFETY: installs no handler, only restores the default, in a single-threaded process.
-                unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }.expect("a default");
+                unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }.expect("failed to reset SIGCHLD");
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(self)));
                 end_children();
                 // SAFETY: ends the copy of the test without running the exit handlers that the test registered.
@@ -290,8 +292,11 @@ pub struct ProcessOutput {
 type Pipes = (Stdio, std::io::PipeWriter, std::io::PipeReader, std::io::PipeReader);
 
 fn pipes() -> Pipes {
-    let ((input, to), (out, output), (err, error)) =
-        (std::io::pipe().expect("a pipe"), std::io::pipe().expect("a pipe"), std::io::pipe().expect("a pipe"));
+    let ((input, to), (out, output), (err, error)) = (
+        std::io::pipe().expect("failed to create pipe"),
+        std::io::pipe().expect("failed to create pipe"),
+        std::io::pipe().expect("failed to create pipe"),
+    );
     (Stdio::Files([input.into(), output.into(), error.into()]), to, out, err)
 }
 
@@ -364,7 +369,7 @@ pub fn conclude(mut launching: Launching) -> Result<(u32, Option<OwnedFd>), Fail
             }
             Progress::Failed(failure) => return Err(failure),
         }
-        assert!(Instant::now() < deadline, "the launch hangs");
+        assert!(Instant::now() < deadline, "timed out waiting for the launch");
         readable(&launching, deadline);
     }
 }
@@ -409,7 +414,7 @@ impl Running {
     pub fn kill(self) {
         let pid = Pid::from_raw(self.pid.cast_signed());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("there");
-        while waitpid(Pid::from_raw(-1), None).expect("a child").pid() != Some(pid) {}
+        while waitpid(Pid::from_raw(-1), None).expect("no such child process").pid() != Some(pid) {}
     }
 }
 
@@ -418,11 +423,11 @@ pub fn reap(pid: u32) -> i32 {
     let deadline = Instant::now() + PATIENCE;
     let pid = Pid::from_raw(pid.cast_signed());
     let fd = rustix::process::pidfd_open(
-        rustix::process::Pid::from_raw(pid.as_raw()).expect("a number"),
+        rustix::process::Pid::from_raw(pid.as_raw()).expect("invalid PID"),
         rustix::process::PidfdFlags::empty(),
     );
-    readable(&fd.expect("a child"), deadline);
-    match waitpid(pid, Some(WaitPidFlag::WNOHANG)).expect("a child") {
+    readable(&fd.expect("no such child process"), deadline);
+    match waitpid(pid, Some(WaitPidFlag::WNOHANG)).expect("no such child process") {
         WaitStatus::Exited(_, code) => code,
         WaitStatus::Signaled(_, signal, _) => 128 + signal as i32,
         other => panic!("{other:?}"),
@@ -446,7 +451,7 @@ pub fn shell(bench: &LaunchFixture, change: impl FnOnce(&mut LaunchPlan), script
 
 /// Standard output of a program that succeeded: exit code 0 and no standard error.
 pub fn stdout_of(ended: Result<ProcessOutput, Failure>) -> String {
-    let ended = ended.expect("it runs");
+    let ended = ended.expect("failed to run the container");
     assert_eq!((ended.err.as_str(), ended.code), ("", 0), "{}", ended.out);
     ended.out
 }

@@ -13,11 +13,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub fn run_alone<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F) {
     if std::env::var_os(ALONE).is_some() {
         let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        return runtime.expect("a runtime").block_on(body());
+        return runtime.expect("failed to build the tokio runtime").block_on(body());
     }
-    let mut alone = Command::new(std::env::current_exe().expect("a test"));
+    let mut alone = Command::new(std::env::current_exe().expect("failed to find the test binary"));
     alone.args(["--exact", test, "--nocapture"]).env(ALONE, "1");
-    let told = alone.output().expect("it runs");
+    let told = alone.output().expect("failed to run the test binary");
     let said = String::from_utf8_lossy(&told.stdout);
     println!("{said}{}", String::from_utf8_lossy(&told.stderr));
     assert!(told.status.success() && said.contains("1 passed"), "{test}: {}", told.status);
@@ -33,7 +33,7 @@ pub struct ResourceCounts {
 impl ResourceCounts {
     /// Counts them now.
     pub fn now() -> Self {
-        let descriptors = fs::read_dir("/proc/self/fd").expect("a folder").count();
+        let descriptors = fs::read_dir("/proc/self/fd").expect("failed to read /proc/self/fd").count();
         Self { descriptors, tasks: runtime::Handle::current().metrics().num_alive_tasks() }
     }
 

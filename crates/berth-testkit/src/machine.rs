@@ -148,15 +148,20 @@ pub struct Root(PathBuf);
 ///
 /// A machine's own files are another archive appended to it: the kernel unpacks one after the other.
 fn base(kernel: &Kernel) -> PathBuf {
-    let directory = std::env::current_exe().expect("this program").ancestors().nth(2).expect("two up").to_owned();
+    let directory = std::env::current_exe()
+        .expect("failed to find the test binary")
+        .ancestors()
+        .nth(2)
+        .expect("no parent directory")
+        .to_owned();
     let image = directory.join("machine-base.cpio.gz");
-    let lock = fs::File::create(directory.join("machine-base.lock")).expect("a lock file");
+    let lock = fs::File::create(directory.join("machine-base.lock")).expect("failed to create the lock file");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
     let changed = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).ok();
     // Programs of other packages change only with an upgrade of this machine: a day is enough.
     let is_new = |at: SystemTime| at.elapsed().is_ok_and(|age| age < BASE_AGE) && changed(&kernel.image) < Some(at);
     if !changed(&image).is_some_and(is_new) {
-        let place = tempfile::tempdir_in(&directory).expect("a directory");
+        let place = tempfile::tempdir_in(&directory).expect("failed to create directory");
         let root = Root::new(place.path());
         root.lay_down_base(kernel);
         fs::rename(root.archive(), &image).expect("renamed");
@@ -169,7 +174,7 @@ impl Root {
     pub fn new(place: &Path) -> Self {
         let root = place.join("root");
         for folder in ["bin", "t", "lib", "lib64", "usr", "etc", "mods", "new", "dev"] {
-            fs::create_dir_all(root.join(folder)).expect("a directory");
+            fs::create_dir_all(root.join(folder)).expect("failed to create directory");
         }
         Self(root)
     }
@@ -177,7 +182,7 @@ impl Root {
     fn lay_down_base(&self, kernel: &Kernel) {
         fs::copy("/bin/busybox", self.0.join("bin/busybox")).expect("busybox");
         for applet in APPLETS {
-            symlink("busybox", self.0.join("bin").join(applet)).expect("an applet");
+            symlink("busybox", self.0.join("bin").join(applet)).expect("failed to link applet");
         }
         for module in MODULES.iter().chain(&NFS_MODULES) {
             let from = kernel.modules.join(format!("{module}.ko"));
@@ -194,50 +199,50 @@ impl Root {
 
     fn executable(&self, name: &str, text: &str) {
         fs::write(self.0.join(name), text).expect("written");
-        fs::set_permissions(self.0.join(name), fs::Permissions::from_mode(0o755)).expect("a program");
+        fs::set_permissions(self.0.join(name), fs::Permissions::from_mode(0o755)).expect("failed to copy program");
     }
 
     /// Adds a program with its shared libraries, if any.
     pub fn program(&self, from: &Path, name: &str) {
         let to = self.0.join(name);
-        fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
+        fs::create_dir_all(to.parent().expect("failed to create directory")).expect("failed to create directory");
         // Most of a debug build is debug information; without `strip` the programs are only larger.
         let stripped = Command::new("strip").arg("-o").arg(&to).arg(from).status();
         if !stripped.is_ok_and(|status| status.success()) {
-            fs::copy(from, &to).expect("a program");
+            fs::copy(from, &to).expect("failed to copy program");
         }
         for library in libraries(from) {
-            let to = self.0.join(library.strip_prefix("/").expect("a whole path"));
-            fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
-            fs::copy(&library, to).expect("a library");
+            let to = self.0.join(library.strip_prefix("/").expect("path is not absolute"));
+            fs::create_dir_all(to.parent().expect("failed to create directory")).expect("failed to create directory");
+            fs::copy(&library, to).expect("failed to copy library");
         }
     }
 
     /// Copies a file of the host to the same path.
     pub fn same(&self, name: &str) {
         let to = self.0.join(name.trim_start_matches('/'));
-        fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
+        fs::create_dir_all(to.parent().expect("failed to create directory")).expect("failed to create directory");
         fs::copy(name, to).unwrap_or_else(|e| panic!("{name}: {e}"));
     }
 
     /// Adds a symlink `name` to `to`.
     pub fn link(&self, to: &str, name: &str) {
         let at = self.0.join(name);
-        fs::create_dir_all(at.parent().expect("a directory")).expect("a directory");
-        symlink(to, at).expect("a link");
+        fs::create_dir_all(at.parent().expect("failed to create directory")).expect("failed to create directory");
+        symlink(to, at).expect("failed to create symbolic link");
     }
 
     /// Path on the host of a file in this root; creates its parent directory.
     pub fn path(&self, name: &str) -> PathBuf {
         let at = self.0.join(name);
-        fs::create_dir_all(at.parent().expect("a directory")).expect("a directory");
+        fs::create_dir_all(at.parent().expect("failed to create directory")).expect("failed to create directory");
         at
     }
 
     /// Writes a text file.
     pub fn file(&self, name: &str, text: &str) {
         let to = self.0.join(name);
-        fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
+        fs::create_dir_all(to.parent().expect("failed to create directory")).expect("failed to create directory");
         fs::write(to, text).expect("written");
     }
 
@@ -245,9 +250,9 @@ impl Root {
     pub fn pack(&self, kernel: &Kernel, second: &str) -> PathBuf {
         self.executable("second", &format!("{MOUNTS}{}{second}", load(&MODULES)));
         let (own, whole) = (self.archive(), self.0.with_file_name("initrd"));
-        let mut out = fs::File::create(&whole).expect("a file");
+        let mut out = fs::File::create(&whole).expect("failed to create file");
         for part in [base(kernel), own] {
-            io::copy(&mut fs::File::open(&part).expect("an archive"), &mut out).expect("room");
+            io::copy(&mut fs::File::open(&part).expect("failed to open archive"), &mut out).expect("room");
         }
         whole
     }
@@ -255,7 +260,7 @@ impl Root {
     /// Packs this root into an archive beside it.
     fn archive(&self) -> PathBuf {
         let pack = "find . | busybox cpio -o -H newc 2>/dev/null | gzip -1 > ../archive";
-        let packed = Command::new("sh").args(["-c", pack]).current_dir(&self.0).status().expect("a shell");
+        let packed = Command::new("sh").args(["-c", pack]).current_dir(&self.0).status().expect("failed to run sh");
         assert!(packed.success());
         self.0.with_file_name("archive")
     }
@@ -285,11 +290,11 @@ pub fn run(kernel: &Kernel, image: &Path, limit: Duration) -> Vec<String> {
     machine.args(["-nodefaults", "-serial", "stdio", "-kernel"]).arg(&kernel.image).arg("-initrd").arg(image);
     machine.args(["-append", "console=ttyS0 quiet panic=-1 cgroup_no_v1=all"]);
     let machine = machine.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
-    watch(machine.expect("a machine"), limit)
+    watch(machine.expect("failed to start qemu"), limit)
 }
 
 fn watch(mut machine: Child, limit: Duration) -> Vec<String> {
-    let (said, done) = (machine.stdout.take().expect("its console"), Arc::new(AtomicBool::new(false)));
+    let (said, done) = (machine.stdout.take().expect("console is not piped"), Arc::new(AtomicBool::new(false)));
     let is_done = done.clone();
     let machine = thread::spawn(move || {
         let begun = Instant::now();
@@ -318,7 +323,7 @@ pub fn failed<'a>(names: impl IntoIterator<Item = &'a str>, lines: &[String]) ->
     let has = |name: &str| lines.iter().any(|line| line.ends_with(&format!("test {name} ... ok")));
     let failed: Vec<&str> = names.into_iter().filter(|name| !has(name)).collect();
     if !failed.is_empty() {
-        println!("--- what the machine said\n{}\n---", lines.join("\n"));
+        println!("--- console output of the virtual machine\n{}\n---", lines.join("\n"));
     }
     failed
 }

@@ -84,9 +84,9 @@ pub fn obstacle_of_node() -> Option<&'static str> {
         return Some(why);
     }
     if !Path::new(LOGIND).exists() {
-        return Some("needs logind, of systemd");
+        return Some("needs systemd-logind");
     }
-    (!Path::new(MKE2FS).exists()).then_some("needs mke2fs, of e2fsprogs")
+    (!Path::new(MKE2FS).exists()).then_some("needs mke2fs (e2fsprogs)")
 }
 
 /// Adds systemd, D-Bus, logind, and units to the base image, as far as the host has them.
@@ -118,7 +118,7 @@ pub(super) fn lay_down_base(root: &Root) {
 
 /// Adds this test program and ours; `tests` is the shell script of the tests service.
 pub fn lay_down(root: &Root, tests: &str) {
-    root.program(&std::env::current_exe().expect("this program"), "t/test");
+    root.program(&std::env::current_exe().expect("failed to find the test binary"), "t/test");
     for (name, path) in [("berth", programs::berth()), ("berth-shim", programs::shim())] {
         root.program(&path, &format!("t/{name}"));
     }

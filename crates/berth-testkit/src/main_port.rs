@@ -21,8 +21,8 @@ pub struct MainPort {
 impl MainPort {
     /// Reserves a free port and creates its files.
     pub fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let authority = Authority::create("test", Self::valid()).expect("an authority");
+        let folder = tempfile::tempdir().expect("failed to create temporary directory");
+        let authority = Authority::create("test", Self::valid()).expect("failed to create the CA");
         let port = Self { port: free_ports::<1>()[0], authority, folder };
         port.serve(&port.authority);
         std::fs::write(port.path("ca.crt"), &port.authority.own().certificate).expect("written");
@@ -43,14 +43,16 @@ impl MainPort {
     /// Replaces the serving certificate by one of that authority.
     pub fn serve(&self, by: &Authority) {
         let names = ["127.0.0.1", "localhost"].map(str::to_owned);
-        let issued = by.serving("node", &names, Self::valid()).expect("a certificate");
+        let issued = by.serving("node", &names, Self::valid()).expect("failed to issue certificate");
         CertificatePairPaths::of(self.folder.path(), "serving").write(&issued).expect("written");
     }
 
     /// Issues a client certificate of the test's authority.
     pub fn client(&self, name: &str, groups: &[&str]) -> CertificatePairPaths {
         let files = CertificatePairPaths::of(self.folder.path(), name);
-        files.write(&self.authority.client(name, groups, Self::valid()).expect("a certificate")).expect("written");
+        files
+            .write(&self.authority.client(name, groups, Self::valid()).expect("failed to issue certificate"))
+            .expect("written");
         files
     }
 
@@ -87,8 +89,9 @@ impl MainPort {
         let mut command = Command::new("curl");
         command.args(["-sSi", "--path-as-is", "--max-time", "60", "--cacert", &ca]).args(more).arg(url);
         command.kill_on_drop(true);
-        let ended = tokio::time::timeout(Duration::from_secs(90), command.output()).await.expect("curl ends");
-        let output = ended.expect("curl is installed");
+        let ended =
+            tokio::time::timeout(Duration::from_secs(90), command.output()).await.expect("timed out waiting for curl");
+        let output = ended.expect("failed to run curl");
         let answer = String::from_utf8_lossy(&output.stdout).into_owned();
         match answer.split_once("\r\n\r\n") {
             Some((head, body)) if output.status.success() => {
@@ -117,6 +120,6 @@ impl MainPort {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(super::process::PATIENCE, answers).await.expect("the main port opens");
+        tokio::time::timeout(super::process::PATIENCE, answers).await.expect("timed out waiting for the main port");
     }
 }

@@ -43,8 +43,8 @@ pub struct Server {
 impl Server {
     /// Starts a server that gives these responses in order; the last one repeats.
     pub async fn start(answers: impl IntoIterator<Item = Answer>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("failed to listen on a port");
+        let address = listener.local_addr().expect("failed to get the local address");
         let answers = Arc::new(Mutex::new(answers.into_iter().collect::<VecDeque<_>>()));
         let sent = Arc::new(AtomicU64::new(0));
         let (to_test, heads) = mpsc::unbounded_channel();
@@ -69,7 +69,7 @@ impl Server {
 
     /// Appends a response.
     pub fn then(&self, answer: Answer) {
-        self.answers.lock().expect("not poisoned").push_back(answer);
+        self.answers.lock().expect("lock is poisoned").push_back(answer);
     }
 }
 
@@ -88,13 +88,13 @@ async fn serve(
     }
     let _ = heads.send(head);
     let answer = {
-        let mut answers = answers.lock().expect("not poisoned");
+        let mut answers = answers.lock().expect("lock is poisoned");
         if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() }
     };
     let plain = |status: u16, more: &str, body: &str| {
         format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n{more}\r\n{body}", body.len())
     };
-    let text = match answer.expect("an answer") {
+    let text = match answer.expect("no response queued") {
         Answer::Plain(status, body) => plain(status, "", &body),
         Answer::Redirect(to) => plain(302, &format!("Location: {to}\r\n"), ""),
         Answer::Hang => return std::future::pending().await,

@@ -189,7 +189,7 @@ impl VolumeManager for Disk {
             return Err(VolumeError::LimitExceeded("Node has reached its volume attachment limit".to_owned()));
         }
         if lock(&self.unmountable).contains(pod.name()) {
-            return Err(VolumeError::Failed("the test says so".to_owned()));
+            return Err(VolumeError::Failed("mount failure requested by the test".to_owned()));
         }
         Ok(Arc::default())
     }
@@ -275,7 +275,7 @@ impl MemoryFile {
     /// UIDs of the pods in the file.
     pub fn pods(&self) -> Vec<PodUid> {
         let content = lock(&self.content).clone();
-        let entries = content.map(|bytes| resource_state::decode(&bytes).expect("a good file"));
+        let entries = content.map(|bytes| resource_state::decode(&bytes).expect("invalid checkpoint"));
         entries.unwrap_or_default().into_keys().collect()
     }
 }

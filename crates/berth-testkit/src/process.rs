@@ -33,7 +33,7 @@ pub const NODE: &str = "test-node";
 /// Reason why the agent cannot run here; `None` if it can.
 pub fn missing() -> Option<String> {
     let is_root = nix::unistd::geteuid().is_root();
-    (!is_root).then(|| "needs root: the agent makes /var/log/containers and owns what it mounts".to_owned())
+    (!is_root).then(|| "needs root: the agent creates /var/log/containers and mounts volumes".to_owned())
 }
 
 /// Returns whether the test must be skipped and prints its name and the reason.
@@ -90,9 +90,9 @@ pub struct Home {
 impl Home {
     /// Creates a home for an agent on the CRI runtime at `endpoint`, with free ports.
     pub fn new(endpoint: &str) -> Self {
-        let dir = tempfile::Builder::new().prefix("berth-home-").tempdir().expect("a folder");
+        let dir = tempfile::Builder::new().prefix("berth-home-").tempdir().expect("failed to create directory");
         for folder in ["pods", "root", "logs"] {
-            fs::create_dir(dir.path().join(folder)).expect("a folder");
+            fs::create_dir(dir.path().join(folder)).expect("failed to create directory");
         }
         let [healthz, read_only] = free_ports();
         let config = json!({
@@ -134,7 +134,7 @@ impl Home {
     /// Sets top-level fields of the `KubeletConfiguration`.
     #[must_use]
     pub fn with(mut self, fields: Value) -> Self {
-        for (key, value) in fields.as_object().expect("an object") {
+        for (key, value) in fields.as_object().expect("not a JSON object") {
             self.config[key] = value.clone();
         }
         self
@@ -196,7 +196,7 @@ impl Home {
 
     /// Writes the manifest of a static pod into `<name>.json`.
     pub fn put_pod(&self, manifest: &Value) {
-        let name = manifest["metadata"]["name"].as_str().expect("a name");
+        let name = manifest["metadata"]["name"].as_str().expect("manifest without name");
         self.put(&format!("{name}.json"), manifest.to_string());
     }
 
@@ -209,13 +209,13 @@ impl Home {
     pub fn spawn(&self) -> Agent {
         let program = self.path().join(if self.called == BinaryName::Kubelet { "kubelet" } else { "berth" });
         if !program.exists() {
-            std::os::unix::fs::symlink(programs::berth(), &program).expect("a link");
+            std::os::unix::fs::symlink(programs::berth(), &program).expect("failed to create symbolic link");
         }
         let config = self.path().join("config.json");
         fs::write(&config, self.config.to_string()).expect("written");
         let path = self.path().join("log");
-        let log = fs::OpenOptions::new().create(true).append(true).open(&path).expect("a log");
-        let log_start = log.metadata().expect("a size").len();
+        let log = fs::OpenOptions::new().create(true).append(true).open(&path).expect("failed to open the log file");
+        let log_start = log.metadata().expect("failed to stat the log file").len();
         let mut command = Command::new(program);
         if self.called == BinaryName::Berth {
             command.arg("run");
@@ -225,10 +225,10 @@ impl Home {
             .args(&self.flags)
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a handle"))
+            .stdout(log.try_clone().expect("failed to duplicate the log file"))
             .stderr(log)
             .spawn()
-            .expect("the agent is a program");
+            .expect("failed to start the agent");
         Agent { child, _dir: self.dir.clone(), log: path, log_start, healthz: self.healthz, read_only: self.read_only }
     }
 
@@ -259,10 +259,10 @@ impl Agent {
     pub async fn healthy(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         while get(self.healthz, "/healthz").await.is_none_or(|answer| answer.body != "ok") {
-            if let Some(end) = self.child.try_wait().expect("a child") {
-                panic!("the agent ended: {end}\n{}", self.log_end());
+            if let Some(end) = self.child.try_wait().expect("failed to wait for the agent") {
+                panic!("the agent exited: {end}\n{}", self.log_end());
             }
-            assert!(Instant::now() < deadline, "not healthy after {PATIENCE:?}\n{}", self.log_end());
+            assert!(Instant::now() < deadline, "timed out after {PATIENCE:?} waiting for /healthz\n{}", self.log_end());
             tokio::time::sleep(LOOK).await;
         }
     }
@@ -293,7 +293,7 @@ impl Agent {
     /// # Panics
     /// There is no valid response.
     pub async fn pods(&self) -> Vec<Value> {
-        self.try_pods().await.unwrap_or_else(|| panic!("no pods are shown\n{}", self.log_end()))
+        self.try_pods().await.unwrap_or_else(|| panic!("GET /pods failed\n{}", self.log_end()))
     }
 
     /// The pod `<name>-<node>` of a static manifest; `None` if `/pods` does not list it.
@@ -305,14 +305,14 @@ impl Agent {
     /// The response body of `/metrics`.
     pub async fn metrics(&self) -> String {
         let answer = self.get("/metrics").await;
-        answer.unwrap_or_else(|| panic!("no metrics are shown\n{}", self.log_end())).body
+        answer.unwrap_or_else(|| panic!("GET /metrics failed\n{}", self.log_end())).body
     }
 
     /// Value of one series, spelled as in `/metrics` (with labels); `None` if there is none.
     pub async fn metric(&self, series: &str) -> Option<f64> {
         let page = self.metrics().await;
         let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
-        Some(line.parse().expect("a number"))
+        Some(line.parse().expect("invalid number"))
     }
 
     /// Waits until `holds` returns true for a static pod, and returns the pod.
@@ -323,8 +323,13 @@ impl Agent {
             if let Some(pod) = pod.as_ref().filter(|pod| holds(pod)) {
                 return pod.clone();
             }
-            let shown = || pod.map_or("no such pod".to_owned(), |pod| format!("{:#}", pod["status"]));
-            assert!(Instant::now() < deadline, "{name}: not {what}: {}\n{}", shown(), self.log_end());
+            let shown = || pod.map_or("pod not found".to_owned(), |pod| format!("{:#}", pod["status"]));
+            assert!(
+                Instant::now() < deadline,
+                "{name}: timed out waiting for: {what}: {}\n{}",
+                shown(),
+                self.log_end()
+            );
             tokio::time::sleep(LOOK).await;
         }
     }
@@ -341,7 +346,7 @@ impl Agent {
 
     /// Waits until the log contains `text`, and returns the first line that does.
     pub async fn until_log(&self, text: &str) -> String {
-        self.until(&format!("the log holds {text:?}"), async || self.log().contains(text)).await;
+        self.until(&format!("the log contains {text:?}"), async || self.log().contains(text)).await;
         let log = self.log();
         log.lines().find(|line| line.contains(text)).unwrap_or(&log).to_owned()
     }
@@ -350,7 +355,7 @@ impl Agent {
     pub async fn until(&self, what: &str, holds: impl AsyncFn() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !holds().await {
-            assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}\n{}", self.log_end());
+            assert!(Instant::now() < deadline, "timed out after {PATIENCE:?} waiting for: {what}\n{}", self.log_end());
             tokio::time::sleep(LOOK).await;
         }
     }
@@ -378,23 +383,23 @@ impl Agent {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
-        nix::sys::signal::kill(pid, signal).expect("the agent lives");
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("invalid PID"));
+        nix::sys::signal::kill(pid, signal).expect("failed to signal the agent");
     }
 
     /// Whether the process has exited.
     pub fn has_ended(&mut self) -> bool {
-        self.child.try_wait().expect("a child").is_some()
+        self.child.try_wait().expect("failed to wait for the agent").is_some()
     }
 
     /// Waits until the process exits.
     pub async fn end(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(end) = self.child.try_wait().expect("a child") {
+            if let Some(end) = self.child.try_wait().expect("failed to wait for the agent") {
                 return end;
             }
-            assert!(Instant::now() < deadline, "has not ended after {PATIENCE:?}\n{}", self.log_end());
+            assert!(Instant::now() < deadline, "the agent has not exited after {PATIENCE:?}\n{}", self.log_end());
             tokio::time::sleep(LOOK).await;
         }
     }
@@ -452,7 +457,7 @@ pub fn manifest(name: &str) -> Value {
 pub fn manifest_of(name: &str, mut spec: Value) -> Value {
     for list in ["containers", "initContainers"] {
         for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
-            let fields = container.as_object_mut().expect("a container");
+            let fields = container.as_object_mut().expect("container is not a JSON object");
             fields.entry("image").or_insert("docker.io/library/busybox:1".into());
             fields.entry("imagePullPolicy").or_insert("IfNotPresent".into());
         }

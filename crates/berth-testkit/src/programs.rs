@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// # Panics
 /// It was not built.
 pub fn berth() -> PathBuf {
-    beside("berth").expect("cargo builds berth before the tests")
+    beside("berth").expect("berth not found next to the test binary")
 }
 
 /// The shim binary that the embedded runtime starts for each pod.
@@ -17,7 +17,7 @@ pub fn berth() -> PathBuf {
 /// # Panics
 /// It was not built.
 pub fn shim() -> PathBuf {
-    beside("berth-shim").expect("cargo builds berth-shim before the tests")
+    beside("berth-shim").expect("berth-shim not found next to the test binary")
 }
 
 /// Program in the directory of the running test program, or in its parent directory.

@@ -44,13 +44,13 @@ impl Prometheus {
         let [port] = free_ports();
         let (file, log) = (folder.join("prometheus.yaml"), folder.join("prometheus.log"));
         fs::write(&file, config.to_string()).expect("written");
-        let output = fs::File::create(&log).expect("a log");
+        let output = fs::File::create(&log).expect("failed to create the log file");
         let child = Command::new("prometheus")
             .arg(format!("--config.file={}", file.display()))
             .arg(format!("--storage.tsdb.path={}", folder.join("tsdb").display()))
             .arg(format!("--web.listen-address=127.0.0.1:{port}"))
             .stdin(Stdio::null())
-            .stdout(output.try_clone().expect("a handle"))
+            .stdout(output.try_clone().expect("failed to duplicate the log file"))
             .stderr(output)
             .spawn();
         let child = match child {
@@ -73,7 +73,7 @@ impl Prometheus {
     }
 
     async fn ask(&self, path: &str) -> Value {
-        let answer = get(self.port, path).await.expect("an answer");
+        let answer = get(self.port, path).await.expect("no response from prometheus");
         serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}: {}", answer.body))
     }
 
@@ -105,7 +105,7 @@ impl Prometheus {
             if empty.is_empty() {
                 return;
             }
-            assert!(Instant::now() < deadline, "no data:\n{empty:#?}");
+            assert!(Instant::now() < deadline, "no data for:\n{empty:#?}");
             left = empty;
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
@@ -125,8 +125,8 @@ pub fn lint(test: &str, page: &str) -> Option<Vec<String>> {
         Err(error) if is_missing("promtool", test, &error) => return None,
         Err(error) => panic!("promtool: {error}"),
     };
-    child.stdin.take().expect("open").write_all(page.as_bytes()).expect("it reads");
-    let output = child.wait_with_output().expect("it ends");
+    child.stdin.take().expect("open").write_all(page.as_bytes()).expect("failed to write to promtool");
+    let output = child.wait_with_output().expect("failed to wait for promtool");
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     // 3: the page parses, but promtool objects to some names.
     assert!(matches!(output.status.code(), Some(0 | 3)), "{said}");

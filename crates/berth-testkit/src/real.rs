@@ -53,7 +53,7 @@ pub fn is_embedded() -> bool {
 /// Whether a test is specific to containerd and does not apply to this run; prints a message then.
 pub fn is_about_containerd(test: &str) -> bool {
     if is_embedded() {
-        println!("not for the embedded runtime: {test}: it is about containerd");
+        println!("not for the embedded runtime: {test}: it tests containerd");
     }
     is_embedded()
 }
@@ -100,7 +100,7 @@ impl Real {
     pub fn containerd(&mut self) -> &mut Containerd {
         match self {
             Self::Containerd(containerd) => containerd,
-            Self::Embedded(_) => panic!("the test is about containerd"),
+            Self::Embedded(_) => panic!("the test requires containerd"),
         }
     }
 
@@ -109,7 +109,7 @@ impl Real {
         let filter = cri::PodSandboxFilter { label_selector: labels(uid), ..Default::default() };
         self.ask(move |mut cri| async move {
             let asked = cri::ListPodSandboxRequest { filter: Some(filter) };
-            let items = cri.list_pod_sandbox(asked).await.expect("a list").into_inner().items;
+            let items = cri.list_pod_sandbox(asked).await.expect("list request failed").into_inner().items;
             let is_up = |state| state == cri::PodSandboxState::SandboxReady as i32;
             items.into_iter().map(|item| RuntimeObject { is_up: is_up(item.state), id: item.id }).collect()
         })
@@ -120,7 +120,7 @@ impl Real {
         let filter = cri::ContainerFilter { label_selector: labels(uid), ..Default::default() };
         self.ask(move |mut cri| async move {
             let asked = cri::ListContainersRequest { filter: Some(filter) };
-            let items = cri.list_containers(asked).await.expect("a list").into_inner().containers;
+            let items = cri.list_containers(asked).await.expect("list request failed").into_inner().containers;
             let is_up = |state| state == cri::ContainerState::ContainerRunning as i32;
             items.into_iter().map(|item| RuntimeObject { is_up: is_up(item.state), id: item.id }).collect()
         })
@@ -129,8 +129,10 @@ impl Real {
     /// IDs of all sandboxes and containers.
     pub fn all(&self) -> Vec<String> {
         self.ask(|mut cri| async move {
-            let sandboxes = cri.list_pod_sandbox(cri::ListPodSandboxRequest::default()).await.expect("a list");
-            let containers = cri.list_containers(cri::ListContainersRequest::default()).await.expect("a list");
+            let sandboxes =
+                cri.list_pod_sandbox(cri::ListPodSandboxRequest::default()).await.expect("list request failed");
+            let containers =
+                cri.list_containers(cri::ListContainersRequest::default()).await.expect("list request failed");
             let sandboxes = sandboxes.into_inner().items.into_iter().map(|sandbox| sandbox.id);
             sandboxes.chain(containers.into_inner().containers.into_iter().map(|container| container.id)).collect()
         })
@@ -141,9 +143,9 @@ impl Real {
         let container_id = container.to_owned();
         let info = self.ask(move |mut cri| async move {
             let asked = cri::ContainerStatusRequest { container_id, verbose: true };
-            cri.container_status(asked).await.expect("a status").into_inner().info
+            cri.container_status(asked).await.expect("status request failed").into_inner().info
         });
-        pid(&info).unwrap_or_else(|| panic!("{container} does not run: {info:?}"))
+        pid(&info).unwrap_or_else(|| panic!("container {container} is not running: {info:?}"))
     }
 
     /// PID of the process whose exit ends the sandbox: pause container or shim.
@@ -154,9 +156,9 @@ impl Real {
         let pod_sandbox_id = sandbox.to_owned();
         let info = self.ask(move |mut cri| async move {
             let asked = cri::PodSandboxStatusRequest { pod_sandbox_id, verbose: true };
-            cri.pod_sandbox_status(asked).await.expect("a status").into_inner().info
+            cri.pod_sandbox_status(asked).await.expect("status request failed").into_inner().info
         });
-        pid(&info).unwrap_or_else(|| panic!("{sandbox} does not run: {info:?}"))
+        pid(&info).unwrap_or_else(|| panic!("sandbox {sandbox} is not running: {info:?}"))
     }
 
     /// Calls the runtime's socket from a separate thread, so that any context may call it.
@@ -172,14 +174,17 @@ impl Real {
         let config =
             CriConfig { endpoint, image_endpoint: String::new(), request_timeout: PATIENCE, list_streaming: false };
         let asking = thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("failed to build the tokio runtime");
             runtime.block_on(async {
-                let connection = connect(&config, &Registry::new()).expect("an endpoint");
+                let connection = connect(&config, &Registry::new()).expect("failed to connect to the runtime");
                 let client = RuntimeServiceClient::new(connection.runtime_channel());
-                tokio::time::timeout(PATIENCE, question(client)).await.expect("an answer in time")
+                tokio::time::timeout(PATIENCE, question(client)).await.expect("timed out waiting for the runtime")
             })
         });
-        asking.join().expect("an answer")
+        asking.join().expect("the request thread panicked")
     }
 }
 

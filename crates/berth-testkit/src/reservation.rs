@@ -27,14 +27,14 @@ const PORTS: std::ops::Range<u16> = 12_000..20_000;
 pub(crate) fn take(kind: &str, first: u16, count: u16, usable: impl Fn(u16) -> bool) -> Option<(u16, File)> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let directory = directory();
-    fs::create_dir_all(&directory).expect("a directory for locks");
+    fs::create_dir_all(&directory).expect("failed to create the lock directory");
     // Each process starts at another number, to reduce collisions with locks of others.
     let start = u16::try_from(std::process::id().wrapping_mul(31) % u32::from(count)).expect("small");
     (0..count).find_map(|_| {
         let turn = NEXT.fetch_add(1, Ordering::Relaxed);
         let offset = (u32::from(start) + u32::from(turn)) % u32::from(count);
         let number = first + u16::try_from(offset).expect("less than the count");
-        let lock = File::create(directory.join(format!("{kind}-{number}"))).expect("a lock file");
+        let lock = File::create(directory.join(format!("{kind}-{number}"))).expect("failed to create the lock file");
         flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
         usable(number).then_some((number, lock))
     })
@@ -48,7 +48,7 @@ pub fn free_ports<const N: usize>() -> [u16; N] {
     static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
     std::array::from_fn(|_| {
         let is_free = |port| TcpListener::bind(("0.0.0.0", port)).is_ok();
-        let (port, lock) = take("port", PORTS.start, PORTS.end - PORTS.start, is_free).expect("a free port");
+        let (port, lock) = take("port", PORTS.start, PORTS.end - PORTS.start, is_free).expect("no free port");
         TAKEN.lock().unwrap_or_else(PoisonError::into_inner).push(lock);
         port
     })
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn no_port_is_one_that_somebody_listens_on() {
         let held: Vec<u16> = free_ports::<8>().to_vec();
-        let listener = TcpListener::bind(("127.0.0.1", held[0])).expect("a free port");
+        let listener = TcpListener::bind(("127.0.0.1", held[0])).expect("no free port");
         assert!(TcpListener::bind(("0.0.0.0", held[0])).is_err(), "listening on one address is seen from all");
         drop(listener);
     }

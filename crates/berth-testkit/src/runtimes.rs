@@ -87,7 +87,7 @@ impl Runtime {
             Self::Containerd(containerd) => {
                 let (endpoint, image_endpoint) = (containerd.endpoint(), String::new());
                 let config = CriConfig { endpoint, image_endpoint, request_timeout: LIMIT, list_streaming: true };
-                connect(&config, registry).expect("an endpoint")
+                connect(&config, registry).expect("failed to connect to the runtime")
             }
             Self::Embedded(daemon, _) => daemon.connection(registry),
         }

@@ -29,7 +29,8 @@ impl ScriptedServer {
 
     /// Creates a runtime that is not served yet.
     pub fn unserved() -> Self {
-        let dir = tempfile::Builder::new().prefix("berth-cri-").tempdir().expect("a folder");
+        let dir =
+            tempfile::Builder::new().prefix("berth-cri-").tempdir().expect("failed to create temporary directory");
         Self { cri: ScriptedCri::new(Arc::new(SystemClock)), dir, serving: None }
     }
 
@@ -60,18 +61,18 @@ impl ScriptedServer {
                 tokio::time::sleep(std::time::Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, listening).await.expect("the scripted runtime is served");
+        tokio::time::timeout(PATIENCE, listening).await.expect("timed out waiting for the scripted runtime");
     }
 
     /// Stops serving: pending calls fail, and the socket is removed.
     pub async fn vanish(&mut self) {
-        let (stop, task) = self.serving.take().expect("it is served");
+        let (stop, task) = self.serving.take().expect("the scripted runtime is not running");
         self.cri.restart();
         stop.cancel();
         // A graceful shutdown would wait for open streams.
         task.abort();
         let _ = task.await; // the expected cancellation error
-        std::fs::remove_file(self.socket()).expect("the socket was there");
+        std::fs::remove_file(self.socket()).expect("failed to remove the socket");
     }
 
     /// Waits until `holds` returns true for the runtime.

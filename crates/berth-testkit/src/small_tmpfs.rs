@@ -21,7 +21,7 @@ impl SmallTmpfs {
 
     /// Fills the file system completely.
     pub fn fill(&self) {
-        let mut file = fs::File::create(self.filler()).expect("a file");
+        let mut file = fs::File::create(self.filler()).expect("failed to create the file");
         while file.write_all(&[0; 4096]).is_ok() {}
     }
 

@@ -26,7 +26,7 @@ impl Subnet {
     pub fn take(base: u16) -> Self {
         let count = PER_OCTET * OCTETS;
         let Some((number, lock)) = reservation::take("subnet", base * PER_OCTET, count, |_| true) else {
-            panic!("all {count} subnets from 10.{base}.0.0 on are taken");
+            panic!("all {count} subnets from 10.{base}.0.0 are in use");
         };
         Self { cidr: format!("10.{}.{}.0/24", number / PER_OCTET, number % PER_OCTET), _lock: lock }
     }

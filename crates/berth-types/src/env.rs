@@ -298,7 +298,7 @@ fn found<'a, T>(read: Option<&'a ObjectRead<T>>, name: &str, optional: bool) -> 
         Some(ObjectRead::Found(data)) => Ok(Some(&**data)),
         Some(ObjectRead::Absent(_)) if optional => Ok(None),
         Some(ObjectRead::Absent(why) | ObjectRead::Failed(why)) => Err(EnvError::Unreadable(why.clone())),
-        None => Err(EnvError::Unreadable(format!("{name:?} was not read"))),
+        None => Err(EnvError::Unreadable(format!("object {name:?} has not been read"))),
     }
 }
 

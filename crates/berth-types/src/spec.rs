@@ -101,7 +101,7 @@ pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
 /// The API object lacks a mandatory field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("pod {name:?} has no {field}")]
+#[error("pod {name:?}: {field} is required")]
 pub struct MalformedPod {
     /// `metadata.name`; empty if that is the missing field.
     pub name: String,

@@ -141,8 +141,10 @@ fn publish(
         fs::rename(&new, dir.join(DATA)).map_err(failed("renaming", &new))
     };
     attempt().inspect_err(|_| {
-        let _ = remove_file(&dir.join(NEW_DATA)).inspect_err(|e| debug!(err = %e, "Removing a failed link failed"));
-        let _ = remove_tree(&version).inspect_err(|e| debug!(err = %e, "Removing a failed version failed"));
+        let _ = remove_file(&dir.join(NEW_DATA))
+            .inspect_err(|e| debug!(err = %e, "Failed to remove link of failed update"));
+        let _ =
+            remove_tree(&version).inspect_err(|e| debug!(err = %e, "Failed to remove data directory of failed update"));
     })
 }
 
@@ -181,7 +183,7 @@ fn clean(dir: &Path, first: &BTreeSet<&OsStr>) {
     let new = dir.join(NEW_DATA);
     let told = |path: &Path, removed: io::Result<()>| {
         if let Err(e) = removed {
-            debug!(path = %path.display(), err = %e, "Removing what is not shown any more failed");
+            debug!(path = %path.display(), err = %e, "Failed to remove stale data");
         }
     };
     told(&new, remove_file(&new));

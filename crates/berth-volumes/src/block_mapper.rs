@@ -88,7 +88,7 @@ pub async fn map(map: &Map) -> Result<PathBuf, String> {
         let device = fs::canonicalize(&own.device).map_err(io_error("resolving", &own.device))?;
         let file = own.file();
         if !is_device(&file) {
-            mount_bind(&device, &file).map_err(|e| io_error("binding a device on", &file)(e.into()))?;
+            mount_bind(&device, &file).map_err(|e| io_error("bind mounting device at", &file)(e.into()))?;
         }
         failpoint::reached("block.bound");
         relink(&device, &own.link)?;
@@ -187,7 +187,7 @@ pub async fn check_unmapped(operation: &Operation, global: &Path) -> Result<(), 
             let entry = entry.map_err(io_error("listing", &global))?;
             match entry.metadata() {
                 Ok(meta) if meta.file_type().is_block_device() => users.push(entry.path().display().to_string()),
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_error("looking at", &entry.path())(e)),
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_error("stat", &entry.path())(e)),
                 Ok(_) | Err(_) => {}
             }
         }

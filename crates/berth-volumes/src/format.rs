@@ -65,7 +65,7 @@ async fn readable(work: &Work, device: &Path) -> Result<(), OpError> {
         let read = File::open(path).and_then(|mut file| file.read_exact(&mut [0; PROBED]));
         read.map_err(|error| fails(error.to_string()))
     });
-    timeout(READING, reading).await.unwrap_or_else(|_| Err(cannot(format!("no answer within {READING:?}"))))
+    timeout(READING, reading).await.unwrap_or_else(|_| Err(cannot(format!("timed out after {READING:?}"))))
 }
 
 async fn look(work: &Work, device: &Path) -> Result<Content, OpError> {
@@ -96,7 +96,7 @@ pub async fn format_and_mount(
 ) -> Result<(), OpError> {
     // The type becomes part of a program name.
     if kind.is_empty() || !kind.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
-        return Err(OpError::failed(format!("{kind:?} is no type of a file system")));
+        return Err(OpError::failed(format!("{kind:?} is not a valid file system type")));
     }
     let found = look(work, device).await?;
     match &found {
@@ -108,7 +108,9 @@ pub async fn format_and_mount(
         Content::Nothing => make(work, device, kind).await?,
         Content::Filesystem(_) if !read_only => check(work, device).await?,
         Content::Filesystem(_) => {}
-        Content::Unknown => warn!(device = %device.display(), "Unknown data, probably partitions: not formatted"),
+        Content::Unknown => {
+            warn!(device = %device.display(), "Device contains unknown data, probably partitions; not formatting")
+        }
     }
     let options = machine::options(given, if read_only { &["defaults", "ro"] } else { &["defaults"] });
     let arguments = machine::mount_arguments(kind, &options, &device.display().to_string(), target);
@@ -283,7 +285,7 @@ mod tests {
     async fn a_type_is_no_path() {
         for kind in ["", "../x", "a b"] {
             let refused = format_and_mount(&work(), Path::new("/none"), Path::new("/none"), kind, &[], false).await;
-            assert!(refused.expect_err("refused").text.ends_with("is no type of a file system"), "{kind}");
+            assert!(refused.expect_err("refused").text.ends_with("is not a valid file system type"), "{kind}");
         }
     }
 }

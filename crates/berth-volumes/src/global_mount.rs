@@ -92,7 +92,9 @@ fn is_of_bind(option: &str) -> bool {
 pub async fn fullness(usage: &Usage, path: &Path) -> Result<VolumeStats, OpError> {
     match usage.mode {
         Mode::Filesystem => usage_stats::of_filesystem(&usage.operation, path).await,
-        Mode::Block => Err(OpError::failed("a device is not asked how full it is").with_cause(ErrorCause::Unsupported)),
+        Mode::Block => {
+            Err(OpError::failed("metrics are not supported for block devices").with_cause(ErrorCause::Unsupported))
+        }
     }
 }
 
@@ -155,6 +157,6 @@ pub fn mapped(found: &FoundVolume, directories: Vec<PathBuf>) -> Result<PathBuf,
     }
     match with_pod.as_slice() {
         [(only, _)] => Ok((*only).clone()),
-        _ => Err("no global map path of the pod leads to the device".to_owned()),
+        _ => Err("no global map path of the device found for the pod".to_owned()),
     }
 }

@@ -31,7 +31,7 @@ pub async fn apply_fs_group(usage: &Usage, label: &str, root: PathBuf, of: FsGro
     let (own, pod, began) = (operation.clone(), usage.pod.clone(), Instant::now());
     let given = operation.blocking(move || {
         let walked = walk(&own, &pod, &root, of);
-        walked.map_err(|error| OpError::uncertain(format!("applying the group to {}: {error}", root.display())))
+        walked.map_err(|error| OpError::uncertain(format!("applying fsGroup to {}: {error}", root.display())))
     });
     // Uncertain whatever the cause: the volume is mounted.
     let given = given.await.map_err(|error| OpError::uncertain(error.text).with_cause(error.trouble));

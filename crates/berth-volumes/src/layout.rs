@@ -22,7 +22,7 @@ pub const PARTS: [&str; 7] =
 
 /// Error: a pod's UID cannot be a directory name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("pod UID {0:?} cannot be the name of a directory")]
+#[error("pod UID {0:?} is not a valid directory name")]
 pub struct BadUid(String);
 
 /// Paths of one pod.

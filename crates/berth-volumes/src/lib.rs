@@ -11,8 +11,8 @@
 //!
 //! A volume type that consists only of files written by the agent is one file in `plugins/` and one line in its table.
 //! A volume type that needs more (attach, one stage per node, or a server that may hang) implements the trait in
-//! `device.rs` and gets one owner task per volume and node. Blocking calls run on threads reserved for volumes
-//! (`blocking_pools.rs`) and keep the semaphore permit of the volume (`operation.rs`) or pod (`turns.rs`) until they return.
+//! `attachable.rs` and gets one owner task per volume and node. Blocking calls run on threads reserved for volumes
+//! (`blocking_pools.rs`) and keep the semaphore permit of the volume (`operation.rs`) or pod (`pending_operations.rs`) until they return.
 //! Every other volume type is rejected by name.
 //! Implements spec 07 §1-7, 8, 10.
 

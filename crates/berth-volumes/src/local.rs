@@ -59,7 +59,7 @@ fn io_error(action: &str, path: &Path) -> impl Fn(io::Error) -> OpError {
 }
 
 fn kind_of(path: &Path) -> Result<Kind, OpError> {
-    let found = fs::metadata(path).map_err(io_error("looking at", path))?.file_type();
+    let found = fs::metadata(path).map_err(io_error("stat", path))?.file_type();
     match (found.is_dir(), found.is_block_device()) {
         (true, _) => Ok(Kind::Directory),
         (_, true) => Ok(Kind::Device),
@@ -81,7 +81,7 @@ fn path_of(spec: &VolumeSpec) -> Result<PathBuf, OpError> {
 }
 
 fn is_mounted(path: &Path) -> Result<bool, OpError> {
-    let table = mount_table::read().map_err(io_error("reading the mounts below", path))?;
+    let table = mount_table::read().map_err(io_error("reading mount table for", path))?;
     Ok(table.iter().any(|mount| mount.target == path))
 }
 
@@ -142,7 +142,7 @@ impl LocalPlugin {
             if is_mounted(&target)? {
                 return Ok(false);
             }
-            mount_bind(&source, &target).map_err(|e| undo(&target, io_error("binding on", &target)(e.into())))?;
+            mount_bind(&source, &target).map_err(|e| undo(&target, io_error("bind mounting at", &target)(e.into())))?;
             restrict(&target, read_only, &options).map_err(|e| undo(&target, e))?;
             Ok(true)
         });
@@ -164,7 +164,7 @@ impl LocalPlugin {
             return;
         };
         let look = usage.operation.blocking(move || {
-            let found = fs::metadata(&path).map_err(io_error("looking at", &path))?;
+            let found = fs::metadata(&path).map_err(io_error("stat", &path))?;
             Ok(found.gid())
         });
         let Ok(found) = look.await else { return };
@@ -200,14 +200,14 @@ pub(super) fn restrict(target: &Path, read_only: bool, options: &[String]) -> Re
             "nodiratime" => flags |= MountFlags::NODIRATIME,
             "relatime" => flags |= MountFlags::RELATIME,
             "" | "bind" | "rw" | "defaults" => {}
-            other => return Err(OpError::failed(format!("mount option {other:?} is none of a bind"))),
+            other => return Err(OpError::failed(format!("mount option {other:?} is not supported for bind mounts"))),
         }
     }
     if flags == MountFlags::BIND {
         return Ok(());
     }
     // A remount replaces all flags, so that those inherited from the source must be repeated.
-    let flags = flags | mount::inherited(target).map_err(io_error("looking at", target))?;
+    let flags = flags | mount::inherited(target).map_err(io_error("stat", target))?;
     mount_remount(target, flags, c"").map_err(|e| io_error("remounting", target)(e.into()))
 }
 
@@ -254,7 +254,7 @@ impl AttachableVolumePlugin for LocalPlugin {
         match (usage.mode, kind) {
             (Mode::Block, Kind::Device) => Ok(Published { path, relabel: false }),
             (Mode::Block, Kind::Directory) => {
-                Err(OpError::transient("only a block device can be given to a pod as one"))
+                Err(OpError::transient("volumeMode Block requires a block device, found a directory"))
             }
             (Mode::Filesystem, kind) => {
                 self.record_group_mismatch(usage).await;

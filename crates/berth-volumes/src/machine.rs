@@ -61,7 +61,7 @@ pub enum RunError {
     #[error("{0}")]
     NotStarted(String),
     /// The program did not exit within its time limit and was killed.
-    #[error("no end within {0:?}")]
+    #[error("timed out after {0:?}")]
     TimedOut(Duration),
     /// The operation was canceled and the program killed.
     #[error("context canceled")]
@@ -253,7 +253,7 @@ impl Machine for ThisMachine {
 
     fn bind(&self, source: &Path, target: &Path, read_only: bool, options: &[String]) -> Result<(), OpError> {
         let bound = rustix::mount::mount_bind(source, target);
-        bound.map_err(|error| OpError::failed(format!("binding on {}: {error}", target.display())))?;
+        bound.map_err(|error| OpError::failed(format!("bind mounting at {}: {error}", target.display())))?;
         local::restrict(target, read_only, options)
     }
 }
@@ -309,7 +309,7 @@ impl Work {
 
 /// Converts a failure to read the mount table into a transient error.
 pub fn mount_table_error(error: io::Error) -> OpError {
-    OpError::transient(format!("reading the mounts: {error}"))
+    OpError::transient(format!("reading mount table: {error}"))
 }
 
 /// Returns other mount points of the device that is mounted at the path. Pure.
@@ -386,7 +386,7 @@ impl Work {
                 }
                 Err(error @ RunError::TimedOut(_)) => {
                     late = unmount_failed(&error.to_string(), &arguments, "");
-                    tracing::warn!(path = %path.display(), ?limit, "Unmounting came to no end");
+                    tracing::warn!(path = %path.display(), ?limit, "Unmount timed out");
                 }
                 Err(error) => return Err(unmount_failed(&error.to_string(), &arguments, "")),
             }

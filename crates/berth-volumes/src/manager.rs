@@ -172,8 +172,8 @@ impl Manager {
             Ok(Err(cause)) => cause,
             Err(_) => "context deadline exceeded".to_owned(),
         };
-        warn!(err = %cause, "What is left of volumes is not known yet");
-        Err(VolumeError::Failed(format!("reading what is left of volumes: {cause}")))
+        warn!(err = %cause, "Volume reconstruction is not complete");
+        Err(VolumeError::Failed(format!("reconstructing volumes: {cause}")))
     }
 
     /// Releases the pod's volumes that have an owner task, and waits for their removal.
@@ -260,11 +260,11 @@ impl VolumeManager for Manager {
                 found
             }
             Ok(Err(e)) => {
-                warn!(err = %e, "Could not list the directories of pods");
+                warn!(err = %e, "Failed to list pod directories");
                 Vec::new()
             }
             Err(e) => {
-                warn!(err = %e, limit = ?LIST_LIMIT, "Listing the directories of pods did not return");
+                warn!(err = %e, limit = ?LIST_LIMIT, "Listing pod directories timed out");
                 Vec::new()
             }
         }

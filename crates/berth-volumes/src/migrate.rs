@@ -100,7 +100,7 @@ pub fn inline(volume: &api::Volume, namespace: &str) -> Result<Option<(api::Pers
         ..api::PersistentVolumeSpec::default()
     };
     if !is_directory(&name) {
-        return Err(translation_error(format!("{name:?} cannot be the name of a directory")));
+        return Err(translation_error(format!("{name:?} is not a valid directory name")));
     }
     let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
     volume.metadata.name = Some(name);

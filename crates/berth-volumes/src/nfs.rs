@@ -45,7 +45,9 @@ impl Share {
         let (server, path) = (source.server.clone(), source.path.clone());
         // `mount` would parse it as an option.
         if server.is_empty() || server.starts_with('-') {
-            return Err(OpError::failed(format!("nfs.server: {server:?} is no name of a server")));
+            return Err(OpError::failed(format!(
+                "nfs.server: invalid value {server:?}: expected a host name or IP address"
+            )));
         }
         Ok(Self { server, path })
     }
@@ -77,7 +79,7 @@ async fn mount(work: &Work, share: &Share, options: &[String], target: &Path) ->
     match global_mount::unpublish(work, target).await {
         Ok(()) => Err(error),
         Err(left) => {
-            tracing::warn!(path = %target.display(), err = %left, "Could not take down a mount that failed");
+            tracing::warn!(path = %target.display(), err = %left, "Failed to clean up after failed mount");
             Err(OpError::uncertain(error.text))
         }
     }
@@ -125,7 +127,7 @@ impl AttachableVolumePlugin for NfsPlugin {
 
     fn rebuild(&self, found: &FoundVolume) -> Result<ReconstructedVolume, String> {
         if found.mode == Mode::Block {
-            return Err("directories of NFS servers are no devices".to_owned());
+            return Err("NFS volumes do not support volumeMode Block".to_owned());
         }
         // An unmount needs only the target path.
         let volume = api::Volume {

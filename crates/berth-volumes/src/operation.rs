@@ -133,7 +133,7 @@ impl Operation {
         });
         match running.await {
             Ok(Some(done)) => done,
-            Ok(None) => Err(io::Error::other("the agent stops")),
+            Ok(None) => Err(io::Error::other("the agent is shutting down")),
             Err(error) => Err(io::Error::other(error)),
         }
     }

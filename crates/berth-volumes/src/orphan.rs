@@ -98,7 +98,7 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, TeardownError> {
     };
     let parts = children(layout.pod()).map_err(other("the pod directory".to_owned()))?;
     if let Some(foreign) = parts.iter().find(|part| !is_of_a_pod(part)) {
-        let cause = io::Error::other(format!("{} is no part of a pod", foreign.display()));
+        let cause = io::Error::other(format!("{} is not part of a pod", foreign.display()));
         return Err(other("the pod directory".to_owned())(cause));
     }
     // The pod was removed while no agent ran. The agent's own bind mounts and memory-backed file systems are unmounted

@@ -90,7 +90,7 @@ impl OrphanBackoff {
         if state.unreported > 0 && is_time {
             let others = state.unreported.saturating_sub(1);
             (state.last_line, state.unreported) = (Some(now), 0);
-            warn!(podUID = %pod, err = error, others, "Could not remove the directory of an orphaned pod");
+            warn!(podUID = %pod, err = error, others, "Failed to remove orphaned pod directory");
         }
     }
 }

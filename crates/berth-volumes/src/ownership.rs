@@ -153,7 +153,7 @@ pub fn apply(root: &Path, group: u32, access: GroupAccess) -> io::Result<()> {
 /// If the tree cannot be walked, or with kind `Interrupted` if the change is canceled.
 pub fn apply_change(root: &Path, order: &OwnershipChange<'_>) -> io::Result<()> {
     let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a path of an entry"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "path has no parent directory or no file name"));
     };
     let parent = openat(CWD, parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let name = CString::new(name.as_bytes())?;
@@ -367,7 +367,7 @@ impl<'a> Walk<'a> {
             return Ok(entries);
         }
         if (self.order.cancelled)() {
-            return Err(io::Error::new(io::ErrorKind::Interrupted, "the change of ownership was cancelled"));
+            return Err(io::Error::new(io::ErrorKind::Interrupted, "the ownership change was canceled"));
         }
         if self.shared().is_over {
             // Another thread failed and has recorded the error.
@@ -394,7 +394,7 @@ impl<'a> Walk<'a> {
             fchmod(&level.at, Mode::from_raw_mode(wanted))
         });
         if let Err(e) = changed {
-            debug!(err = %e, "Changing the owner or mode of a directory failed");
+            debug!(err = %e, "Failed to change ownership or mode of directory");
         }
     }
 
@@ -409,7 +409,7 @@ impl<'a> Walk<'a> {
             && let Err(e) = self.change(parent, name)
         {
             debug!(name = %OsStr::from_bytes(name.to_bytes()).to_string_lossy(), err = %e,
-                "Changing the owner or mode failed");
+                "Failed to change ownership or mode");
         }
         Ok(())
     }

@@ -63,7 +63,7 @@ pub fn scan(root: &Path, plugins: &[Arc<dyn AttachableVolumePlugin>]) -> io::Res
                 }));
             }
             Err(cause) => {
-                warn!(plugin = plugin.name(), err = %cause, "Could not find out what is staged");
+                warn!(plugin = plugin.name(), err = %cause, "Failed to list staged volumes");
                 left.failed += 1;
             }
         }
@@ -93,7 +93,7 @@ impl ScanResult {
             let marks = match children(&directory) {
                 Ok(marks) => marks,
                 Err(error) => {
-                    warn!(path = %directory.display(), err = %error, "Could not find out which pods have a device");
+                    warn!(path = %directory.display(), err = %error, "Failed to list pods that map the device");
                     self.failed += 1;
                     continue;
                 }
@@ -106,7 +106,7 @@ impl ScanResult {
                     // Cleanup finds only pods that have a directory.
                     let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(layout.pod());
                     if let Err(error) = made {
-                        warn!(podUID = %pod, err = %error, "A pod that may have a device cannot be looked for");
+                        warn!(podUID = %pod, err = %error, "Failed to create directory of a pod that may map the device");
                         self.failed += 1;
                     }
                     let path = layout.device(&plugin.name().replace('/', "~"), &rebuilt.spec.directory());
@@ -135,7 +135,7 @@ impl ScanResult {
 
     fn children(&mut self, path: &Path) -> Vec<PathBuf> {
         children(path).unwrap_or_else(|error| {
-            warn!(path = %path.display(), err = %error, "Could not read a directory of volumes");
+            warn!(path = %path.display(), err = %error, "Failed to read volume directory");
             self.failed += 1;
             Vec::new()
         })

@@ -114,7 +114,7 @@ impl ScsiDisks {
         for host in names(&hosts) {
             // A host that cannot be scanned finds nothing.
             if let Err(error) = write(&hosts.join(&host).join("scan"), "- - -") {
-                tracing::debug!(%host, err = %error, "Could not rescan a SCSI host");
+                tracing::debug!(%host, err = %error, "Failed to rescan SCSI host");
             }
         }
     }

@@ -74,7 +74,7 @@ impl Policy {
         };
         if !(is_name(&user) && is_name(&self.role) && is_name(&self.kind) && is_level(&level)) {
             let told = format!("user {user:?}, level {level:?}");
-            return Err(format!("failed to construct SELinux label from context: {told}: no part of a label"));
+            return Err(format!("failed to construct SELinux label from context: invalid label component: {told}"));
         }
         Ok(format!("{user}:{}:{}:{level}", self.role, self.kind))
     }

@@ -33,7 +33,7 @@ pub async fn of_share(work: &Work, path: &Path) -> Result<VolumeStats, OpError> 
     if !ended.is_success() {
         return Err(failed(cut_at_char(&ended.output, SHOWN)));
     }
-    parse(&ended.output).ok_or_else(|| failed("an answer that makes no sense"))
+    parse(&ended.output).ok_or_else(|| failed("unexpected output of stat"))
 }
 
 fn parse(told: &str) -> Option<VolumeStats> {

@@ -73,7 +73,7 @@ fn answer(stream: &TcpStream, fails: &AtomicBool) -> io::Result<()> {
         || request.headers.iter().any(|(name, value)| name == "accept" && value.contains("application/json"));
     let mut ends = None;
     let (status, body) = match request.path.as_str() {
-        "/healthz" if fails.load(Ordering::Relaxed) => (500, "failing, as asked\n".to_owned()),
+        "/healthz" if fails.load(Ordering::Relaxed) => (500, "failing on request\n".to_owned()),
         "/healthz" => (200, "ok\n".to_owned()),
         "/fail" => {
             fails.store(true, Ordering::Relaxed);
@@ -167,7 +167,7 @@ pub fn wget(args: &[String]) -> io::Result<i32> {
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let address = if has_port { host.to_owned() } else { format!("{host}:80") };
-    let mut failure = io::Error::new(io::ErrorKind::NotFound, "no address");
+    let mut failure = io::Error::new(io::ErrorKind::NotFound, "no address found");
     let mut connected = None;
     for address in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, PATIENCE) {
@@ -185,7 +185,7 @@ pub fn wget(args: &[String]) -> io::Result<i32> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") && !head.ends_with("\n\n") {
         if (&mut reader).take(LONGEST_HEAD).read_line(&mut head)? == 0 || head.len() as u64 > LONGEST_HEAD {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "no answer of HTTP"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not an HTTP response"));
         }
     }
     let status = head.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok()).unwrap_or(0);
@@ -195,7 +195,7 @@ pub fn wget(args: &[String]) -> io::Result<i32> {
     if (200..400).contains(&status) {
         return Ok(0);
     }
-    writeln!(io::stderr(), "wget: server answered {status}")?;
+    writeln!(io::stderr(), "wget: server returned error: {status}")?;
     Ok(1)
 }
 

@@ -62,13 +62,13 @@ pub fn parse(script: &str) -> Result<Vec<Step>, String> {
             steps.push(Step { when, words: std::mem::take(&mut words) });
             when = next;
         } else if next != When::Always {
-            return Err("a command is missing".to_owned());
+            return Err("syntax error: missing command".to_owned());
         }
     }
     if !words.is_empty() {
         steps.push(Step { when, words });
     } else if when != When::Always {
-        return Err("a command is missing".to_owned());
+        return Err("syntax error: missing command".to_owned());
     }
     Ok(steps)
 }
@@ -81,13 +81,13 @@ fn word(first: char, rest: &mut Rest<'_>) -> Result<Vec<Piece>, String> {
     while let Some(c) = next {
         match c {
             '\'' => loop {
-                match rest.next().ok_or("a quote is not closed")? {
+                match rest.next().ok_or("syntax error: unterminated quoted string")? {
                     '\'' => break,
                     c => text(&mut out, c),
                 }
             },
             '"' => loop {
-                match rest.next().ok_or("a quote is not closed")? {
+                match rest.next().ok_or("syntax error: unterminated quoted string")? {
                     '"' => break,
                     '$' => variable(&mut out, rest)?,
                     '\\' => escaped(&mut out, rest),

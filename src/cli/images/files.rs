@@ -27,12 +27,12 @@ pub(super) fn archive(path: &Path, config: &EmbeddedConfig) -> Result<File> {
         return match kind {
             _ if kind.is_dir() || kind.is_file() => Ok(file),
             _ if kind.is_fifo() => copied(&mut File::open(path)?, config),
-            _ => bail!("neither a file nor a directory"),
+            _ => bail!("not a regular file, directory, or pipe"),
         };
     }
     let stdin = io::stdin();
     if stdin.is_terminal() {
-        bail!("an archive is expected on standard input, which is a terminal");
+        bail!("cannot read an archive from stdin: it is a terminal");
     }
     copied(&mut stdin.lock(), config)
 }
@@ -43,8 +43,9 @@ fn copied(from: &mut impl io::Read, config: &EmbeddedConfig) -> Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let open = |folder: &Path| rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR);
     let file = open(&config.root).or_else(|_| open(&temporary));
-    let mut file = File::from(file.with_context(|| format!("make a file in {}", temporary.display()))?);
-    io::copy(from, &mut file).context("copy the archive")?;
+    let mut file =
+        File::from(file.with_context(|| format!("cannot create a temporary file in {}", temporary.display()))?);
+    io::copy(from, &mut file).context("cannot copy the archive")?;
     Ok(file)
 }
 
@@ -83,7 +84,7 @@ impl Target {
         }
         let stdout = io::stdout();
         if stdout.is_terminal() {
-            bail!("standard output is a terminal: use -o, or redirect it");
+            bail!("cannot write an archive to a terminal: use -o or redirect stdout");
         }
         let is_file = File::from(rustix::io::dup(&stdout)?).metadata()?.is_file();
         if is_file {
@@ -116,8 +117,8 @@ impl Target {
             Self::Output => {}
             Self::Pipe(write, copy) => {
                 drop(write);
-                let copied = copy.join().map_err(|_| anyhow::anyhow!("nobody copied the archive"))?;
-                copied.context("write to standard output")?;
+                let copied = copy.join().map_err(|_| anyhow::anyhow!("the thread copying the archive panicked"))?;
+                copied.context("cannot write to stdout")?;
             }
         }
         Ok(())
@@ -128,7 +129,7 @@ fn unfinished(target: &Path) -> Result<Unfinished> {
     if target.is_dir() {
         bail!("is a directory");
     }
-    let name = target.file_name().context("is no name of a file")?.to_string_lossy().into_owned();
+    let name = target.file_name().context("not a file name")?.to_string_lossy().into_owned();
     let path = target.with_file_name(format!(".{name}.{}", std::process::id()));
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
     Ok(Unfinished { file, path, target: target.to_owned(), is_finished: false })

@@ -32,124 +32,124 @@ const INTERRUPTED: u8 = 130;
 
 #[derive(Subcommand, Debug)]
 pub(super) enum Command {
-    /// List the images of this machine
+    /// List images
     #[command(visible_alias = "ls")]
     List(List),
-    /// Bring images here from their registries
+    /// Pull images from a registry
     Pull(Pull),
-    /// Import the images of archives (OCI layouts, docker save; packed or not)
+    /// Import images from archives (OCI layout or docker save, optionally compressed)
     Import(Import),
-    /// Write images into an archive that berth, ctr and docker import
+    /// Export images to an archive that berth, ctr, and docker can import
     Export(Export),
-    /// Show all that is known of images, as JSON
+    /// Print detailed information on images as JSON
     Inspect(Inspect),
-    /// Remove images, with all their names (docker and podman take away only the name they are given)
+    /// Remove images with all their tags (docker and podman remove only the given tag)
     #[command(visible_alias = "rm")]
     Remove(Remove),
-    /// Check that images are what they were
+    /// Verify the integrity of stored images
     Verify(Verify),
 }
 
 #[derive(Args, Debug)]
 pub(super) struct List {
-    /// Only this image: a name, an id or its beginning
+    /// List only this image: a name, an ID, or a prefix of an ID
     image: Option<String>,
-    /// How to show them
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
-    /// Only ids
+    /// Print only image IDs
     #[arg(short, long, conflicts_with = "output")]
     quiet: bool,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Output {
-    /// A line for each name
+    /// Human-readable table with a row for each tag
     #[default]
     Table,
-    /// With digests, platform and origin
+    /// Table with digests, platforms, and sources
     Wide,
-    /// Everything, for programs
+    /// Complete JSON document
     Json,
 }
 
 #[derive(Args, Debug)]
 pub(super) struct Pull {
-    /// Their names
+    /// Image names
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<String>,
-    /// Who asks the registry
+    /// Credentials for the registry
     #[arg(short, long, value_name = "NAME[:PASSWORD]")]
     user: Option<String>,
-    /// Read the password from standard input
+    /// Read the password from stdin
     #[arg(long, requires = "user")]
     password_stdin: bool,
-    /// The image for this machine, whatever ours is
+    /// Platform of the image to pull [default: platform of this machine]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]", value_parser = platform)]
     platform: Option<Platform>,
-    /// Only ids, no progress
+    /// Print only image IDs, without progress
     #[arg(short, long)]
     quiet: bool,
 }
 
 #[derive(Args, Debug)]
 pub(super) struct Import {
-    /// Archives, directories with an OCI layout, or - for standard input
+    /// Archive files, directories with an OCI layout, or - for stdin
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// What the images are called, whatever the archive says
+    /// Name for the imported images, instead of the name in the archive
     #[arg(long = "ref", value_name = "NAME")]
     name: Option<String>,
-    /// The images for this machine, whatever ours is
+    /// Platform of the images to import [default: platform of this machine]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]", value_parser = platform, conflicts_with = "all_platforms")]
     platform: Option<Platform>,
-    /// Also the images for other machines, which are named by their digests
+    /// Import the images of all platforms; those of other platforms are named by digest
     #[arg(long)]
     all_platforms: bool,
-    /// Only ids, no progress
+    /// Print only image IDs, without progress
     #[arg(short, long)]
     quiet: bool,
 }
 
 #[derive(Args, Debug)]
 pub(super) struct Export {
-    /// Names or ids
+    /// Image names or IDs
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<String>,
-    /// Where to write; standard output where it is no terminal
+    /// File to write the archive to [default: stdout, unless it is a terminal]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// No progress
+    /// Suppress progress output
     #[arg(short, long)]
     quiet: bool,
 }
 
 #[derive(Args, Debug)]
 pub(super) struct Inspect {
-    /// Names, ids or their beginnings
+    /// Image names, IDs, or prefixes of IDs
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<String>,
 }
 
 #[derive(Args, Debug)]
 pub(super) struct Remove {
-    /// Names, ids or their beginnings
+    /// Image names, IDs, or prefixes of IDs
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<String>,
-    /// An image that is not here is no error
+    /// Treat "image not found" as a successful removal
     #[arg(long)]
     ignore_not_found: bool,
-    /// Tell nothing
+    /// Suppress output
     #[arg(short, long)]
     quiet: bool,
 }
 
 #[derive(Args, Debug)]
 pub(super) struct Verify {
-    /// Fetch again what is broken
+    /// Pull broken images again from their registries
     #[arg(long)]
     repair: bool,
-    /// No progress
+    /// Suppress progress output
     #[arg(short, long)]
     quiet: bool,
 }
@@ -225,7 +225,10 @@ async fn pull(config: &EmbeddedConfig, wanted: Pull) -> Result<ExitCode> {
     };
     if wanted.password_stdin {
         password.clear();
-        io::stdin().take(LONGEST_PASSWORD).read_to_string(&mut password).context("read the password")?;
+        io::stdin()
+            .take(LONGEST_PASSWORD)
+            .read_to_string(&mut password)
+            .context("cannot read the password from stdin")?;
         password.truncate(password.trim_end_matches(['\r', '\n']).len());
     }
     each(&wanted.images, async |name| {
@@ -275,7 +278,10 @@ async fn inspect(config: &EmbeddedConfig, wanted: &Inspect) -> Result<ExitCode> 
             Ok(told) => {
                 let piece = |told| if let CommandResponse::Piece(piece) = told { Some(piece) } else { None };
                 let text: String = told.into_iter().filter_map(piece).collect();
-                all.push(serde_json::from_str::<serde_json::Value>(&text).context("read what the runtime told")?);
+                all.push(
+                    serde_json::from_str::<serde_json::Value>(&text)
+                        .context("cannot parse the response of the runtime")?,
+                );
             }
             Err(error) => {
                 eprintln!("error: {error:#}");
@@ -314,19 +320,19 @@ async fn verify(config: &EmbeddedConfig, wanted: &Verify) -> Result<ExitCode> {
                 is_whole &= matches!(mended, Some(Ok(())));
                 let fate = match mended {
                     None => String::new(),
-                    Some(Ok(())) => " (mended)".to_owned(),
-                    Some(Err(why)) => format!(" (not mended: {why})"),
+                    Some(Ok(())) => " (repaired)".to_owned(),
+                    Some(Err(why)) => format!(" (repair failed: {why})"),
                 };
                 print(&format!("{image}: {cause}{fate}\n"))?;
             }
             CommandResponse::Verified(images, layers) => {
-                print(&format!("{images} images of {layers} layers, {broken} broken\n"))?;
+                print(&format!("{images} images with {layers} layers verified, {broken} broken\n"))?;
             }
             _ => {}
         }
     }
     if !is_whole && !wanted.repair {
-        eprintln!("`berth images verify --repair` fetches again what is broken");
+        eprintln!("run `berth images verify --repair` to pull broken images again");
     }
     Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -353,7 +359,7 @@ fn print_images(what: &str, images: Vec<Image>, quiet: bool) -> Result<()> {
             format!("{}\n", image.id)
         } else {
             let names = image.repo_tags.iter().chain(&image.repo_digests);
-            let name = names.into_iter().next().map_or("an image without a name", String::as_str);
+            let name = names.into_iter().next().map_or("<none>", String::as_str);
             format!("{what} {name} ({}, {})\n", image.id, table::size(image.size))
         };
         print(&line)?;

@@ -91,7 +91,7 @@ pub(super) async fn run_order(
             Ok(()) => return Ok(answer),
             Err(CommandError::NotRunning { .. }) => {}
             Err(CommandError::Refused { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
-                bail!("only root may ask the runtime about its images");
+                bail!("permission denied: only root can manage the images of the runtime");
             }
             Err(error) => return Err(error.into()),
         }
@@ -103,8 +103,8 @@ pub(super) async fn run_order(
         tokio::time::sleep(BETWEEN).await;
     }
     match refusal {
-        Some(error) => bail!("{error}, and takes no orders"),
-        None => bail!("no runtime takes orders"),
+        Some(error) => bail!("{error}, and its control socket does not accept requests"),
+        None => bail!("cannot connect to the control socket of the runtime"),
     }
 }
 

@@ -20,16 +20,16 @@ use super::{
 pub(in crate::cli) struct Exec {
     #[command(flatten)]
     pod: PodArguments,
-    /// The container [default: the pod's first]
+    /// Container name [default: the pod's default container]
     #[arg(short, long)]
     container: Option<String>,
-    /// Pass standard input on
+    /// Pass stdin to the container
     #[arg(short = 'i', long)]
     stdin: bool,
-    /// Give the command a terminal
+    /// Stdin is a TTY
     #[arg(short = 't', long)]
     tty: bool,
-    /// The command and its arguments
+    /// Command to execute and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub(in crate::cli) async fn run(wanted: Exec) -> Result<ExitCode> {
     let container = pod_lookup::container(&pod, wanted.container.as_deref())?;
     let terminal = wanted.tty && io::stdin().is_terminal();
     if wanted.tty && !terminal {
-        eprintln!("standard input is no terminal: the command gets none");
+        eprintln!("Unable to use a TTY - input is not a terminal or the right kind of file");
     }
     let streams = Streams { input: wanted.stdin, terminal };
     let (namespace, name) = (pod_lookup::namespace(&pod), pod_lookup::name(&pod));

@@ -21,28 +21,28 @@ use berth_config::GoDuration;
 pub(in crate::cli) struct Logs {
     #[command(flatten)]
     pod: PodArguments,
-    /// The container [default: the pod's first]
+    /// Container name [default: the pod's default container]
     #[arg(short, long)]
     container: Option<String>,
-    /// Go on as it writes
+    /// Follow the log output
     #[arg(short, long)]
     follow: bool,
-    /// Of the instance before
+    /// Print the logs of the previous instance of the container
     #[arg(short, long)]
     previous: bool,
-    /// With the time of each line
+    /// Include timestamps on each line in the log output
     #[arg(long)]
     timestamps: bool,
-    /// Only so many lines from the end; -1 for all of them
+    /// Number of recent log lines to print; -1 prints all lines
     #[arg(long, value_name = "LINES", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     tail: Option<i64>,
-    /// Only what is not older than that: 10s, 5m, 1h30m, or seconds
+    /// Only return logs newer than a relative duration like 10s, 5m, 1h30m, or a number of seconds
     #[arg(long, value_name = "DURATION", value_parser = seconds)]
     since: Option<i64>,
-    /// Only what was written since then (RFC 3339)
+    /// Only return logs after a specific date (RFC 3339)
     #[arg(long, value_name = "TIME", conflicts_with = "since")]
     since_time: Option<Timestamp>,
-    /// Only so many bytes
+    /// Maximum bytes of logs to return
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(i64).range(1..))]
     limit_bytes: Option<i64>,
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub(in crate::cli) async fn print_log(wanted: Logs) -> Result<ExitCode> {
     let path = format!("/containerLogs/{}?{}", pod_lookup::path(&[namespace, name, &container]), query(&wanted));
     let mut body = door.get(&path, &[]).await?.into_body();
     while let Some(frame) = body.frame().await {
-        let Ok(frame) = frame else { bail!("the log breaks off here: the node ended the connection") };
+        let Ok(frame) = frame else { bail!("log output is incomplete: the node closed the connection") };
         if let Some(bytes) = frame.data_ref()
             && print(bytes)? == Reader::Left
         {
@@ -94,7 +94,7 @@ fn seconds(text: &str) -> Result<i64, String> {
         Err(_) => text.parse::<GoDuration>().map_err(|error| error.to_string())?,
     };
     let whole = duration.std().as_millis().div_ceil(1000);
-    i64::try_from(whole).ok().filter(|seconds| *seconds > 0).ok_or_else(|| "it has to be more than nothing".to_owned())
+    i64::try_from(whole).ok().filter(|seconds| *seconds > 0).ok_or_else(|| "must be greater than 0".to_owned())
 }
 
 #[cfg(test)]

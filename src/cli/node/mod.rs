@@ -31,12 +31,12 @@ const HUNG_UP: u8 = 129;
 /// How something is shown.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Output {
-    /// For people
+    /// Human-readable table
     #[default]
     Table,
-    /// With more columns
+    /// Table with additional columns
     Wide,
-    /// Everything, for programs
+    /// Complete JSON document
     Json,
 }
 
@@ -75,7 +75,7 @@ fn show(mut out: impl Write, text: &[u8]) -> Result<Reader> {
     match out.write_all(text).and_then(|()| out.flush()) {
         Ok(()) => Ok(Reader::Listens),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Left),
-        Err(error) => Err(anyhow::Error::from(error).context("cannot print")),
+        Err(error) => Err(anyhow::Error::from(error).context("cannot write to standard output")),
     }
 }
 

@@ -41,10 +41,11 @@ const DOCUMENT: usize = 256 << 20;
 const REFUSAL: usize = 4 << 10;
 
 /// Hints for a default certificate file that does not exist, and for a server with another certificate.
-const NO_NODE: &str = "is --cert-dir the agent's? Where that was given a certificate of its own, or serves one of its cluster, use --cacert";
+const NO_NODE: &str =
+    "check that --cert-dir is the agent's; for a configured or cluster-issued serving certificate, use --cacert";
 const NO_ADMINISTRATOR: &str =
-    "is --cert-dir the agent's? A node of a cluster has no local administrator: use --cert and --key there";
-const STRANGER: &str = "who answers does not show the certificate of the node: is that another agent's port, or --cert-dir another agent's?";
+    "check that --cert-dir is the agent's; a cluster node has no local administrator certificate: use --cert and --key";
+const STRANGER: &str = "the server's certificate is not the node's: check --server and --cert-dir";
 
 /// Response with an error status.
 #[derive(Debug, thiserror::Error)]
@@ -62,19 +63,19 @@ pub(super) fn is_not_found(error: &anyhow::Error) -> bool {
 /// Where the node is, and who asks.
 #[derive(Args, Clone, Debug, Default)]
 pub(in crate::cli) struct ConnectionArguments {
-    /// The node's API [default: $BERTH_SERVER, or 127.0.0.1:10250]
+    /// Address of the node's API [default: $BERTH_SERVER, or 127.0.0.1:10250]
     #[arg(long, value_name = "HOST[:PORT]", help_heading = "Connection")]
     server: Option<String>,
-    /// The agent's --cert-dir [default: $BERTH_CERT_DIR, or /var/lib/kubelet/pki]
+    /// Certificate directory of the agent [default: $BERTH_CERT_DIR, or /var/lib/kubelet/pki]
     #[arg(long, value_name = "DIR", help_heading = "Connection")]
     cert_dir: Option<PathBuf>,
-    /// Who is believed to be the node [default: kubelet.crt of the certificates]
+    /// CA or serving certificate to verify the node with [default: kubelet.crt in the certificate directory]
     #[arg(long, value_name = "FILE", help_heading = "Connection")]
     cacert: Option<PathBuf>,
-    /// The certificate of who asks [default: berth-admin.crt of the certificates]
+    /// Client certificate [default: berth-admin.crt in the certificate directory]
     #[arg(long, value_name = "FILE", requires = "key", help_heading = "Connection")]
     cert: Option<PathBuf>,
-    /// Its key
+    /// Private key of the client certificate [default: berth-admin.key in the certificate directory]
     #[arg(long, value_name = "FILE", requires = "cert", help_heading = "Connection")]
     key: Option<PathBuf>,
 }
@@ -107,7 +108,7 @@ impl NodeClient {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(PinnedServer::verifier(believed, &provider)))
             .with_client_auth_cert(client, key)?;
-        let name = ServerName::try_from(host.clone()).with_context(|| format!("--server: {host:?} is no host"))?;
+        let name = ServerName::try_from(host.clone()).with_context(|| format!("--server: invalid host {host:?}"))?;
         Ok(Self { address, name, tls: Arc::new(config).into() })
     }
 
@@ -118,11 +119,11 @@ impl NodeClient {
             let stream = self.tls.connect(self.name.clone(), stream).await?;
             anyhow::Ok(http1::handshake(TokioIo::new(stream)).await?)
         };
-        let connected = timeout(CONNECT, connecting).await.unwrap_or_else(|_| bail!("no answer within {CONNECT:?}"));
+        let connected = timeout(CONNECT, connecting).await.unwrap_or_else(|_| bail!("timed out after {CONNECT:?}"));
         let (sender, connection) = connected.map_err(|error| {
             let stranger =
                 error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).any(is_certificate_error);
-            let error = error.context(format!("cannot reach the node at {}", self.address));
+            let error = error.context(format!("cannot connect to the node at {}", self.address));
             if stranger { error.context(STRANGER) } else { error }
         })?;
         // A connection error also reaches the pending request.
@@ -138,9 +139,9 @@ impl NodeClient {
             request = request.header(name, *value);
         }
         let answer = timeout(ANSWER, sender.send_request(request.body(Empty::new())?)).await;
-        let answer = answer.map_err(|_| anyhow::anyhow!("the node does not answer within {ANSWER:?}"))?;
         let answer =
-            answer.context("the node ended the connection, as it may where it does not believe a certificate")?;
+            answer.map_err(|_| anyhow::anyhow!("timed out waiting for the node's response after {ANSWER:?}"))?;
+        let answer = answer.context("the node closed the connection; it may have rejected the client certificate")?;
         let status = answer.status();
         if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(answer);
@@ -149,8 +150,8 @@ impl NodeClient {
         let text = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
         let text = super::super::table::sanitize(String::from_utf8_lossy(&text).trim());
         let text = match status {
-            StatusCode::UNAUTHORIZED => format!("the node does not believe this certificate ({text})"),
-            _ if text.is_empty() => format!("the node says {status}"),
+            StatusCode::UNAUTHORIZED => format!("the node rejected the client certificate ({text})"),
+            _ if text.is_empty() => format!("the node responded with status {status}"),
             _ => text,
         };
         Err(ErrorResponse { status, text }.into())
@@ -160,14 +161,14 @@ impl NodeClient {
     pub(super) async fn bytes(&self, path: &str) -> Result<Bytes> {
         let answer = self.get(path, &[]).await?;
         let body = timeout(ANSWER, Limited::new(answer.into_body(), DOCUMENT).collect()).await;
-        let body = body.with_context(|| format!("{path}: not all of it came within {ANSWER:?}"))?;
+        let body = body.with_context(|| format!("{path}: timed out reading the response body after {ANSWER:?}"))?;
         Ok(body.map_err(|error| anyhow::anyhow!("{path}: {error}"))?.to_bytes())
     }
 
     /// Reads and parses a JSON document.
     pub(super) async fn document<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let bytes = self.bytes(path).await?;
-        serde_json::from_slice(&bytes).with_context(|| format!("{path}: what the node answers cannot be read"))
+        serde_json::from_slice(&bytes).with_context(|| format!("{path}: cannot parse the node's response"))
     }
 }
 
@@ -177,13 +178,13 @@ fn address(server: &str) -> Result<(String, String)> {
     let (host, port) = match server.rsplit_once(':') {
         _ if server.parse::<std::net::Ipv6Addr>().is_ok() => (server, PORT),
         Some((host, port)) if !host.ends_with(':') && !port.ends_with(']') => {
-            (host, port.parse().with_context(|| format!("--server: {port:?} is no port"))?)
+            (host, port.parse().with_context(|| format!("--server: invalid port {port:?}"))?)
         }
         _ => (server, PORT),
     };
     let host = host.trim_start_matches('[').trim_end_matches(']');
     if host.is_empty() {
-        bail!("--server: {server:?} names no host");
+        bail!("--server: no host in {server:?}");
     }
     let shown = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     Ok((host.to_owned(), format!("{shown}:{port}")))
@@ -203,7 +204,7 @@ fn cannot_read(path: &Path, hint: &str) -> String {
             format!("cannot read {shown} ({hint})")
         }
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            format!("cannot read {shown} (root may)")
+            format!("cannot read {shown} (root privileges are required)")
         }
         _ => format!("cannot read {shown}"),
     }
@@ -213,7 +214,7 @@ fn certificates(path: &Path, hint: &str) -> Result<Vec<CertificateDer<'static>>>
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let read = read.with_context(|| cannot_read(path, hint))?;
     if read.is_empty() {
-        bail!("{}: there is no certificate in it", path.display());
+        bail!("{}: no certificate found in file", path.display());
     }
     Ok(read)
 }
@@ -230,11 +231,14 @@ mod tests {
         };
         let nothing =
             ConnectionArguments { cert_dir: Some(directory.path().to_owned()), ..ConnectionArguments::default() };
-        assert!(told(&nothing).contains("kubelet.crt (is --cert-dir the agent's? Where that was given"), "no node's");
+        assert!(
+            told(&nothing).contains("kubelet.crt (check that --cert-dir is the agent's; for a configured"),
+            "no node's"
+        );
         let node = rcgen::generate_simple_self_signed(["n".to_owned()]).expect("a certificate");
         std::fs::write(directory.path().join("kubelet.crt"), node.cert.pem()).expect("written");
         let text = told(&nothing);
-        assert!(text.contains("berth-admin.crt (is --cert-dir the agent's? A node of a cluster"), "{text}");
+        assert!(text.contains("berth-admin.crt (check that --cert-dir is the agent's; a cluster node"), "{text}");
         let mine = directory.path().join("mine.crt");
         let given = ConnectionArguments { cert: Some(mine.clone()), key: Some(mine), ..nothing };
         let text = told(&given);

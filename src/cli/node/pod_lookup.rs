@@ -20,9 +20,9 @@ const DEFAULT_NAMESPACE: &str = "default";
 /// Which pod.
 #[derive(Args, Clone, Debug, Default)]
 pub(in crate::cli) struct PodArguments {
-    /// The pod: its name, also without the node's that static pods carry, or NAMESPACE/NAME
+    /// Pod name or NAMESPACE/NAME; the node name suffix of a static pod can be omitted
     pod: String,
-    /// Its namespace [default: wherever there is one of that name]
+    /// Namespace of the pod [default: any namespace that has a pod of this name]
     #[arg(short, long)]
     namespace: Option<String>,
 }
@@ -65,14 +65,14 @@ impl PodArguments {
         let is_it = |pod: &Pod| name(pod) == named.name && namespace(pod) == named.namespace;
         pods.into_iter()
             .find(is_it)
-            .with_context(|| format!("pod {}/{} is not on this node", named.namespace, named.name))
+            .with_context(|| format!("pod {}/{} not found on this node", named.namespace, named.name))
     }
 
     /// Parses the namespace, if given, and the name.
     fn wanted(&self) -> Result<(Option<&str>, &str)> {
         match (self.pod.split_once('/'), self.namespace.as_deref()) {
             (Some((one, _)), Some(other)) if one != other => {
-                bail!("{} is in namespace {one:?}, and --namespace says {other:?}", self.pod)
+                bail!("{} has namespace {one:?}, but --namespace is {other:?}", self.pod)
             }
             (Some((namespace, name)), _) => Ok((Some(namespace), name)),
             (None, namespace) => Ok((namespace, self.pod.as_str())),
@@ -104,11 +104,11 @@ impl PodArguments {
         match (found.as_slice(), wanted_namespace) {
             ([one], _) => Ok(one.clone()),
             ([], Some(namespace)) => Ok(PodName { namespace: namespace.to_owned(), name: wanted.to_owned() }),
-            ([], None) => bail!("no pod on this node is called {wanted:?}"),
+            ([], None) => bail!("pod {wanted:?} not found on this node"),
             (several, _) => {
                 let names = several.iter().take(LISTED).map(|named| format!("{}/{}", named.namespace, named.name));
                 let names: Vec<String> = names.collect();
-                bail!("{wanted:?} could be any of {}: {}", several.len(), names.join(", "))
+                bail!("pod name {wanted:?} is ambiguous, it matches {} pods: {}", several.len(), names.join(", "))
             }
         }
     }
@@ -131,7 +131,12 @@ pub(super) fn container(pod: &Pod, wanted: Option<&str>) -> Result<String> {
     let default = pod.metadata.annotations.as_ref().and_then(|all| all.get(DEFAULT_CONTAINER)).map(String::as_str);
     let chosen = match wanted {
         Some(wanted) => all.iter().copied().find(|name| *name == wanted).with_context(|| {
-            format!("pod {}/{} has no container {wanted:?}, but {}", namespace(pod), name(pod), all.join(", "))
+            format!(
+                "pod {}/{} has no container {wanted:?}, choose one of: {}",
+                namespace(pod),
+                name(pod),
+                all.join(", ")
+            )
         })?,
         None => {
             let default = default.and_then(|default| all.iter().copied().find(|name| *name == default));
@@ -175,13 +180,13 @@ mod tests {
             ("web2", None, Ok("default/web2-node")),
             ("db", Some("x"), Ok("x/db")),
             ("y/db", None, Ok("y/db")),
-            ("db", None, Err("\"db\" could be any of 2: x/db, y/db")),
-            ("web2-no", None, Err("no pod on this node is called \"web2-no\"")),
+            ("db", None, Err("pod name \"db\" is ambiguous, it matches 2 pods: x/db, y/db")),
+            ("web2-no", None, Err("pod \"web2-no\" not found on this node")),
             ("gone", Some("x"), Ok("x/gone")),
             ("x/gone", None, Ok("x/gone")),
-            ("gone", None, Err("no pod on this node is called \"gone\"")),
+            ("gone", None, Err("pod \"gone\" not found on this node")),
             ("y/db", Some("y"), Ok("y/db")),
-            ("y/db", Some("x"), Err("y/db is in namespace \"y\", and --namespace says \"x\"")),
+            ("y/db", Some("x"), Err("y/db has namespace \"y\", but --namespace is \"x\"")),
         ] {
             let arguments = PodArguments { pod: wanted.to_owned(), namespace: namespace.map(str::to_owned) };
             let found = arguments.named(&pods).map(|named| format!("{}/{}", named.namespace, named.name));
@@ -214,7 +219,7 @@ mod tests {
         assert_eq!(container(&pod, None).ok().as_deref(), Some("a"));
         assert_eq!(container(&pod, Some("i")).ok().as_deref(), Some("i"));
         let error = container(&pod, Some("z")).expect_err("none").to_string();
-        assert_eq!(error, "pod n/p has no container \"z\", but a, b, i");
+        assert_eq!(error, "pod n/p has no container \"z\", choose one of: a, b, i");
         pod.metadata.annotations = Some([(DEFAULT_CONTAINER.to_owned(), "b".to_owned())].into());
         assert_eq!(container(&pod, None).ok().as_deref(), Some("b"));
     }

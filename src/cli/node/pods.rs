@@ -17,13 +17,13 @@ use super::{
 /// Which pods.
 #[derive(Args, Debug)]
 pub(in crate::cli) struct Pods {
-    /// Only those of this namespace [default: all]
+    /// List only pods of this namespace [default: all namespaces]
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Those of all namespaces, as is done anyway
+    /// List pods of all namespaces (the default)
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
-    /// How to show them
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub(in crate::cli) async fn list(wanted: Pods) -> Result<ExitCode> {
         let mut pods = pod_lookup::pods(&door).await?;
         pods.retain(|pod| wanted.namespace.as_deref().is_none_or(|wanted| namespace(pod) == wanted));
         if pods.is_empty() {
-            eprintln!("There are no pods.");
+            eprintln!("No resources found.");
             return Ok(ExitCode::SUCCESS);
         }
         pod_table::table(&pods, wanted.output == Output::Wide, Timestamp::now(), in_colour())

@@ -89,15 +89,15 @@ pub(super) async fn run(door: &NodeClient, path: &str, streams: Streams) -> Resu
     let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_accepted = header(header::SEC_WEBSOCKET_ACCEPT) == derive_accept_key(key.as_bytes());
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS || !is_accepted {
-        bail!("the node does not speak WebSocket here: {}", answer.status());
+        bail!("cannot upgrade the connection to WebSocket: {}", answer.status());
     }
     let ends_input = header(header::SEC_WEBSOCKET_PROTOCOL) == ENDS_INPUT;
-    let upgraded = hyper::upgrade::on(answer).await.context("the node ended the connection")?;
+    let upgraded = hyper::upgrade::on(answer).await.context("the node closed the connection")?;
     let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await;
     let (mut to, mut from) = socket.split();
     let mut resized = signal(SignalKind::window_change())?;
     if let Some(size) = terminal::size().filter(|_| streams.terminal) {
-        to.send(message(SIZE, size.as_bytes())).await.context("the node ended the connection")?;
+        to.send(message(SIZE, size.as_bytes())).await.context("the node closed the connection")?;
     }
     let mut input = streams.input.then(standard_input);
     // Sending must not block receiving: a command that waits until its output is read takes no input.
@@ -113,7 +113,7 @@ pub(super) async fn run(door: &NodeClient, path: &str, streams: Streams) -> Resu
     let code = loop {
         tokio::select! {
             heard = from.next() => {
-                let Some(Ok(heard)) = heard else { bail!("the node ended the connection before the command did") };
+                let Some(Ok(heard)) = heard else { bail!("the node closed the connection before the command exited") };
                 if let Some(code) = handle_message(heard)? {
                     break code;
                 }
@@ -184,7 +184,7 @@ fn handle_message(message: Message) -> Result<Option<u8>> {
     let bytes = match message {
         Message::Binary(bytes) => bytes,
         Message::Text(text) => Bytes::from(text),
-        Message::Close(_) => bail!("the node ended the connection before the command did"),
+        Message::Close(_) => bail!("the node closed the connection before the command exited"),
         Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => return Ok(None),
     };
     let Some((&channel, said)) = bytes.split_first() else { return Ok(None) };
@@ -201,7 +201,7 @@ fn handle_message(message: Message) -> Result<Option<u8>> {
 
 /// Parses the exit code; a failure without one is an error. Pure.
 fn exit_code(said: &[u8]) -> Result<u8> {
-    let ended: CommandStatus = serde_json::from_slice(said).context("how the command ended cannot be read")?;
+    let ended: CommandStatus = serde_json::from_slice(said).context("cannot parse the exit status of the command")?;
     if ended.status == "Success" {
         return Ok(0);
     }
@@ -232,7 +232,7 @@ mod tests {
                 r#"{"status":"Failure","message":"no\u001bsuch","reason":"InternalError"}"#.to_owned(),
                 Err("no\u{fffd}such"),
             ),
-            ("garbage".to_owned(), Err("how the command ended cannot be read")),
+            ("garbage".to_owned(), Err("cannot parse the exit status of the command")),
         ] {
             let told = exit_code(said.as_bytes()).map_err(|error| error.to_string());
             assert_eq!(told, expected.map_err(str::to_owned), "{said}");

@@ -17,13 +17,13 @@ use crate::cli::table::columns;
 /// What is shown.
 #[derive(Args, Debug)]
 pub(in crate::cli) struct Top {
-    /// Only pods of this namespace
+    /// Show only pods of this namespace [default: all namespaces]
     #[arg(short, long)]
     namespace: Option<String>,
-    /// A line for each container
+    /// Print the usage of containers within a pod
     #[arg(long)]
     containers: bool,
-    /// How to show it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     #[command(flatten)]
@@ -90,8 +90,7 @@ pub(in crate::cli) async fn list(wanted: Top) -> Result<ExitCode> {
     let text = match wanted.output {
         Output::Json => format!("{}\n", serde_json::to_string_pretty(&document)?),
         Output::Table | Output::Wide => {
-            let mut summary: Summary =
-                serde_json::from_value(document).context("what the node answers cannot be read")?;
+            let mut summary: Summary = serde_json::from_value(document).context("cannot parse the node's response")?;
             summary.pods.sort_by_key(|pod| std::cmp::Reverse((pod.cpu.usage_nano_cores, pod.memory.working_set_bytes)));
             table(&summary, wanted.containers)
         }

@@ -26,7 +26,7 @@ const LINE: usize = 200;
 pub(in crate::cli) struct WhyArguments {
     #[command(flatten)]
     pod: PodArguments,
-    /// How to tell it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(in crate::cli) async fn print_diagnostics(wanted: WhyArguments) -> Result<Ex
     let text = if wanted.output == Output::Json {
         format!("{}\n", serde_json::to_string_pretty(&document)?)
     } else {
-        let why = serde_json::from_value(document).context("what the node answers cannot be read")?;
+        let why = serde_json::from_value(document).context("cannot parse the node's response")?;
         screen(&why, Timestamp::now(), in_colour())
     };
     print(text)?;
@@ -65,7 +65,7 @@ async fn found(door: &NodeClient, pod: &PodArguments) -> Result<Value> {
             answer => return answer,
         }
     }
-    Err(refused.unwrap_or_else(|| anyhow::anyhow!("no such pod")))
+    Err(refused.unwrap_or_else(|| anyhow::anyhow!("pod not found")))
 }
 
 /// Renders the diagnostics. Pure.
@@ -80,7 +80,7 @@ fn screen(why: &PodDiagnosis, now: Timestamp, in_colour: bool) -> String {
         "Failed" => Color::Red,
         _ => Color::Yellow,
     };
-    let source = if why.source.is_empty() { "nobody wants it any more" } else { &why.source };
+    let source = if why.source.is_empty() { "no source (no longer desired)" } else { &why.source };
     let mut out = format!(
         "{}   {}   {}   {}\n",
         sanitize(&format!("{}/{}", why.namespace, why.name)),
@@ -91,7 +91,7 @@ fn screen(why: &PodDiagnosis, now: Timestamp, in_colour: bool) -> String {
     let reason: Vec<&str> =
         [&why.reason, &why.message].into_iter().map(String::as_str).filter(|t| !t.is_empty()).collect();
     if !reason.is_empty() {
-        out.push_str(&format!("Because    {}\n", sanitize(&line(&reason.join(": "), LINE))));
+        out.push_str(&format!("Reason     {}\n", sanitize(&line(&reason.join(": "), LINE))));
     }
     out.push_str(&format!(
         "Waits for  {}\n",
@@ -162,7 +162,7 @@ fn unmet(why: &PodDiagnosis) -> String {
     if why.unmet.is_empty() {
         return String::new();
     }
-    let mut rows = vec![heads(&["NOT TRUE", "REASON", "MESSAGE"])];
+    let mut rows = vec![heads(&["UNMET CONDITION", "REASON", "MESSAGE"])];
     let of = |condition: &crate::diagnostics::Condition| {
         [&condition.kind, &condition.reason, &condition.message].map(|text| Cell::from(line(text, LINE))).to_vec()
     };
@@ -174,7 +174,7 @@ fn probes(all: &[Probe], now: Timestamp, in_colour: bool) -> String {
     if all.is_empty() {
         return String::new();
     }
-    let mut rows = vec![heads(&["PROBE", "CONTAINER", "OUTCOME", "TIMES", "LAST", "TEXT"])];
+    let mut rows = vec![heads(&["PROBE", "CONTAINER", "OUTCOME", "COUNT", "LAST", "OUTPUT"])];
     for probe in all {
         // Latest first: it explains the current state.
         for (at, run) in probe.runs.iter().rev().enumerate() {
@@ -202,7 +202,7 @@ fn stages(why: &PodDiagnosis) -> String {
     if why.stages.is_empty() {
         return String::new();
     }
-    let mut rows = vec![heads(&["STAGE", "FIRST TOOK", "LAST", "LONGEST", "TIMES"])];
+    let mut rows = vec![heads(&["STAGE", "FIRST", "LAST", "MAX", "COUNT"])];
     let of = |stage: &crate::diagnostics::StageTiming| -> Vec<Cell> {
         vec![
             stage.stage.clone().into(),
@@ -249,16 +249,16 @@ Error      no image (2x, 10s ago)
 CONTAINER   STATE     READY   RESTARTS   LAST EXIT                REASON
 main        waiting   no      3          137 OOMKilled, 30s ago   CrashLoopBackOff: panic: x at \u{fffd}[2Jmain.rs
 
-NOT TRUE   REASON               MESSAGE
-Ready      ContainersNotReady   m
+UNMET CONDITION   REASON               MESSAGE
+Ready             ContainersNotReady   m
 
-PROBE       CONTAINER         OUTCOME   TIMES   LAST      TEXT
+PROBE       CONTAINER         OUTCOME   COUNT   LAST      OUTPUT
 Readiness   main              failure   7       1s ago    404
                               success   9       29s ago
 Liveness    main (previous)   failure   3       30s ago   500
 
-STAGE     FIRST TOOK   LAST   LONGEST   TIMES
-volumes   1.2s         0      2.0s      2
+STAGE     FIRST   LAST   MAX    COUNT
+volumes   1.2s    0      2.0s   2
 ";
         assert_eq!(text, expected);
         let quiet = screen(&PodDiagnosis::default(), Timestamp::UNIX_EPOCH, true);

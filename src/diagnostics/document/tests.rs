@@ -10,6 +10,8 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).expect("a time")
 }
 
+const MINUTE: Duration = Duration::from_secs(60);
+
 fn id() -> PodRef {
     PodRef { uid: "u".into(), name: "web".into(), namespace: "n".into() }
 }
@@ -87,8 +89,7 @@ fn who_waits_for_nothing_says_so() {
 /// Failing worker: wait stage, its label, whether its end is known, and the error.
 #[tokio::test(start_paused = true)]
 async fn troubles_have_their_words() {
-    let minute = Duration::from_secs(60);
-    let soon = || Some(Instant::now() + minute * 2);
+    let soon = || Some(Instant::now() + MINUTE * 2);
     type Act<'a> = &'a dyn Fn(&PodProgress) -> Vec<ConcurrentStep>;
     let fails = |progress: &PodProgress, name: &'static str, text: &str, rest: &'static str| {
         progress.enter(name);
@@ -117,7 +118,7 @@ async fn troubles_have_their_words() {
             true,
             "ErrImagePull",
         ),
-        (&|progress| fails(progress, "volumes", volumes, "next try"), "next try of volumes", "retry", true, volumes),
+        (&|progress| fails(progress, "volumes", volumes, "retry"), "retry of volumes", "retry", true, volumes),
         (&|progress| vec![progress.start_concurrent("RunPodSandbox")], "RunPodSandbox", "sandbox", false, ""),
         (
             &|progress| {
@@ -133,8 +134,8 @@ async fn troubles_have_their_words() {
         (&|progress| fails(progress, "runtime", "it hangs", "runtime"), "runtime", "runtime", true, "it hangs"),
         (&|progress| fails(progress, "network", "no CNI", "network"), "network", "network", true, "no CNI"),
         (
-            &|progress| fails(progress, "runtime status", "no look", "next try"),
-            "next try of runtime status",
+            &|progress| fails(progress, "runtime status", "no look", "retry"),
+            "retry of runtime status",
             "retry",
             true,
             "no look",
@@ -153,7 +154,7 @@ async fn troubles_have_their_words() {
     for (act, expected, reason, ends, why) in rows {
         let progress = PodProgress::new();
         let _open = act(&progress);
-        tokio::time::advance(minute).await;
+        tokio::time::advance(MINUTE).await;
         let standing =
             PodWorkerStatus { id: id(), life: Lifecycle::Syncing, progress: Some(progress.clone()), line: None };
         let known = DiagnosisInputs {
@@ -176,11 +177,11 @@ async fn who_stands_in_line_is_told_behind_what() {
     let begun = Instant::now();
     tokio::time::advance(Duration::from_secs(7)).await;
     for (line, life, stage, reason) in [
-        (StartWait::Name, "sync", "turn behind another pod of its name", "turn"),
-        (StartWait::Runtime, "sync", "runtime to show what it holds", "runtime"),
-        (StartWait::Removal, "sync", "removal of what is left of it", "removal"),
+        (StartWait::Name, "sync", "termination of another pod of the same name", "turn"),
+        (StartWait::Runtime, "sync", "runtime pod list", "runtime"),
+        (StartWait::Removal, "sync", "removal of leftovers of the pod", "removal"),
         (StartWait::Preemption, "preempting", "preemption of other pods", "preemption"),
-        (StartWait::NodeLabels, "admission", "labels of the node", "node_labels"),
+        (StartWait::NodeLabels, "admission", "node labels", "node_labels"),
     ] {
         let standing =
             PodWorkerStatus { id: id(), life: Lifecycle::Syncing, progress: None, line: Some((line, begun)) };

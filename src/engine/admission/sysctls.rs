@@ -71,7 +71,7 @@ impl Allowlist {
 
     fn add(&mut self, pattern: &str) -> Result<(), SysctlError> {
         static VALID: LazyLock<Regex> =
-            LazyLock::new(|| Regex::new(&format!("^{PATTERN}$")).expect("a constant that the tests compile"));
+            LazyLock::new(|| Regex::new(&format!("^{PATTERN}$")).expect("constant pattern is a valid regex"));
         if pattern.len() > MAX_LENGTH || !VALID.is_match(pattern) {
             return Err(SysctlError::Malformed(pattern.to_owned()));
         }

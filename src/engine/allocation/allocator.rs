@@ -349,14 +349,14 @@ impl Allocator {
     fn preempt_for(&mut self, pod: &Pod, mut admitted: Admitted, done: &mut RetryResult) {
         admitted.victims.retain(|victim| self.named.insert(victim.uid().clone()));
         if !admitted.victims.is_empty() {
-            warn!(pod = %pod.object_name(), signal = %admitted.signal, "Resize of a critical pod preempts other pods");
+            warn!(pod = %pod.object_name(), signal = %admitted.signal, "Preempting pods to resize critical pod");
             done.preempt.push(Preempt { pod: pod.uid().clone(), admitted });
         }
     }
 
     async fn grant(&mut self, pod: &Arc<Pod>, trigger: Trigger, done: &mut RetryResult) -> bool {
         if let Err(e) = self.write_with(pod).await {
-            error!(err = %e, pod = %pod.object_name(), "Failed to store a granted resize");
+            error!(err = %e, pod = %pod.object_name(), "Failed to store allocated resources of resized pod");
             return true;
         }
         if self.shared.is_deferred(pod.uid()) {

@@ -207,7 +207,7 @@ pub fn summary(pod: &Pod, error: &str) -> String {
         generation: pod.generation(),
         error,
     };
-    serde_json::to_string(&summary).expect("texts and numbers serialise")
+    serde_json::to_string(&summary).expect("strings and numbers always serialize")
 }
 
 #[derive(Serialize)]

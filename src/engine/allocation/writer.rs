@@ -60,7 +60,7 @@ impl WriterHandle {
     /// # Errors
     /// The write failed, or the writer has ended.
     pub(super) async fn write(&self, entries: ResourceEntries) -> io::Result<()> {
-        let ended = || io::Error::other("the writer of allocations has ended");
+        let ended = || io::Error::other("allocation writer stopped");
         let (written, answer) = oneshot::channel();
         self.orders.send(WriteRequest { entries, written }).await.map_err(|_| ended())?;
         answer.await.unwrap_or_else(|_| Err(ended()))

@@ -130,7 +130,7 @@ pub async fn kill_and_wait(
 ) -> Result<(), String> {
     let limit = kill_wait(grace, pod.spec().termination_grace_period_seconds);
     let (reply, answer) = oneshot::channel();
-    let closed = || "the sync loop is gone".to_owned();
+    let closed = || "sync loop stopped".to_owned();
     let kill = Command::Kill { uid: pod.uid().clone(), cause, grace, status, reply };
     commands.send(kill).await.map_err(|_| closed())?;
     let Some(mut life) = answer.await.map_err(|_| closed())? else { return Ok(()) };

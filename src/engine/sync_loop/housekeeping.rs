@@ -65,7 +65,7 @@ impl SyncLoop {
     fn check_wall_clock(&mut self) {
         let (wall, uptime) = (self.context.clock.now(), self.heartbeat.since_start());
         let Some(jump) = self.wall_clock.detect_jump(wall, uptime) else { return };
-        info!(by = ?jump, "The wall clock was set, or the machine slept");
+        info!(by = ?jump, "Wall clock jumped, resyncing pods with an active deadline");
         let has_deadline =
             |record: &&Record| record.pod.as_ref().is_some_and(|pod| pod.spec().active_deadline_seconds.is_some());
         self.records.values().filter(has_deadline).for_each(|record| send(record, Cause::Sync));
@@ -114,7 +114,7 @@ impl SyncLoop {
     pub(super) fn terminate_orphan(&mut self, observed: &ObservedPod) {
         let id = observed.id.clone();
         if observed.is_alive() {
-            info!(pod = %id.object_name(), podUID = %id.uid, "Killing a pod that nobody wants");
+            info!(pod = %id.object_name(), podUID = %id.uid, "Clean up containers for orphaned pod we had not seen before");
             self.context.metrics.orphaned_runtime_pods.inc();
         }
         let record = Record {
@@ -177,13 +177,13 @@ impl SyncLoop {
                 if directories.contains(&uid)
                     && let Err(error) = context.volumes.remove_directory(&uid).await
                 {
-                    debug!(podUID = %uid, err = %error, "Orphaned pod directory stays");
+                    debug!(podUID = %uid, err = %error, "Failed to remove orphaned pod directory");
                 }
                 let id = PodRef { uid, name: "".into(), namespace: "".into() };
                 if cgroups.contains(&id.uid)
                     && let Err(error) = context.resources.remove(&id).await
                 {
-                    debug!(podUID = %id.uid, err = %error, "Orphaned pod cgroup stays");
+                    debug!(podUID = %id.uid, err = %error, "Failed to remove orphaned pod cgroup");
                 }
                 let _ = commands.send(Command::SweepDone(id.uid)).await; // the sync loop may have ended
             };

@@ -102,12 +102,12 @@ impl SyncLoop {
         let is_static = record.pod.as_ref().is_some_and(|pod| pod.is_static());
         let (id, name) = (record.id.clone(), record.id.full_name());
         if is_static && !self.terminate_leftovers(uid, &name) {
-            debug!(pod = %id.object_name(), podUID = %uid, "Static pod waits for what the runtime holds");
+            debug!(pod = %id.object_name(), podUID = %uid, "Static pod cannot start yet, runtime has not listed its pods");
             self.set_start_wait(uid, StartWait::Runtime);
             return;
         }
         if is_static && !self.order.enter(&name, uid) {
-            debug!(pod = %id.object_name(), podUID = %uid, "Static pod waits for another of its name");
+            debug!(pod = %id.object_name(), podUID = %uid, "Static pod cannot start yet, another pod with the same full name is terminating");
             self.set_start_wait(uid, StartWait::Name);
             return;
         }

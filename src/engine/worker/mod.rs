@@ -189,12 +189,12 @@ impl Worker {
         if next == self.life {
             return;
         }
-        debug!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, from = self.life.label(), to = next.label(), "Pod worker moves on");
+        debug!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, from = self.life.label(), to = next.label(), "Pod worker changed state");
         self.life = next.clone();
         self.life_sender.send_replace(next.clone());
         let report = Report { id: self.memory.id.clone(), life: next };
         if self.context.reports.send(report).await.is_err() {
-            debug!(pod = %self.memory.id.object_name(), "The sync loop is gone");
+            debug!(pod = %self.memory.id.object_name(), "Sync loop stopped, dropping pod worker report");
         }
     }
 

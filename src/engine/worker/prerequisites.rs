@@ -78,7 +78,7 @@ impl SyncContext<'_> {
     }
 
     fn volumes(&mut self, pod: &Arc<Pod>, mounted: Mounted) -> Result<Arc<MountedVolumes>, String> {
-        match mounted.ok_or_else(|| "the pod is stopped while its volumes are awaited".to_owned())? {
+        match mounted.ok_or_else(|| "pod is terminating, stopped waiting for its volumes".to_owned())? {
             Ok(volumes) => Ok(volumes),
             Err(VolumeError::LimitExceeded(text)) => Err(self.refuse(pod, &text)),
             Err(error) => {
@@ -109,7 +109,7 @@ impl SyncContext<'_> {
             if !self.context.resources.exists(pod).await {
                 self.memory.cgroup = None;
                 if runs {
-                    warn!(pod = %pod.object_name(), podUID = %pod.uid(), "Pod cgroup is gone, restarting what runs outside of it");
+                    warn!(pod = %pod.object_name(), podUID = %pod.uid(), "Pod cgroup does not exist, restarting containers that run outside of it");
                     self.kill_all(observed.clone()).await?;
                     return Ok(None);
                 }

@@ -61,7 +61,7 @@ impl SyncContext<'_> {
             }
             Ok(values) => in_force(values),
             Err(error) => {
-                debug!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Pod cgroup cannot be read");
+                debug!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Failed to read pod cgroup");
                 return;
             }
         };

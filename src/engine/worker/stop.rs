@@ -69,11 +69,11 @@ impl SyncContext<'_> {
         let id = self.memory.id.clone();
         self.memory.progress.enter("remove pod cgroup");
         if let Err(error) = self.context.resources.remove(&id).await {
-            debug!(podUID = %id.uid, err = %error, "Orphaned pod cgroup stays");
+            debug!(podUID = %id.uid, err = %error, "Failed to remove orphaned pod cgroup");
         }
         self.memory.progress.enter("remove pod directory");
         if let Err(error) = self.context.volumes.remove_directory(&id.uid).await {
-            debug!(podUID = %id.uid, err = %error, "Orphaned pod directory stays");
+            debug!(podUID = %id.uid, err = %error, "Failed to remove orphaned pod directory");
         }
         Ok(())
     }
@@ -113,7 +113,7 @@ impl SyncContext<'_> {
     async fn wait_status_sent(&mut self, grace: Option<Grace>) -> Duration {
         let pod = self.pod.as_ref().filter(|_| self.context.config.api_client);
         let Some(uid) = pod.map(|pod| pod.uid().clone()) else { return Duration::ZERO };
-        self.memory.progress.enter("tell that the pod is unready");
+        self.memory.progress.enter("publish unready status");
         let (began, status) = (Instant::now(), self.context.status.clone());
         let is_unsent = || status.cached(&uid).is_some_and(|kept| kept.unsent_since.is_some());
         let sent = async {
@@ -152,7 +152,7 @@ impl SyncContext<'_> {
         self.context.status.terminate(&pod, self.context.clock.now());
         if content_removable && let Err(error) = self.remove_content(&observed).await {
             // Housekeeping removes it once the record of the pod is removed.
-            warn!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Something of a finished pod stays");
+            warn!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Failed to remove content of terminated pod");
         }
         Ok(Outcome::Moved(SyncTransition::CleanedUp))
     }
@@ -184,7 +184,7 @@ impl SyncContext<'_> {
             built.phase = Some("Failed".to_owned());
             let message = match pod.containers() {
                 [] => "The pod has no containers",
-                _ => "The pod's sandbox is gone, and its restart policy allows no other",
+                _ => "The pod's sandbox no longer exists and its restart policy does not allow a new one",
             };
             built.message = Some(message.to_owned());
         }

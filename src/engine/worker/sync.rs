@@ -207,7 +207,7 @@ impl SyncContext<'_> {
                 None => return Ok(seen.pod),
                 Some(error) => error.to_string(),
             },
-            Err(_) => format!("no look at the pod within {limit:?}"),
+            Err(_) => format!("timed out after {limit:?} waiting for the runtime status of the pod"),
         };
         let text = format!("error determining status: {text}");
         self.context.events.record(Event::warning(&self.memory.id, "FailedSync", text.clone()));

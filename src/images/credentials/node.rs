@@ -63,7 +63,7 @@ impl NodeLogins {
         let config = match timeout(DEADLINE, read(self.folders.files())).await {
             Ok(config) => Arc::new(config),
             Err(_) => {
-                warn!("Reading the node's docker configuration takes too long");
+                warn!("Timed out reading the node's docker configuration");
                 Arc::default()
             }
         };

@@ -50,7 +50,7 @@ async fn exchange(binary: &PathBuf, provider: &Provider, request: &[u8]) -> Resu
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
-    let missing = || std::io::Error::other("a pipe is missing");
+    let missing = || std::io::Error::other("standard stream of the plugin is not piped");
     let mut stdin = child.stdin.take().ok_or_else(missing)?;
     let stdout = child.stdout.take().ok_or_else(missing)?;
     let stderr = child.stderr.take().ok_or_else(missing)?;
@@ -68,7 +68,7 @@ async fn exchange(binary: &PathBuf, provider: &Provider, request: &[u8]) -> Resu
     let status = child.wait().await?;
     if !complaint.is_empty() {
         complaint.truncate(SHOWN);
-        debug!(plugin = %provider.name, stderr = %String::from_utf8_lossy(&complaint), "Credential provider plugin complained");
+        debug!(plugin = %provider.name, stderr = %String::from_utf8_lossy(&complaint), "Credential provider plugin wrote to stderr");
     }
     if status.success() { Ok(answer) } else { Err(RunError::Failed(status)) }
 }

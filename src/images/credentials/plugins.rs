@@ -124,14 +124,14 @@ impl Plugin {
         };
         let plugin = &self.provider.name;
         let Some(objects) = objects else {
-            warn!(plugin = %plugin, serviceAccount = account, "Service account tokens for image pulls need an API server");
+            warn!(plugin = %plugin, serviceAccount = account, "Cannot request a service account token for image pulls without an API server");
             return None;
         };
         match Caller::of(wish, pod, account, objects).await {
             Ok(caller) => caller,
             Err(error) => {
                 let pod = pod.object_name();
-                warn!(plugin = %plugin, serviceAccount = account, pod, err = %error, "No service account token for a credential provider");
+                warn!(plugin = %plugin, serviceAccount = account, pod, err = %error, "Failed to get service account token for credential provider");
                 None
             }
         }
@@ -175,7 +175,7 @@ async fn exec(
         // A plugin that returns the token itself has exchanged nothing: it would be cached for the
         // whole account.
         Ok(answer) if !caller.may_echo && answer.logins.values().any(|login| is_token(login, caller)) => {
-            warn!(plugin = %provider.name, image, "A credential provider answered the token itself, and cacheType is not Token");
+            warn!(plugin = %provider.name, image, "Ignoring response of credential provider: it returned the service account token as a credential, and cacheType is not Token");
             Arc::default()
         }
         Ok(answer) => {
@@ -213,8 +213,9 @@ fn read(flags: &PluginFlags) -> Result<ConfiguredPlugins, PluginConfigError> {
         })?;
         hasher.update(u64::try_from(data.len()).unwrap_or(u64::MAX).to_be_bytes());
         hasher.update(&data);
-        let text = String::from_utf8(data).map_err(|_| PluginConfigError(format!("{} is no text", path.display())))?;
-        info!(path = %path.display(), "Credential provider configuration read");
+        let text =
+            String::from_utf8(data).map_err(|_| PluginConfigError(format!("{} is not valid UTF-8", path.display())))?;
+        info!(path = %path.display(), "Loaded credential provider configuration");
         texts.push(text);
     }
     let providers = load(&texts)?;

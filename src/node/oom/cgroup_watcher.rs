@@ -105,7 +105,7 @@ impl CgroupWatcher {
         let events = match OomEvents::new(mounts.is_unified()) {
             Ok(events) => EventStream::Open(events),
             Err(err) => {
-                debug!(%err, "The kernel does not tell what it kills in groups");
+                debug!(%err, "OOM kill events of cgroups are not available");
                 return None;
             }
         };
@@ -152,7 +152,7 @@ impl CgroupWatcher {
         let found = timeout(FIND, spawn_blocking(move || find(&mounts, &*names, fresh))).await;
         for (container, place) in found.ok().and_then(Result::ok).unwrap_or_default() {
             if let Err(err) = self.events.add(&place, container.id.clone()) {
-                debug!(containerID = %container.id, %err, "The kernel does not tell what it kills in a container");
+                debug!(containerID = %container.id, %err, "Failed to watch container cgroup for OOM kills");
                 continue;
             }
             // Read after the watch is in place, so that no kill is missed in between.
@@ -186,7 +186,7 @@ impl CgroupWatcher {
                 Some(Ok(OomEvent::Cgroup(id))) => self.stirs(&id),
                 Some(Ok(OomEvent::Overflow)) => self.read_all_counters(),
                 Some(Err(err)) => {
-                    warn!(%err, "The kernel tells no more of what it kills in groups; it is asked again later");
+                    warn!(%err, "OOM kill event watch of cgroups failed, will retry");
                     self.events = EventStream::Lost(Instant::now() + REOPEN);
                 }
                 None => self.reopen(),
@@ -199,14 +199,14 @@ impl CgroupWatcher {
         let mut events = match OomEvents::new(self.mounts.is_unified()) {
             Ok(events) => events,
             Err(err) => {
-                debug!(%err, "The kernel does not tell what it kills in groups");
+                debug!(%err, "OOM kill events of cgroups are not available");
                 self.events = EventStream::Lost(Instant::now() + REOPEN);
                 return;
             }
         };
         for (id, place) in &self.directories {
             if let Err(err) = events.add(place, id.clone()) {
-                debug!(containerID = %id, %err, "The kernel does not tell what it kills in a container");
+                debug!(containerID = %id, %err, "Failed to watch container cgroup for OOM kills");
             }
         }
         self.events = EventStream::Open(events);

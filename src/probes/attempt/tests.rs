@@ -380,7 +380,7 @@ async fn who_says_too_much_is_hung_up_on() {
     })
     .await;
     let text = failure(asked(http(port)).await);
-    assert!(text.ends_with("the server says too much"), "long before it is late: {text}");
+    assert!(text.ends_with("response exceeds the size limit"), "long before it is late: {text}");
 }
 
 #[tokio::test]

@@ -272,7 +272,7 @@ fn only_the_newest_sandbox_counts_for_init() {
         .has("b", RUNNING);
     expect("but success is for good", done, "");
     let stray = scene("Always", &[], &["a"]).sandbox(0, NotReady).has("a", RUNNING).sandbox(1, Ready);
-    expect("a stray is replaced", stray, "kill:a-0(Container a runs in a former sandbox, will be restarted) run:0");
+    expect("a stray is replaced", stray, "kill:a-0(Container a runs in a previous sandbox, will be restarted) run:0");
 }
 
 #[test]

@@ -51,7 +51,7 @@ impl VolumeThreads {
         job: impl FnOnce() -> Result<T, PrepareError> + Send + 'static,
     ) -> Result<T, PrepareError> {
         if !self.busy().insert(whose.clone()) {
-            return Err(PrepareError(format!("{what}: an earlier attempt has not returned")));
+            return Err(PrepareError(format!("{what}: previous attempt is still running")));
         }
         let turn = ThreadSlot { lone: self.clone(), whose };
         let (tell, told) = oneshot::channel();
@@ -62,7 +62,7 @@ impl VolumeThreads {
             let _ = tell.send(done);
         });
         begun.map_err(|error| PrepareError(format!("{what}: {error}")))?;
-        within(what, told).await?.map_err(|_| PrepareError(format!("{what}: it broke off")))?
+        within(what, told).await?.map_err(|_| PrepareError(format!("{what}: thread panicked")))?
     }
 }
 
@@ -81,10 +81,10 @@ mod tests {
             let _released = hangs.recv();
             Ok(1)
         });
-        assert_eq!(stuck.await.map_err(|e| e.0), Err("files: no answer within 60s".to_owned()));
+        assert_eq!(stuck.await.map_err(|e| e.0), Err("files: timed out after 60s".to_owned()));
         for _ in 0..3 {
             let again = lone.work("files", whose("a"), || Ok(2)).await;
-            assert_eq!(again.map_err(|e| e.0), Err("files: an earlier attempt has not returned".to_owned()));
+            assert_eq!(again.map_err(|e| e.0), Err("files: previous attempt is still running".to_owned()));
         }
         assert_eq!(lone.busy().len(), 1);
         drop(release);
@@ -98,7 +98,7 @@ mod tests {
         let lone = VolumeThreads::default();
         let whose = |pod: &str| (PodUid::from(pod), "c".to_owned());
         let broken = lone.work("files", whose("a"), || -> Result<u8, PrepareError> { panic!("on purpose") }).await;
-        assert_eq!(broken.map_err(|e| e.0), Err("files: it broke off".to_owned()));
+        assert_eq!(broken.map_err(|e| e.0), Err("files: thread panicked".to_owned()));
         assert_eq!(lone.work("files", whose("a"), || Ok(1)).await.map_err(|e| e.0), Ok(1));
         assert_eq!(lone.work("files", whose("b"), || Ok(2)).await.map_err(|e| e.0), Ok(2));
         assert!(lone.busy().is_empty());

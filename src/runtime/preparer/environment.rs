@@ -32,7 +32,7 @@ impl Preparer {
         let (pod, container) = (request.pod, request.container);
         let wanted = env::references(container);
         let objects = &*self.deps.objects;
-        let (config_maps, secrets) = within("objects of the environment", async {
+        let (config_maps, secrets) = within("ConfigMaps and Secrets of the environment", async {
             let mut config_maps = HashMap::new();
             for name in wanted.config_maps {
                 let read = read_of(objects.config_map(pod.namespace(), &name).await);

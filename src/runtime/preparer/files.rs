@@ -88,7 +88,7 @@ impl ContainerFiles {
         // Details of the host belong in the log, not in the pod owner's events.
         let refused = |what: &str, e: io::Error| {
             error!(volumeName = %sub.volume, containerName = %self.container, path = %sub.path.display(), err = %e,
-                "Sub-path cannot be used");
+                "Failed to prepare subPath");
             PrepareError(format!("failed to {what} for volumeMount {:?} of container {:?}", sub.volume, self.container))
         };
         // The opened file is bound; the path is not resolved again.
@@ -135,7 +135,7 @@ impl ContainerFiles {
                 Err(e) => return Err(at(&path, e)),
             }
         }
-        Err(PrepareError(format!("{}: no unused name", directory.display())))
+        Err(PrepareError(format!("{}: failed to find an unused file name", directory.display())))
     }
 
     fn own_mount(&self, container_path: String, host_path: &Path) -> cri::Mount {
@@ -179,7 +179,7 @@ pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, PrepareEr
     let file = fs::File::open(path).map_err(|e| at(path, e))?;
     file.take(limit + 1).read_to_end(&mut content).map_err(|e| at(path, e))?;
     if content.len() as u64 > limit {
-        return Err(PrepareError(format!("{}: longer than {limit} bytes", path.display())));
+        return Err(PrepareError(format!("{}: file exceeds {limit} bytes", path.display())));
     }
     Ok(content)
 }
@@ -200,7 +200,7 @@ fn drop_oldest(directory: &Path, keep: usize) {
     files.sort_by_key(|entry| std::cmp::Reverse(modified(entry)));
     for old in files.into_iter().skip(keep) {
         if let Err(e) = fs::remove_file(old.path()) {
-            warn!(path = %old.path().display(), err = %e, "Old termination message stays");
+            warn!(path = %old.path().display(), err = %e, "Failed to remove old termination message");
         }
     }
 }

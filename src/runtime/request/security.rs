@@ -132,7 +132,7 @@ pub fn of_container(
     let unmasked = own.and_then(|c| c.proc_mount.as_deref()) == Some("Unmasked");
     let (apparmor, apparmor_name) = apparmor(pod, container)?;
     let seccomp = seccomp(pod, container, &inputs)?;
-    #[allow(deprecated, reason = "runtimes of before CRI 1.20 read the old field")]
+    #[allow(deprecated, reason = "runtimes older than CRI 1.20 read the deprecated field")]
     Ok(cri::LinuxContainerSecurityContext {
         capabilities: own.and_then(|c| c.capabilities.as_ref()).map(capabilities),
         privileged: own.and_then(|c| c.privileged) == Some(true),

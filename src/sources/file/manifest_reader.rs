@@ -159,7 +159,7 @@ impl ManifestReader {
 
     fn entry(&self, path: PathBuf, known: &Files, looked: &mut ReadResult) {
         match fs::metadata(&path) {
-            Ok(meta) if meta.is_dir() => looked.skipped.push((path, "a directory, not recursing")),
+            Ok(meta) if meta.is_dir() => looked.skipped.push((path, "not recursing into directory")),
             Ok(meta) if !meta.is_file() => looked.skipped.push((path, "not a directory or file")),
             Ok(meta) => match self.read(&path, &meta, known.get(&path)) {
                 Ok(file) => {
@@ -284,7 +284,7 @@ fn read_at_most(path: &Path) -> io::Result<(Vec<u8>, Option<Stamp>)> {
     let mut bytes = Vec::new();
     file.take(MANIFEST_LIMIT).read_to_end(&mut bytes)?;
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) >= MANIFEST_LIMIT {
-        return Err(io::Error::other("the read limit is reached"));
+        return Err(io::Error::other("file exceeds the size limit"));
     }
     Ok((bytes, Stamp::settled(&meta)))
 }

@@ -231,8 +231,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     let mut task = tokio::task::spawn_blocking(work);
     loop {
         match tokio::time::timeout(SLOW, &mut task).await {
-            Ok(done) => return done.inspect_err(|e| error!(err = %e, "Reading manifests failed")).ok(),
-            Err(_) => warn!(waited = ?SLOW, "Still waiting for the file system with the manifests"),
+            Ok(done) => return done.inspect_err(|e| error!(err = %e, "Failed to read manifests")).ok(),
+            Err(_) => warn!(waited = ?SLOW, "Reading manifests is slow, still waiting for the filesystem"),
         }
     }
 }

@@ -87,7 +87,7 @@ pub enum FetchError {
         reason: String,
     },
     /// The body reaches the size limit.
-    #[error("{url}: the read limit is reached")]
+    #[error("{url}: response exceeds the size limit")]
     TooLarge {
         /// The requested URL.
         url: String,

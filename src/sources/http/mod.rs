@@ -134,7 +134,7 @@ impl HttpSource {
         let pods = match parsed {
             Ok(parsed) => parsed.inspect_err(|e| self.count(e))?,
             Err(e) => {
-                warn!(err = %e, "Reading the answer failed");
+                warn!(err = %e, "Failed to parse response of manifest URL");
                 return Ok(());
             }
         };

@@ -68,7 +68,7 @@ impl FirstCertificate {
                     come.send_replace(Some(api));
                     return;
                 }
-                Err(cause) => error!(err = %cause, "Failed to get the first client certificate, asking again"),
+                Err(cause) => error!(err = %cause, "Failed to obtain the initial client certificate, retrying"),
             }
             sleep(PAUSE).await;
         }
@@ -111,7 +111,7 @@ impl BootstrapGatedClient {
         let mut coming = self.0.clone();
         let come = timeout(client_timeout(call), coming.wait_for(Option::is_some)).await;
         let api = come.ok().and_then(Result::ok).and_then(|api| api.clone());
-        api.ok_or_else(|| ApiError::Unreachable("there is no client certificate yet".to_owned()))
+        api.ok_or_else(|| ApiError::Unreachable("no client certificate issued yet".to_owned()))
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
         let call = || Call::get(Resource::PODS, "ns", "p").within(Duration::from_secs(5));
         let began = Instant::now();
         let told = client.call(call()).await.expect_err("it has not come");
-        assert_eq!(told, ApiError::Unreachable("there is no client certificate yet".to_owned()));
+        assert_eq!(told, ApiError::Unreachable("no client certificate issued yet".to_owned()));
         assert_eq!(began.elapsed(), Duration::from_secs(5), "not longer than the call may take");
         let waiting = tokio::spawn({
             let client = client.clone();
@@ -166,7 +166,7 @@ mod tests {
             reviews.access(k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec::default()).await.map(drop),
         ] {
             let told = told.expect_err("nobody was asked").to_string();
-            assert!(told.ends_with("there is no client certificate yet"), "{told}");
+            assert!(told.ends_with("no client certificate issued yet"), "{told}");
         }
         assert_eq!(began.elapsed(), Duration::ZERO);
         let answer = serde_json::json!({"status": {"authenticated": true}});

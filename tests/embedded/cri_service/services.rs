@@ -547,7 +547,10 @@ async fn streams_are_prepared_only_for_what_runs() {
     assert_eq!(told(exec(&id, [true; 3]).await), both);
     let none = row(Code::InvalidArgument, "one of stdin, stdout, or stderr must be set");
     assert_eq!(told(exec(&id, [false; 3]).await), none);
-    assert_eq!(told(forward(&sandbox, 0).await), row(Code::InvalidArgument, "port 0 is not within 1 and 65535"));
+    assert_eq!(
+        told(forward(&sandbox, 0).await),
+        row(Code::InvalidArgument, "invalid port 0: must be between 1 and 65535")
+    );
     let unknown = "an error occurred when try to find sandbox \"nope\": not found";
     assert_eq!(told(forward("nope", 80).await), row(Code::NotFound, unknown));
     set.start(&id).await.expect("starts");

@@ -217,7 +217,7 @@ async fn a_decoder_that_dies_takes_nobody_along() {
         ImageStore::open(settings).await.expect("opens")
     };
     let error = open("/bin/false").await.import(&archive, None).await.expect_err("it dies");
-    assert!(error.text.contains("did not say what came of it: it ended with code 1"), "{error}");
+    assert!(error.text.contains("exited without a result: exit code 1"), "{error}");
     assert_eq!(fs::read_dir(place.path().join("root/layers")).expect("there").count(), 0);
     assert_eq!(open(BERTH).await.import(&archive, None).await.expect("imported").len(), 1);
 }

@@ -147,11 +147,11 @@ fn a_hook_that_fails_fails_the_start() {
             assert_eq!(text, path("/bin/sh") + "exit status 3: some\nwords");
             assert_eq!(failed(hook(moment, "kill -TERM $$")), path("/bin/sh") + "killed by signal 15");
             let missing = Hook { path: "/no/such".into(), ..hook(moment, "") };
-            let expected = "exit status 127: execute it: no such file or directory";
+            let expected = "exit status 127: execute hook: no such file or directory";
             assert_eq!(failed(missing), path("/no/such") + expected);
             // Its leftover processes keep the output pipe open, and are not waited for.
             let slow = Hook { limit_ms: Some(200), ..hook(moment, "echo slow; exec sleep 100") };
-            assert_eq!(failed(slow), path("/bin/sh") + "it took longer than 200ms: slow");
+            assert_eq!(failed(slow), path("/bin/sh") + "timed out after 200ms: slow");
             // Later hooks are not executed.
             let second = hook(moment, &format!("echo second > {}", log.display()));
             let plan = plan(bench, &["true"], vec![hook(moment, "exit 1"), second]);

@@ -46,14 +46,14 @@ async fn what_no_kubelet_does() {
     let mut client = Client::node(&server, "n").await;
     client.ask("POST", "/api/v1/nodes", Some(&node())).await;
     client.get("/api/v1/pods").await;
-    accused(&server, &["a refusal that nobody announced", "everything is read"]);
+    accused(&server, &["unexpected 403 Forbidden", "list or watch without fieldSelector"]);
     let announced = |logged: &RecordedRequest| logged.verb == "list" && logged.resource == "pods";
     assert_eq!(server.violations(announced).len(), 1);
     let server = ApiServer::start().await;
     let mut client = Client::node(&server, "n").await;
     client.ask("POST", "/api/v1/nodes", Some(&node())).await;
     client.ask("PUT", "/api/v1/nodes/n", Some(&node())).await;
-    accused(&server, &["a whole pod or node is written"]);
+    accused(&server, &["PUT of a pod or node"]);
     for _ in 0..2 {
         client
             .ask(
@@ -63,7 +63,7 @@ async fn what_no_kubelet_does() {
             )
             .await;
     }
-    accused(&server, &["a whole pod or node is written", "2 empty patches of nodes /n"]);
+    accused(&server, &["PUT of a pod or node", "2 empty patches of nodes /n"]);
 }
 
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn a_lease_moves_forward_only() {
     let second = client.ask("PUT", &format!("{LEASE}/n"), Some(&back)).await;
     assert_eq!(second.code, 200);
     assert_eq!(client.ask("PUT", &format!("{LEASE}/n"), Some(&first)).await.code, 409);
-    accused(&server, &["older than what it had written", "renewed before it was renewed"]);
+    accused(&server, &["older than the client's last write", "renewTime went backwards"]);
 }
 
 #[tokio::test]
@@ -96,10 +96,15 @@ async fn the_dead_do_not_live() {
     let mut running = ended.clone();
     running[0]["state"] = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
     status(json!({"containerStatuses": running.clone()})).expect("stored");
-    accused(&server, &["container c ended with"]);
+    accused(&server, &["container c restarted without"]);
     let ready = json!([{"type": "Ready", "status": "True"}]);
     status(json!({"phase": "Failed", "conditions": ready})).expect("stored");
-    accused(&server, &["container c ended with", "ready though its phase is \"Failed\""]);
+    accused(&server, &["container c restarted without", "condition Ready is True in phase \"Failed\""]);
     status(json!({"phase": "Running"})).expect("stored");
-    assert!(server.violations(|_| false).iter().any(|offence| offence.contains("phase \"Running\" after \"Failed\"")));
+    assert!(
+        server
+            .violations(|_| false)
+            .iter()
+            .any(|offence| offence.contains("phase changed to \"Running\" after \"Failed\""))
+    );
 }

@@ -112,7 +112,7 @@ async fn who_cannot_be_taken_is_told_why() {
         assert!(bad.contains("invalid driver name"), "{bad}");
     }
     let relative = refused("new.example.com", Path::new("csi.sock"), &["1.0.0"]).await;
-    assert!(relative.contains("no absolute path"), "{relative}");
+    assert!(relative.contains("must be the absolute path"), "{relative}");
     let nowhere = refused("new.example.com", &world.root.join("nowhere.sock"), &["1.0.0"]).await;
     let begins = "RegisterPlugin error -- plugin registration failed with err: rpc error: code = Unavailable";
     assert!(nowhere.starts_with(begins), "{nowhere}");

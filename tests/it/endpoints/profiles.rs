@@ -91,7 +91,7 @@ async fn a_profile_names_who_holds_memory_and_who_asked_for_it() {
     };
     let (first, _) = take("heap", "").await;
     let comment = first.string_table[usize::try_from(first.comment[0]).expect("a place")].clone();
-    assert!(comment.ends_with("ask again"), "{comment}");
+    assert!(comment.ends_with("repeat the request"), "{comment}");
     // 64 MB allocated and 64 MB freed again: about 128 samples each.
     let held = hoard(1_000);
     squander(1_000);

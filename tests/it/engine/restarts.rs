@@ -101,7 +101,7 @@ async fn behind_a_runtime_that_says_nothing_a_static_pod_says_so() {
     let web = simple("web");
     agent.only_static([&web]).await;
     let told = async {
-        while agent.waits_for(web.uid()).as_deref() != Some("runtime to show what it holds") {
+        while agent.waits_for(web.uid()).as_deref() != Some("runtime pod list") {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
@@ -195,6 +195,6 @@ async fn a_pod_that_comes_back_waits_for_the_removal_of_its_own_leftovers_only()
     agent.files([&web, &stuck]).await;
     agent.until_ready(web.uid(), SOON).await;
     assert!(machine.cri.running("stuck", "main").is_empty(), "its own directory is being removed");
-    assert_eq!(agent.waits_for(stuck.uid()).as_deref(), Some("removal of what is left of it"));
+    assert_eq!(agent.waits_for(stuck.uid()).as_deref(), Some("removal of leftovers of the pod"));
     agent.kill();
 }

@@ -427,6 +427,6 @@ async fn the_restart_count_comes_from_the_logs_where_nothing_else_knows() {
 async fn a_uid_never_leads_out_of_the_root_directory() {
     let bench = Fixture::new();
     let odd = berth_testkit::pods::pod_with("p", json!({"uid": "../../x"}), json!({"containers": [{"name": "c"}]}));
-    assert!(bench.sandbox(&odd, "").await.expect_err("refused").0.contains("cannot be the name of a file"));
-    assert!(bench.container(&odd, "").await.expect_err("refused").0.contains("cannot be the name of a file"));
+    assert!(bench.sandbox(&odd, "").await.expect_err("refused").0.contains("invalid file name"));
+    assert!(bench.container(&odd, "").await.expect_err("refused").0.contains("invalid file name"));
 }

@@ -351,13 +351,13 @@ async fn what_cannot_work_is_refused_at_the_start() {
     systemd.rules.driver = Driver::Systemd;
     assert_eq!(refused(systemd), "systemd not running on this host, cannot use systemd cgroups manager");
     let bad_root = ManagerConfig { cgroup_root: "/a/../b".into(), ..bench.config() };
-    assert!(refused(bad_root).contains("cannot be part of a cgroup name"));
+    assert!(refused(bad_root).contains("invalid cgroup name component"));
     let missing = ManagerConfig { cgroup_root: format!("{}/none", bench.root), ..bench.config() };
     let error = bench.manager(missing).await.start().await.expect_err("missing");
     assert!(error.0.starts_with("invalid configuration: "), "{error}");
     let odd = berth_testkit::pods::pod_with("p", json!({"uid": "../x"}), json!({"containers": [{"name": "c"}]}));
     let error = bench.started().await.ensure(&odd).await.expect_err("refused");
-    assert!(error.0.contains("cannot be part of a cgroup name"), "{error}");
+    assert!(error.0.contains("invalid cgroup name component"), "{error}");
 }
 
 #[tokio::test]

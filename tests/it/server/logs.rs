@@ -62,7 +62,7 @@ async fn a_caller_follows_so_many_logs_and_no_more() {
     }
     let one_more = || served.ask("GET", "/containerLogs/n/p/c?follow=1", "");
     let (status, head, body) = one_more().await;
-    assert_eq!((status, body.as_str()), (429, "too many logs are followed: \"U\" may follow 256 at once\n"));
+    assert_eq!((status, body.as_str()), (429, "too many followed logs: limit of \"U\" is 256\n"));
     assert!(head.contains("x-node-agent-error: too-many-follows") && head.contains("retry-after: "), "{head}");
     assert_eq!(served.ask("GET", "/containerLogs/n/p/c", "").await.0, 200);
     assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);

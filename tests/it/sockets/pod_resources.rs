@@ -227,7 +227,7 @@ async fn a_socket_that_cannot_be_opened_is_tried_again_and_told() {
     let (socket, mut trouble) = Socket::new(path.clone(), pod_resources(deps));
     let stop = CancellationToken::new();
     let serving = tokio::spawn(socket.run(stop.clone()));
-    let told = trouble.wait_for(|t| t.as_deref().is_some_and(|t| t != "not opened yet")).await;
+    let told = trouble.wait_for(|t| t.as_deref().is_some_and(|t| t != "socket is not open yet")).await;
     assert!(told.expect("it lives").as_deref().is_some_and(|text| text.contains("exists")));
     std::fs::remove_file(&in_the_way).expect("removable");
     opened(trouble).await;

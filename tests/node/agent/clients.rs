@@ -33,7 +33,7 @@ impl StandaloneNode {
             "enableServer": true, "port": port, "authentication": null, "authorization": null,
         }));
         let agent = home.start().await;
-        agent.until_log("Try this").await;
+        agent.until_log("List the pods with this command").await;
         Self { ground, home, agent, port, certificates }
     }
 
@@ -100,7 +100,7 @@ async fn the_local_administrator_need_not_say_who_he_is() {
         .agent
         .until("the next try is told", async || {
             let told = waits("homeless").await;
-            told["stage"] == "next try of RunPodSandbox" && told["reason"] == "retry"
+            told["stage"] == "retry of RunPodSandbox" && told["reason"] == "retry"
         })
         .await;
     alone
@@ -127,9 +127,9 @@ async fn what_does_not_work_is_said() {
     alone.home.put_pod(&manifest("web"));
     alone.agent.until_ready("web").await;
     for (args, code, words) in [
-        (&["why", "nobody"][..], 1, "no pod on this node is called \"nobody\""),
-        (&["why", "-n", "x", "y/web"], 1, "--namespace says \"x\""),
-        (&["why", "default/we b"], 1, "is not known on this node"),
+        (&["why", "nobody"][..], 1, "pod \"nobody\" not found on this node"),
+        (&["why", "-n", "x", "y/web"], 1, "but --namespace is \"x\""),
+        (&["why", "default/we b"], 1, "not found on this node"),
         (&["logs", "web", "-c", "none"], 1, "has no container \"none\""),
         (&["logs", "web", "--since", "5x"], 2, "unknown unit"),
         (&["logs", "web", "--tail=-2"], 2, "--tail"),
@@ -144,10 +144,10 @@ async fn what_does_not_work_is_said() {
     // Certificates of another node: neither side trusts the other.
     let other = tempfile::tempdir().expect("a folder");
     let told = call(alone.port, other.path(), &["pods"]).await;
-    assert!(told.code == Some(1) && told.err.contains("is --cert-dir the agent's?"), "{told:?}");
+    assert!(told.code == Some(1) && told.err.contains("check that --cert-dir is the agent's"), "{told:?}");
     let stranger = StandaloneNode::new().await;
     let told = call(alone.port, stranger.certificates.path(), &["pods"]).await;
-    assert!(told.code == Some(1) && told.err.contains("does not show the certificate of the node"), "{told:?}");
+    assert!(told.code == Some(1) && told.err.contains("the server's certificate is not the node's"), "{told:?}");
     for file in ["berth-admin.crt", "berth-admin.key"] {
         std::fs::copy(stranger.certificates.path().join(file), other.path().join(file)).expect("copied");
     }
@@ -159,5 +159,5 @@ async fn what_does_not_work_is_said() {
     let StandaloneNode { ground: _ground, home: _home, agent, port, certificates } = alone;
     drop(agent);
     let told = call(port, certificates.path(), &["pods"]).await;
-    assert!(told.code == Some(1) && told.err.contains("cannot reach the node at 127.0.0.1:"), "{told:?}");
+    assert!(told.code == Some(1) && told.err.contains("cannot connect to the node at 127.0.0.1:"), "{told:?}");
 }

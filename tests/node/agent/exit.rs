@@ -28,7 +28,7 @@ async fn a_signal_ends_the_agent_and_leaves_the_pods() {
         for op in ["stop_container", "remove_container", "stop_podsandbox", "remove_podsandbox"] {
             assert_eq!(ground.cri.count(op), 0, "{op}");
         }
-        assert!(!agent.log().contains("Some tasks did not end in time"), "{}", agent.log_end());
+        assert!(!agent.log().contains("Timed out waiting for tasks to stop"), "{}", agent.log_end());
     }
 }
 

@@ -51,7 +51,7 @@ async fn what_is_wrong_with_the_door_is_told_before_the_runtime_is_waited_for() 
     let manager = "failed to initialize file based certificate manager: tls: private key does not match public key";
     let mismatch = format!("{manager} (certificate {}, key {key})", serving.display());
     refuses(home().with(json!({"tlsPrivateKeyFile": key})), &mismatch).await;
-    let together = "tlsCertFile and tlsPrivateKeyFile must be given together: tlsPrivateKeyFile is empty";
+    let together = "tlsCertFile and tlsPrivateKeyFile must be set together: tlsPrivateKeyFile is empty";
     refuses(home().with(json!({"tlsPrivateKeyFile": ""})), together).await;
     let ca = json!({"authentication": {"webhook": {"enabled": false}, "x509": {"clientCAFile": "/nonexistent/ca"}}});
     refuses(home().with(ca), "unable to load client CA file /nonexistent/ca: open /nonexistent/ca: ").await;
@@ -130,7 +130,7 @@ async fn alone_it_lets_in_its_administrator_and_nobody_else() {
         "enableServer": true, "port": number, "readOnlyPort": null, "authentication": null, "authorization": null,
     }));
     let agent = home.start().await;
-    let line = agent.until_log("Try this").await;
+    let line = agent.until_log("List the pods with this command").await;
     let command = line.split("command=").nth(1).expect("a command").trim().trim_matches('"').to_owned();
     assert!(command.starts_with("curl "), "{command}");
     let shell = |text: String| async move {
@@ -350,7 +350,7 @@ async fn streams_are_met_here_or_where_the_operator_says() {
     if skips("streams_are_met_here_or_where_the_operator_says") {
         return;
     }
-    let foreign = "the runtime's streaming URL leads to \"streams.invalid\", which is neither this machine nor one of";
+    let foreign = "the runtime's streaming URL has host \"streams.invalid\", expected this machine or one of";
     for (flag, leads_away) in
         [("--streaming-allowed-hosts=", true), ("--streaming-allowed-hosts=a,streams.invalid", false)]
     {

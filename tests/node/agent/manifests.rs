@@ -41,7 +41,7 @@ async fn bad_files_cost_only_their_own_pods() {
         ("service.yaml", service.to_string().into_bytes(), "couldn't parse as pod("),
         ("empty.yaml", Vec::new(), "couldn't parse as pod("),
         ("no-containers.yaml", nameless.to_string().into_bytes(), "spec.containers: Required value"),
-        ("huge.yaml", huge, "the read limit is reached"),
+        ("huge.yaml", huge, "file exceeds the size limit"),
         ("binary.yaml", vec![0, 255, 1, 254], "couldn't parse as pod("),
     ];
     for (file, content, _) in rows {
@@ -59,7 +59,7 @@ async fn bad_files_cost_only_their_own_pods() {
     let line = agent.until_log("unreadable.yaml").await;
     assert!(line.contains("Input/output error"), "{line}"); // an error even for root
     let line = agent.until_log("pods/folder").await;
-    assert!(line.contains("a directory, not recursing"), "{line}");
+    assert!(line.contains("not recursing into directory"), "{line}");
     assert_untouched(&agent, "good", &before).await;
 
     // Each file is fixed, and its pod runs; the other pods are unchanged.

@@ -117,6 +117,6 @@ async fn a_deaf_service_manager_is_told_of() {
     let home = ground.home().environment("NOTIFY_SOCKET", "/nowhere/at/all").environment("WATCHDOG_USEC", "2000000");
     home.put_pod(&manifest("one"));
     let agent = home.start().await;
-    agent.until_log("Cannot reach the service manager that NOTIFY_SOCKET names").await;
+    agent.until_log("Failed to connect to the service manager at NOTIFY_SOCKET").await;
     agent.until_ready("one").await;
 }

@@ -74,9 +74,8 @@ async fn checkpoints_are_few_and_do_not_stay_for_ever() {
         agent.until("two are being written", async || calls() == 3).await;
         for container in ["b", "a"] {
             let Answer { status, head, body } = admin.post(&path(container)).await;
-            let text = format!(
-                "checkpointing of default/web-{NODE}/{container} failed (too many checkpoints are being written)"
-            );
+            let text =
+                format!("checkpointing of default/web-{NODE}/{container} failed (too many checkpoints in progress)");
             assert_eq!((status, body), (429, text));
             assert!(head.contains("\r\nretry-after: "), "{head}");
         }

@@ -48,7 +48,7 @@ async fn a_bad_server_costs_nothing_that_runs() {
     let rows = [
         (Answer::Plain(500, "x".to_owned()), format!("{shown}: 500 Internal Server Error")),
         (Answer::Garbage, format!("Get \"{url}\": client error")),
-        (Answer::Endless, format!("{url}: the read limit is reached")),
+        (Answer::Endless, format!("{url}: response exceeds the size limit")),
         (ok("kind: ["), format!("{shown}: received 'kind: [', but couldn't parse as single (error converting YAML")),
         (
             list(&[manifest("a"), nameless]),

@@ -64,7 +64,10 @@ async fn a_name_that_a_live_node_has_is_taken_over_and_told() {
     renew(&world.api);
     agent.until("it is told", async || told(&world).len() >= 2).await;
     let texts = texts(&world);
-    assert!(texts.iter().any(|text| text.contains("provider ID cloud://other, here cloud://ours")), "{texts:?}");
+    assert!(
+        texts.iter().any(|text| text.contains("provider ID cloud://other differs from cloud://ours of this machine")),
+        "{texts:?}"
+    );
     assert!(texts.iter().any(|text| text.contains("another-agent")), "{texts:?}");
     // The other agent continues: ours does not compete with it.
     let before = world.api.last();

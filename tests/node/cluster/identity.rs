@@ -229,7 +229,7 @@ async fn a_node_that_was_off_for_too_long_comes_back() {
     let before = world.api.last();
     let mut agent = world.home.start().await;
     agent.until_ready("fixed").await;
-    agent.until_log("There is no client certificate that holds, and no bootstrap kubeconfig to get one with").await;
+    agent.until_log("No valid client certificate and no bootstrap kubeconfig found").await;
     agent.until_log("Failed while requesting a signed certificate from the control plane").await;
     a_moment().await;
     assert!(!agent.has_ended(), "{}", agent.log_end());

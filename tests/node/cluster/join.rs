@@ -141,7 +141,7 @@ async fn pods_of_manifests_do_not_wait_for_a_first_certificate() {
     assert!(others.is_empty(), "nobody asks without a certificate\n{others}");
     assert!(!kubeconfig.exists(), "it names a certificate, so it comes after it");
     world.api.deny(&name);
-    agent.until_log("Failed to get the first client certificate, asking again").await;
+    agent.until_log("Failed to obtain the initial client certificate, retrying").await;
     world.api.delete(CSRS, "", &name, None);
     world.api.rules(|rules| rules.approver = Some(Duration::ZERO));
     world

@@ -157,14 +157,14 @@ async fn what_was_kept_and_cannot_be_read_costs_no_pod() {
     let mut changed = content.clone();
     *changed.last_mut().expect("not empty") ^= 1;
     for (key, file, told) in [
-        (8, &content, "it was not written with this key for this node, or it was changed"),
-        (7, &changed, "it was not written with this key for this node, or it was changed"),
-        (7, &b"{}".to_vec(), "it is not a file of this kind and version"),
+        (8, &content, "decryption failed: written with another key or for another node, or modified"),
+        (7, &changed, "decryption failed: written with another key or for another node, or modified"),
+        (7, &b"{}".to_vec(), "not an encrypted checkpoint of a supported version"),
     ] {
         keeping.put_key(key);
         fs::write(keeping.file(), file).expect("written");
         agent = world.home.start().await;
-        let line = agent.until_log("Cannot use the last-known pods").await;
+        let line = agent.until_log("Ignoring invalid pod checkpoint").await;
         assert!(line.contains(told) && line.contains("offline_pods"), "{line}");
         a_moment().await;
         assert!(!keeping.runs("a"), "of what is not known nothing runs");
@@ -181,12 +181,12 @@ async fn what_was_kept_and_cannot_be_read_costs_no_pod() {
     world.api.take_offline().await;
     agent = world.home.start().await;
     keeping.until_runs(&agent, "a").await;
-    assert!(!agent.log().contains("Cannot use the last-known pods"), "it was kept anew");
+    assert!(!agent.log().contains("Ignoring invalid pod checkpoint"), "it was kept anew");
     assert_eq!(agent.stop().await, Some(0));
 
     fs::set_permissions(&keeping.key, fs::Permissions::from_mode(0o644)).expect("changed");
     agent = world.home.spawn();
     assert_eq!(agent.end().await.code(), Some(1));
-    assert!(agent.log().contains("is open to others (mode 0644); it must be its owner's alone"), "{}", agent.log_end());
+    assert!(agent.log().contains("has mode 0644, must be accessible by its owner only"), "{}", agent.log_end());
     assert!(world.api.get("nodes", "", NODE).is_some());
 }

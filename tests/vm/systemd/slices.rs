@@ -194,5 +194,5 @@ async fn nobody_there_is_told() {
     let manager = manager(&fake).await;
     fs::remove_file(fake.place.path().join("private")).expect("removed");
     let error = manager.start().await.expect_err("nobody");
-    assert!(error.0.contains("systemd cannot be reached"), "{error}");
+    assert!(error.0.contains("D-Bus connection to systemd failed"), "{error}");
 }

@@ -17,7 +17,7 @@ pub enum ApiError {
     #[error("{0}")]
     Lost(String),
     /// No response before the deadline: the server may have processed the request.
-    #[error("no answer within {0:?}")]
+    #[error("request timed out after {0:?}")]
     Timeout(Duration),
     /// Unusable response: not JSON, of another type, or too large.
     #[error("{0}")]

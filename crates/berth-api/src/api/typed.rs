@@ -10,7 +10,7 @@ use super::{ApiClient, ApiError, Call};
 /// # Errors
 /// The body is not JSON of the expected type.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(bytes).map_err(|error| ApiError::Malformed(format!("unexpected answer: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| ApiError::Malformed(format!("unexpected response: {error}")))
 }
 
 /// Typed calls of every [`ApiClient`].

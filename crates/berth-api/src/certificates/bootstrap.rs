@@ -141,8 +141,8 @@ async fn wait_until_healthy(api: &dyn ApiClient) {
         match timeout(LOOK_LIMIT, api.call(call)).await {
             // The body is "ok", which is not JSON.
             Ok(Ok(_) | Err(ApiError::Malformed(_))) => return,
-            Ok(Err(error)) => warn!(err = %error, "The API server is not healthy yet"),
-            Err(_) => warn!("The API server has not told its health in time"),
+            Ok(Err(error)) => warn!(err = %error, "API server is not healthy yet"),
+            Err(_) => warn!("Timed out waiting for the health check of the API server"),
         }
         sleep(LOOK.mul_f64(1.0 + JITTER * rand::random::<f64>())).await;
     }

@@ -35,8 +35,8 @@ pub fn plan(rotation: Rotation, bootstrap: &Path, kubeconfig: &Path, now: Timest
         (Rotation::On, BootstrapFile::Missing, KubeconfigState::Unproven) => error!(
             kubeconfig = %kubeconfig.display(),
             bootstrap = %bootstrap.display(),
-            "There is no client certificate that holds, and no bootstrap kubeconfig to get one with; \
-             both are looked for again and again"
+            "No valid client certificate and no bootstrap kubeconfig found; \
+             retrying until one of them exists"
         ),
         _ => {}
     }

@@ -42,7 +42,7 @@ impl Key {
     /// # Errors
     /// The system provides no randomness.
     pub fn generate() -> Result<Self, KeyError> {
-        KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map(Self).map_err(|e| KeyError("make a key", e))
+        KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map(Self).map_err(|e| KeyError("generate key", e))
     }
 
     /// First key of a PEM text; `None` if that is no P-256 key.
@@ -73,7 +73,7 @@ impl Key {
     /// # Errors
     /// A name cannot be encoded.
     pub fn request(&self, template: &Template) -> Result<String, KeyError> {
-        let wrong = |e| KeyError("write a certificate signing request", e);
+        let wrong = |e| KeyError("encode certificate signing request", e);
         let mut params = CertificateParams::default();
         let mut subject = DistinguishedName::new();
         subject.push(DnType::OrganizationName, Template::ORGANIZATION);

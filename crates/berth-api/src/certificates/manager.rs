@@ -60,13 +60,13 @@ impl IdentitySink for Identity {
                 // The transport compares the pair with the previous one.
                 let _ = Self::set(self, pair);
             }
-            Err(error) => error!(err = %error, "The client certificate cannot be shown"),
+            Err(error) => error!(err = %error, "Failed to load client certificate"),
         }
     }
 }
 
 /// Opens a client on configuration that is reread each time. The client serves one attempt: see
-/// [`passing`](super::passing).
+/// [`scoped_client`](super::scoped_client).
 pub type ApiConnector =
     Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Arc<dyn ApiClient>, String>> + Send>> + Send + Sync>;
 
@@ -251,16 +251,18 @@ impl Manager {
         let pair = Pair::join(&chain, &request.key()).map_err(SigningRequestError::Refused)?;
         match pair.leaf().filter(|leaf| leaf.covers(&template) && !leaf.is_expired(now)) {
             Some(leaf) => Ok((pair, leaf)),
-            None => Err(SigningRequestError::Refused("the certificate does not say what was asked for".to_owned())),
+            None => {
+                Err(SigningRequestError::Refused("issued certificate does not match the signing request".to_owned()))
+            }
         }
     }
 
     async fn take(&mut self, (pair, leaf): (Pair, Leaf)) {
         let (store, kept, now) = (self.parts.store.clone(), pair.clone(), local(self.parts.clock.now()));
         match tokio::task::spawn_blocking(move || store.update(&kept, &now)).await {
-            Ok(Ok(path)) => info!(path = %path.display(), purpose = ?self.purpose, "Got a certificate"),
-            Ok(Err(error)) => error!(err = %error, "The new certificate is used but cannot be kept"),
-            Err(error) => error!(err = %error, "The new certificate is used but cannot be kept"),
+            Ok(Ok(path)) => info!(path = %path.display(), purpose = ?self.purpose, "Received certificate"),
+            Ok(Err(error)) => error!(err = %error, "Failed to store new certificate, using it from memory"),
+            Err(error) => error!(err = %error, "Failed to store new certificate, using it from memory"),
         }
         if let Some(old) = &self.held {
             self.parts.metrics.replaced(self.now().saturating_sub(old.leaf.not_before));
@@ -303,9 +305,9 @@ impl Manager {
         }
         self.absent = Instant::now();
         if self.state.borrow().server_answers {
-            error!("No valid client certificate is found and the server is responsive; asking on");
+            error!("No valid client certificate is found and the server is responsive; retrying");
         } else {
-            warn!("No valid client certificate is found but the server is not responsive; asking on");
+            warn!("No valid client certificate is found but the server is not responsive; retrying");
         }
     }
 
@@ -331,7 +333,7 @@ fn find(
         Some((pair, leaf))
     };
     let stored = store.current().unwrap_or_else(|error| {
-        error!(err = %error, "Cannot use the stored certificate");
+        error!(err = %error, "Failed to load stored certificate");
         None
     });
     if let Some((pair, leaf)) = stored.and_then(good) {
@@ -342,7 +344,7 @@ fn find(
     if origin == Origin::Data
         && let Err(error) = store.update(&pair, &local(at))
     {
-        error!(err = %error, "Cannot keep the certificate of the kubeconfig");
+        error!(err = %error, "Failed to store the certificate from the kubeconfig");
     }
     Some((pair, leaf, origin == Origin::Data))
 }

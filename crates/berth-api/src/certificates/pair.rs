@@ -56,9 +56,9 @@ impl Pair {
             CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect();
         let chain = chain.map_err(|e| format!("cannot read the certificate: {e}"))?;
         if chain.is_empty() {
-            return Err("there is no certificate in it".to_owned());
+            return Err("no certificate found".to_owned());
         }
-        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).map_err(|_| "there is no key in it".to_owned())?;
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).map_err(|_| "no private key found".to_owned())?;
         CertifiedKey::from_der(chain, key, &rustls::crypto::ring::default_provider())
             .map(drop)
             .map_err(|e| format!("the certificate or its key cannot be used: {e}"))?;
@@ -116,8 +116,8 @@ mod tests {
         let other = Key::generate().expect("a key").to_pem();
         for (certificate, key, cause) in [
             (certificate.as_str(), other.as_str(), "the certificate or its key cannot be used: "),
-            ("", &other, "there is no certificate in it"),
-            (&certificate, "", "there is no key in it"),
+            ("", &other, "no certificate found"),
+            (&certificate, "", "no private key found"),
             ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", &other, "the certificate or its key"),
             ("-----BEGIN CERTIFICATE-----\n%\n-----END CERTIFICATE-----\n", &other, "cannot read the certificate: "),
         ] {

@@ -102,7 +102,7 @@ impl Signing {
         }
         match decode(&self.status.certificate) {
             Some(pem) => Progress::Issued(pem),
-            None => Progress::Refused("the certificate of the signing request is no text in base64".to_owned()),
+            None => Progress::Refused("the certificate in the signing request status is not valid base64".to_owned()),
         }
     }
 
@@ -146,7 +146,7 @@ mod tests {
             ),
             (
                 json!({"conditions": [decision("Approved")], "certificate": "%"}),
-                refused("the certificate of the signing request is no text in base64"),
+                refused("the certificate in the signing request status is not valid base64"),
             ),
         ] {
             let signing: Signing = serde_json::from_value(json!({"status": status})).expect("an object");

@@ -81,7 +81,7 @@ pub fn compatible(there: &Signing, request: &str, template: &Template, now: i64)
         return Err(format!("csr signerNames differ: new {signer:?}, orig: {:?}", there.spec.signer_name));
     }
     let (Some(theirs), Some(ours)) = (there.request().as_deref().and_then(asked), asked(request)) else {
-        return Err("the request cannot be read".to_owned());
+        return Err("cannot parse certificate signing request".to_owned());
     };
     if theirs.subject != ours.subject {
         return Err("csr subjects differ".to_owned());
@@ -90,7 +90,7 @@ pub fn compatible(there: &Signing, request: &str, template: &Template, now: i64)
         return Err("csr public keys differ".to_owned());
     }
     match there.certificate() {
-        Some(pem) if !leaf::all_hold(&pem, now) => Err("its certificate is expired".to_owned()),
+        Some(pem) if !leaf::all_hold(&pem, now) => Err("one of the certificates for the CSR has expired".to_owned()),
         _ => Ok(()),
     }
 }
@@ -163,7 +163,7 @@ mod tests {
             (signing(&again, signer), Ok(())),
             (signing(&other, signer), Err("csr public keys differ".to_owned())),
             (signing(&renamed, signer), Err("csr subjects differ".to_owned())),
-            (signing("none", signer), Err("the request cannot be read".to_owned())),
+            (signing("none", signer), Err("cannot parse certificate signing request".to_owned())),
             (signing(&request, "x"), Err(format!("csr signerNames differ: new {signer:?}, orig: \"x\""))),
         ] {
             assert_eq!(compatible(&there, &request, &template, 0), expected);

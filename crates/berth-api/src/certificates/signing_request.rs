@@ -121,14 +121,14 @@ impl Request {
                     other => break other?,
                 },
                 Err(error) if is_passing(&error) => {
-                    debug!(err = %error, name = self.name, "The signing request may not have arrived");
+                    debug!(err = %error, name = self.name, "Failed to create certificate signing request, retrying");
                     let pause = backoff.next_delay();
                     sleep(error.retry_after().unwrap_or(pause)).await;
                 }
                 Err(error) => return Err(SigningRequestError::Create(error)),
             }
         };
-        info!(name = self.name, signer = self.template.purpose.signer(), "Asked for a certificate");
+        info!(name = self.name, signer = self.template.purpose.signer(), "Created certificate signing request");
         self.made = Some((resource, there.metadata.uid));
         Ok(())
     }
@@ -156,7 +156,7 @@ impl Request {
     /// No certificate will be issued.
     pub async fn wait(&self, api: &dyn ApiClient) -> Result<String, SigningRequestError> {
         let Some((resource, uid)) = &self.made else {
-            return Err(SigningRequestError::Own("nothing was asked for".to_owned()));
+            return Err(SigningRequestError::Own("no certificate signing request was created".to_owned()));
         };
         let mut resource = *resource;
         loop {
@@ -173,7 +173,7 @@ impl Request {
                     }
                 }
                 Err(error) => {
-                    debug!(err = %error, name = self.name, "Cannot look at the signing request");
+                    debug!(err = %error, name = self.name, "Failed to get certificate signing request, retrying");
                     if error.code() == 404 {
                         resource = if resource == BEFORE { Resource::SIGNING_REQUESTS } else { BEFORE };
                     }

@@ -237,7 +237,7 @@ mod tests {
         let told = store.update(&Authority::new().pair("n", 0, DAY), &at(0)).expect_err("a file").to_string();
         assert_eq!(told, format!("expected \"{}\" to be a symlink but it is a file", store.link().display()));
         let told = store.current().expect_err("no pair").to_string();
-        assert_eq!(told, format!("{}: there is no certificate in it", store.link().display()));
+        assert_eq!(told, format!("{}: no certificate found", store.link().display()));
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Bundles {
         if self.has(Resource::CERTIFICATES_V1ALPHA1).await? {
             return Ok(Some(Followed::Alpha(self.start(Resource::TRUST_BUNDLES_ALPHA))));
         }
-        tracing::info!("The API server has no trust bundles");
+        tracing::info!("API server does not serve ClusterTrustBundles");
         Ok(None)
     }
 

@@ -44,10 +44,10 @@ pub enum TrustBundleError {
     #[error("ClusterTrustBundle projection requires either name or signerName to be set")]
     NotNamed,
     /// The selector is too long to be evaluated on each read.
-    #[error("label selector is {0} bytes long, more than {LONGEST_SELECTOR}")]
+    #[error("label selector is {0} bytes long, must be at most {LONGEST_SELECTOR} bytes")]
     Selector(usize),
     /// The certificates exceed the size limit.
-    #[error("trust bundles are more than {MOST} bytes together")]
+    #[error("trust bundles exceed {MOST} bytes in total")]
     TooMuch,
 }
 

@@ -221,7 +221,7 @@ impl<T: ObjectKind> WatchCache<T> {
             }
             if has_ended && !entry.at_rest && !entry.place.is_final() {
                 let (namespace, name) = (entry.place.key.namespace(), entry.place.key.name());
-                error!(kind = T::SINGULAR, namespace, name, "What follows an object has panicked, and begins anew");
+                error!(kind = T::SINGULAR, namespace, name, "Object watcher panicked, restarting");
                 entry.task = self.task(&entry.place);
             }
         }

@@ -19,10 +19,10 @@ const VERSION: u32 = 1;
 #[derive(Debug, thiserror::Error)]
 pub enum KnownError {
     /// It is not valid JSON of this format.
-    #[error("it cannot be read: {0}")]
+    #[error("invalid format: {0}")]
     Malformed(#[from] serde_json::Error),
     /// It has the format version of another release.
-    #[error("it is of version {0}, this release knows {VERSION}")]
+    #[error("unsupported version {0}, expected {VERSION}")]
     Version(u32),
 }
 
@@ -260,9 +260,9 @@ mod tests {
         known.apply(Observation::Services("ns".to_owned(), vec![Arc::default()]));
         assert_eq!(Checkpoint::decode(&known.encode().expect("written")).expect("read"), known);
         for (bytes, expected) in [
-            (&b"{\"version\": 2}"[..], "it is of version 2, this release knows 1"),
-            (b"{}", "it cannot be read: missing field `version`"),
-            (b"{\"version\": 1}", "it cannot be read: missing field `pods`"),
+            (&b"{\"version\": 2}"[..], "unsupported version 2, expected 1"),
+            (b"{}", "invalid format: missing field `version`"),
+            (b"{\"version\": 1}", "invalid format: missing field `pods`"),
         ] {
             let told = Checkpoint::decode(bytes).expect_err(expected).to_string();
             assert!(told.starts_with(expected), "{told}");

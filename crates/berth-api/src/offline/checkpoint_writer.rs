@@ -96,7 +96,7 @@ impl CheckpointWriter {
         if complaint != self.complaint
             && let Some(error) = &complaint
         {
-            error!(err = error, "Cannot keep the last-known pods");
+            error!(err = error, "Failed to write pod checkpoint");
         }
         self.complaint = complaint;
     }

@@ -30,10 +30,10 @@ pub enum SealError {
         cause: std::io::Error,
     },
     /// The key file does not contain a key.
-    #[error("the key file {0} must hold 32 bytes or 64 hexadecimal digits")]
+    #[error("the key file {0} must contain 32 bytes or 64 hexadecimal digits")]
     NoKey(String),
     /// The key file is accessible by group or others.
-    #[error("the key file {path} is open to others (mode {mode:04o}); it must be its owner's alone")]
+    #[error("the key file {path} has mode {mode:04o}, must be accessible by its owner only")]
     OpenKey {
         /// Path of the key file.
         path: String,
@@ -41,13 +41,13 @@ pub enum SealError {
         mode: u32,
     },
     /// The file has another format or format version.
-    #[error("it is not a file of this kind and version")]
+    #[error("not an encrypted checkpoint of a supported version")]
     NotOurs,
     /// Authentication failed: another key or node, or the file was modified.
-    #[error("it was not written with this key for this node, or it was changed")]
+    #[error("decryption failed: written with another key or for another node, or modified")]
     Changed,
     /// The system provides no randomness.
-    #[error("there is no randomness for a nonce")]
+    #[error("no random bytes available for the nonce")]
     NoRandomness,
     /// A blocking task panicked or was cancelled.
     #[error("{0}")]
@@ -168,9 +168,9 @@ mod tests {
         let told = |content: &[u8], mode| {
             Sealer::open(&file(folder.path(), content, mode), "n").map(drop).expect_err("no key").to_string()
         };
-        assert!(told(&[7; 32], 0o640).ends_with("is open to others (mode 0640); it must be its owner's alone"));
+        assert!(told(&[7; 32], 0o640).ends_with("has mode 0640, must be accessible by its owner only"));
         for content in [&[][..], &[7; 31], &[7; 33], b"zz".repeat(32).as_slice(), b"07".repeat(31).as_slice()] {
-            assert!(told(content, 0o400).ends_with("must hold 32 bytes or 64 hexadecimal digits"));
+            assert!(told(content, 0o400).ends_with("must contain 32 bytes or 64 hexadecimal digits"));
         }
         assert!(Sealer::open(&file(folder.path(), format!("{}\n", "aF".repeat(32)).as_bytes(), 0o400), "n").is_ok());
         let missing = Sealer::open(&folder.path().join("none"), "n").map(drop).expect_err("none").to_string();

@@ -94,14 +94,14 @@ impl Offline {
             return None;
         }
         self.is_recalling.store(true, Ordering::Relaxed);
-        warn!(pods = self.last.pods.len(), "The API server cannot be asked; running the last-known pods");
+        warn!(pods = self.last.pods.len(), "API server is unreachable, running pods from checkpoint");
         Some(self.last.pods.iter().filter_map(|pod| Pod::new((**pod).clone()).ok()).map(Arc::new).collect())
     }
 
     /// Records a full set of pods from the API server; ends the use of the checkpoint.
     pub fn record_pods(&self, pods: &[Arc<Pod>]) {
         if self.is_recalling.swap(false, Ordering::Relaxed) {
-            info!("The API server told its pods; the last-known ones are of no more use");
+            info!("Received pods from the API server, no longer using pod checkpoint");
         }
         self.learn(Observation::Pods(pods.to_vec()));
     }
@@ -122,13 +122,13 @@ fn read(sealer: &Sealer, file: &std::path::Path) -> Checkpoint {
         Ok(Some(content)) => content,
         Ok(None) => return Checkpoint::default(),
         Err(error) => {
-            error!(path = %file.display(), err = %error, "Cannot read the last-known pods");
+            error!(path = %file.display(), err = %error, "Failed to read pod checkpoint");
             return Checkpoint::default();
         }
     };
     let opened = sealer.unseal(content).map_err(|e| e.to_string());
     opened.and_then(|plain| Checkpoint::decode(&plain).map_err(|e| e.to_string())).unwrap_or_else(|error| {
-        error!(path = %file.display(), err = error, "Cannot use the last-known pods");
+        error!(path = %file.display(), err = error, "Ignoring invalid pod checkpoint");
         Checkpoint::default()
     })
 }

@@ -49,7 +49,7 @@ impl OfflineObjects {
             Ok(said) => said,
             // The server came back during the read: its response is used.
             Err(_) if !self.offline.is_recalling() => asking.await,
-            Err(_) => Err(ObjectError::Other(format!("the API server did not answer within {PATIENCE:?}"))),
+            Err(_) => Err(ObjectError::Other(format!("no response from the API server within {PATIENCE:?}"))),
         }
     }
 

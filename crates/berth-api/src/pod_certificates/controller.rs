@@ -139,13 +139,13 @@ impl PodCertificateController {
             match verdict {
                 Some(Verdict::Issued(issued)) => {
                     info!(pod = %self.pod.object_name(), podUID = %self.pod.uid, signerName = %self.ask.projection.signer_name,
-                        notAfter = %issued.not_after, "A certificate for a pod was issued");
+                        notAfter = %issued.not_after, "PodCertificateRequest was issued");
                     let credential = Arc::new(Credential { key: asked.key, chain: issued.chain.clone() });
                     return RequestOutcome::Held(IssuedCredential { credential, issued });
                 }
                 Some(refused) => return self.refused(refused, &asked.name),
                 None => warn!(pod = %self.pod.object_name(), podUID = %self.pod.uid, name = asked.name,
-                    "A request for a pod's certificate is gone, asking again"),
+                    "PodCertificateRequest was deleted, creating a new one"),
             }
         }
     }
@@ -177,7 +177,7 @@ impl PodCertificateController {
                 Ok(name) => return Ok(CreatedRequest { key, name }),
                 Err(error) => {
                     warn!(pod = %self.pod.object_name(), podUID = %self.pod.uid, err = %error,
-                        "Cannot ask for a pod's certificate");
+                        "Failed to create PodCertificateRequest, retrying");
                     let pause = backoff.next_delay();
                     sleep(error.retry_after().unwrap_or(pause)).await;
                 }
@@ -203,7 +203,7 @@ impl PodCertificateController {
             api.ask(Call::get(Resource::SERVICE_ACCOUNTS, namespace, &self.account).within(CALL)).await?;
         let mut node = self.deps.node_uid.clone();
         let known = node.wait_for(|uid| !uid.is_empty()).await.map(|uid| uid.clone());
-        let node = known.map_err(|_| ApiError::Unreachable("the agent stops".to_owned()))?;
+        let node = known.map_err(|_| ApiError::Unreachable("the agent is shutting down".to_owned()))?;
         let account_uid = account.metadata.uid.unwrap_or_default();
         let whose =
             RequestIdentity { pod: &self.pod, account: (&self.account, &account_uid), node: (&self.deps.node, &node) };

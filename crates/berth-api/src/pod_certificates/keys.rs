@@ -37,7 +37,7 @@ pub enum KeyError {
     #[error("unknown key type {0:?}")]
     Unknown(String),
     /// Key generation or encoding failed.
-    #[error("cannot make a key of type {0}: {1}")]
+    #[error("cannot generate key of type {0}: {1}")]
     Failed(String, String),
 }
 
@@ -62,7 +62,7 @@ pub fn make(kind: &str) -> Result<GeneratedKey, KeyError> {
         "ECDSAP521" => p521_of(),
         "ED25519" => KeyPair::generate_for(&PKCS_ED25519).map_err(text).and_then(|pair| {
             let made = of_pair(&pair)?;
-            let der = first_version(pair.serialized_der()).ok_or("its shape is not the expected one")?;
+            let der = first_version(pair.serialized_der()).ok_or("unexpected PKCS #8 encoding")?;
             Ok(GeneratedKey { key: pem("PRIVATE KEY", &der), ..made })
         }),
         other => return Err(KeyError::Unknown(other.to_owned())),

@@ -8,8 +8,8 @@
 //!
 //! Input: the projections of pods whose volumes are set up. Output: a key and its certificate chain, and the pods to
 //! resync. One task owns each certificate; it ends with its pod, and drops the key. Keys exist in memory and in the
-//! pod's volume only, so a restarted agent requests new certificates; volumes keep their content meanwhile. `decide.rs`
-//! builds requests and interprets their outcome, `keys.rs` generates keys, `keeper.rs` runs the task.
+//! pod's volume only, so a restarted agent requests new certificates; volumes keep their content meanwhile. `request.rs`
+//! builds requests and interprets their outcome, `keys.rs` generates keys, `controller.rs` runs the task.
 //!
 //! Implements spec 07 §9.4.
 

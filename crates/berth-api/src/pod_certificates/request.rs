@@ -109,7 +109,7 @@ fn issued(status: &PodCertificateRequestStatus) -> Verdict {
     let chain = status.certificate_chain.as_deref().and_then(alone);
     let times = (status.begin_refresh_at.as_ref(), status.not_after.as_ref());
     let (Some(chain), (Some(begin_refresh), Some(not_after))) = (chain, times) else {
-        let message = "the certificate that was issued cannot be read".to_owned();
+        let message = "the issued certificate cannot be parsed".to_owned();
         return Verdict::Failed(FailureCause { reason: "InvalidCertificate".to_owned(), message });
     };
     Verdict::Issued(Issued { chain, begin_refresh: begin_refresh.0, not_after: not_after.0 })

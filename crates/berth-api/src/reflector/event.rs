@@ -160,7 +160,7 @@ fn object<T: ReflectedObject>(line: &[u8]) -> Result<(Key, T), String> {
 
 fn keyed<T: ReflectedObject>(object: T) -> Result<(Key, T), String> {
     let meta = object.meta();
-    let name = meta.name.clone().filter(|name| !name.is_empty()).ok_or("it has no name")?;
+    let name = meta.name.clone().filter(|name| !name.is_empty()).ok_or("metadata.name is empty")?;
     Ok(((meta.namespace.clone().unwrap_or_default(), name), object))
 }
 

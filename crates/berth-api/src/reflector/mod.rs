@@ -1,8 +1,8 @@
 //! Reflector: list and watch of API objects into a local cache.
 //!
 //! Input: a selection. Output: a [`Store`], read as snapshots and never emptied by an outage, or whatever a
-//! [`Follower`] builds where a store would need too much memory. One task owns the objects. `step.rs` decides the next
-//! request, `event.rs` and `lean.rs` parse responses, `run.rs` performs requests, `follower.rs` stores objects.
+//! [`Follower`] builds where a store would need too much memory. One task owns the objects. `state_machine.rs` decides the next
+//! request, `event.rs` and `lean.rs` parse responses, `reflector.rs` performs requests, `follower.rs` stores objects.
 //!
 //! Implements spec 10 §3, §8.4, §8.5.
 
@@ -10,7 +10,7 @@ mod backoff;
 mod event;
 mod follower;
 mod lean;
-mod reflector;
+mod list_watch;
 mod request;
 mod state_machine;
 #[cfg(test)]
@@ -71,6 +71,6 @@ pub fn follow<F: Follower>(
     follower: F,
     metrics: &ReflectorMetrics,
 ) -> impl Future<Output = ()> + Send + use<F> {
-    let mut reflector = reflector::Reflector::new(api, follower, metrics);
+    let mut reflector = list_watch::Reflector::new(api, follower, metrics);
     async move { reflector.run().await }
 }

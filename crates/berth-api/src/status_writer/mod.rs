@@ -244,14 +244,14 @@ impl StatusWriter {
         let Some(track) = self.tracks.get_mut(&pod.uid) else { return };
         match after_patch(error, track.holder()) {
             Verdict::Gone | Verdict::Done => {
-                debug!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, "Pod is gone, its status is not sent");
+                debug!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, "Pod no longer exists on the server, skipping status update");
                 track.landed();
                 track.memory.gone = Some(held.server);
             }
             Verdict::Refused => {
                 track.landed();
                 track.memory.settled = Some(held);
-                error!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, "The API server refused a pod's status");
+                error!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, "API server rejected pod status");
                 self.deps.metrics.refused("pods/status", "patch", error.reason());
                 self.deps.events.record(Event::warning(pod, "StatusUpdateRejected", cause_of(error)));
             }

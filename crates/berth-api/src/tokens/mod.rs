@@ -179,7 +179,7 @@ impl Tokens {
         ) {
             Ok(life) => life,
             Err(unfit) => {
-                debug!(podUID = pod, serviceAccount = %account, err = %unfit, "A token on disk does not serve");
+                debug!(podUID = pod, serviceAccount = %account, err = %unfit, "Ignoring service account token on disk");
                 return;
             }
         };

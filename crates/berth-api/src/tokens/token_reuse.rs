@@ -39,10 +39,10 @@ pub struct TokenValidity {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TokenRejection {
     /// The text is no service account token.
-    #[error("it is no token of a service account")]
+    #[error("not a service account token")]
     NoToken,
     /// It is bound to another pod or service account.
-    #[error("it is bound to pod {pod:?} and service account {namespace}/{account}")]
+    #[error("bound to pod {pod:?} and service account {namespace}/{account}")]
     OtherPod {
         /// UID of the pod.
         pod: String,
@@ -52,16 +52,16 @@ pub enum TokenRejection {
         account: String,
     },
     /// It has another audience.
-    #[error("it is for {0:?}")]
+    #[error("issued for audiences {0:?}")]
     OtherAudience(Vec<String>),
     /// It was requested with another lifetime.
-    #[error("its lifetime is {0} s")]
+    #[error("lifetime is {0}s")]
     OtherLifetime(i64),
     /// It was issued in the future: the clock of the node or of the server was wrong, so its age is unknown.
-    #[error("it is from the future")]
+    #[error("issued in the future")]
     FromTheFuture,
     /// It has expired.
-    #[error("it has expired")]
+    #[error("expired")]
     Expired,
 }
 

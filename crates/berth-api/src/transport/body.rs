@@ -75,7 +75,7 @@ impl Sink {
 pub async fn read(headers: &HeaderMap, mut body: Incoming, limit: usize) -> Result<Bytes, ApiError> {
     let wrong = |error: &io::Error| {
         let is_large = error.get_ref().is_some_and(|cause| cause.is::<TooLarge>());
-        let text = if is_large { format!("the answer is larger than {limit} bytes") } else { error.to_string() };
+        let text = if is_large { format!("response exceeds {limit} bytes") } else { error.to_string() };
         ApiError::Malformed(text)
     };
     let mut sink = Sink::new(headers, limit)?;

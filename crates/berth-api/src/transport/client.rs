@@ -209,7 +209,7 @@ impl Transport {
             flowSchema = queue("x-kubernetes-pf-flowschema-uid"),
             priorityLevel = queue("x-kubernetes-pf-prioritylevel-uid"),
             err = %status,
-            "The API server refused a request"
+            "API server rejected request"
         );
         ApiError::Refused(Box::new(status))
     }
@@ -241,7 +241,7 @@ impl Transport {
                 Err(SendError::NotSent) if resent < RESENT => {}
                 Err(SendError::NotSent) => {
                     return Err(ApiError::Lost(
-                        "the server closed the connection before it took the request".to_owned(),
+                        "the server closed the connection before it processed the request".to_owned(),
                     ));
                 }
             }
@@ -299,7 +299,7 @@ impl Transport {
         }
         let mut told = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         for text in told.fresh(headers, self.begun.elapsed()) {
-            warn!(text, "The API server warns");
+            warn!(text, "Warning from the API server");
         }
     }
 
@@ -321,7 +321,7 @@ impl Transport {
         if avoid == 0 {
             return first.await; // no connection was used that could be dead
         }
-        debug!(path = call.path(), id = avoid, "No answer to a heartbeat, it goes out on a second connection");
+        debug!(path = call.path(), id = avoid, "No response to heartbeat, sending it on a second connection");
         let other = self.way(call, Some(avoid), latest);
         let mut second = Box::pin(self.call_with_retries(&other));
         tokio::select! {

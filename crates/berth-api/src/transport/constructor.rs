@@ -107,11 +107,7 @@ impl Transport {
             if follower.pair.is_some() || config.identity.is_some() { CertRotation::Yes } else { CertRotation::No };
         let transport = Self {
             agent: HeaderValue::from_str(&config.user_agent).map_err(invalid)?,
-            acting: if is_tls {
-                request::impersonation_headers(&config.user.acting).map_err(invalid)?
-            } else {
-                HeaderMap::new()
-            },
+            acting: impersonation(&config, is_tls)?,
             compression: if config.cluster.disable_compression { Compression::None } else { Compression::Gzip },
             credentials: credentials(&config, is_tls, identity, &deps).map_err(invalid)?,
             pace: RateLimiter::new(config.rates),
@@ -262,4 +258,9 @@ fn told(cluster: &Cluster) -> serde_json::Value {
         "certificate-authority-data": STANDARD.encode(authorities),
         "config": cluster.exec_config,
     })
+}
+
+/// Impersonation headers; none in cleartext, where nobody is authenticated.
+fn impersonation(config: &TransportConfig, is_tls: bool) -> Result<HeaderMap, ConnectError> {
+    if is_tls { request::impersonation_headers(&config.user.acting).map_err(invalid) } else { Ok(HeaderMap::new()) }
 }

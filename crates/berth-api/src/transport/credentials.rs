@@ -101,7 +101,7 @@ impl TokenFile {
                 Ok(header)
             }
             (Err(cause), Some((header, _))) => {
-                warn!(path = %self.path.display(), err = %cause, "Cannot read the token, the last one is used");
+                warn!(path = %self.path.display(), err = %cause, "Failed to read token, using the previous one");
                 Ok(header)
             }
             (Err(cause), None) => Err(format!("failed to read token file {:?}: {cause}", self.path.display())),
@@ -111,7 +111,7 @@ impl TokenFile {
     async fn read(&self) -> Result<HeaderValue, String> {
         let path = self.path.clone();
         let reading = tokio::task::spawn_blocking(move || read_limited(&path));
-        let late = |_| format!("no answer within {PATIENCE:?}");
+        let late = |_| format!("timed out after {PATIENCE:?}");
         let text = timeout(PATIENCE, reading).await.map_err(late)?.map_err(|e| e.to_string())?;
         let text = String::from_utf8(text.map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
         match text.trim() {
@@ -136,7 +136,8 @@ pub fn bearer(token: &str) -> Result<HeaderValue, String> {
 }
 
 fn secret(text: &str) -> Result<HeaderValue, String> {
-    let mut header = HeaderValue::from_str(text).map_err(|_| "the token cannot stand in a header".to_owned())?;
+    let mut header = HeaderValue::from_str(text)
+        .map_err(|_| "the token contains characters that are not allowed in an HTTP header".to_owned())?;
     header.set_sensitive(true);
     Ok(header)
 }

@@ -170,7 +170,7 @@ impl Dialer {
         self.drive(followed(driver, limit.clone(), told), closed, over);
         // Without the peer's settings more streams would be opened than it accepts; and a peer that never sends any is
         // no HTTP/2 server.
-        let ended = |_| "the connection was closed before the server said anything".to_owned();
+        let ended = |_| "connection closed before the server sent HTTP/2 settings".to_owned();
         is_told.await.map_err(ended)?;
         Ok(Sender::Http2(sender, limit))
     }
@@ -195,7 +195,7 @@ impl Dialer {
         let (closed, over) = (closed.clone(), over.clone().drop_guard());
         self.tasks.spawn(async move {
             if let Some(Err(error)) = closed.run_until_cancelled(driver).await {
-                debug!(err = %chain(&error), "A connection to the API server ended");
+                debug!(err = %chain(&error), "Connection to the API server closed");
             }
             drop(over);
         });
@@ -278,7 +278,7 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
     let stream = TcpStream::connect(address).await.map_err(told)?;
     for outcome in tuned(&stream) {
         if let Err(error) = outcome {
-            debug!(err = %error, "Cannot tune a connection to the API server");
+            debug!(err = %error, "Failed to set socket options on connection to the API server");
         }
     }
     Ok(stream)

@@ -157,13 +157,13 @@ impl ExecPlugin {
             .kill_on_drop(true)
             .spawn()
             .map_err(|e| self.failed(&e))?;
-        let output = child.stdout.take().ok_or_else(|| broken("exec: no output".to_owned()))?;
+        let output = child.stdout.take().ok_or_else(|| broken("exec: stdout is not available".to_owned()))?;
         let reading = async {
             let mut text = Vec::new();
             output.take(LIMIT).read_to_end(&mut text).await?;
             Ok::<_, std::io::Error>((text, child.wait().await?))
         };
-        let late = |_| broken(format!("exec: {command} did not answer within {PATIENCE:?}"));
+        let late = |_| broken(format!("exec: {command} timed out after {PATIENCE:?}"));
         let read = timeout(PATIENCE, reading).await.map_err(late)?;
         let (text, status) = read.map_err(|e| broken(format!("exec: {e}")))?;
         if status.success() {

@@ -216,7 +216,7 @@ impl Kubeconfig {
             let read = Self::parse(&text, owned.parent().unwrap_or(Path::new(".")));
             read.and_then(Self::found).map_err(invalid)
         });
-        let late = |_| ConnectError::Invalid(format!("{} cannot be read within {PATIENCE:?}", path.display()));
+        let late = |_| ConnectError::Invalid(format!("reading {} timed out after {PATIENCE:?}", path.display()));
         let read = tokio::time::timeout(PATIENCE, reading).await.map_err(late)?;
         read.map_err(|e| ConnectError::Invalid(e.to_string()))?
     }
@@ -329,7 +329,7 @@ fn check_exec(mut exec: Exec, user: &str, base: &Path) -> Result<Exec, String> {
             Err(format!("interactiveMode must be specified for {user} to use exec authentication plugin"))
         }
         ("client.authentication.k8s.io/v1" | "client.authentication.k8s.io/v1beta1", Some("Always")) => {
-            Err(format!("interactiveMode of {user} is Always, and there is no terminal"))
+            Err(format!("interactiveMode of {user} is Always, but there is no terminal"))
         }
         (
             "client.authentication.k8s.io/v1" | "client.authentication.k8s.io/v1beta1",

@@ -11,7 +11,7 @@
 //! A server limits the concurrent requests of a connection; a heartbeat must never wait for a watch to end, nor for a
 //! dead connection. When the client certificate or the authorities change, new connections use them at once, and the
 //! old ones are drained. The task of a pool owns its connections; requests occupy slots. Pools share what they learn
-//! about the server: a dead connection triggers pings in all pools (`hurry.rs`), a successful connection makes all
+//! about the server: a dead connection triggers pings in all pools (`keep_alive_pinger.rs`), a successful connection makes all
 //! pools dial.
 //!
 //! Implements spec 10 §2, §8; 01 §10.

@@ -140,12 +140,13 @@ impl Pool {
     pub async fn take(&self, want: SlotRequirements, latest: Instant) -> Result<Slot, Unavailable> {
         let (reply, answer) = oneshot::channel();
         let taking = async {
-            let gone = || Unavailable("the client is stopped".to_owned());
+            let gone = || Unavailable("the client is closed".to_owned());
             self.asks.send(SlotRequest { want, reply }).await.map_err(|_| gone())?;
             answer.await.map_err(|_| gone())?
         };
         tokio::time::timeout_at(latest, taking).await.unwrap_or_else(|_| {
-            let trouble = self.trouble().unwrap_or_else(|| "no connection to the API server in time".to_owned());
+            let trouble =
+                self.trouble().unwrap_or_else(|| "timed out waiting for a connection to the API server".to_owned());
             Err(Unavailable(trouble))
         })
     }
@@ -293,7 +294,7 @@ impl PoolTask {
             self.shared.dialer.hurry.trigger();
         }
         if lost > 0 {
-            debug!(pool = kind.label(), requests = lost, "The API server ended a connection");
+            debug!(pool = kind.label(), requests = lost, "API server closed connection");
             (self.gate.is_recovering, self.gate.spread) = (true, Some(now + SPREAD));
         }
     }
@@ -377,7 +378,7 @@ impl PoolTask {
     fn opened(&mut self, connection: Arc<Connection>, now: Instant) {
         let gate = std::mem::take(&mut self.gate);
         if gate.failures > 0 {
-            info!(pool = self.kind.label(), "The API server can be reached again");
+            info!(pool = self.kind.label(), "API server is reachable again");
         }
         self.shared.reached.send_modify(|count| *count += 1);
         let is_recovering = gate.is_recovering || gate.failures > 0;

@@ -63,7 +63,7 @@ impl std::fmt::Debug for Proxy {
 /// It is malformed or has an unsupported scheme. The error omits the URL, which may contain a password.
 pub fn proxy_url(text: &str) -> Result<Proxy, String> {
     let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
-    let uri: Uri = full.parse().map_err(|e| format!("the URL cannot be read: {e}"))?;
+    let uri: Uri = full.parse().map_err(|e| format!("cannot parse URL: {e}"))?;
     let scheme = uri.scheme_str().unwrap_or_default();
     let kind = ProxyKind::of(scheme)
         .ok_or_else(|| format!("unsupported scheme {scheme:?}, must be http, https, or socks5"))?;
@@ -74,7 +74,7 @@ pub fn proxy_url(text: &str) -> Result<Proxy, String> {
         None => (None, authority),
     };
     if uri.port_u16().is_none() && place.trim_end_matches(':') != host {
-        return Err("the URL's port is no number".to_owned());
+        return Err("invalid port in URL".to_owned());
     }
     Ok(Proxy {
         kind,

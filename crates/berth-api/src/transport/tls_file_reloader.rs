@@ -64,7 +64,7 @@ impl TlsFileReloader {
                 biased;
                 () = stop.cancelled() => return,
                 Ok(()) = self.changes.changed() => {
-                    info!("Certificate rotation detected, connections to the API server are made anew");
+                    info!("Certificate rotation detected, shutting down client connections to start using new credentials");
                     self.epoch.send_modify(|epoch| *epoch += 1);
                     continue;
                 }
@@ -75,7 +75,7 @@ impl TlsFileReloader {
             watch.arm();
             let told = self.read().await.err();
             if let Some(cause) = told.as_ref().filter(|_| told != complaint) {
-                error!(err = %cause, "Cannot load new TLS files, the old ones stay in use");
+                error!(err = %cause, "Failed to reload TLS files, using the previous ones");
             }
             complaint = told;
         }
@@ -97,7 +97,7 @@ impl TlsFileReloader {
             let pair = pair.map(|(certificate, key)| Ok::<_, String>((text(&certificate)?, text(&key)?)));
             (pair, authorities.map(|source| text(&source)))
         });
-        let late = |_| format!("the files cannot be read within {PATIENCE:?}");
+        let late = |_| format!("reading TLS files timed out after {PATIENCE:?}");
         let (pair, authorities) = timeout(PATIENCE, reading).await.map_err(late)?.map_err(|e| e.to_string())?;
         let pair = pair.map_or(Ok(()), |read| self.show(read));
         let authorities = authorities.map_or(Ok(()), |read| {
@@ -125,7 +125,7 @@ impl TlsFileReloader {
             return (if bundle.is_empty() { CaReload::Empty } else { CaReload::ParseError }, Err(cause));
         }
         self.authorities_in_use = bundle;
-        info!("Loaded new authorities of the API server");
+        info!("Reloaded CA bundle of the API server");
         self.epoch.send_modify(|epoch| *epoch += 1);
         (CaReload::Updated, Ok(()))
     }

@@ -103,7 +103,7 @@ impl Tunnel {
         // Byte by byte: the bytes after the head belong to the server.
         while !head.ends_with(b"\r\n\r\n") {
             if head.len() >= PROXY_HEAD {
-                return Err("proxyconnect tcp: the proxy's answer is too long".to_owned());
+                return Err("proxyconnect tcp: response of the proxy is too long".to_owned());
             }
             head.push(stream.read_u8().await.map_err(failed)?);
         }
@@ -111,7 +111,7 @@ impl Tunnel {
         let status = head.lines().next().unwrap_or_default();
         match status.split(' ').nth(1) {
             Some("200") => Ok(Box::new(stream)),
-            _ => Err(format!("proxyconnect tcp: the proxy says {status:?}")),
+            _ => Err(format!("proxyconnect tcp: unexpected response from the proxy: {status:?}")),
         }
     }
 }

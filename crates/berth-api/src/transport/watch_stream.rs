@@ -93,7 +93,7 @@ impl HttpWatchStream {
                 Ok(None) => {}
                 Err(_) => {
                     self.is_over = true;
-                    let text = format!("an event is longer than {LONGEST} bytes");
+                    let text = format!("watch event exceeds {LONGEST} bytes");
                     return Poll::Ready(Some(Err(ApiError::Malformed(text))));
                 }
             }

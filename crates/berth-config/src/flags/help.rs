@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use super::{FLAGS, Flag, Ignored, Settings, Slot, VersionRequest};
 
 const DESCRIPTION: &str = "\
-The kubelet is the agent of a node: it runs the pods that files, URLs and the API server ask for,
-and tells how they fare. This one is Berth, a drop-in for kubelet v1.36.
+The kubelet is the primary node agent: it runs the pods that the API server, files, and URLs provide,
+and reports their status. This is Berth, a drop-in replacement for kubelet v1.36.
 
 Usage:
   kubelet [flags]
@@ -38,11 +38,11 @@ fn is_plain(default: &str) -> bool {
 fn kind(slot: &Slot) -> &'static str {
     match slot {
         Slot::Bool(_) | Slot::Version(_) | Slot::Ignored(Ignored::Bool, _) => "",
-        Slot::Int32(_) | Slot::Int64(_) | Slot::Level(_) | Slot::Ignored(Ignored::Int, _) => " number",
-        Slot::Text(_) | Slot::Ignored(Ignored::Text, _) => " text",
+        Slot::Int32(_) | Slot::Int64(_) | Slot::Level(_) | Slot::Ignored(Ignored::Int, _) => " int",
+        Slot::Text(_) | Slot::Ignored(Ignored::Text, _) => " string",
         Slot::Duration(_) | Slot::Ignored(Ignored::Duration, _) => " duration",
         Slot::Quantity(_) => " quantity",
-        Slot::Texts(_) => " text,...",
+        Slot::Texts(_) => " strings",
         Slot::Pairs(super::Pairs::Below, _) => " signal<quantity,...",
         Slot::Pairs(..) | Slot::Labels(_) => " key=value,...",
         Slot::Gates(_) => " name=true|false,...",

@@ -195,5 +195,5 @@ fn deprecated_flags_say_so_once() {
 fn help_names_every_flag() {
     let text = help(&Settings { config: defaults::defaults(), flags: KubeletFlags::default() });
     assert!(FLAGS.iter().all(|flag| text.contains(&format!("--{}", flag.name))));
-    assert!(text.contains("-v, --v number") && text.contains("(default 110)"));
+    assert!(text.contains("-v, --v int") && text.contains("(default 110)"));
 }

@@ -162,7 +162,7 @@ fn authentication(c: &KubeletConfiguration, flags: &KubeletFlags) -> Result<(), 
     if flags.is_its_own_authority() {
         return Ok(());
     }
-    let hint = "standalone mode needs authentication.webhook.enabled: false and authorization.mode: AlwaysAllow";
+    let hint = "standalone mode requires authentication.webhook.enabled: false and authorization.mode: AlwaysAllow";
     if flags.is_standalone() && c.authentication.webhook.enabled {
         return Err(format!("no client provided, cannot use webhook authentication ({hint})"));
     }
@@ -175,13 +175,11 @@ fn authentication(c: &KubeletConfiguration, flags: &KubeletFlags) -> Result<(), 
 /// Rejects a standalone policy that would never be evaluated, because that is a dangerous mistake.
 fn standalone_policy(c: &KubeletConfiguration, flags: &KubeletFlags) -> Result<(), String> {
     if !flags.is_standalone() {
-        return Err(
-            "--standalone-authorization is for a node without an API server: leave it or --kubeconfig out".to_owned()
-        );
+        return Err("--standalone-authorization cannot be combined with --kubeconfig".to_owned());
     }
     if c.authorization.mode == "AlwaysAllow" {
-        return Err("--standalone-authorization needs authorization.mode: Webhook; AlwaysAllow lets everybody do \
-                    everything"
+        return Err("--standalone-authorization requires authorization.mode: Webhook; with AlwaysAllow, all requests \
+                    are authorized"
             .to_owned());
     }
     Ok(())
@@ -540,8 +538,8 @@ mod tests {
         let mut open = defaults::defaults();
         open.authorization.mode = "AlwaysAllow".to_owned();
         for (config, flags, error) in [
-            (&defaults::defaults(), &clustered, "--standalone-authorization is for a node without an API server"),
-            (&open, &alone, "--standalone-authorization needs authorization.mode: Webhook"),
+            (&defaults::defaults(), &clustered, "--standalone-authorization cannot be combined with --kubeconfig"),
+            (&open, &alone, "--standalone-authorization requires authorization.mode: Webhook"),
         ] {
             let found = run(config, flags, &HostFacts::default());
             assert!(found.as_ref().is_err_and(|e| e.starts_with(error)), "{error}: {found:?}");

@@ -72,7 +72,7 @@ async fn make(
     if let Err(cause) = made {
         let (shell, gone) = (runtime.shell.clone(), id.to_owned());
         // The next startup deletes what remains: it has no record, or one that no sandbox lists.
-        let _ = blocking("deleting what was begun", move || delete(&shell.layout, &gone)).await;
+        let _ = blocking("deleting incomplete container", move || delete(&shell.layout, &gone)).await;
         runtime.ports.images.release(&image.id, id).await;
         return Err(cause);
     }
@@ -107,7 +107,7 @@ async fn plan_and_write(
         target: target(runtime, &config)?,
     };
     let (shell, own) = (runtime.shell.clone(), id.to_owned());
-    blocking("making the container's directory", move || make_directory(&shell.layout, &own)).await?;
+    blocking("creating container directory", move || make_directory(&shell.layout, &own)).await?;
     failpoint::reached("create.directory");
     let PlannedContainer { mut plan, user, devices, mounted } = runtime.ports.planner.container(ask).await?;
     failpoint::reached("create.planned");
@@ -142,7 +142,7 @@ async fn plan_and_write(
         devices: Arc::new(devices),
     };
     let (layout, written) = (runtime.shell.layout.clone(), container.clone());
-    blocking("writing the container", move || write(&layout, &written)).await?;
+    blocking("writing container record", move || write(&layout, &written)).await?;
     runtime.note_container(id, sandbox.id());
     let added = pod.turn(move |sandbox| {
         sandbox.ready()?;

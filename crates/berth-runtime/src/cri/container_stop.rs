@@ -79,7 +79,7 @@ pub async fn kill(pod: &SandboxHandle, id: &str) -> RuntimeResult<()> {
     if ended(pod, id, KILL_LIMIT).await? {
         return Ok(());
     }
-    Err(RuntimeError::deadline(format!("container \"{id}\" does not end {KILL_LIMIT:?} after SIGKILL")))
+    Err(RuntimeError::deadline(format!("container \"{id}\" did not exit within {KILL_LIMIT:?} after SIGKILL")))
 }
 
 /// Waits until a start in progress completes; the start has its own timeout.
@@ -143,7 +143,7 @@ pub async fn remove_from(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) 
     }
     let (shell, sandbox, container) = (runtime.shell.clone(), pod.now(), id.to_owned());
     let group = meta.group.clone();
-    blocking("deleting the container", move || {
+    blocking("deleting container", move || {
         failpoint::reached("remove.forgotten");
         shell.groups.remove(&group)?;
         failpoint::reached("remove.group");

@@ -88,10 +88,10 @@ async fn run(
         .await
         .map_err(|error| error.during(&format!("failed to start exec \"{exec}\"")))?;
     if !matches!(reply, Reply::Started(_)) {
-        return Err(RuntimeError::other("the shim answered something else than a process"));
+        return Err(RuntimeError::other("unexpected response from shim: expected a process"));
     }
     let (out, err) = (collect(runtime, out, most), collect(runtime, err, most));
-    let lost = || RuntimeError::other("the container's shim is gone");
+    let lost = || RuntimeError::other("shim of the container exited");
     let exit = match u64::try_from(request.timeout).unwrap_or_default() {
         0 => exit.await.map_err(|_| lost())?,
         seconds => {
@@ -136,7 +136,7 @@ type Streams = (Vec<OwnedFd>, pipe::Receiver, pipe::Receiver);
 
 /// The program's descriptors, and the read ends of its output.
 fn streams() -> RuntimeResult<Streams> {
-    let failed = |error: std::io::Error| RuntimeError::other(format!("no pipe: {error}"));
+    let failed = |error: std::io::Error| RuntimeError::other(format!("create pipe: {error}"));
     let null = File::open(Path::new("/dev/null")).map_err(failed)?;
     let (out, out_end) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
     let (err, err_end) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;

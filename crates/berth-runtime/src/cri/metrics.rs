@@ -40,7 +40,7 @@ pub async fn sandboxes(runtime: &Arc<Runtime>) -> RuntimeResult<Vec<cri::PodSand
     let chosen: Vec<SelectedContainer> = pods.iter().flat_map(running).collect();
     let written = stats::written(runtime, &chosen).await;
     let asked = runtime.clone();
-    blocking("reading control groups", move || {
+    blocking("reading cgroups", move || {
         let mut asker = LinkCounterReader::default();
         let volume = volume::of(&asked.shell.layout.snapshots());
         Ok(pods.iter().map(|sandbox| of_sandbox(&asked, sandbox, (&mut asker, volume.as_ref()), &written)).collect())

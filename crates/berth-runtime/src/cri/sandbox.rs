@@ -96,13 +96,13 @@ async fn make(runtime: &Arc<Runtime>, ask: RunRequest) -> RuntimeResult<()> {
         overhead: None,
     };
     let sandbox = Sandbox::from_record(meta.clone(), Some(state.clone()))
-        .ok_or_else(|| RuntimeError::invalid("the configuration cannot be read"))?;
+        .ok_or_else(|| RuntimeError::invalid("invalid sandbox configuration"))?;
     let sandbox = Sandbox { config: ask.config.clone(), ..sandbox };
     let pod = runtime.adopt(sandbox);
     let outcome = bring_up(runtime, &pod, &ask, meta, state).await;
     let Err(cause) = outcome else { return Ok(()) };
     if let Err(left) = super::sandbox_stop::undo(runtime, &pod).await {
-        warn!(podSandboxID = ask.id, err = %left, "What is left of a sandbox that failed cannot be undone yet");
+        warn!(podSandboxID = ask.id, err = %left, "Failed to clean up sandbox after failed creation");
         // List it as not ready, so that the kubelet can stop and remove it.
         let _ = pod.turn(|sandbox| sandbox.phase = SandboxPhase::NotReady).await;
     }
@@ -119,7 +119,7 @@ async fn bring_up(
     let (shell, host) = (runtime.shell.clone(), runtime.host.clone());
     let (config, group) = (ask.config.clone(), meta.group.clone());
     let first = meta.clone();
-    let groups = blocking("preparing the sandbox", move || {
+    let groups = blocking("preparing sandbox", move || {
         let directory = shell.layout.sandbox(&first.id);
         failpoint::reached("run.begun");
         store::make_directory(&directory, 0o700)?;
@@ -147,7 +147,7 @@ async fn bring_up(
     let attached = attached.map(|a| (Some(a.netns), a.ips, a.persisted)).unwrap_or_default();
     let meta = SandboxMeta { netns: attached.0, ips: attached.1, network: attached.2, ..meta };
     let (shell, written) = (runtime.shell.clone(), meta.clone());
-    blocking("writing the sandbox", move || {
+    blocking("writing sandbox record", move || {
         store::save(&shell.layout.sandbox(&written.id).join("meta.json"), &written)
     })
     .await?;
@@ -180,7 +180,7 @@ async fn connect(
     super::start::settle(runtime, pod.now().meta.group.clone());
     failpoint::reached("run.namespaces");
     let Reply::Namespaces { made, .. } = reply else {
-        return Err(RuntimeError::other("the shim answered something else than namespaces"));
+        return Err(RuntimeError::other("unexpected response from shim: expected namespaces"));
     };
     if !has_network {
         return Ok(None);

@@ -78,7 +78,7 @@ pub fn mount_shared_memory(config: &cri::PodSandboxConfig, path: &Path) -> Runti
     store::make_directory(path, 0o1777)?;
     let flags = MsFlags::MS_NOEXEC | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     let mounted = mount(Some("shm"), path, Some("tmpfs"), flags, Some(SHARED_MEMORY));
-    mounted.map_err(|e| RuntimeError::file("mount shared memory on", path, &e.into()))
+    mounted.map_err(|e| RuntimeError::file("mount /dev/shm on", path, &e.into()))
 }
 
 /// Unmounts a pod's shared memory; succeeds if it is not mounted.

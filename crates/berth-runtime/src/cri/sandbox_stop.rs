@@ -69,7 +69,8 @@ async fn take_down(runtime: &Arc<Runtime>, pod: &SandboxHandle) -> RuntimeResult
     };
     failpoint::reached("stop-pod.network");
     let path = runtime.shell.layout.shared_memory(now.id());
-    let freed = blocking("freeing the sandbox's memory", move || sandbox_files::unmount_shared_memory(&path)).await;
+    let freed =
+        blocking("unmounting shared memory of the sandbox", move || sandbox_files::unmount_shared_memory(&path)).await;
     failpoint::reached("stop-pod.memory");
     killed?;
     end_shim(runtime, pod).await?;
@@ -88,11 +89,11 @@ async fn end_shim(runtime: &Arc<Runtime>, pod: &SandboxHandle) -> RuntimeResult<
     if let Some(shim) = pod.detach_shim()
         && let Err(cause) = shim.request(Request::Shutdown, Vec::new(), GONE_LIMIT).await
     {
-        warn!(podSandboxID = pod.now().id(), err = %cause, "The shim of a sandbox does not end by itself");
+        warn!(podSandboxID = pod.now().id(), err = %cause, "Failed to shut down the shim of the sandbox, killing its cgroup");
     }
     failpoint::reached("stop-pod.shim");
     let (shell, group) = (runtime.shell.clone(), pod.now().meta.group.clone());
-    blocking("removing the sandbox's control group", move || shell.groups.remove(&group)).await
+    blocking("removing cgroup of the sandbox", move || shell.groups.remove(&group)).await
 }
 
 /// Removes a sandbox with its containers; succeeds if it does not exist.
@@ -126,7 +127,7 @@ async fn delete_records(runtime: &Arc<Runtime>, pod: &SandboxHandle) -> RuntimeR
         return Ok(());
     }
     let (shell, id, group) = (runtime.shell.clone(), now.id().to_owned(), now.meta.group.clone());
-    blocking("deleting the sandbox", move || {
+    blocking("deleting sandbox", move || {
         failpoint::reached("bury.begun");
         shell.groups.remove(&group)?;
         sandbox_files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;

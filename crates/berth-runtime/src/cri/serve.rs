@@ -67,7 +67,7 @@ pub fn over_memory(runtime: &Arc<Runtime>, stop: CancellationToken) -> Memory {
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async move { stop.cancelled().await });
     runtime.shell.spawn(async move {
         if let Err(error) = serving.await {
-            tracing::error!(err = %error, "The services of the embedded runtime have ended");
+            tracing::error!(err = %error, "CRI server of the embedded runtime stopped");
         }
     });
     Memory(sender)
@@ -95,13 +95,13 @@ pub async fn over_socket(
     let served = serving.await;
     // Another process may have replaced the socket in the meantime; a socket without a server is harmless.
     let _ = fs::remove_file(&path);
-    served.map_err(|error| RuntimeError::other(format!("serving {}: {error}", path.display())))
+    served.map_err(|error| RuntimeError::other(format!("serve {}: {error}", path.display())))
 }
 
 fn bind(path: &Path) -> RuntimeResult<UnixListener> {
     let failed = |what: &str, error: &io::Error| RuntimeError::file(what, path, error);
     if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory).map_err(|e| failed("create the directory of", &e))?;
+        fs::create_dir_all(directory).map_err(|e| failed("create directory of", &e))?;
     }
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed("replace", &e)),

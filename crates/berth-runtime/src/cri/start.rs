@@ -82,7 +82,7 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) -> Runti
     let (shell, group) = (runtime.shell.clone(), container.meta.group.clone());
     let limits = Limits::Container(container.resources.clone());
     let devices = container.devices.clone();
-    let groups = blocking("making the control group", move || {
+    let groups = blocking("creating cgroup", move || {
         let groups = shell.groups.create(&group, &limits)?;
         failpoint::reached("start.group");
         shell.groups.allow_devices(&group, &devices)?;
@@ -105,7 +105,7 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) -> Runti
             failpoint::reached("start.launched");
             Ok(started)
         }
-        _ => Err(RuntimeError::other("the shim answered something else than a process")),
+        _ => Err(RuntimeError::other("unexpected response from shim: expected a process")),
     }
 }
 
@@ -132,7 +132,7 @@ pub fn settle(runtime: &Arc<Runtime>, group: String) {
 async fn clean_up(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) {
     let Ok(group) = pod.now().container(id).map(|c| c.meta.group.clone()) else { return };
     let shell = runtime.shell.clone();
-    if let Err(cause) = blocking("removing the control group", move || shell.groups.remove(&group)).await {
-        warn!(containerID = id, err = %cause, "What is left of a container that could not be started cannot be removed");
+    if let Err(cause) = blocking("removing cgroup", move || shell.groups.remove(&group)).await {
+        warn!(containerID = id, err = %cause, "Failed to remove cgroup of container that failed to start");
     }
 }

@@ -54,7 +54,7 @@ async fn of_containers(
 ) -> RuntimeResult<Vec<cri::ContainerStats>> {
     let written = written(runtime, &chosen).await;
     let (asked, reading) = (runtime.clone(), chosen.clone());
-    let readings = blocking("reading control groups", move || {
+    let readings = blocking("reading cgroups", move || {
         Ok(reading.iter().map(|(sandbox, id)| read(&asked, sandbox.containers.get(id))).collect::<Vec<_>>())
     })
     .await?;
@@ -151,7 +151,7 @@ async fn of_sandboxes(runtime: &Arc<Runtime>, chosen: Vec<Arc<Sandbox>>) -> Runt
     let all: Vec<SelectedContainer> = chosen.iter().flat_map(containers).collect();
     let written = written(runtime, &all).await;
     let (asked, reading) = (runtime.clone(), chosen.clone());
-    let readings = blocking("reading control groups", move || {
+    let readings = blocking("reading cgroups", move || {
         let mut asker = LinkCounterReader::default();
         Ok(reading.iter().map(|sandbox| read_sandbox(&asked, sandbox, &mut asker)).collect::<Vec<_>>())
     })

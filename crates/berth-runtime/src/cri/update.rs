@@ -37,7 +37,7 @@ pub async fn update(runtime: &Arc<Runtime>, id: &str, new: cri::LinuxContainerRe
             if matches!(container.phase, Phase::Running(_)) {
                 let (shell, group) = (changing.shell.clone(), container.meta.group.clone());
                 let limits = Limits::Container(Some(all.clone()));
-                blocking("changing limits", move || shell.groups.limit(&group, &limits)).await?;
+                blocking("updating container resources", move || shell.groups.limit(&group, &limits)).await?;
             }
             pod.turn(move |sandbox| {
                 sandbox.container_mut(&id).map(|container| {

@@ -144,7 +144,7 @@ impl Archive {
             if count == 0 {
                 break;
             }
-            let disk = rustix::fs::fstatvfs(&file).attempt("look at the disk")?;
+            let disk = rustix::fs::fstatvfs(&file).attempt("stat filesystem")?;
             if disk.f_bavail.saturating_mul(disk.f_frsize) < 1 << 30 {
                 return Err(ImageError::new(Kind::ResourceExhausted, "not enough disk space"));
             }
@@ -207,7 +207,7 @@ impl Archive {
                 }
                 match berth_sys::beneath::open(folder, Path::new(name)) {
                     Ok(berth_sys::beneath::OpenedEntry::File(file)) => {
-                        let left = file.metadata().attempt("look at a file of the archive")?.len();
+                        let left = file.metadata().attempt("stat file of the archive")?.len();
                         Ok(Some(FileRange { file: Arc::new(file), at: 0, left }))
                     }
                     Ok(_) => Ok(None),
@@ -254,15 +254,15 @@ impl Archive {
             );
         }
         let legacy = self.file("repositories")?.is_some();
-        let hint = if legacy { ": the format of Docker before 1.10" } else { "" };
-        Err(ImageError::bad_content(format!("not an archive of images{hint}")))
+        let hint = if legacy { ": Docker format before 1.10" } else { "" };
+        Err(ImageError::bad_content(format!("not an image archive{hint}")))
     }
 
     fn oci(&self, wanted: &PlatformSelection, reference: Option<&Name>) -> Result<Vec<ArchiveImage>, ImageError> {
         let index = self.bytes("index.json", LONGEST_MANIFEST)?;
         let index = index.ok_or_else(|| ImageError::bad_content("archive has no index.json"))?;
         let ManifestOrIndex::Index(index) = model::parse_manifest_or_index(&index, "")? else {
-            return Err(ImageError::bad_content("index.json is no index"));
+            return Err(ImageError::bad_content("index.json is not an index"));
         };
         let mut images = Vec::new();
         for entry in &index.manifests {

@@ -62,7 +62,7 @@ impl Layer {
     /// # Errors
     /// The program cannot be read, or the cache cannot be written.
     pub fn of(program: &Path, root: &Path) -> Result<Self, ImageError> {
-        let program = fs::canonicalize(program).attempt("find our own program")?;
+        let program = fs::canonicalize(program).attempt("resolve own executable")?;
         let mut out = Self { libraries: libraries(&program)?, program, diff_id: Digest::of(b""), size: 0 };
         let fingerprint = out.fingerprint()?;
         let path = root.join("builtin.json");
@@ -73,7 +73,7 @@ impl Layer {
             return Ok(out);
         }
         let mut stream = Hashing::new(out.stream()?);
-        out.size = io::copy(&mut stream, &mut io::sink()).attempt("read our own program")?;
+        out.size = io::copy(&mut stream, &mut io::sink()).attempt("read own executable")?;
         out.diff_id = stream.finish();
         let known = CachedDigest { v: record::VERSION, fingerprint, diff_id: out.diff_id, size: out.size };
         record::write(&path, &known, Durability::Unsynced).attempt("write builtin.json")?;
@@ -83,7 +83,7 @@ impl Layer {
     fn fingerprint(&self) -> Result<String, ImageError> {
         let mut text = String::from(env!("CARGO_PKG_VERSION"));
         for path in std::iter::once(&self.program).chain(&self.libraries) {
-            let stat = fs::metadata(path).attempt("look at our own program")?;
+            let stat = fs::metadata(path).attempt("stat own executable")?;
             let facts = (stat.dev(), stat.ino(), stat.len(), stat.mtime(), stat.mtime_nsec());
             text.push_str(&format!(";{}:{facts:?}", path.display()));
         }
@@ -119,8 +119,8 @@ impl Layer {
         head.extend(write::entry(&format!("bin/{}", pause::NAME), b'2', 0o777, 0, "berth"));
         let files = std::iter::once((PROGRAM, &self.program)).chain(names.zip(&self.libraries));
         for (name, path) in files {
-            let file = File::open(path).attempt("open our own program")?;
-            let length = file.metadata().attempt("look at our own program")?.len();
+            let file = File::open(path).attempt("open own executable")?;
+            let length = file.metadata().attempt("stat own executable")?.len();
             head.extend(write::entry(name, b'0', 0o755, length, ""));
             add(Box::new(Cursor::new(std::mem::take(&mut head))));
             add(Box::new(file.take(length)));
@@ -182,14 +182,14 @@ impl Layer {
 /// because it was built the same way.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let mut head = Vec::new();
-    let file = File::open(program).attempt("open the program of the built-in images")?;
-    file.take(LONGEST_HEAD).read_to_end(&mut head).attempt("read the program of the built-in images")?;
+    let file = File::open(program).attempt("open executable of the built-in images")?;
+    file.take(LONGEST_HEAD).read_to_end(&mut head).attempt("read executable of the built-in images")?;
     let Some(loader) = elf::loader(&head) else { return Ok(Vec::new()) };
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let paths = maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..)));
     let objects: BTreeSet<&str> = paths.filter(|path| path.contains(".so") && !path.ends_with("(deleted)")).collect();
     if objects.is_empty() {
-        let text = format!("{} is linked dynamically, and nobody knows its libraries", program.display());
+        let text = format!("{} is linked dynamically and its shared libraries are unknown", program.display());
         return Err(ImageError::bad_content(text));
     }
     // The loader is named by a path that is a symbolic link on most machines.

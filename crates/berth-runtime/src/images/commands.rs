@@ -176,14 +176,14 @@ pub async fn execute(
         }
         ImageCommand::Inspect { name } => pieces(&inspect::of(store, &name).await?.to_string()),
         ImageCommand::Import { name, platforms } => {
-            let file = file.ok_or_else(|| ImageError::invalid("no archive came along"))?;
+            let file = file.ok_or_else(|| ImageError::invalid("archive descriptor is missing"))?;
             let progress: Arc<Progress> = Arc::default();
             let choice = ImportOptions { name: name.as_deref().map(Name::parse).transpose()?, platforms };
             let work = store.import_watched(file, choice, Arc::clone(&progress));
             images(&watched(work, &progress, tell).await?)
         }
         ImageCommand::Export { names } => {
-            let file = file.ok_or_else(|| ImageError::invalid("no file came along"))?;
+            let file = file.ok_or_else(|| ImageError::invalid("file descriptor is missing"))?;
             let progress: Arc<Progress> = Arc::default();
             let into = TimedPipeWriter { inner: File::from(file) };
             let file = watched(store.export(names, into, Arc::clone(&progress)), &progress, tell).await?;
@@ -273,7 +273,7 @@ async fn watched<T>(
 
 /// Syncs a regular file before success is reported; pipes cannot be synced.
 fn sync(file: File) -> Result<(), ImageError> {
-    let stat = rustix::fs::fstat(file.as_fd()).attempt("look at the archive")?;
+    let stat = rustix::fs::fstat(file.as_fd()).attempt("stat archive")?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
         file.sync_data().attempt("sync archive")?;
     }

@@ -171,8 +171,8 @@ impl Content {
     /// # Errors
     /// The file cannot be truncated.
     pub fn restart(&self, file: &mut File) -> Result<(), ImageError> {
-        file.set_len(0).attempt("empty partial blob")?;
-        io::Seek::rewind(file).attempt("empty partial blob")
+        file.set_len(0).attempt("truncate partial blob")?;
+        io::Seek::rewind(file).attempt("truncate partial blob")
     }
 
     /// Moves a completed download into the store if it matches digest and size; otherwise deletes it.

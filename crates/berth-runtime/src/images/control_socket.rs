@@ -85,7 +85,7 @@ pub async fn serve(store: ImageStore, folder: PathBuf, tasks: TaskTracker, stop:
     let listener = match listening {
         Ok(listener) => listener,
         Err(error) => {
-            warn!(path = %folder.display(), err = %error, "`berth images` cannot ask this runtime");
+            warn!(path = %folder.display(), err = %error, "Failed to listen on the image control socket, `berth images` is unavailable");
             return;
         }
     };
@@ -98,7 +98,7 @@ pub async fn serve(store: ImageStore, folder: PathBuf, tasks: TaskTracker, stop:
         let socket = match socket {
             Ok(socket) => socket,
             Err(error) => {
-                warn!(err = %error, "An order about images cannot be taken");
+                warn!(err = %error, "Failed to accept connection on the image control socket");
                 tokio::time::sleep(Duration::from_millis(100)).await; // out of descriptors, most likely
                 continue;
             }
@@ -112,7 +112,7 @@ pub async fn serve(store: ImageStore, folder: PathBuf, tasks: TaskTracker, stop:
                 () = stop.cancelled() => Ok(()),
             };
             if let Err(error) = attended {
-                debug!(err = %error, "Who asked about images was not answered");
+                debug!(err = %error, "Failed to serve image command");
             }
             drop(place);
         });
@@ -155,7 +155,7 @@ async fn serve_connection(store: &ImageStore, socket: OwnedFd) -> io::Result<()>
             () = &mut work, if !is_done => is_done = true,
             gone = line.receive::<ImageCommand>() => match gone? {
                 None => return Ok(()),
-                Some(_) => return Err(io::Error::other("a second order on one connection")),
+                Some(_) => return Err(io::Error::other("more than one command on a connection")),
             },
         }
     }
@@ -165,7 +165,7 @@ async fn serve_connection(store: &ImageStore, socket: OwnedFd) -> io::Result<()>
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// No runtime listens on the socket.
-    #[error("no runtime takes orders in {}", folder.display())]
+    #[error("no runtime listens in {}", folder.display())]
     NotRunning {
         /// Directory of the socket.
         folder: PathBuf,
@@ -179,7 +179,7 @@ pub enum CommandError {
         source: io::Error,
     },
     /// The connection broke before the last response.
-    #[error("the runtime went away: {0}")]
+    #[error("connection to the runtime lost: {0}")]
     Broken(String),
 }
 
@@ -205,7 +205,7 @@ pub async fn send_command(
     line.send(order, &files).await.map_err(broken)?;
     loop {
         let Some((word, _)) = line.receive::<CommandResponse>().await.map_err(broken)? else {
-            return Err(CommandError::Broken("it closed the connection".to_owned()));
+            return Err(CommandError::Broken("closed by the runtime".to_owned()));
         };
         let is_last = matches!(word, CommandResponse::Done | CommandResponse::Failed(..));
         hear(word);

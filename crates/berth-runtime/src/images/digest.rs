@@ -48,7 +48,7 @@ impl FromStr for Digest {
         let is_lowercase = !digits.bytes().any(|digit| digit.is_ascii_uppercase());
         match hex::decode_to_slice(digits, &mut value) {
             Ok(()) if is_lowercase => Ok(Self(value)),
-            _ => Err(ImageError::invalid(format!("invalid digest {text:?}: only sha256 with 64 hex digits is known"))),
+            _ => Err(ImageError::invalid(format!("invalid digest {text:?}: expected sha256 and 64 hex digits"))),
         }
     }
 }

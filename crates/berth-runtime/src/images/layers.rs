@@ -201,12 +201,12 @@ impl Layers {
     /// # Errors
     /// The layer does not exist, or was unpacked without a recipe.
     pub fn stream(&self, number: u64) -> Result<RestoredStream, ImageError> {
-        let missing = || ImageError::not_found(format!("layer {number} is not here"));
+        let missing = || ImageError::not_found(format!("layer {number} not found"));
         let meta = self.meta(number).ok_or_else(missing)?;
         if meta.stream == 0 {
-            return Err(ImageError::bad_content(format!("layer {number} cannot be put together from its files")));
+            return Err(ImageError::bad_content(format!("layer {number} cannot be restored from its files")));
         }
-        let recipe = File::open(self.folder.join(number.to_string()).join(RECIPE)).attempt("open the recipe")?;
+        let recipe = File::open(self.folder.join(number.to_string()).join(RECIPE)).attempt("open recipe")?;
         RestoredStream::new(recipe, RootDir::open(&self.path(number)).attempt("open layer")?)
     }
 
@@ -224,7 +224,7 @@ impl Layers {
         };
         let path = self.folder.join(number.to_string()).join("layer.json");
         if let Err(error) = record::write(&path, &meta, Durability::Synced) {
-            warn!(layer = number, err = %error, "A broken layer may be used again after a restart");
+            warn!(layer = number, err = %error, "Failed to persist the removal of a corrupt layer, it may be reused after a restart");
         }
     }
 
@@ -389,7 +389,7 @@ fn load(folder: &Path) -> Option<LayerMeta> {
     match record::read::<LayerMeta>(&folder.join("layer.json")) {
         Ok(meta) => meta,
         Err(error) => {
-            warn!(layer = %folder.display(), error = %error, "Broken layer is removed");
+            warn!(layer = %folder.display(), error = %error, "Removing corrupt layer");
             None
         }
     }
@@ -416,6 +416,6 @@ pub fn delete(folder: &Path, name: &str) {
         remove_tree_at(folder.fd(), name.as_ref())
     });
     if let Err(error) = removed {
-        warn!(path = %folder.join(&hidden).display(), error = %error, "Cannot delete");
+        warn!(path = %folder.join(&hidden).display(), error = %error, "Failed to delete layer directory");
     }
 }

@@ -129,13 +129,13 @@ pub fn parse_manifest_or_index(bytes: &[u8], told: &str) -> Result<ManifestOrInd
     }
     // An ambiguous document could be parsed differently by other tools to hide content.
     if probe.manifests.is_some() && (probe.layers.is_some() || probe.config.is_some()) {
-        return Err(ImageError::bad_content("invalid manifest: it is a manifest and an index at once"));
+        return Err(ImageError::bad_content("invalid manifest: has fields of both a manifest and an index"));
     }
     let is_index = probe.manifests.is_some();
     let claims_index = [OCI_INDEX, DOCKER_LIST].contains(&probe.media_type.as_str());
     let claims_manifest = [OCI_MANIFEST, DOCKER_MANIFEST].contains(&probe.media_type.as_str());
     if (is_index && claims_manifest) || (!is_index && claims_index) {
-        return Err(ImageError::bad_content("invalid manifest: its media type is not what it is"));
+        return Err(ImageError::bad_content("invalid manifest: media type does not match the content"));
     }
     if is_index {
         let index: Index = json(bytes, "index")?;
@@ -256,9 +256,14 @@ mod tests {
         for (what, document, told, expected) in [
             ("manifest", manifest.clone(), "", Ok("manifest")),
             ("index", index.clone(), "", Ok("index")),
-            ("both", with(&index, "layers", serde_json::json!([])), "", Err("at once")),
-            ("claims index", with(&manifest, "mediaType", OCI_INDEX.into()), "", Err("media type is not")),
-            ("claims manifest", with(&index, "mediaType", DOCKER_MANIFEST.into()), "", Err("media type is not")),
+            ("both", with(&index, "layers", serde_json::json!([])), "", Err("both a manifest and an index")),
+            ("claims index", with(&manifest, "mediaType", OCI_INDEX.into()), "", Err("media type does not match")),
+            (
+                "claims manifest",
+                with(&index, "mediaType", DOCKER_MANIFEST.into()),
+                "",
+                Err("media type does not match"),
+            ),
             (
                 "schema 1",
                 serde_json::json!({"schemaVersion": 1}),

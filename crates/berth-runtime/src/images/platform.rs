@@ -55,7 +55,7 @@ pub fn parse(text: &str) -> Result<Platform, ImageError> {
         _ => None,
     }
     .ok_or_else(|| {
-        ImageError::invalid(format!("{text:?} is no platform: os/architecture or os/architecture/variant"))
+        ImageError::invalid(format!("invalid platform {text:?}: expected os/architecture or os/architecture/variant"))
     })?;
     let architecture = match architecture {
         "x86_64" => "amd64",

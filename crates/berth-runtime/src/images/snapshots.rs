@@ -118,7 +118,7 @@ impl Snapshots {
         self.known().insert(container.to_owned(), snapshot.clone());
         let made = self.fill(&folder, &snapshot, layers);
         made.inspect_err(|_| self.release(container))?;
-        self.root_for(container, layers).ok_or_else(|| ImageError::not_found("snapshot vanished"))
+        self.root_for(container, layers).ok_or_else(|| ImageError::not_found("snapshot disappeared"))
     }
 
     fn fill(&self, folder: &Path, snapshot: &Snapshot, layers: &Layers) -> Result<(), ImageError> {
@@ -129,7 +129,7 @@ impl Snapshots {
             match self.form {
                 LayerFormat::Merged => copy::copy_tree(&top, &upper, copy::Budget::UNLIMITED)?,
                 LayerFormat::Overlay { .. } => {
-                    let stat = fs::metadata(&top).attempt("look at the top layer")?;
+                    let stat = fs::metadata(&top).attempt("stat top layer")?;
                     chown(&upper, Some(stat.uid()), Some(stat.gid())).attempt("set owner of the root")?;
                     let mode = fs::Permissions::from_mode(stat.mode() & 0o7777);
                     fs::set_permissions(&upper, mode).attempt("set mode of the root")?;
@@ -170,7 +170,7 @@ impl Snapshots {
     ) -> Result<Source, ImageError> {
         let snapshot = {
             let mut known = self.known();
-            let missing = || ImageError::not_found(format!("container {container:?} has no root"));
+            let missing = || ImageError::not_found(format!("container {container:?} has no root filesystem"));
             let snapshot = known.get_mut(container).ok_or_else(missing)?;
             snapshot.mounted.extend(numbers);
             snapshot.clone()
@@ -228,7 +228,7 @@ pub fn probe(root: &Path, wanted: Snapshotter) -> Result<LayerFormat, ImageError
             Err(ImageError::io("snapshotter overlay is not supported here", &error))
         }
         Err(error) => {
-            warn!(error = %error, "No overlays on this machine: roots of containers are copies");
+            warn!(error = %error, "Overlayfs is not supported, copying root filesystems of containers");
             Ok(LayerFormat::Merged)
         }
     }
@@ -256,6 +256,6 @@ fn try_overlay(folder: &Path, userxattr: bool) -> std::io::Result<bool> {
     let mount = rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
     rustix::fs::openat(&mount, "probe", flags, Mode::from_raw_mode(0o600))?;
-    info!(userxattr, "Overlays work on this machine");
+    info!(userxattr, "Overlayfs is supported");
     Ok(userxattr)
 }

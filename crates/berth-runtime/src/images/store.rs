@@ -134,7 +134,7 @@ impl ImageStore {
         let root = &settings.root;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(root).attempt(format!("create {}", root.display()))?;
         let form = snapshots::probe(root, settings.snapshotter)?;
-        let disk = rustix::fs::statvfs(root).attempt("look at the disk")?;
+        let disk = rustix::fs::statvfs(root).attempt("stat filesystem")?;
         let keep_free = KEEP_FREE.max(disk.f_blocks.saturating_mul(disk.f_frsize) / 50);
         let content = Content::open(root)?;
         content.clean(SystemTime::now())?;
@@ -160,7 +160,7 @@ impl ImageStore {
         if let Some(program) = &out.inner.settings.program {
             let made = out.inner.make_builtin(program);
             if let Err(error) = made {
-                warn!(error = %error, "Built-in images cannot be made");
+                warn!(error = %error, "Failed to create built-in images");
             }
         }
         out.inner.collect();
@@ -279,7 +279,7 @@ impl ImageStore {
             let leaves = sub_path.split('/').any(|part| part == "..");
             if leaves || !inner.merged(lease.numbers())?.is_folder(sub_path.as_bytes()) {
                 return Err(ImageError::invalid(format!(
-                    "image sub path {sub_path:?} is no directory of image {image:?}"
+                    "image sub path {sub_path:?} is not a directory of image {image:?}"
                 )));
             }
             let source = inner.snapshots.mount_image(&container, lease.numbers(), sub_path, &inner.layers)?;
@@ -327,7 +327,7 @@ impl ImageStore {
                 }
             };
             if let Err(error) = work {
-                warn!(error = %error, "Collection of images failed");
+                warn!(error = %error, "Image garbage collection failed");
             }
         }
     }
@@ -389,7 +389,7 @@ impl Inner {
             _ => {}
         }
         failpoint::reached("image.removed");
-        info!(image = %record.id, "Image removed");
+        info!(image = %record.id, "Removed image");
         self.garbage.notify_one();
         Ok(())
     }
@@ -467,8 +467,8 @@ impl Inner {
         }
         failpoint::reached("image.written");
         *self.catalogue() = changed;
-        info!(image = %id, source = ?source, "Image is here");
-        self.catalogue().get(&id).ok_or_else(|| ImageError::not_found("image vanished"))
+        info!(image = %id, source = ?source, "Image is ready");
+        self.catalogue().get(&id).ok_or_else(|| ImageError::not_found("image disappeared"))
     }
 }
 
@@ -476,7 +476,7 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ImageError> + Send + 'static,
 ) -> Result<T, ImageError> {
     let joined = tokio::task::spawn_blocking(work).await;
-    joined.unwrap_or_else(|error| Err(ImageError::bad_content(format!("image work ended: {error}"))))
+    joined.unwrap_or_else(|error| Err(ImageError::bad_content(format!("image task failed: {error}"))))
 }
 
 fn now_ns() -> i64 {

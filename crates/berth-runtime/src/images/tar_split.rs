@@ -111,7 +111,10 @@ impl<R: Read> RecipeRecorder<R> {
     /// # Errors
     /// The compressor cannot be set up.
     pub fn new(inner: R, into: Option<File>) -> Result<Self, ImageError> {
-        let notes = into.map(|file| zstd::Encoder::new(Counted(file, 0), 1)).transpose().attempt("note a layer")?;
+        let notes = into
+            .map(|file| zstd::Encoder::new(Counted(file, 0), 1))
+            .transpose()
+            .attempt("write recipe of the layer")?;
         let notes = notes.map(|out| RecipeWriter { out, run: Vec::with_capacity(LONGEST_RUN) });
         Ok(Self { inner, notes, of_file: 0, failure: None })
     }
@@ -147,10 +150,10 @@ impl<R: Read> RecipeRecorder<R> {
     /// The recipe could not be written.
     pub fn finish(self) -> Result<(R, bool), ImageError> {
         match (self.failure, self.notes) {
-            (Some(error), _) => Err(ImageError::io("note a layer", &error)),
+            (Some(error), _) => Err(ImageError::io("write recipe of the layer", &error)),
             (None, None) => Ok((self.inner, false)),
             (None, Some(notes)) => {
-                notes.finish().attempt("note a layer")?;
+                notes.finish().attempt("write recipe of the layer")?;
                 Ok((self.inner, true))
             }
         }
@@ -188,7 +191,7 @@ impl RestoredStream {
     /// # Errors
     /// The decompressor cannot be set up.
     pub fn new(recipe: File, root: RootDir) -> Result<Self, ImageError> {
-        let recipe = zstd::Decoder::new(recipe).attempt("read the recipe of a layer")?;
+        let recipe = zstd::Decoder::new(recipe).attempt("read recipe of the layer")?;
         Ok(Self { recipe, root, piece: Piece::Run(0) })
     }
 
@@ -199,12 +202,12 @@ impl RestoredStream {
             RUN => {
                 let length = u32::from_le_bytes(self.bytes()?);
                 let is_good = usize::try_from(length).is_ok_and(|length| length <= LONGEST_RUN);
-                if is_good { Ok(Piece::Run(length.into())) } else { Err(wrong("recipe: a run is too long")) }
+                if is_good { Ok(Piece::Run(length.into())) } else { Err(wrong("recipe: run is too long")) }
             }
             FILE => {
                 let length = usize::from(u16::from_le_bytes(self.bytes()?));
                 if length > LONGEST_PATH {
-                    return Err(wrong("recipe: a path is too long"));
+                    return Err(wrong("recipe: path is too long"));
                 }
                 let mut path = vec![0; length];
                 self.recipe.read_exact(&mut path)?;
@@ -217,12 +220,12 @@ impl RestoredStream {
                 let fd = self.root.resolve(&path, flags).map_err(|error| named(error.into()))?;
                 let stat = rustix::fs::fstat(&fd)?;
                 if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-                    return Err(named(wrong("is no file any more")));
+                    return Err(named(wrong("no longer a regular file")));
                 }
                 Ok(Piece::File(File::from(fd), bytes))
             }
             END => Ok(Piece::End),
-            _ => Err(wrong("recipe: a piece of an unknown kind")),
+            _ => Err(wrong("recipe: unknown entry kind")),
         }
     }
 
@@ -249,7 +252,7 @@ impl Read for RestoredStream {
                 return Ok(count);
             }
             if *left > 0 {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a file of the layer is shorter than it was"));
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "file of the layer is shorter than recorded"));
             }
             self.piece = self.next()?;
         }

@@ -20,7 +20,7 @@ pub fn args(command: &[String], args: &[String], image: &ImageConfig) -> Result<
         return Err(Refusal::plain("no command specified"));
     }
     match words.iter().find(|word| word.contains('\0')) {
-        Some(word) => Err(Refusal::invalid(format!("argument {word:?} holds a NUL"))),
+        Some(word) => Err(Refusal::invalid(format!("argument {word:?} contains a NUL byte"))),
         None => Ok(words),
     }
 }
@@ -31,7 +31,7 @@ pub fn args(command: &[String], args: &[String], image: &ImageConfig) -> Result<
 /// The request names a relative path, or a path contains a NUL.
 pub fn working_dir(requested: &str, image: &ImageConfig) -> Result<String, Refusal> {
     if requested.contains('\0') || image.working_dir.contains('\0') {
-        return Err(Refusal::invalid("working directory holds a NUL"));
+        return Err(Refusal::invalid("working directory contains a NUL byte"));
     }
     if requested.is_empty() {
         return Ok(absolute(&image.working_dir));

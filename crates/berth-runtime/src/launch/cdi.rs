@@ -169,15 +169,15 @@ pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Re
 pub fn hook(edit: &Hook) -> Result<plan::Hook, Refusal> {
     let refuse = |what: &str| Refusal::plain(format!("invalid CDI hook {:?}: {what}", edit.hook_name));
     let moment = HookPoint::ALL.into_iter().find(|moment| moment.name() == edit.hook_name);
-    let moment = moment.ok_or_else(|| refuse("unknown name"))?;
+    let moment = moment.ok_or_else(|| refuse("unknown hook name"))?;
     if !edit.path.starts_with('/') {
-        return Err(refuse("it needs an absolute path"));
+        return Err(refuse("path must be absolute"));
     }
     if edit.env.iter().any(|pair| pair.find('=').is_none_or(|at| at == 0)) {
-        return Err(refuse("a variable has no name"));
+        return Err(refuse("environment variable without a name"));
     }
     if [&edit.path].into_iter().chain(&edit.args).chain(&edit.env).any(|text| text.contains('\0')) {
-        return Err(refuse("a word holds a NUL"));
+        return Err(refuse("an argument contains a NUL byte"));
     }
     let limit = edit.timeout.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
     Ok(plan::Hook {
@@ -202,7 +202,7 @@ fn find<'a>(name: &str, specs: &'a [Spec]) -> Option<(&'a Spec, &'a NamedDevice)
 pub fn mount(edit: &MountEdit) -> Result<Mount, Refusal> {
     let refuse = |what: &str| Refusal::plain(format!("invalid CDI mount {:?}: {what}", edit.container_path));
     if !edit.container_path.starts_with('/') || edit.host_path.is_empty() {
-        return Err(refuse("it needs a host path and an absolute container path"));
+        return Err(refuse("host path and absolute container path are required"));
     }
     let is_bind = edit.kind.is_empty() || edit.kind == "bind" || edit.kind == "none";
     let (mut access, mut propagation, mut flags, mut data) = (Access::ReadWrite, Propagation::Private, 0, Vec::new());
@@ -285,10 +285,10 @@ mod tests {
                 hook(&edited).expect_err("no hook").text
             };
             for (text, what) in [
-                (edited(|hook| hook.path = "x".into()), "it needs an absolute path"),
-                (edited(|hook| hook.env = vec!["A".into()]), "a variable has no name"),
-                (edited(|hook| hook.env = vec!["=A".into()]), "a variable has no name"),
-                (edited(|hook| hook.args = vec!["a\0".into()]), "a word holds a NUL"),
+                (edited(|hook| hook.path = "x".into()), "path must be absolute"),
+                (edited(|hook| hook.env = vec!["A".into()]), "environment variable without a name"),
+                (edited(|hook| hook.env = vec!["=A".into()]), "environment variable without a name"),
+                (edited(|hook| hook.args = vec!["a\0".into()]), "an argument contains a NUL byte"),
             ] {
                 assert_eq!(text, format!("invalid CDI hook {:?}: {what}", moment.name()));
             }

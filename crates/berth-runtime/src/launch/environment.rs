@@ -51,7 +51,7 @@ pub fn environment(from: &EnvironmentInputs<'_>) -> Result<Vec<String>, Refusal>
         set(&mut all, "HOME", from.home.filter(|home| !home.is_empty()).unwrap_or("/"));
     }
     match all.iter().find(|text| text.contains('\0')) {
-        Some(text) => Err(Refusal::invalid(format!("environment variable {:?} holds a NUL", key(text)))),
+        Some(text) => Err(Refusal::invalid(format!("environment variable {:?} contains a NUL byte", key(text)))),
         None => Ok(all),
     }
 }
@@ -116,7 +116,7 @@ mod tests {
             EnvironmentInputs { terminal: true, hostname: "h", image: &[], requested: &[], devices: &[], home: None };
         assert_eq!(environment(&from).expect("an environment").get(1).map(String::as_str), Some("TERM=xterm"));
         for (value, text) in [
-            (&b"a\0b"[..], "environment variable \"A\" holds a NUL"),
+            (&b"a\0b"[..], "environment variable \"A\" contains a NUL byte"),
             (b"\xff", "environment variable \"A\" is not UTF-8"),
         ] {
             let requested = pairs(&[("A", value)]);

@@ -57,8 +57,8 @@ impl Default for Settings {
 /// # Errors
 /// A file that every Linux has is unreadable or malformed, or the CPU architecture has no system call table.
 pub fn detect(settings: &Settings) -> io::Result<Host> {
-    let odd = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("{what} is not understood"));
-    let kernel = version(&read("/proc/sys/kernel/osrelease")?).ok_or_else(|| odd("the kernel's version"))?;
+    let odd = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("failed to parse {what}"));
+    let kernel = version(&read("/proc/sys/kernel/osrelease")?).ok_or_else(|| odd("the kernel version"))?;
     let status = read("/proc/self/status")?;
     let set = |name: &str| hexadecimal(&status, name).ok_or_else(|| odd(name));
     let last: u32 = read("/proc/sys/kernel/cap_last_cap")?.trim().parse().map_err(|_| odd("cap_last_cap"))?;
@@ -67,7 +67,7 @@ pub fn detect(settings: &Settings) -> io::Result<Host> {
     let own = read("/proc/self/oom_score_adj")?.trim().parse().map_err(|_| odd("oom_score_adj"))?;
     Ok(Host {
         kernel,
-        machine: Machine::current().ok_or_else(|| odd("the processor"))?,
+        machine: Machine::current().ok_or_else(|| odd("the processor architecture"))?,
         capabilities: set("CapBnd")? & known,
         has_seccomp: Path::new("/proc/sys/kernel/seccomp/actions_avail").exists(),
         has_spec_allow: kernel >= SPEC_ALLOW,

@@ -68,7 +68,7 @@ pub fn writes(resources: &LinuxContainerResources, on: &Controllers) -> Result<V
     let hugetlb = hugetlb(resources, on)?;
     if on.groups == Groups::V1 {
         if !resources.unified.is_empty() {
-            return Err(Refusal::invalid("unified resources need the unified control group hierarchy"));
+            return Err(Refusal::invalid("unified resources require cgroup v2"));
         }
         return Ok(writes_v1(resources, on, hugetlb));
     }

@@ -57,7 +57,7 @@ pub fn mounts(inputs: &Inputs<'_>, style: &MountContext) -> Result<Vec<Mount>, R
     for (index, mount) in inputs.config.mounts.iter().enumerate() {
         let place = inputs.found.places.get(index);
         let place =
-            place.ok_or_else(|| Refusal::plain(format!("mount {:?} was not looked up", mount.container_path)))?;
+            place.ok_or_else(|| Refusal::plain(format!("mount {:?} was not resolved", mount.container_path)))?;
         requested.push(of_request(mount, place, inputs.host.has_recursive_read_only)?);
     }
     let is_free = |target: &str| !requested.iter().any(|mount| mount.target == target);
@@ -161,7 +161,7 @@ fn of_request(asked: &cri::Mount, place: &MountSource, has_recursive: bool) -> R
     let ids = match (range(&asked.uid_mappings)?, range(&asked.gid_mappings)?) {
         (Some(uids), Some(gids)) => Some((uids, gids)),
         (None, None) => None,
-        _ => return Err(Refusal::invalid("a mount needs both UID and GID mappings or none")),
+        _ => return Err(Refusal::invalid("mount must have both UID and GID mappings or neither")),
     };
     let source = match place {
         MountSource::Host { path, on, is_shared, is_slave } => {
@@ -200,7 +200,7 @@ const OF_PROC: [&str; 10] = [
 
 fn check_target(target: &str) -> Result<(), Refusal> {
     if target == "/" {
-        return Err(Refusal::invalid("nothing can be mounted on the root of a container"));
+        return Err(Refusal::invalid("cannot mount on the root of the container"));
     }
     if target.starts_with("/proc/") && !OF_PROC.contains(&target) {
         return Err(Refusal::invalid(format!("{target:?} cannot be mounted because it is inside /proc")));

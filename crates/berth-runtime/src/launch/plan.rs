@@ -97,8 +97,7 @@ fn check_length(process: &Process) -> Result<(), Refusal> {
     let texts = process.args.iter().chain(&process.env);
     let length: usize = texts.map(|text| text.len() + TEXT_OVERHEAD).sum();
     if length > LONGEST_TEXTS {
-        let text =
-            format!("arguments and environment take {length} bytes, more than the {LONGEST_TEXTS} that are possible");
+        let text = format!("arguments and environment have {length} bytes, more than the maximum of {LONGEST_TEXTS}");
         return Err(Refusal::invalid(text));
     }
     Ok(())
@@ -154,7 +153,7 @@ fn filter(
             .found
             .profile
             .as_deref()
-            .ok_or_else(|| Refusal::plain(format!("failed to load seccomp profile {path:?}: it was not found")))?,
+            .ok_or_else(|| Refusal::plain(format!("failed to load seccomp profile {path:?}: not found")))?,
     };
     let conditions = seccomp::Conditions {
         machine: inputs.host.machine,
@@ -217,7 +216,7 @@ pub fn exec(
         return Err(Refusal::invalid("exec cmd must not be empty"));
     }
     if let Some(word) = words.iter().find(|word| word.contains('\0')) {
-        return Err(Refusal::invalid(format!("argument {word:?} holds a NUL")));
+        return Err(Refusal::invalid(format!("argument {word:?} contains a NUL byte")));
     }
     let mut process = Process { args: words.to_vec(), terminal, ..first.process.clone() };
     if terminal.is_some() {

@@ -55,7 +55,7 @@ pub fn resolve(
         found.devices.extend(requested(device)?);
     }
     if context.privileged {
-        found.host_devices = below_dev().map_err(|error| Refusal::plain(format!("devices of the host: {error}")))?;
+        found.host_devices = below_dev().map_err(|error| Refusal::plain(format!("list host devices: {error}")))?;
     }
     if let Filter::File(path) = security::filter(&context, host.has_seccomp)? {
         let text = read(Path::new(&path));
@@ -79,7 +79,7 @@ fn loaded_profiles() -> Vec<String> {
     let text = read(Path::new("/sys/kernel/security/apparmor/profiles")).unwrap_or_default();
     let loaded = security::apparmor_profiles(&String::from_utf8_lossy(&text));
     if security::default_apparmor(&loaded).is_none() {
-        SAID.call_once(|| tracing::warn!("No default AppArmor profile is loaded: containers run unconfined"));
+        SAID.call_once(|| tracing::warn!("Default AppArmor profile is not loaded, containers run unconfined"));
     }
     loaded
 }
@@ -107,7 +107,7 @@ fn place(mount: &cri::Mount, table: &mut Option<Vec<mount_table::Mount>>) -> Res
         Some(table) => table,
         None => {
             let read = mount_table::read();
-            table.insert(read.map_err(|error| Refusal::plain(format!("read the table of mounts: {error}")))?)
+            table.insert(read.map_err(|error| Refusal::plain(format!("read mount table: {error}")))?)
         }
     };
     // Of several mounts on the same point, the last one is effective.
@@ -202,7 +202,7 @@ fn specs(directories: &[PathBuf]) -> Vec<cdi::Spec> {
         for path in paths {
             match spec(&path) {
                 Ok(spec) => all.extend(spec),
-                Err(error) => tracing::warn!(path = %path.display(), %error, "CDI file is left out"),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "Skipping invalid CDI spec file"),
             }
         }
     }
@@ -259,7 +259,7 @@ fn edited(asked: &DeviceNode) -> Result<LinuxDevice, Refusal> {
     let is_whole = said == Some('p') || asked.major.zip(asked.minor).is_some();
     let on_host = match node(Path::new(source), &asked.path, access) {
         Ok(Some(node)) => node,
-        Ok(None) => return Err(refuse("the host's is not a device node")),
+        Ok(None) => return Err(refuse("host path is not a device node")),
         Err(_) if said.is_some() && is_whole => LinuxDevice {
             path: super::args::absolute(&asked.path),
             kind: 'c',

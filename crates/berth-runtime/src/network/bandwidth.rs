@@ -30,7 +30,7 @@ pub enum BandwidthError {
     #[error("resource is unreasonably large (> 1Pbit)")]
     Large,
     /// The value is not a Kubernetes quantity.
-    #[error("annotation {key}: {value:?} is no quantity")]
+    #[error("annotation {key}: invalid quantity {value:?}")]
     NoQuantity {
         /// Annotation key.
         key: &'static str,
@@ -133,9 +133,9 @@ mod tests {
             ("-1M", "resource is unreasonably small (< 1kbit)"),
             ("2P", "resource is unreasonably large (> 1Pbit)"),
             ("999999999999999E", "resource is unreasonably large (> 1Pbit)"),
-            ("fast", "annotation kubernetes.io/egress-bandwidth: \"fast\" is no quantity"),
-            ("", "annotation kubernetes.io/egress-bandwidth: \"\" is no quantity"),
-            ("1.2.3M", "annotation kubernetes.io/egress-bandwidth: \"1.2.3M\" is no quantity"),
+            ("fast", "annotation kubernetes.io/egress-bandwidth: invalid quantity \"fast\""),
+            ("", "annotation kubernetes.io/egress-bandwidth: invalid quantity \"\""),
+            ("1.2.3M", "annotation kubernetes.io/egress-bandwidth: invalid quantity \"1.2.3M\""),
         ] {
             assert_eq!(egress(value), Err(text.to_owned()), "{value}");
         }

@@ -53,11 +53,11 @@ pub fn ensure(wanted: &DesiredBridge) -> Result<Bridge, NetworkError> {
     let mac = names::bridge_mac(&machine_id(), &wanted.name);
     match socket.request(rtnetlink::new_bridge(&wanted.name, mac, mtu)) {
         Err(e) if e.raw_os_error() != Some(Errno::EEXIST as i32) => return Err(failed(e)),
-        made => made.map(|()| info!(bridge = %wanted.name, mtu, "Bridge made")).unwrap_or_default(),
+        made => made.map(|()| info!(bridge = %wanted.name, mtu, "Created bridge")).unwrap_or_default(),
     }
     let link = find(&mut socket, &wanted.name).map_err(failed)?.ok_or_else(|| failed(Errno::ENODEV.into()))?;
     if link.kind != "bridge" {
-        return Err(failed(io::Error::other("a link of that name is no bridge")));
+        return Err(failed(io::Error::other("existing interface is not a bridge")));
     }
     let has_v6 = wanted.nets.iter().any(|n| n.is_v6());
     // Pods may send router advertisements even where no pod has an IPv6 address (CVE-2020-10749).
@@ -181,7 +181,7 @@ fn keep_router_advertisements() {
     for link in uplinks().unwrap_or_default() {
         let key = format!("ipv6/conf/{link}/accept_ra");
         if read(&key).as_deref() == Some("1") {
-            info!(link, "Router advertisements are listened to although the machine forwards");
+            info!(link, "Accepting IPv6 router advertisements despite forwarding (accept_ra=2)");
             set_optional(&key, "2");
         }
     }
@@ -206,7 +206,7 @@ pub fn set(key: &str, value: &str) -> io::Result<()> {
 /// Sets an optional sysctl like [`set`]: logs a failure, ignores a missing file.
 pub fn set_optional(key: &str, value: &str) {
     match set(key, value) {
-        Err(e) if e.kind() != ErrorKind::NotFound => warn!(sysctl = key, err = %e, "Kernel setting not made"),
+        Err(e) if e.kind() != ErrorKind::NotFound => warn!(sysctl = key, err = %e, "Failed to set sysctl"),
         _ => {}
     }
 }

@@ -142,7 +142,7 @@ impl BuiltinNetwork {
     fn adopt(&self, bridge: Bridge) -> Result<(), NetworkError> {
         let pods: Vec<String> = self.leases().ipam().leases().values().cloned().collect();
         let strays = |l: &berth_sys::netlink::rtnetlink::Link| l.master != bridge.index && pods.contains(&l.alias);
-        pod_link::adopt(bridge, strays).map_err(|e| NetworkError::kernel("links of pods", e))
+        pod_link::adopt(bridge, strays).map_err(|e| NetworkError::kernel("pod network interfaces", e))
     }
 
     fn set_rules(&self, bridge: &Bridge) -> Result<(), NetworkError> {
@@ -200,7 +200,7 @@ impl BuiltinNetwork {
         if attached.is_err()
             && let Err(e) = self.teardown(pod)
         {
-            warn!(podSandboxID = %pod.id, err = %e, "Pod's network not undone");
+            warn!(podSandboxID = %pod.id, err = %e, "Failed to roll back pod network");
         }
         attached
     }
@@ -278,7 +278,7 @@ impl BuiltinNetwork {
         for (pod, attached) in ours.iter().filter(|_| self.settings.host_ports) {
             match HostPorts::entries(&pod.ports, &attached.ips) {
                 Ok(of_pod) => entries.push((pod.id.clone(), of_pod)),
-                Err(e) => warn!(podSandboxID = %pod.id, err = %e, "Host ports of a sandbox"),
+                Err(e) => warn!(podSandboxID = %pod.id, err = %e, "Failed to restore host ports of the sandbox"),
             }
         }
         self.firewall.restore(&entries);
@@ -288,7 +288,7 @@ impl BuiltinNetwork {
             return Ok(ours.iter().map(|(pod, _)| pod.id.clone()).collect());
         }
         let bridge = self.prepare()?;
-        let failed = |e| NetworkError::kernel("links of pods", e);
+        let failed = |e| NetworkError::kernel("pod network interfaces", e);
         let ports = pod_link::ports(bridge).map_err(failed)?;
         let (known, strays): (Vec<_>, Vec<_>) =
             ports.into_iter().partition(|port| ours.iter().any(|(pod, _)| pod.id == port.alias));

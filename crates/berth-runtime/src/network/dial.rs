@@ -63,5 +63,5 @@ pub async fn connect(sockets: Sockets, sandbox: &str, port: u16) -> Result<TcpSt
 async fn to(socket: io::Result<OwnedFd>, address: SocketAddr) -> io::Result<TcpStream> {
     let socket = TcpSocket::from_std_stream(std::net::TcpStream::from(socket?));
     let connected = timeout(LIMIT, socket.connect(address)).await;
-    connected.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {LIMIT:?}"))))
+    connected.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no response within {LIMIT:?}"))))
 }

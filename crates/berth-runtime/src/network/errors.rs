@@ -40,7 +40,7 @@ pub enum NetworkError {
     #[error("{0}")]
     Dial(String),
     /// The operation timed out.
-    #[error("{what}: no end within {limit:?}")]
+    #[error("{what}: timed out after {limit:?}")]
     TimedOut {
         /// Operation that timed out.
         what: &'static str,

@@ -46,7 +46,7 @@ struct FirewallState {
 impl Firewall {
     /// Probes for nf_tables; changes nothing.
     pub fn new(rules: Rules) -> Self {
-        let has_filter = probe().inspect_err(|e| warn!(err = %e, "No nf_tables in this kernel")).is_ok();
+        let has_filter = probe().inspect_err(|e| warn!(err = %e, "Kernel does not support nf_tables")).is_ok();
         Self {
             state: Mutex::new(FirewallState { rules, ports: HostPorts::default() }),
             has_filter,
@@ -88,7 +88,7 @@ impl Firewall {
         state.ports.clear();
         for (pod, entries) in pods {
             if let Err(e) = state.ports.take(pod, entries) {
-                warn!(podSandboxID = %pod, err = %e, "Host port of a sandbox is another's");
+                warn!(podSandboxID = %pod, err = %e, "Host port of the sandbox is in use by another sandbox");
             }
         }
     }
@@ -160,7 +160,7 @@ impl Firewall {
         }
         self.apply(&state)?;
         self.reapplied.fetch_add(1, Ordering::Relaxed);
-        info!(table = %state.rules.table, "Packet filter put in place again: somebody removed it");
+        info!(table = %state.rules.table, "Restored nf_tables rules after external removal");
         Ok(true)
     }
 
@@ -218,7 +218,7 @@ fn is_whole(rules: &Rules) -> io::Result<bool> {
 /// Removes tracked connections. Logs failures only at debug level, because remaining entries expire by themselves.
 fn forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) {
     if let Err(e) = try_forget(chosen, of) {
-        tracing::debug!(err = %e, "Tracked connections not forgotten");
+        tracing::debug!(err = %e, "Failed to flush conntrack entries");
     }
 }
 

@@ -88,7 +88,7 @@ pub enum PortError {
         by: String,
     },
     /// The host IP is not an IP address.
-    #[error("hostPort {port}/{protocol}: host IP {address:?} is no address")]
+    #[error("hostPort {port}/{protocol}: invalid host IP {address:?}")]
     NoAddress {
         /// Host port.
         port: u16,

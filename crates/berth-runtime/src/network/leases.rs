@@ -74,7 +74,7 @@ impl Leases {
 
     fn write_or_warn(&self) {
         if let Err(error) = self.write() {
-            warn!(path = %self.directory.join("leases.json").display(), err = %error, "Leases file not written");
+            warn!(path = %self.directory.join("leases.json").display(), err = %error, "Failed to write IP address leases file");
         }
     }
 
@@ -101,7 +101,7 @@ impl Leases {
         let begun = Instant::now();
         while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
             if begun.elapsed() > LONGEST_HOLD {
-                warn!(err = %error, "A tool holds the lock of the leases file; it is written all the same");
+                warn!(err = %error, "Timed out waiting for the lock of the leases file, writing without it");
                 break;
             }
             thread::sleep(BETWEEN_ATTEMPTS);

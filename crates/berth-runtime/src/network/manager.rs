@@ -162,9 +162,9 @@ impl Network {
         if nets.is_empty() {
             return Ok(());
         }
-        info!(podCIDR = text, "Pod CIDR");
+        info!(podCIDR = text, "Updated pod CIDR");
         let (inner, prepares) = (Arc::clone(&self.inner), self.mode() == Mode::Builtin);
-        self.blocking("pod CIDR", LIMIT, move || inner.builtin.set_nets(&nets, prepares)).await
+        self.blocking("apply pod CIDR", LIMIT, move || inner.builtin.set_nets(&nets, prepares)).await
     }
 
     /// Path of a sandbox's network namespace file.
@@ -197,7 +197,7 @@ impl Network {
         if attached.is_err() {
             let removed = self.blocking("network namespace", LIMIT, move || unbind(&file)).await;
             if let Err(e) = removed {
-                warn!(podSandboxID = %pod.id, err = %e, "Network namespace's file not removed");
+                warn!(podSandboxID = %pod.id, err = %e, "Failed to remove network namespace file");
             }
         }
         attached
@@ -260,10 +260,10 @@ impl Network {
         let ids: Vec<&str> = pods.iter().map(|p| p.id.as_str()).collect();
         let plugins = timeout(RECOVERY_LIMIT, self.inner.plugins.recover(&ids));
         if plugins.await.is_err() {
-            warn!(limit = ?RECOVERY_LIMIT, "CNI attachments of sandboxes that are gone not all removed");
+            warn!(limit = ?RECOVERY_LIMIT, "Timed out removing CNI attachments of deleted sandboxes");
         }
         let (inner, pods, prepares) = (Arc::clone(&self.inner), pods.to_vec(), self.mode() == Mode::Builtin);
-        self.blocking("recovery of networks", RECOVERY_LIMIT, move || {
+        self.blocking("recover pod networks", RECOVERY_LIMIT, move || {
             let lost = inner.builtin.recover(&pods, prepares).map(|mut lost| {
                 let is_bound = |id: &str| net_namespace::is_bound(&inner.namespace_file(id));
                 let unnamed = pods.iter().filter(|pod| !lost.contains(&pod.id) && !is_bound(&pod.id));
@@ -290,8 +290,8 @@ impl Network {
     pub async fn lost(&self, pods: &[SandboxNetwork]) -> Result<Vec<String>, NetworkError> {
         let looked: Vec<_> = pods.iter().map(|pod| (pod.id.clone(), pod.is_builtin())).collect();
         let network = self.clone();
-        self.blocking("networks of pods", LIMIT, move || {
-            let linked = pod_link::linked().map_err(|e| NetworkError::kernel("links of pods", e))?;
+        self.blocking("check pod networks", LIMIT, move || {
+            let linked = pod_link::linked().map_err(|e| NetworkError::kernel("list pod network interfaces", e))?;
             let is_lost = |(id, is_builtin): &(String, bool)| {
                 (*is_builtin && !linked.contains(id)) || !net_namespace::is_bound(&network.namespace_file(id))
             };
@@ -320,7 +320,7 @@ impl Network {
             let namespace = netns.map(|file| net_namespace::open_file(&file)).transpose().map_err(failed)?;
             dial::sockets(namespace.as_ref().map(AsFd::as_fd)).map_err(failed)
         };
-        let sockets = self.blocking("sockets in a pod", LIMIT, make).await?;
+        let sockets = self.blocking("list sockets of the pod", LIMIT, make).await?;
         dial::connect(sockets, sandbox, port).await
     }
 

@@ -78,11 +78,11 @@ pub fn default_net(routes: &[Cidr]) -> Option<Cidr> {
 /// Warning about foreign forward chains with a drop policy, which no rule of the runtime's table can override.
 pub fn dropping_chains(chains: &[String]) -> Option<String> {
     (!chains.is_empty())
-        .then(|| format!("pods may not reach other machines: {} drops forwarded packets by default", chains.join(", ")))
+        .then(|| format!("pods may not reach other hosts: {} drops forwarded packets by default", chains.join(", ")))
 }
 
 /// Warning for a kernel without nf_tables.
-pub const NO_FILTER: &str = "the kernel has no nf_tables: hostPorts and masquerading are off";
+pub const NO_FILTER: &str = "kernel does not support nf_tables: hostPorts and masquerading are disabled";
 
 #[cfg(test)]
 mod tests {

@@ -83,7 +83,7 @@ fn make_pair(socket: &mut Socket, join: &PodLinkSpec<'_>) -> io::Result<String> 
             Ok(()) => return Ok(name),
             Err(e) if e.index == 0 && e.is(Errno::EEXIST) => {
                 if bridge::find(socket, &name)?.is_none() {
-                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the pod has a link eth0 already"));
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "pod already has an interface eth0"));
                 }
             }
             Err(e) => {
@@ -126,7 +126,7 @@ fn wait_until_running(socket: &mut Socket, link: &str) -> io::Result<()> {
         }
         thread::sleep(BETWEEN_LOOKS);
     }
-    warn!(link, "Link does not run yet");
+    warn!(link, "Timed out waiting for network interface to be running");
     Ok(())
 }
 
@@ -170,7 +170,7 @@ fn wait_until_asked(join: &PodLinkSpec<'_>) -> io::Result<()> {
         }
         thread::sleep(BETWEEN_LOOKS);
     }
-    warn!(podSandboxID = join.sandbox, "Pod does not listen for neighbours yet");
+    warn!(podSandboxID = join.sandbox, "Timed out waiting for pod to join its solicited-node multicast groups");
     Ok(())
 }
 

@@ -88,7 +88,7 @@ impl Network {
             let mut changes = match watch(directory) {
                 Ok(changes) => changes,
                 Err(e) => {
-                    warn!(err = %e, directory = %directory.display(), "Files of network namespaces not watched");
+                    warn!(err = %e, directory = %directory.display(), "Failed to watch network namespace files");
                     sleep(RETRY).await;
                     continue;
                 }
@@ -121,7 +121,7 @@ impl Network {
             let socket = match watched {
                 Ok(socket) => socket,
                 Err(e) => {
-                    warn!(err = %e, ?protocol, "No news of the kernel's network");
+                    warn!(err = %e, ?protocol, "Failed to subscribe to kernel network events");
                     sleep(RETRY).await;
                     continue;
                 }
@@ -150,8 +150,8 @@ impl Network {
             let network = self.clone();
             match spawn_blocking(move || mend(&network)).await {
                 Ok(Ok(())) => return,
-                Ok(Err(e)) => warn!(err = %e, "Network not mended"),
-                Err(e) => warn!(err = %e, "Network not mended"),
+                Ok(Err(e)) => warn!(err = %e, "Failed to repair pod network"),
+                Err(e) => warn!(err = %e, "Failed to repair pod network"),
             }
             sleep(RETRY).await;
         }
@@ -170,7 +170,7 @@ impl Network {
                     self.reload().await;
                 }
                 Err(e) => {
-                    warn!(err = %e, directory = %self.inner.plugins.directory().display(), "CNI configurations not watched");
+                    warn!(err = %e, directory = %self.inner.plugins.directory().display(), "Failed to watch CNI configuration directory");
                     sleep(RETRY).await;
                 }
             }

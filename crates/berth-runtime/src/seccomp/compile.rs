@@ -84,7 +84,7 @@ pub fn compile(profile: &Profile, on: &Conditions) -> Result<Filter, ProfileErro
     let start = dispatch(&mut asm, on.machine, &starts);
     let instructions = asm.program(start);
     if instructions.len() > LONGEST {
-        return Err(ProfileError(format!("it becomes {} instructions, more than {LONGEST}", instructions.len())));
+        return Err(ProfileError(format!("program has {} instructions, more than {LONGEST}", instructions.len())));
     }
     Ok(Filter { flags: flags(profile, on)?, instructions })
 }
@@ -140,14 +140,14 @@ fn is_at_least(kernel: (u32, u32), least: &str) -> Result<bool, ProfileError> {
     let mut numbers = least.split('.').map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => Ok(kernel >= (major, minor)),
-        _ => Err(ProfileError(format!("{least:?} is not a version of a kernel"))),
+        _ => Err(ProfileError(format!("invalid kernel version {least:?}"))),
     }
 }
 
 fn check(rule: &Rule) -> Result<(), ProfileError> {
     for arg in &rule.args {
         if arg.index >= ARGUMENTS {
-            return Err(ProfileError(format!("there is no argument {}", arg.index)));
+            return Err(ProfileError(format!("invalid argument index {}", arg.index)));
         }
         let known = ["NE", "LT", "LE", "EQ", "GE", "GT", "MASKED_EQ"];
         if !arg.op.strip_prefix("SCMP_CMP_").is_some_and(|op| known.contains(&op)) {

@@ -327,7 +327,7 @@ fn profiles_of_others_are_understood() {
     check(&with(r#"{"names": ["read"], "action": "X"}"#), "read", Err("unknown action \"X\""));
     let odd =
         r#"{"names": ["read"], "action": "SCMP_ACT_LOG", "args": [{"index": 6, "value": 1, "op": "SCMP_CMP_EQ"}]}"#;
-    check(&with(odd), "read", Err("there is no argument 6"));
+    check(&with(odd), "read", Err("invalid argument index 6"));
     let odd = r#"{"names": ["read"], "action": "SCMP_ACT_LOG", "args": [{"index": 0, "value": 1, "op": "EQ"}]}"#;
     check(&with(odd), "read", Err("unknown operation \"EQ\""));
     let flags = r#"{"defaultAction": "SCMP_ACT_ALLOW", "flags": ["SECCOMP_FILTER_FLAG_LOG"]}"#;

@@ -44,7 +44,7 @@ const MOST_EVENTS: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
     /// No shim listens on the socket.
-    #[error("no shim listens in {}: {source}", folder.display())]
+    #[error("connect to shim in {}: {source}", folder.display())]
     Gone {
         /// Directory of the shim.
         folder: PathBuf,
@@ -52,13 +52,13 @@ pub enum ShimError {
         source: io::Error,
     },
     /// The connection ended: the shim died, or another daemon connected.
-    #[error("the connection to the shim is lost")]
+    #[error("connection to the shim lost")]
     Lost,
     /// The shim reports a failure.
     #[error(transparent)]
     Refused(#[from] Failure),
     /// No reply arrived in time.
-    #[error("the shim did not answer {what} within {limit:?}")]
+    #[error("shim did not respond to {what} within {limit:?}")]
     TimedOut {
         /// Name of the request.
         what: &'static str,
@@ -66,7 +66,7 @@ pub enum ShimError {
         limit: Duration,
     },
     /// The reply does not match the request.
-    #[error("the shim answered {what} with something else")]
+    #[error("unexpected response from shim to {what}")]
     UnexpectedReply {
         /// Name of the request.
         what: &'static str,
@@ -75,7 +75,7 @@ pub enum ShimError {
     #[error(transparent)]
     Wire(#[from] WireError),
     /// The request cannot be sent.
-    #[error("send to the shim: {0}")]
+    #[error("send request to shim: {0}")]
     Send(#[source] io::Error),
 }
 
@@ -211,9 +211,11 @@ impl Connection {
             }
             Kind::Event => {
                 let event = datagram.body().map_err(io::Error::other)?;
-                self.events.try_send(event).map_err(|_| io::Error::other("nobody takes the shim's events"))
+                self.events
+                    .try_send(event)
+                    .map_err(|_| io::Error::other("event receiver of the shim is full or closed"))
             }
-            Kind::Request => Err(io::Error::other("a shim asks nothing")),
+            Kind::Request => Err(io::Error::other("unexpected request from shim")),
         }
     }
 }

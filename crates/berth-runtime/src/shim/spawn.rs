@@ -43,7 +43,7 @@ const EMBEDDED: Option<&[u8]> = None;
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     /// The shim binary is missing.
-    #[error("this berth was built without its shim, and there is no {PROGRAM} beside {}", beside.display())]
+    #[error("berth was built without an embedded shim, and {PROGRAM} was not found beside {}", beside.display())]
     Missing {
         /// Path of the running executable.
         beside: PathBuf,
@@ -86,7 +86,7 @@ pub fn unpack(state: &Path) -> Result<(PathBuf, Protection), SpawnError> {
         return unpack_bytes(state, &bytes);
     }
     let beside = beside()?;
-    let length = fs::metadata(&beside).map_err(file("look at", &beside))?.len();
+    let length = fs::metadata(&beside).map_err(file("stat", &beside))?.len();
     if length > LONGEST_COPY {
         return Ok((beside, Protection::None));
     }
@@ -147,7 +147,7 @@ fn mount_own(folder: &Path, bytes: usize) -> Result<bool, SpawnError> {
 }
 
 fn is_mount(folder: &Path) -> Result<bool, SpawnError> {
-    let look = |path: &Path| fs::metadata(path).map(|m| m.dev()).map_err(file("look at", path));
+    let look = |path: &Path| fs::metadata(path).map(|m| m.dev()).map_err(file("stat", path));
     let above = folder.parent().unwrap_or(folder);
     Ok(look(folder)? != look(above)?)
 }
@@ -193,7 +193,7 @@ pub fn start(program: &Path, folder: &Path) -> Result<u32, SpawnError> {
         command.env(name, value);
     });
     let child = command.spawn().map_err(file("execute", program))?;
-    child.id().ok_or_else(|| file("execute", program)(io::Error::other("it ended at once")))
+    child.id().ok_or_else(|| file("execute", program)(io::Error::other("exited immediately")))
 }
 
 #[cfg(test)]

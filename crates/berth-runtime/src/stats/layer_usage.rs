@@ -140,7 +140,7 @@ impl LayerUsageCache {
                 Ok(_) => {}
                 // The previous value remains.
                 Err(cause) if is_there && state.failed.insert(id.clone()) => {
-                    warn!(containerID = id, err = %cause, "What a container wrote cannot be counted");
+                    warn!(containerID = id, err = %cause, "Failed to measure writable layer of the container");
                 }
                 Err(_) => {}
             }

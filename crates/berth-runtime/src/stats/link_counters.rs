@@ -28,6 +28,6 @@ impl LinkCounterReader {
             };
             counters::of_namespace(socket, namespace.as_fd())
         });
-        asked.inspect_err(|cause| debug!(path = %netns.display(), err = %cause, "Links of a pod are not told")).ok()
+        asked.inspect_err(|cause| debug!(path = %netns.display(), err = %cause, "Failed to read network interface statistics of the pod")).ok()
     }
 }

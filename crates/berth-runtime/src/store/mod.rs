@@ -130,7 +130,7 @@ fn check_version(path: &Path) -> RuntimeResult<()> {
     match String::from_utf8_lossy(&text).trim().parse::<u64>() {
         Ok(version) if version <= VERSION => Ok(()),
         _ => Err(RuntimeError::other(format!(
-            "{} says {:?}: written by a later release",
+            "{} has version {:?}: written by a later release",
             path.display(),
             String::from_utf8_lossy(&text).trim()
         ))),
@@ -224,7 +224,7 @@ fn object<M: DeserializeOwned, S: DeserializeOwned>(
 ) -> Result<Object<M, S>, String> {
     let meta: M = load(&path.join("meta.json"))?.ok_or("meta.json is missing")?;
     if !fits(&meta, id) {
-        return Err("meta.json is another's, or of another version".to_owned());
+        return Err("meta.json has another ID or version".to_owned());
     }
     let file = path.join("state.json");
     let state = load(&file)?;

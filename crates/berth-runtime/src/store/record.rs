@@ -24,16 +24,16 @@ const MODE: u32 = 0o600;
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The file cannot be read.
-    #[error("cannot be read")]
+    #[error("failed to read file")]
     Io(#[from] io::Error),
     /// The file is truncated, corrupt, or not a record.
-    #[error("the checksum does not match")]
+    #[error("checksum mismatch")]
     Checksum,
     /// A different release wrote the record.
-    #[error("version {0} is not known")]
+    #[error("unknown version {0}")]
     Version(u64),
     /// The checksum matches, but the content has another form.
-    #[error("not the expected content")]
+    #[error("unexpected content")]
     Content(#[from] serde_json::Error),
 }
 

@@ -51,7 +51,7 @@ pub async fn attach(runtime: &Runtime, container: &str, wanted: StdioStreams) ->
     let request = Request::Attach { container: container.clone(), stdin: wanted.stdin };
     let (reply, _) = pod.shim()?.request(request, theirs, SHIM_ANSWER).await?;
     if reply != Reply::Done {
-        return Err(RuntimeError::other("the shim answered something else than asked"));
+        return Err(RuntimeError::other("unexpected response from shim"));
     }
     let (stdin, stdout, stderr) = ours;
     let terminal = has_terminal.then(|| Terminal::Shim { pod: pod.clone(), container: container.clone() });
@@ -139,7 +139,7 @@ type RuntimePipeEnds = (Option<pipe::Sender>, pipe::Receiver, Option<pipe::Recei
 /// Creates pipes and returns both sides, the runtime's and the shim's: stdin, stdout, stderr. Creates stdin and stderr
 /// only on request.
 fn pipes(wanted: StdioStreams) -> RuntimeResult<(RuntimePipeEnds, Vec<OwnedFd>)> {
-    let failed = |error: io::Error| RuntimeError::other(format!("no pipe: {error}"));
+    let failed = |error: io::Error| RuntimeError::other(format!("create pipe: {error}"));
     let pair = || pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()));
     let mut theirs = Vec::new();
     let mut stdin = None;

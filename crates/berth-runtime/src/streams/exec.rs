@@ -55,12 +55,12 @@ pub async fn start(runtime: &Arc<Runtime>, container: &str, args: &[String], sha
     let asked = pod.shim()?.request(Request::Exec(Box::new(plan)), theirs, SHIM_ANSWER).await;
     let (reply, files) = asked.map_err(|error| error.during(&format!("failed to start exec \"{exec}\"")))?;
     if !matches!(reply, Reply::Started(_)) {
-        return Err(RuntimeError::other("the shim answered something else than a process"));
+        return Err(RuntimeError::other("unexpected response from shim: expected a process"));
     }
     let end = ExitWatcher::over(runtime, exit);
     match files.into_iter().next() {
         Some(master) if wanted.tty => at_terminal(wanted, master, end),
-        None if wanted.tty => Err(RuntimeError::other("the shim sent no terminal")),
+        None if wanted.tty => Err(RuntimeError::other("shim did not send a terminal")),
         _ => Ok(over_pipes(runtime, ours, end)),
     }
 }
@@ -73,7 +73,7 @@ pub fn check_exec_limit(pod: &SandboxHandle, container: &str) -> RuntimeResult<(
     if pod.executing(container) < AT_ONCE {
         return Ok(());
     }
-    let text = format!("{AT_ONCE} programs are being executed in container \"{container}\"");
+    let text = format!("container \"{container}\" already has {AT_ONCE} exec sessions");
     Err(RuntimeError::new(ErrorKind::Exhausted, text))
 }
 
@@ -102,7 +102,7 @@ impl ExitWatcher {
     }
 
     async fn code(self) -> RuntimeResult<i32> {
-        let exit = self.exit.await.map_err(|_| RuntimeError::other("the container's shim is gone"))?;
+        let exit = self.exit.await.map_err(|_| RuntimeError::other("shim of the container exited"))?;
         Ok(exit.code)
     }
 }
@@ -139,7 +139,7 @@ struct RuntimePipeEnds {
 
 /// Creates pipes and returns both sides, the runtime's and the process's: stdin, stdout, stderr.
 fn pipes(wanted: StdioStreams) -> RuntimeResult<(RuntimePipeEnds, Vec<OwnedFd>)> {
-    let failed = |error: io::Error| RuntimeError::other(format!("no pipe: {error}"));
+    let failed = |error: io::Error| RuntimeError::other(format!("create pipe: {error}"));
     let mut ours = RuntimePipeEnds::default();
     let mut theirs = Vec::new();
     if wanted.stdin {

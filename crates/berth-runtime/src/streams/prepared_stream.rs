@@ -75,7 +75,9 @@ impl PreparedStream {
                 started.map_err(|error| error.during("failed to exec in container"))
             }
             StreamRequest::Attach { container, wanted } => attach::attach(&runtime, &container, wanted).await,
-            StreamRequest::Forward { .. } => Err(RuntimeError::invalid("a port-forward is no process")),
+            StreamRequest::Forward { .. } => {
+                Err(RuntimeError::invalid("expected an exec or attach request, found port-forward"))
+            }
         }
     }
 
@@ -85,7 +87,7 @@ impl PreparedStream {
     /// The sandbox is no longer ready, or the connection fails.
     pub async fn dial(&self, port: u16) -> RuntimeResult<TcpStream> {
         let StreamRequest::Forward { sandbox, .. } = &self.ask else {
-            return Err(RuntimeError::invalid("a process has no ports"));
+            return Err(RuntimeError::invalid("expected a port-forward request"));
         };
         let pod = self.runtime.pod(sandbox)?.now();
         pod.ready()?;

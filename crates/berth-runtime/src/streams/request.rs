@@ -79,7 +79,7 @@ impl StreamRequest {
         }
         let port = |number: i32| match u16::try_from(number) {
             Ok(port @ 1..) => Ok(port),
-            _ => Err(RuntimeError::invalid(format!("port {number} is not within 1 and 65535"))),
+            _ => Err(RuntimeError::invalid(format!("invalid port {number}: must be between 1 and 65535"))),
         };
         let ports = request.port.into_iter().map(port).collect::<Result<_, _>>()?;
         Ok(Self::Forward { sandbox: request.pod_sandbox_id, ports })
@@ -135,7 +135,7 @@ mod tests {
                     pod_sandbox_id: "s".to_owned(),
                     port: vec![80, 65536],
                 }),
-                "port 65536 is not within 1 and 65535",
+                "invalid port 65536: must be between 1 and 65535",
             ),
         ];
         for (asked, text) in rows {

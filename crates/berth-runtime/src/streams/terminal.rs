@@ -40,7 +40,7 @@ impl Terminal {
         match self {
             Self::Own(master) => {
                 let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-                tcsetwinsize(master.get_ref(), size).map_err(|e| RuntimeError::other(format!("resize: {e}")))
+                tcsetwinsize(master.get_ref(), size).map_err(|e| RuntimeError::other(format!("resize terminal: {e}")))
             }
             Self::Shim { pod, container } => {
                 let request = Request::Resize { of: Target::Container(container.clone()), columns, rows };

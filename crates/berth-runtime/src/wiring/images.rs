@@ -49,7 +49,7 @@ impl Images for StoredImages {
 
     async fn release(&self, _: &str, container: &str) {
         if let Err(cause) = self.0.release_root(container).await {
-            warn!(containerID = container, err = %cause, "What a container wrote cannot be deleted");
+            warn!(containerID = container, err = %cause, "Failed to delete writable layer of the container");
         }
     }
 

@@ -110,7 +110,7 @@ pub async fn open_counted(
     // A failed import is logged and does not prevent pods from running.
     let folder = runtime.shell.config.import_dir.clone();
     if let Err(cause) = images.import_folder(&folder).await {
-        tracing::warn!(path = %folder.display(), err = %cause, "Images are not imported");
+        tracing::warn!(path = %folder.display(), err = %cause, "Failed to import images from the import directory");
     }
     keep_images(&runtime, &images, around.stop);
     Ok((runtime, images))
@@ -173,7 +173,7 @@ impl Recovery {
     /// success.
     pub async fn failed(self) -> RuntimeError {
         match self.0.await {
-            Ok(cause) => RuntimeError::other(format!("the embedded runtime cannot find again what was there: {cause}")),
+            Ok(cause) => RuntimeError::other(format!("embedded runtime failed to recover its state: {cause}")),
             Err(_) => std::future::pending().await,
         }
     }
@@ -212,7 +212,9 @@ fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeR
         "" | "auto" => Snapshotter::Auto,
         "overlay" => Snapshotter::Overlay,
         "copy" => Snapshotter::Copy,
-        other => return Err(RuntimeError::other(format!("embeddedRuntime.snapshotter: {other:?} is not built in"))),
+        other => {
+            return Err(RuntimeError::other(format!("embeddedRuntime.snapshotter: unknown snapshotter {other:?}")));
+        }
     };
     let bounds = LayerLimits {
         bytes: config.max_layer_bytes,
@@ -222,7 +224,7 @@ fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeR
     let pinned = config.pinned_images.clone();
     let registries = config.registries.config_path.split(':').filter(|path| !path.is_empty()).map(PathBuf::from);
     if config.max_concurrent_downloads == 0 {
-        return Err(RuntimeError::other("embeddedRuntime.maxConcurrentDownloads: 0 is not at least 1"));
+        return Err(RuntimeError::other("embeddedRuntime.maxConcurrentDownloads: invalid value 0, must be at least 1"));
     }
     Ok(Settings {
         root: config.root.clone(),
@@ -252,7 +254,11 @@ fn host_settings(config: &EmbeddedConfig) -> RuntimeResult<host::Settings> {
 }
 
 fn limit(name: &str, value: &str) -> RuntimeResult<(u32, u64, u64)> {
-    let wrong = || RuntimeError::other(format!("embeddedRuntime.defaultUlimits: {name}: {value:?} is no soft:hard"));
+    let wrong = || {
+        RuntimeError::other(format!(
+            "embeddedRuntime.defaultUlimits: {name}: invalid value {value:?}, expected soft:hard"
+        ))
+    };
     let number = RESOURCES.iter().position(|known| *known == name).ok_or_else(wrong)?;
     let (soft, hard) = value.split_once(':').unwrap_or((value, value));
     let read = |text: &str| if text == "unlimited" { Some(u64::MAX) } else { text.parse().ok() };

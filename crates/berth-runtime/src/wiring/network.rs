@@ -99,7 +99,8 @@ fn told(pod: &NetworkPod) -> RuntimeResult<SandboxNetwork> {
 
 fn port(mapping: &cri::PortMapping) -> RuntimeResult<PortMapping> {
     let number = |port: i32| {
-        u16::try_from(port).map_err(|_| RuntimeError::invalid(format!("port {port} is not within 0 and 65535")))
+        u16::try_from(port)
+            .map_err(|_| RuntimeError::invalid(format!("invalid port {port}: must be between 0 and 65535")))
     };
     let protocol = match cri::Protocol::try_from(mapping.protocol) {
         Ok(cri::Protocol::Tcp) => Protocol::Tcp,

@@ -63,7 +63,7 @@ impl Planner for HostPlanner {
         match timeout(FIND_LIMIT, planning).await {
             Ok(planned) => planned.map_err(|error| RuntimeError::other(error.to_string()))?,
             Err(_) => Err(RuntimeError::deadline(format!(
-                "looking up what container \"{name}\" mounts takes longer than {FIND_LIMIT:?}"
+                "resolving mounts of container \"{name}\" timed out after {FIND_LIMIT:?}"
             ))),
         }
     }
@@ -95,7 +95,8 @@ impl HostPlanner {
         let found = resolve::resolve(&ask.config, &self.host, &self.cdi, &mut image_place)?;
         let found = ResolvedResources { volumes: self.volumes(ask, &image.config.volumes, copied_by)?, ..found };
         let kind = self.images.root_for(&ask.id);
-        let kind = kind.ok_or_else(|| RuntimeError::other(format!("container \"{}\" has no root", ask.id)))?;
+        let kind =
+            kind.ok_or_else(|| RuntimeError::other(format!("container \"{}\" has no root filesystem", ask.id)))?;
         let files = self.layout.sandbox(&ask.sandbox);
         let shm = match sandbox_files::has_host_ipc(&ask.pod) {
             true => PathBuf::from("/dev/shm"),
@@ -146,7 +147,7 @@ impl HostPlanner {
         let refuse = |text: String| Refusal::plain(format!("ImageVolumeMountFailed: {text}"));
         match mounted.map_err(|error| refuse(error.text))? {
             (record, Source::Layers { layers, lower, .. }) => Ok((MountSource::Image { layers, lower }, record.id())),
-            (_, other) => Err(refuse(format!("{other:?} is no image"))),
+            (_, other) => Err(refuse(format!("{other:?} is not an image"))),
         }
     }
 

@@ -52,7 +52,7 @@ impl ShimProcesses {
     pub fn unpack(layout: Layout, (tasks, stop): (TaskTracker, CancellationToken)) -> RuntimeResult<Self> {
         let (program, protection) =
             spawn::unpack(&layout.state).map_err(|error| RuntimeError::other(error.to_string()))?;
-        tracing::debug!(path = %program.display(), protection = ?protection, "The shim's program");
+        tracing::debug!(path = %program.display(), protection = ?protection, "Using shim executable");
         spawn::remove_others(&layout.state, &program);
         Ok(Self { program, layout, tasks, stop })
     }
@@ -67,7 +67,7 @@ impl ShimProcesses {
         let (stop, state, program) = (self.stop.clone(), self.layout.state.clone(), self.program.clone());
         let running = async move {
             let cause = connection.run().await;
-            tracing::debug!(err = %cause, "The connection to a shim has ended");
+            tracing::debug!(err = %cause, "Connection to shim closed");
             remove_former(state, program).await;
         };
         self.tasks.spawn(async move {
@@ -100,7 +100,7 @@ impl Shims for ShimProcesses {
         let at = folder.clone();
         let started = spawn_blocking(move || spawn::start(&program, &at)).await;
         let started = started.map_err(|error| RuntimeError::other(error.to_string()))?;
-        started.map_err(|error| RuntimeError::other(format!("start a shim: {error}")))?;
+        started.map_err(|error| RuntimeError::other(format!("start shim: {error}")))?;
         self.connect(&folder).await.map(|(connected, _)| connected)
     }
 
@@ -127,7 +127,7 @@ impl Shim for Process {
     ) -> RuntimeResult<(Reply, Vec<OwnedFd>)> {
         match timeout(limit, self.asked(request, &files)).await {
             Ok(answer) => answer.map_err(told),
-            Err(_) => Err(RuntimeError::deadline(format!("the shim does not answer within {limit:?}"))),
+            Err(_) => Err(RuntimeError::deadline(format!("shim did not respond within {limit:?}"))),
         }
     }
 }

@@ -89,12 +89,12 @@ impl AccessCache {
         }
         let is_held = HELD.contains(&request.subresource.as_str());
         let decision = match self.flights.start(&key, self.clone().review(key.clone(), request)) {
-            Ok(answer) => wait(answer).await.unwrap_or_else(|| Err("the review was cut off".to_owned())),
-            Err(_) => Err(format!("more than {REVIEWS} reviews are under way")),
+            Ok(answer) => wait(answer).await.unwrap_or_else(|| Err("authorization review was interrupted".to_owned())),
+            Err(_) => Err(format!("too many authorization reviews in progress: limit is {REVIEWS}")),
         };
         match decision {
             Err(why) if is_held && self.is_stale_allowed(&key) => {
-                debug!(err = why, "Nobody answers whether this is allowed; it was, and is for a moment longer");
+                debug!(err = why, "Authorization review failed, using expired cached decision");
                 Ok(true)
             }
             decision => decision,

@@ -32,7 +32,7 @@ pub enum PolicyError {
     Shape(String),
     /// Another `apiVersion` or `kind`.
     #[error(
-        "apiVersion {version:?}, kind {kind:?}: expected apiVersion \"berth/v1alpha1\", kind \
+        "unsupported apiVersion {version:?}, kind {kind:?}: expected apiVersion \"berth/v1alpha1\", kind \
              \"StandaloneAuthorization\""
     )]
     Kind {
@@ -42,13 +42,13 @@ pub enum PolicyError {
         kind: String,
     },
     /// A rule without subjects.
-    #[error("allow[{0}]: names neither users nor groups")]
+    #[error("allow[{0}]: at least one of users and groups is required")]
     Nobody(usize),
     /// An empty user or group name.
-    #[error("allow[{0}]: a name is empty")]
+    #[error("allow[{0}]: user or group name must not be empty")]
     Empty(usize),
     /// Unknown verb or subresource.
-    #[error("allow[{rule}].{field}: {value:?} is unknown; known are {known}")]
+    #[error("allow[{rule}].{field}: unsupported value {value:?}: supported values are {known}")]
     Unknown {
         /// Index of the rule, from 0.
         rule: usize,
@@ -195,10 +195,13 @@ mod tests {
         for (text, told) in [
             (String::new(), "expected apiVersion"),
             ("apiVersion: v1\nkind: Pod\n".to_owned(), "apiVersion \"v1\", kind \"Pod\": expected"),
-            (rule("{}"), "allow[0]: names neither users nor groups"),
-            (rule("{users: ['']}"), "allow[0]: a name is empty"),
-            (rule("{users: [a], verbs: [list]}"), "allow[0].verbs: \"list\" is unknown; known are create,"),
-            (rule("{users: [a], subresources: [exec]}"), "allow[0].subresources: \"exec\" is unknown"),
+            (rule("{}"), "allow[0]: at least one of users and groups is required"),
+            (rule("{users: ['']}"), "allow[0]: user or group name must not be empty"),
+            (
+                rule("{users: [a], verbs: [list]}"),
+                "allow[0].verbs: unsupported value \"list\": supported values are create,",
+            ),
+            (rule("{users: [a], subresources: [exec]}"), "allow[0].subresources: unsupported value \"exec\""),
             (rule("{users: [a], namespaces: [b]}"), "namespaces"),
             (rule("{users: a}"), ""),
             ("a: [".to_owned(), ""),

@@ -100,7 +100,7 @@ impl TokenCache {
         let known = match self.ask(key, token, address) {
             Some(answer) => {
                 let _blocked = GaugeGuard::new(&self.metrics.blocked);
-                wait(answer).await.unwrap_or_else(|| TokenLookup::Failed("the review was cut off".to_owned()))
+                wait(answer).await.unwrap_or_else(|| TokenLookup::Failed("token review was interrupted".to_owned()))
             }
             None => TokenLookup::Busy,
         };

@@ -31,7 +31,7 @@ pub enum BundleError {
     #[error("data does not contain any valid RSA or ECDSA certificates")]
     Empty,
     /// An entry of the bundle is not a certificate.
-    #[error("certificate {number} cannot be read: {cause}")]
+    #[error("failed to parse certificate {number}: {cause}")]
     Unreadable {
         /// Position in the bundle, from 1.
         number: usize,
@@ -44,16 +44,16 @@ pub enum BundleError {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum X509Error {
     /// The certificate cannot be parsed.
-    #[error("the client certificate cannot be read")]
+    #[error("failed to parse client certificate")]
     Unreadable,
     /// No trusted CA signed it, or it is not valid now or not for client authentication.
-    #[error("verifying the client certificate failed: {0}")]
+    #[error("failed to verify client certificate: {0}")]
     Unverified(String),
     /// The subject has an unsupported text encoding.
-    #[error("the subject of the client certificate holds a text that cannot be read")]
+    #[error("client certificate subject contains text with an unsupported encoding")]
     Text,
     /// The subject has more than one UID, or an empty one.
-    #[error("the subject of the client certificate holds {0} UIDs, expected one that is not empty")]
+    #[error("client certificate subject contains {0} UIDs, expected exactly one non-empty UID")]
     Uid(usize),
 }
 
@@ -114,7 +114,7 @@ impl ClientCas {
             return tls::verify_pinned(leaf, Use::Client, now).map_err(|e| e.to_string());
         }
         let verifier = self.verifier(i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-        let verifier = verifier.ok_or("all authorities have expired")?;
+        let verifier = verifier.ok_or("all client CA certificates have expired")?;
         verifier.verify_client_cert(leaf, others, now).map(drop).map_err(|e| e.to_string())
     }
 

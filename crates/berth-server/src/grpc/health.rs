@@ -35,6 +35,6 @@ impl Health for Serving {
 
     /// A service is healthy until the socket closes, so there is nothing to watch.
     async fn watch(&self, _request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("what is served here does not change: ask Check"))
+        Err(Status::unimplemented("Watch is not supported: use Check"))
     }
 }

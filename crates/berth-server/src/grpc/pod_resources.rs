@@ -64,7 +64,7 @@ impl V1 {
         let exclusive = &self.0.exclusive;
         let containers = pod_resources_conversion::listed(pod).map(|container| {
             let claims = exclusive.claims(pod, &container.name).unwrap_or_else(|cause| {
-                error!(pod = %pod.object_name(), containerName = %container.name, err = cause, "Cannot tell the claims");
+                error!(pod = %pod.object_name(), containerName = %container.name, err = cause, "Failed to get resource claims of container");
                 Vec::new()
             });
             pod_resources_conversion::container(&container.name, &exclusive.allocations(pod, &container.name), claims)
@@ -79,7 +79,7 @@ impl V1 {
 
 async fn reconcile(exclusive: &dyn ExclusiveResources) {
     if timeout(RECONCILE, exclusive.reconcile()).await.is_err() {
-        error!("Listing resources although some of pods that are gone may still be among them");
+        error!("Timed out reconciling allocations, response may include resources of deleted pods");
     }
 }
 

@@ -122,7 +122,7 @@ impl PodsApi {
             Err(mpsc::error::TrySendError::Closed(_)) => false,
             Err(mpsc::error::TrySendError::Full(_)) => {
                 self.metrics.dropped.inc();
-                warn!("Dropped a client that does not read what it watches");
+                warn!("Dropped slow watch client, its event queue is full");
                 false
             }
         });
@@ -167,7 +167,7 @@ impl Pods for Service {
             let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
             clients.retain(|client| !client.is_closed());
             if clients.len() >= CLIENTS {
-                return Err(Status::resource_exhausted("too many clients watch"));
+                return Err(Status::resource_exhausted("too many watch clients"));
             }
             clients.push(queue);
         }

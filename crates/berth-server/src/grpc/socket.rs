@@ -35,7 +35,7 @@ pub struct Socket {
 impl Socket {
     /// Creates a socket at `path`; the receiver contains the reason why it is not open, `None` while it is.
     pub fn new(path: PathBuf, routes: Routes) -> (Self, watch::Receiver<Option<String>>) {
-        let (trouble, seen) = watch::channel(Some("not opened yet".to_owned()));
+        let (trouble, seen) = watch::channel(Some("socket is not open yet".to_owned()));
         (Self { path, routes, trouble }, seen)
     }
 
@@ -55,7 +55,7 @@ impl Socket {
                 }
                 Err(error) => error.to_string(),
             };
-            error!(path = %self.path.display(), err = trouble, "Failed to serve, trying again");
+            error!(path = %self.path.display(), err = trouble, "Failed to serve, retrying after back-off");
             self.trouble.send_replace(Some(trouble));
             tokio::select! {
                 () = stop.cancelled() => return,

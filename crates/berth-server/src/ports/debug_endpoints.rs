@@ -64,7 +64,7 @@ pub trait PodDiagnostics: Send + Sync + 'static {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A checkpoint of the container is in progress, or the node has reached its limit of checkpoints.
-    #[error("too many checkpoints are being written")]
+    #[error("too many checkpoints in progress")]
     Busy,
     /// Any other reason, including the runtime's error text.
     #[error("{0}")]

@@ -142,7 +142,7 @@ mod tests {
             ("p", "init", "", 200, "{\"items\":[\"/c/init-None.tar\"]}"),
             ("p", "debug", "", 200, "{\"items\":[\"/c/debug-None.tar\"]}"),
             ("p", "bad", "", 500, "checkpointing of n/p/bad failed (not here)"),
-            ("p", "busy", "", 429, "checkpointing of n/p/busy failed (too many checkpoints are being written)"),
+            ("p", "busy", "", 429, "checkpointing of n/p/busy failed (too many checkpoints in progress)"),
         ] {
             let which = ContainerRef { namespace: "n", pod: name, container };
             let response = create(&ground, &ground, which, query).await;

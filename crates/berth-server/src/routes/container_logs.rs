@@ -81,7 +81,7 @@ pub async fn read(logs: &Arc<dyn ContainerLogs>, split_streams: bool, asked: Log
     };
     let permit = if query.follow { follows.take(caller) } else { None };
     if query.follow && permit.is_none() {
-        let text = format!("too many logs are followed: {caller:?} may follow {FOLLOWS} at once");
+        let text = format!("too many followed logs: limit of {caller:?} is {FOLLOWS}");
         return busy(line(StatusCode::TOO_MANY_REQUESTS, "too-many-follows", &text));
     }
     stream(logs.clone(), instance, query, permit)

@@ -25,11 +25,11 @@ const INDEX: &str = "<html>
 <body>
 /debug/pprof/
 <table>
-<tr><td><a href='allocs'>allocs</a></td><td>who asked for memory; as heap</td></tr>
-<tr><td><a href='cmdline'>cmdline</a></td><td>the command line, words separated by NUL</td></tr>
-<tr><td><a href='goroutine?debug=1'>goroutine?debug=1</a></td><td>the threads</td></tr>
-<tr><td><a href='heap'>heap</a></td><td>who holds memory, of what was asked for since the first request for it, or within ?seconds=N</td></tr>
-<tr><td><a href='profile'>profile</a></td><td>processor time; ?seconds=N, 30 where nothing is said, at most 300</td></tr>
+<tr><td><a href='allocs'>allocs</a></td><td>A sampling of all past memory allocations; same parameters as heap</td></tr>
+<tr><td><a href='cmdline'>cmdline</a></td><td>The command line invocation of the current program, arguments separated by NUL</td></tr>
+<tr><td><a href='goroutine?debug=1'>goroutine?debug=1</a></td><td>Names and states of all threads</td></tr>
+<tr><td><a href='heap'>heap</a></td><td>A sampling of memory allocations of live objects since the first request for a memory profile, or within ?seconds=N</td></tr>
+<tr><td><a href='profile'>profile</a></td><td>CPU profile; ?seconds=N sets the duration, default 30, maximum 300</td></tr>
 </table>
 </body>
 </html>

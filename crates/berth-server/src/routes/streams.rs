@@ -52,7 +52,7 @@ pub async fn flags(mut request: Request<Body>) -> Result<(Request<Body>, QueryFo
     if request.method() == Method::POST && is_form {
         let body = std::mem::take(request.body_mut());
         let Ok(body) = axum::body::to_bytes(body, FORM).await else {
-            return Err(bare(StatusCode::BAD_REQUEST, "bad-form", "the form cannot be read"));
+            return Err(bare(StatusCode::BAD_REQUEST, "bad-form", "failed to read form-encoded body"));
         };
         all = QueryForm::parse(&String::from_utf8_lossy(&body)).followed_by(&form);
     }

@@ -16,7 +16,7 @@ pub fn respond(pods: &dyn PodDiagnostics, path: &PodPath) -> Response {
             (headers, body).into_response()
         }
         None => {
-            let text = format!("pod \"{}/{}\" is not known on this node", path.namespace, path.pod);
+            let text = format!("pod \"{}/{}\" not found on this node", path.namespace, path.pod);
             coded(router_error(StatusCode::NOT_FOUND, &text), "not-found")
         }
     }

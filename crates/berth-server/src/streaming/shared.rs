@@ -175,12 +175,12 @@ impl Streaming {
             && !self.0.config.proxies.iter().any(|proxy| proxy == name);
         let proof = if by_browser { CredentialKind::Certificate } else { CredentialKind::Other };
         if upgrade_protocol::is_cross_site(request.headers(), proof) {
-            return Err(line(StatusCode::FORBIDDEN, "cross-site", "requests of other sites are not allowed"));
+            return Err(line(StatusCode::FORBIDDEN, "cross-site", "cross-site requests are not allowed"));
         }
         let most = self.0.config.most_per_caller;
         let metered = request.extensions().get::<RequestMetricsGuard>().cloned();
         self.0.caps.take(name).map(|permit| permit.counting(metered)).ok_or_else(|| {
-            let text = format!("too many open streams: {name:?} may have {most} at once");
+            let text = format!("too many open streams: limit of {name:?} is {most}");
             busy(line(StatusCode::TOO_MANY_REQUESTS, "too-many-streams", &text))
         })
     }

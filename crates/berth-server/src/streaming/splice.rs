@@ -44,7 +44,7 @@ pub async fn splice(streaming: &Streaming, url: &str, mut request: Request<Body>
         return refused(answered).await;
     }
     let Some(client) = client else {
-        return line(StatusCode::INTERNAL_SERVER_ERROR, "no-upgrade", "the connection cannot be upgraded");
+        return line(StatusCode::INTERNAL_SERVER_ERROR, "no-upgrade", "connection does not support upgrade");
     };
     let RuntimeResponse { mut response, connection } = answered;
     let head = std::mem::take(response.headers_mut());

@@ -40,15 +40,13 @@ pub enum DialTarget {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// Not a valid URL.
-    #[error("the runtime's streaming URL {0:?} cannot be understood")]
+    #[error("the runtime's streaming URL {0:?} is invalid")]
     Malformed(String),
     /// Unsupported scheme.
     #[error("the runtime's streaming URL has the unsupported scheme {0:?}")]
     Scheme(String),
     /// Host of another machine that is not allowed.
-    #[error(
-        "the runtime's streaming URL leads to {0:?}, which is neither this machine nor one of --streaming-allowed-hosts"
-    )]
+    #[error("the runtime's streaming URL has host {0:?}, expected this machine or one of --streaming-allowed-hosts")]
     Foreign(String),
 }
 
@@ -129,10 +127,10 @@ mod tests {
         };
         let foreign = |name: &str| {
             format!(
-                "the runtime's streaming URL leads to {name:?}, which is neither this machine nor one of --streaming-allowed-hosts"
+                "the runtime's streaming URL has host {name:?}, expected this machine or one of --streaming-allowed-hosts"
             )
         };
-        let malformed = |url: &str| format!("the runtime's streaming URL {url:?} cannot be understood");
+        let malformed = |url: &str| format!("the runtime's streaming URL {url:?} is invalid");
         let rows = [
             ("http://127.0.0.1:40000/exec/abc", "127.0.0.1 40000 ok 0 /exec/abc".to_owned()),
             ("https://localhost/exec/abc?x=1", "localhost 443 ok 1 /exec/abc?x=1".to_owned()),

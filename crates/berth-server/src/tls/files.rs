@@ -52,8 +52,10 @@ pub async fn read(settings: &TlsSettings, pool: &BlockingPool) -> FileReadResult
     });
     match timeout(PATIENCE, reading).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(BlockingError::PoolExhausted(_))) => failed("an earlier read of the files has not come back".to_owned()),
-        _ => failed(format!("the files cannot be read within {PATIENCE:?}")),
+        Ok(Err(BlockingError::PoolExhausted(_))) => {
+            failed("a previous read of the files is still in progress".to_owned())
+        }
+        _ => failed(format!("timed out reading the files after {PATIENCE:?}")),
     }
 }
 

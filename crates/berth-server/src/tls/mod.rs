@@ -124,10 +124,10 @@ impl Tls {
     pub async fn new(settings: TlsSettings) -> Result<Self, TlsError> {
         let offer = ProtocolSettings::choose(&settings.min_version, &settings.cipher_suites, &settings.curves)?;
         for name in &offer.refused {
-            warn!(setting = name, "This TLS setting is not supported and not offered");
+            warn!(setting = name, "Ignoring unsupported TLS setting");
         }
         let (suites, version) = (offer.names(), offer.min_version());
-        info!(cipherSuites = ?suites, minVersion = version, curves = ?offer.group_names(), "TLS offers");
+        info!(cipherSuites = ?suites, minVersion = version, curves = ?offer.group_names(), "Configured TLS");
         let reading = BlockingPool::new("TLS files", 1);
         let read = read(&settings, &reading).await;
         let used = LoadedFiles {
@@ -239,7 +239,7 @@ impl Tls {
         if complaint != state.complaint
             && let Some(cause) = &complaint
         {
-            error!(err = cause, "Cannot load new TLS files, the old ones stay in use");
+            error!(err = cause, "Failed to reload TLS files, using previous ones");
         }
         state.complaint = complaint;
         is_client_ca_bad

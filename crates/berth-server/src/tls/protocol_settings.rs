@@ -39,7 +39,7 @@ const OWN_NAMES_12: usize = 6;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OfferError {
     /// No supported cipher suite for TLS 1.2.
-    #[error("tlsCipherSuites: none of {names} can be offered with TLS 1.2; offered can be {known}")]
+    #[error("tlsCipherSuites: no supported TLS 1.2 cipher suite in {names}: supported values are {known}")]
     Suites {
         /// Configured names.
         names: String,
@@ -47,7 +47,7 @@ pub enum OfferError {
         known: String,
     },
     /// No supported curve; lists the configured ones.
-    #[error("tlsCurvePreferences: none of {0} can be offered; offered can be 23, 24, 29")]
+    #[error("tlsCurvePreferences: no supported curve in {0}: supported values are 23, 24, 29")]
     Curves(String),
     /// Unknown version name.
     #[error("unknown tls version \"{0}\"")]
@@ -74,7 +74,7 @@ impl ProtocolSettings {
             "" | "VersionTLS12" => false,
             "VersionTLS13" => true,
             "VersionTLS10" | "VersionTLS11" => {
-                refused.push(format!("tlsMinVersion: {min_version}, TLS 1.2 is the least"));
+                refused.push(format!("tlsMinVersion: {min_version}, minimum supported version is TLS 1.2"));
                 false
             }
             other => return Err(OfferError::Version(other.to_owned())),
@@ -214,9 +214,14 @@ mod tests {
         let told = |offer: Result<ProtocolSettings, OfferError>| {
             offer.map(|o| o.names()).expect_err("nothing is left").to_string()
         };
-        assert!(told(choose("", &[WEAK], &[])).starts_with("tlsCipherSuites: none of TLS_RSA_WITH_RC4_128_SHA can be"));
-        assert!(told(choose("", &[OF_13, WEAK], &[])).starts_with("tlsCipherSuites: none of"));
-        assert!(told(choose("", &[], &[25])).starts_with("tlsCurvePreferences: none of 25 can be"));
+        assert!(
+            told(choose("", &[WEAK], &[]))
+                .starts_with("tlsCipherSuites: no supported TLS 1.2 cipher suite in TLS_RSA_WITH_RC4_128_SHA")
+        );
+        assert!(
+            told(choose("", &[OF_13, WEAK], &[])).starts_with("tlsCipherSuites: no supported TLS 1.2 cipher suite in")
+        );
+        assert!(told(choose("", &[], &[25])).starts_with("tlsCurvePreferences: no supported curve in 25"));
         assert_eq!(told(choose("1.2", &[], &[])), "unknown tls version \"1.2\"");
     }
 }

@@ -28,7 +28,7 @@ use berth_sys::{
 /// Attaches the root on the working directory, which is the stage directory.
 pub(super) fn root(root: BorrowedFd<'_>) -> Step<()> {
     let stage = rustix::fs::openat(CWD, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    mount_api::attach(root, stage.context(|| "open the stage")?.as_fd()).context(|| "attach the root")
+    mount_api::attach(root, stage.context(|| "open staging directory")?.as_fd()).context(|| "attach root filesystem")
 }
 
 /// Attaches one prepared mount, or creates it if it is a new file system.
@@ -44,7 +44,7 @@ pub(super) fn mount(root: BorrowedFd<'_>, mount: &Mount, ready: &PreparedMount) 
             // Like runc: behind a link of the image it could not be masked (CVE-2023-28642).
             if matches!(kind.as_str(), "proc" | "sysfs") {
                 let found = in_root::is_ordinary_directory(root, target);
-                if !found.context(|| format!("look at {}", mount.target))? {
+                if !found.context(|| format!("stat {}", mount.target))? {
                     let text = format!("filesystem {kind:?} must be mounted on ordinary directory: {}", mount.target);
                     return Err(failure(text));
                 }
@@ -53,7 +53,7 @@ pub(super) fn mount(root: BorrowedFd<'_>, mount: &Mount, ready: &PreparedMount) 
             put(root, target, CreateKind::Directory, made.as_fd())
         }
         (PreparedMount::New | PreparedMount::Layers, _) => {
-            Err(failure(format!("nothing was prepared for {}", mount.target)))
+            Err(failure(format!("no prepared mount for {}", mount.target)))
         }
     }
 }
@@ -133,13 +133,13 @@ fn null() -> io::Result<OwnedFd> {
     let null = mount_api::clone_path(Path::new("/dev/null"), MountScope::Top)?;
     let found = rustix::fs::fstat(&null)?;
     let is_null = FileType::from_raw_mode(found.st_mode).is_char_device() && found.st_rdev == rustix::fs::makedev(1, 3);
-    if is_null { Ok(null) } else { Err(io::Error::other("/dev/null of the host is something else")) }
+    if is_null { Ok(null) } else { Err(io::Error::other("/dev/null of the host is not the null device")) }
 }
 
 /// Makes paths read-only, with all submounts.
 pub(super) fn protect(root: BorrowedFd<'_>, paths: &[String]) -> Step<()> {
     for path in paths {
-        let what = || format!("make {path} read-only");
+        let what = || format!("remount {path} read-only");
         let Some(target) = present(root, path)? else { continue };
         let copy = mount_api::clone_at(target.as_fd(), MountScope::Tree).context(what)?;
         let change = Change { set: libc::MOUNT_ATTR_RDONLY, ..Change::default() };
@@ -159,11 +159,11 @@ fn present(root: BorrowedFd<'_>, path: &str) -> Step<Option<OwnedFd>> {
 
 /// Pivots into the root and detaches the old root.
 pub(super) fn pivot(root: BorrowedFd<'_>, is_shared: bool) -> Step<()> {
-    rustix::process::fchdir(root).context(|| "go to the root")?;
-    rustix::process::pivot_root(".", ".").context(|| "change the root")?;
+    rustix::process::fchdir(root).context(|| "change to root directory")?;
+    rustix::process::pivot_root(".", ".").context(|| "pivot_root")?;
     // The old root is stacked on the new one now, and no change of it may propagate to the host.
-    umount2(".", MntFlags::MNT_DETACH).context(|| "leave the old root")?;
-    rustix::process::chdir("/").context(|| "go to the root")?;
+    umount2(".", MntFlags::MNT_DETACH).context(|| "unmount old root")?;
+    rustix::process::chdir("/").context(|| "change to root directory")?;
     let propagation = if is_shared { libc::MS_SHARED } else { libc::MS_SLAVE };
-    mount_api::change_root(propagation, MountScope::Top).context(|| "set the propagation of the root")
+    mount_api::change_root(propagation, MountScope::Top).context(|| "set propagation of the root mount")
 }

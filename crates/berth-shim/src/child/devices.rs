@@ -42,9 +42,12 @@ pub(super) fn stage(devices: &[Device], users: (IdMap, IdMap)) -> Step<Vec<Owned
     for (index, device) in devices.iter().enumerate() {
         let name = PathBuf::from(format!("device-{index}"));
         let (uid, gid) = (on_host(device.uid, Some(users.0)), on_host(device.gid, Some(users.1)));
-        let owner = uid.zip(gid).ok_or_else(|| failure(format!("{}: its owner is not mapped", device.path)))?;
-        node(CWD, &name, device, owner).context(|| format!("make {}", device.path))?;
-        staged.push(mount_api::clone_path(&name, MountScope::Top).context(|| format!("take {}", device.path))?);
+        let owner = uid
+            .zip(gid)
+            .ok_or_else(|| failure(format!("{}: owner is not mapped in the user namespace", device.path)))?;
+        node(CWD, &name, device, owner).context(|| format!("create {}", device.path))?;
+        staged
+            .push(mount_api::clone_path(&name, MountScope::Top).context(|| format!("clone mount of {}", device.path))?);
     }
     Ok(staged)
 }
@@ -55,17 +58,17 @@ pub(super) fn install(root: BorrowedFd<'_>, devices: &[Device], staged: Option<&
         let path = Path::new(&device.path);
         match staged.and_then(|staged| staged.get(index)) {
             Some(mount) => {
-                let target =
-                    in_root::open_or_make(root, path, CreateKind::File).context(|| format!("make {}", device.path))?;
+                let target = in_root::open_or_make(root, path, CreateKind::File)
+                    .context(|| format!("create {}", device.path))?;
                 mount_api::attach(mount.as_fd(), target.as_fd()).context(|| format!("mount {}", device.path))?;
             }
             None => {
                 let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
-                    return Err(failure(format!("{} is no path of a device", device.path)));
+                    return Err(failure(format!("invalid device path {}", device.path)));
                 };
                 let folder = in_root::open_or_make(root, folder, CreateKind::Directory)
-                    .context(|| format!("make the directory of {}", device.path))?;
-                replace(folder.as_fd(), Path::new(name), device).context(|| format!("make {}", device.path))?;
+                    .context(|| format!("create directory of {}", device.path))?;
+                replace(folder.as_fd(), Path::new(name), device).context(|| format!("create {}", device.path))?;
             }
         }
     }
@@ -89,7 +92,7 @@ fn node(folder: BorrowedFd<'_>, name: &Path, device: &Device, (uid, gid): (u32, 
         'b' => FileType::BlockDevice,
         'c' | 'u' => FileType::CharacterDevice,
         'p' => FileType::Fifo,
-        other => return Err(io::Error::other(format!("{other:?} is no kind of device"))),
+        other => return Err(io::Error::other(format!("unknown device type {other:?}"))),
     };
     let mode = Mode::from_raw_mode(device.mode & 0o7777);
     let (major, minor) = device.numbers;
@@ -100,7 +103,7 @@ fn node(folder: BorrowedFd<'_>, name: &Path, device: &Device, (uid, gid): (u32, 
     let made = openat(folder, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&made)?;
     if FileType::from_raw_mode(stat.st_mode) != kind || (kind != FileType::Fifo && stat.st_rdev != numbers) {
-        return Err(io::Error::other("it was replaced while it was made"));
+        return Err(io::Error::other("replaced during creation"));
     }
     chownat(&made, "", Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::EMPTY_PATH)?;
     Ok(())
@@ -108,11 +111,11 @@ fn node(folder: BorrowedFd<'_>, name: &Path, device: &Device, (uid, gid): (u32, 
 
 /// Creates the links of `/dev`; existing entries are kept.
 pub(super) fn link(root: BorrowedFd<'_>) -> Step<()> {
-    let folder = in_root::open_or_make(root, Path::new("/dev"), CreateKind::Directory).context(|| "make /dev")?;
+    let folder = in_root::open_or_make(root, Path::new("/dev"), CreateKind::Directory).context(|| "create /dev")?;
     for (name, target) in LINKS {
         match symlinkat(target, &folder, name) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error).context(|| format!("make /dev/{name}")),
+            Err(error) => return Err(error).context(|| format!("create /dev/{name}")),
         }
     }
     Ok(())
@@ -121,8 +124,9 @@ pub(super) fn link(root: BorrowedFd<'_>) -> Step<()> {
 /// Bind-mounts the pty slave on `/dev/console`.
 pub(super) fn console(root: BorrowedFd<'_>, slave: &OwnedFd) -> Step<()> {
     let target =
-        in_root::open_or_make(root, Path::new("/dev/console"), CreateKind::File).context(|| "make /dev/console")?;
-    let mount = mount_api::clone_at(slave.as_fd(), MountScope::Top).context(|| "take the terminal as /dev/console")?;
+        in_root::open_or_make(root, Path::new("/dev/console"), CreateKind::File).context(|| "create /dev/console")?;
+    let mount = mount_api::clone_at(slave.as_fd(), MountScope::Top)
+        .context(|| "clone mount of the terminal for /dev/console")?;
     mount_api::attach(mount.as_fd(), target.as_fd()).context(|| "mount /dev/console")
 }
 

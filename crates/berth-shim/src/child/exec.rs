@@ -36,7 +36,7 @@ use berth_sys::spawn::{self, NewParent, SingleThreaded};
 /// # Errors
 /// If the shim has more than one thread, the container has exited, or no process can be created.
 pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) -> Step<Launching> {
-    let alone = SingleThreaded::check().context(|| "start a process")?;
+    let alone = SingleThreaded::check().context(|| "start process")?;
     let target = Target { process: join::process(init)?, proc_directory: join::proc_directory(init)? };
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(groups)?;
@@ -85,7 +85,7 @@ impl Joiner<'_> {
         let users = if has_users { Some(self.users()?) } else { None };
         chown_pipes(&stdio, process.uid, users);
         rustix::thread::move_into_thread_name_spaces(self.target.process.as_fd(), namespaces)
-            .context(|| "join the container's namespaces")?;
+            .context(|| "join namespaces of the container")?;
         if has_users {
             join::become_root()?;
         }
@@ -114,7 +114,7 @@ impl Joiner<'_> {
             ("cgroup", "cgroup", ThreadNameSpaceType::CONTROL_GROUP),
         ] {
             let identity = |at: BorrowedFd<'_>, path: &str| -> Step<(u64, u64)> {
-                let found = statat(at, path, AtFlags::empty()).context(|| format!("look at {path}"))?;
+                let found = statat(at, path, AtFlags::empty()).context(|| format!("stat {path}"))?;
                 Ok((found.st_dev, found.st_ino))
             };
             let theirs = identity(self.target.proc_directory.as_fd(), &format!("ns/{name}"))?;
@@ -128,7 +128,7 @@ impl Joiner<'_> {
         let opened = openat(&self.target.proc_directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let mut text = String::new();
         let read = opened.map_err(io::Error::from).and_then(|file| File::from(file).read_to_string(&mut text));
-        read.map(|_| text).context(|| format!("read {name} of the container's first process"))
+        read.map(|_| text).context(|| format!("read {name} of the container's init process"))
     }
 
     /// Mapping of the container's user ids.
@@ -137,7 +137,7 @@ impl Joiner<'_> {
         let mut numbers = text.split_ascii_whitespace().map_while(|number| number.parse().ok());
         match (numbers.next(), numbers.next(), numbers.next()) {
             (Some(inside), Some(outside), Some(count)) => Ok(IdMap { inside, outside, count }),
-            _ => Err(failure("uid_map of the container's first process is not understood")),
+            _ => Err(failure("invalid uid_map of the container's init process")),
         }
     }
 
@@ -153,25 +153,25 @@ impl Joiner<'_> {
             };
             run().unwrap_or_else(|failure| report_failure(self.reporter, &failure))
         });
-        let pid = spawned.context(|| "make the process")?;
+        let pid = spawned.context(|| "fork process")?;
         announce(self.reporter, host_proc.as_fd(), pid, StartTimings::default())?;
-        let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its joiner"))?;
+        let (_, _, release) = waiting.ok_or_else(|| failure("forked process returned in its parent's role"))?;
         StartGate::release(release)
     }
 
     /// Sets up the process and executes the program. Returns only on failure.
     fn become_program(&self, stdio: Stdio, host_proc: &OwnedFd) -> Step<i32> {
         let process = &self.plan.process;
-        setsid().context(|| "make a session")?;
+        setsid().context(|| "create session")?;
         if self.plan.keeps_orphans {
-            nix::sys::prctl::set_child_subreaper(true).context(|| "keep orphans")?;
+            nix::sys::prctl::set_child_subreaper(true).context(|| "set child subreaper")?;
         }
         let profile = exec_setup::open_profile(process, host_proc.as_fd())?;
         let slave = match stdio {
             Stdio::Files(_) => None,
             Stdio::Terminal => {
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-                let root = rustix::fs::openat(CWD, "/", flags, Mode::empty()).context(|| "open the root")?;
+                let root = rustix::fs::openat(CWD, "/", flags, Mode::empty()).context(|| "open root directory")?;
                 let made = terminal::make(root.as_fd(), process.terminal.unwrap_or_default(), process.uid)?;
                 self.reporter.terminal(made.master.as_fd())?;
                 Some(made.slave)

@@ -51,7 +51,7 @@ pub(super) fn open_profile(process: &Process, host_proc: BorrowedFd<'_>) -> Step
     }
     let open = |path| rustix::fs::openat(host_proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
     let file = open("self/attr/apparmor/exec").or_else(|_| open("self/attr/exec"));
-    file.map(Some).context(|| "open the AppArmor attribute")
+    file.map(Some).context(|| "open AppArmor attribute")
 }
 
 /// Installs standard input, output, and error; a pty becomes the controlling terminal of the session.
@@ -61,17 +61,20 @@ pub(super) fn take_stdio(stdio: Stdio, slave: Option<OwnedFd>) -> Step<()> {
         (Stdio::Files(files), _) => files,
         (Stdio::Terminal, Some(slave)) => {
             terminal::make_controlling(&slave)?;
-            let (second, third) = (copy(&slave).context(|| "copy the terminal")?, copy(&slave).context(|| "copy it")?);
+            let (second, third) = (
+                copy(&slave).context(|| "duplicate terminal descriptor")?,
+                copy(&slave).context(|| "duplicate terminal descriptor")?,
+            );
             [slave, second, third]
         }
-        (Stdio::Terminal, None) => return Err(failure("there is no terminal")),
+        (Stdio::Terminal, None) => return Err(failure("terminal is missing")),
     };
     let [input, output, error] = files;
     // Descriptors below three could be overwritten before they are copied.
     let (input, output, error) = (copy(&input), copy(&output), copy(&error));
-    rustix::stdio::dup2_stdin(input.context(|| "copy stdin")?).context(|| "set stdin")?;
-    rustix::stdio::dup2_stdout(output.context(|| "copy stdout")?).context(|| "set stdout")?;
-    rustix::stdio::dup2_stderr(error.context(|| "copy stderr")?).context(|| "set stderr")
+    rustix::stdio::dup2_stdin(input.context(|| "duplicate stdin")?).context(|| "set stdin")?;
+    rustix::stdio::dup2_stdout(output.context(|| "duplicate stdout")?).context(|| "set stdout")?;
+    rustix::stdio::dup2_stderr(error.context(|| "duplicate stderr")?).context(|| "set stderr")
 }
 
 /// Executes the program. Returns an exit code only on failure, after reporting it.
@@ -105,7 +108,7 @@ fn prepare(alone: SingleThreaded, last: &ExecSetup<'_>) -> Step<PathBuf> {
     let process = last.process;
     let early = rustix::process::chdir(process.cwd.as_str());
     if let (Some(profile), Some(name)) = (&last.profile, &process.apparmor) {
-        let mut file = fs::File::from(rustix::io::fcntl_dupfd_cloexec(profile, 3).context(|| "copy a descriptor")?);
+        let mut file = fs::File::from(rustix::io::fcntl_dupfd_cloexec(profile, 3).context(|| "duplicate descriptor")?);
         file.write_all(format!("exec {name}").as_bytes()).context(|| format!("set AppArmor profile {name}"))?;
     }
     identity::set_limits(process);
@@ -118,7 +121,7 @@ fn prepare(alone: SingleThreaded, last: &ExecSetup<'_>) -> Step<PathBuf> {
     check_directory()?;
     let program = find(process)?;
     if process.no_new_privileges {
-        set_no_new_privs(true).context(|| "give up new privileges")?;
+        set_no_new_privs(true).context(|| "set no_new_privs")?;
     }
     if let Some(hooks) = last.hooks {
         hooks::execute(alone, hooks, HookPoint::StartContainer, Some(std::process::id()))?;
@@ -129,7 +132,7 @@ fn prepare(alone: SingleThreaded, last: &ExecSetup<'_>) -> Step<PathBuf> {
     last.line.iter().for_each(|line| line.executes());
     last.reporter.executes()?;
     if let Some(filter) = &process.seccomp {
-        spawn::load_filter(filter, process.seccomp_flags).context(|| "set the seccomp filter")?;
+        spawn::load_filter(filter, process.seccomp_flags).context(|| "install seccomp filter")?;
     }
     Ok(program)
 }

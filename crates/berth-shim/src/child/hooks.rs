@@ -65,7 +65,7 @@ pub(super) fn begin(alone: SingleThreaded, hooks: Option<&Hooks>, reporter: &Rep
         return Ok(None);
     };
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let (ours, line) = pair.context(|| "make a socket pair")?;
+    let (ours, line) = pair.context(|| "create socket pair")?;
     let parent = rustix::process::getpid();
     let runner = spawn::spawn(alone, NewParent::Child, None, || {
         let run = || {
@@ -76,7 +76,7 @@ pub(super) fn begin(alone: SingleThreaded, hooks: Option<&Hooks>, reporter: &Rep
         };
         run().map_or_else(|failure| report_failure(reporter, &failure), |()| 0)
     });
-    let runner = runner.context(|| "make a process for hooks")?;
+    let runner = runner.context(|| "fork hook process")?;
     Ok(Some(HookRunner { runner, line: RunnerSocket(line) }))
 }
 
@@ -89,7 +89,7 @@ fn run_runner(alone: SingleThreaded, hooks: &Hooks, line: BorrowedFd<'_>) -> Ste
             Err(Errno::INTR) => continue,
             // The peer exited with unread data from us in its queue.
             Err(Errno::CONNRESET) => 0,
-            other => other.context(|| "hear what hooks wait for")?.1,
+            other => other.context(|| "read request of the hook process")?.1,
         };
         match said.get(..count).unwrap_or_default() {
             [b'P', number @ ..] => process = number.first_chunk().map(|bytes| u32::from_le_bytes(*bytes)),
@@ -105,13 +105,13 @@ fn run_runner(alone: SingleThreaded, hooks: &Hooks, line: BorrowedFd<'_>) -> Ste
             [b'F'] => executes = false,
             [] if executes => return execute(alone, hooks, HookPoint::Poststart, process),
             [] => return Ok(()),
-            _ => return Err(failure("who waits for hooks said something strange")),
+            _ => return Err(failure("invalid request of the hook process")),
         }
     }
 }
 
 fn write_command(line: BorrowedFd<'_>, what: &[u8]) -> Step<()> {
-    send(line, what, SendFlags::NOSIGNAL).map(drop).context(|| "tell who executes hooks")
+    send(line, what, SendFlags::NOSIGNAL).map(drop).context(|| "send result to the hook process")
 }
 
 impl RunnerSocket {
@@ -135,7 +135,7 @@ impl RunnerSocket {
                 Err(Errno::INTR) => {}
                 // The runner has reported the cause.
                 Ok((_, 0)) | Err(Errno::CONNRESET) => return Err(failure("a hook on the host failed")),
-                other => return other.map(drop).context(|| "wait for hooks"),
+                other => return other.map(drop).context(|| "wait for hook process"),
             }
         }
     }
@@ -164,7 +164,7 @@ pub fn begin_poststop(container: &str, hooks: &Hooks) -> Step<()> {
         let run = || {
             spawn::close_all_but(alone, &[]).context(|| "close descriptors")?;
             // The shim may exit before the hooks do.
-            setsid().context(|| "make a session")?;
+            setsid().context(|| "create session")?;
             join::set_oom_score(None);
             execute(alone, hooks, HookPoint::Poststop, None)
         };
@@ -176,7 +176,7 @@ pub fn begin_poststop(container: &str, hooks: &Hooks) -> Step<()> {
             |()| 0,
         )
     });
-    spawned.map(drop).context(|| "make a process for hooks")
+    spawned.map(drop).context(|| "fork hook process")
 }
 
 /// Runs the hooks of one lifecycle point in order, until one fails; poststop runs all of them.
@@ -199,39 +199,40 @@ pub(super) fn execute(alone: SingleThreaded, hooks: &Hooks, moment: HookPoint, p
 /// Runs one hook and waits for its exit.
 fn run_hook(alone: SingleThreaded, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String> {
     let told = |what: &str, error: io::Error| format!("{what}: {}", reason(&error));
-    let pipe = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|error| told("make a pipe", error.into()));
+    let pipe = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|error| told("create pipe", error.into()));
     let ((input, to), (from, output)) = (pipe()?, pipe()?);
     let spawned = spawn::spawn(alone, NewParent::Child, None, || {
         let error = become_hook(alone, hook, cwd, [&input, &output]);
-        let _ = writeln!(io::stderr(), "execute it: {}", reason(&error));
+        let _ = writeln!(io::stderr(), "execute hook: {}", reason(&error));
         127
     });
-    let pid = spawned.map_err(|error| told("make a process", error))?;
+    let pid = spawned.map_err(|error| told("fork process", error))?;
     drop((input, output));
-    let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("its number is out of range")?;
+    let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("PID out of range")?;
     let handle = join::process(pid).map_err(|failure| failure.text)?;
     for fd in [&to, &from] {
         rustix::io::ioctl_fionbio(fd, true).map_err(|error| told("set up a pipe", error.into()))?;
     }
     let limit = hook.limit_ms.map_or(LIMIT, Duration::from_millis);
     let mut talk = HookIo { to: Some(to), from: Some(from), state: state.as_bytes(), heard: Vec::new() };
-    let ended = talk.until(&handle, limit).map_err(|error| told("wait for it", error));
+    let ended = talk.until(&handle, limit).map_err(|error| told("wait for process", error));
     if !matches!(ended, Ok(true)) {
         // It leads a process group of its own from its first step on; the group before that is ours.
         let _has_ended = kill_process_group(process, Signal::KILL);
         let _has_ended = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
     }
-    let status = waitpid(Some(process), WaitOptions::empty()).map_err(|error| told("wait for it", error.into()))?;
+    let status =
+        waitpid(Some(process), WaitOptions::empty()).map_err(|error| told("wait for process", error.into()))?;
     let _only_words_are_missing = talk.read_output();
     if !ended? {
-        return Err(format!("it took longer than {limit:?}{}", talk.output_text()));
+        return Err(format!("timed out after {limit:?}{}", talk.output_text()));
     }
     let status = status.map(|(_, status)| status);
     let what = match status.map(|status| (status.exit_status(), status.terminating_signal())) {
         Some((Some(0), _)) => return Ok(()),
         Some((Some(code), _)) => format!("exit status {code}"),
         Some((_, Some(signal))) => format!("killed by signal {signal}"),
-        _ => "it vanished".to_owned(),
+        _ => "exit status unknown".to_owned(),
     };
     Err(format!("{what}{}", talk.output_text()))
 }
@@ -259,7 +260,7 @@ fn become_hook(alone: SingleThreaded, hook: &Hook, cwd: &Path, [input, output]: 
             Ok(never) => match never {},
         }
     };
-    attempt().err().unwrap_or_else(|| io::Error::other("it was not executed"))
+    attempt().err().unwrap_or_else(|| io::Error::other("hook was not executed"))
 }
 
 /// Standard input and output of a hook.

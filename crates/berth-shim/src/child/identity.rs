@@ -38,13 +38,13 @@ pub(super) fn set_limits(process: &Process) {
 /// and ambient sets and, for user 0, the bounding set.
 pub(super) fn become_user(process: &Process, keeps_admin: bool) -> Step<()> {
     let wanted = process.capabilities;
-    privileges::drop_bounding(wanted.bounding).context(|| "limit capabilities")?;
-    set_keep_capabilities(true).context(|| "keep capabilities")?;
+    privileges::drop_bounding(wanted.bounding).context(|| "drop bounding capabilities")?;
+    set_keep_capabilities(true).context(|| "set PR_SET_KEEPCAPS")?;
     let groups: Vec<Gid> = process.groups.iter().copied().map(Gid::from_raw).collect();
-    set_thread_groups(&groups).context(|| format!("set groups {:?}", process.groups))?;
+    set_thread_groups(&groups).context(|| format!("set supplementary groups {:?}", process.groups))?;
     let (user, group) = (Uid::from_raw(process.uid), Gid::from_raw(process.gid));
-    set_thread_res_gid(group, group, group).context(|| format!("become group {}", process.gid))?;
-    set_thread_res_uid(user, user, user).context(|| format!("become user {}", process.uid))?;
+    set_thread_res_gid(group, group, group).context(|| format!("set gid {}", process.gid))?;
+    set_thread_res_uid(user, user, user).context(|| format!("set uid {}", process.uid))?;
     let sets = sets(wanted, capabilities(None).context(|| "read capabilities")?.permitted, keeps_admin);
     set_capabilities(None, sets).context(|| "set capabilities")?;
     set_ambient(CapabilitySet::from_bits_retain(wanted.ambient) & sets.permitted & sets.inheritable)
@@ -66,7 +66,7 @@ fn set_ambient(wanted: CapabilitySet) -> Step<()> {
     clear_ambient_capability_set().context(|| "clear ambient capabilities")?;
     for number in (0..CAPABILITIES).filter(|number| wanted.bits() >> number & 1 == 1) {
         let one = CapabilitySet::from_bits_retain(1 << number);
-        configure_capability_in_ambient_set(one, true).context(|| format!("make capability {number} ambient"))?;
+        configure_capability_in_ambient_set(one, true).context(|| format!("raise ambient capability {number}"))?;
     }
     Ok(())
 }

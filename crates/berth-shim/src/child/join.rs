@@ -25,12 +25,12 @@ use berth_sys::spawn;
 
 /// Sets up a helper: it dies with its parent, usually the shim, and its memory is not dumpable.
 pub(super) fn setup_helper(parent: Pid) -> Step<()> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context(|| "die with the shim")?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context(|| "set parent death signal")?;
     // A parent that died before sends no signal any more.
     if rustix::process::getppid() != Some(parent) {
-        return Err(failure("the shim has gone"));
+        return Err(failure("shim exited"));
     }
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context(|| "hide memory")
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context(|| "set process not dumpable")
 }
 
 /// Joins a session keyring of the container's own, if the kernel provides one.
@@ -64,7 +64,7 @@ pub(super) fn birth_group(groups: &[PathBuf]) -> Step<Option<OwnedFd>> {
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(group, flags, Mode::empty());
-    opened.map(Some).context(|| format!("open control group {}", group.display()))
+    opened.map(Some).context(|| format!("open cgroup {}", group.display()))
 }
 
 /// Creates a process in its cgroup, by `CLONE_INTO_CGROUP`, or outside it if the kernel refuses; then runs `body`.
@@ -86,7 +86,7 @@ pub(super) fn spawn_into(
         },
         None => spawn::spawn(alone, kin, None, || run(CreatedIn::Outside)),
     };
-    made.context(|| "make a process")
+    made.context(|| "fork process")
 }
 
 /// Cgroup in which a process was created.
@@ -109,7 +109,7 @@ pub(super) fn enter(groups: &[PathBuf], born: CreatedIn) -> Step<()> {
             continue;
         }
         let file = group.join("cgroup.procs");
-        fs::write(&file, "0").context(|| format!("enter control group {}", group.display()))?;
+        fs::write(&file, "0").context(|| format!("join cgroup {}", group.display()))?;
     }
     Ok(())
 }
@@ -138,19 +138,19 @@ fn join(namespace: BorrowedFd<'_>, kind: LinkNameSpaceType) -> Step<()> {
 
 /// Becomes user and group 0 of a user namespace that was just joined or created.
 pub(super) fn become_root() -> Step<()> {
-    rustix::thread::set_thread_groups(&[]).context(|| "leave all groups")?;
+    rustix::thread::set_thread_groups(&[]).context(|| "drop supplementary groups")?;
     let (user, group) = (Uid::ROOT, Gid::ROOT);
-    rustix::thread::set_thread_res_gid(group, group, group).context(|| "become group 0 of the user namespace")?;
-    rustix::thread::set_thread_res_uid(user, user, user).context(|| "become user 0 of the user namespace")?;
+    rustix::thread::set_thread_res_gid(group, group, group).context(|| "set gid 0 in the user namespace")?;
+    rustix::thread::set_thread_res_uid(user, user, user).context(|| "set uid 0 in the user namespace")?;
     // The kernel clears the signal when the user changes.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context(|| "die with the shim")?;
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context(|| "hide memory")
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context(|| "set parent death signal")?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context(|| "set process not dumpable")
 }
 
 /// Opens a process as a pidfd.
 pub(super) fn process(pid: u32) -> Step<OwnedFd> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let number = number.ok_or_else(|| failure(format!("there is no process {pid}")))?;
+    let number = number.ok_or_else(|| failure(format!("process {pid} not found")))?;
     pidfd_open(number, PidfdFlags::empty()).context(|| format!("open process {pid}"))
 }
 
@@ -163,17 +163,15 @@ pub(super) fn proc_directory(pid: u32) -> Step<OwnedFd> {
 /// Process whose PID namespace the next child joins; `None` if it joins none.
 pub(super) fn target<'a>(processes: &PidNamespace, around: &PodContext<'a>) -> Step<Option<BorrowedFd<'a>>> {
     let (PidNamespace::Of(_) | PidNamespace::Pod) = processes else { return Ok(None) };
-    around.target.map(Some).ok_or_else(|| failure("the pod does not share its processes"))
+    around.target.map(Some).ok_or_else(|| failure("pod does not share its PID namespace"))
 }
 
 /// Selects the PID namespace of the next child.
 pub(super) fn enter_processes(processes: &PidNamespace, target: Option<BorrowedFd<'_>>) -> Step<()> {
     match target {
         Some(target) => rustix::thread::move_into_thread_name_spaces(target, ThreadNameSpaceType::PROCESS_ID)
-            .context(|| "join the process namespace"),
-        None if *processes == PidNamespace::Own => {
-            unshare(CloneFlags::CLONE_NEWPID).context(|| "make a process namespace")
-        }
+            .context(|| "join PID namespace"),
+        None if *processes == PidNamespace::Own => unshare(CloneFlags::CLONE_NEWPID).context(|| "create PID namespace"),
         None => Ok(()),
     }
 }

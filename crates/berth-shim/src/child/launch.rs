@@ -42,7 +42,7 @@ use berth_sys::{
 /// # Errors
 /// If the shim has more than one thread, or no process can be created.
 pub fn begin_launch(plan: &LaunchPlan, around: &PodContext<'_>, stdio: Stdio) -> Step<Launching> {
-    let alone = SingleThreaded::check().context(|| "start a container")?;
+    let alone = SingleThreaded::check().context(|| "start container")?;
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(&plan.groups)?;
     let parent = getpid();
@@ -94,8 +94,8 @@ impl Helper<'_> {
         let target = join::target(&plan.processes, around)?;
         let host_proc = join::host_proc()?;
         let mut mounts = mounts::prepare(self.alone, &plan.mounts, &plan.groups, around)?;
-        unshare(CloneFlags::CLONE_NEWNS).context(|| "make a mount namespace")?;
-        mount_api::change_root(libc::MS_SLAVE, MountScope::Tree).context(|| "hide mounts from the host")?;
+        unshare(CloneFlags::CLONE_NEWNS).context(|| "create mount namespace")?;
+        mount_api::change_root(libc::MS_SLAVE, MountScope::Tree).context(|| "set mount propagation to slave")?;
         root::open_stage(&plan.root.stage)?;
         for (mount, ready) in plan.mounts.iter().zip(&mut mounts) {
             if matches!(mount.source, Source::Layers { .. }) {
@@ -110,7 +110,7 @@ impl Helper<'_> {
         let mut more = CloneFlags::empty();
         more.set(CloneFlags::CLONE_NEWCGROUP, plan.has_group_namespace);
         more.set(CloneFlags::CLONE_NEWNS, users.is_some());
-        unshare(more).context(|| "make the container's namespaces")?;
+        unshare(more).context(|| "create namespaces of the container")?;
         join::enter_processes(&plan.processes, target)?;
         failpoint::reached("helper.joined");
         self.start(LaunchState { root, mounts, devices, host_proc, stdio, times })
@@ -130,7 +130,7 @@ impl Helper<'_> {
 
     /// Creates the container's process as a child of the shim, and releases it once the shim knows about it.
     fn start(&self, parts: LaunchState) -> Step<()> {
-        let host_proc = rustix::io::fcntl_dupfd_cloexec(&parts.host_proc, 3).context(|| "copy a descriptor")?;
+        let host_proc = rustix::io::fcntl_dupfd_cloexec(&parts.host_proc, 3).context(|| "duplicate descriptor")?;
         let StartGate { wait, release } = StartGate::new()?;
         let [begun, rooted] = parts.times;
         let mut waiting = Some((parts, wait, release));
@@ -143,21 +143,21 @@ impl Helper<'_> {
             };
             run().unwrap_or_else(|failure| report_failure(self.reporter, &failure))
         });
-        let pid = spawned.context(|| "make the container's process")?;
+        let pid = spawned.context(|| "fork container process")?;
         failpoint::reached("helper.spawned");
         let micros = |from: Instant, to: Instant| u32::try_from((to - from).as_micros()).unwrap_or(u32::MAX);
         let took = StartTimings { root: micros(begun, rooted), clone: micros(rooted, Instant::now()) };
         announce(self.reporter, host_proc.as_fd(), pid, took)?;
         self.line.map_or(Ok(()), |line| line.process(pid))?;
         failpoint::reached("helper.announced");
-        let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its helper"))?;
+        let (_, _, release) = waiting.ok_or_else(|| failure("forked process returned in its parent's role"))?;
         StartGate::release(release)
     }
 }
 
 /// Reports the process to the shim while it cannot have exited unobserved.
 pub(super) fn announce(reporter: &Reporter, host_proc: BorrowedFd<'_>, pid: u32, took: StartTimings) -> Step<()> {
-    let ticks = spawn::start_ticks(host_proc, pid).context(|| format!("look at process {pid}"))?;
+    let ticks = spawn::start_ticks(host_proc, pid).context(|| format!("read start time of process {pid}"))?;
     reporter.process(pid, ticks, took)
 }
 
@@ -169,17 +169,17 @@ pub(super) struct StartGate {
 
 impl StartGate {
     pub(super) fn new() -> Step<Self> {
-        let (wait, release) = nix::unistd::pipe2(OFlag::O_CLOEXEC).context(|| "make a pipe")?;
+        let (wait, release) = nix::unistd::pipe2(OFlag::O_CLOEXEC).context(|| "create pipe")?;
         Ok(Self { wait, release })
     }
 
     pub(super) fn wait(wait: OwnedFd) -> Step<()> {
         let mut byte = [0_u8; 1];
-        std::fs::File::from(wait).read_exact(&mut byte).context(|| "the helper was killed")
+        std::fs::File::from(wait).read_exact(&mut byte).context(|| "helper process was killed")
     }
 
     pub(super) fn release(release: OwnedFd) -> Step<()> {
-        rustix::io::write(&release, b"G").map(drop).context(|| "let the process go on")
+        rustix::io::write(&release, b"G").map(drop).context(|| "resume container process")
     }
 }
 
@@ -221,7 +221,7 @@ impl Inside<'_> {
     /// Sets up the process and executes the program. Returns only on failure.
     fn run(self) -> Step<i32> {
         let plan = self.plan;
-        setsid().context(|| "make a session")?;
+        setsid().context(|| "create session")?;
         let profile = exec_setup::open_profile(&plan.process, self.parts.host_proc.as_fd())?;
         let root = self.parts.root.as_fd();
         attach::root(root)?;
@@ -236,10 +236,10 @@ impl Inside<'_> {
         attach::mask(root, &plan.masked)?;
         attach::protect(root, &plan.read_only)?;
         in_root::open_or_make(root, Path::new(&plan.process.cwd), CreateKind::Directory)
-            .context(|| format!("make the working directory {}", plan.process.cwd))?;
+            .context(|| format!("create working directory {}", plan.process.cwd))?;
         if plan.root.is_read_only {
             let change = Change { set: libc::MOUNT_ATTR_RDONLY, ..Change::default() };
-            mount_api::change(root, MountScope::Top, change).context(|| "make the root read-only")?;
+            mount_api::change(root, MountScope::Top, change).context(|| "remount root read-only")?;
         }
         attach::pivot(root, plan.root.is_shared)?;
         exec_setup::take_stdio(self.parts.stdio, slave)?;

@@ -78,7 +78,7 @@ impl Launching {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Pending(self),
                 Err(error) => {
                     self.kill();
-                    return Progress::Failed(failure(format!("read what a child says: {error}")));
+                    return Progress::Failed(failure(format!("read report of child process: {error}")));
                 }
             }
         }
@@ -115,8 +115,8 @@ impl Launching {
             (None, Some(Process { pid, ticks, took, .. })) if self.executes => {
                 Progress::Started { pid, start_ticks: ticks, terminal: self.terminal, took }
             }
-            (None, Some(_)) => Progress::Failed(failure("the process was killed before its program was executed")),
-            (None, None) => Progress::Failed(failure("the helper was killed before the process was there")),
+            (None, Some(_)) => Progress::Failed(failure("process was killed before its program was executed")),
+            (None, None) => Progress::Failed(failure("helper process was killed before the container process started")),
         }
     }
 }

@@ -11,7 +11,7 @@
 //! An exit may be observed before [`Progress::Started`]: keep exits of unknown children until nothing is being started.
 //!
 //! Children are created without `execve`, which is sound because the shim is single-threaded
-//! ([`berth_sys::spawn::Alone`] refuses otherwise). Only a container's own program is executed, except for the pod's
+//! ([`berth_sys::spawn::SingleThreaded`] refuses otherwise). Only a container's own program is executed, except for the pod's
 //! process 1, which is the shim's program with the argument [`POD_INIT`] ([`pod_init`]).
 //!
 //! Used instead of libcontainer because of spec 09 §4. Implements spec 09a §2.5, §7.5, §8, §10, §11.

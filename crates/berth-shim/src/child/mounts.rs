@@ -69,7 +69,7 @@ fn bind(alone: SingleThreaded, path: &Path, mount: &Mount, around: &PodContext<'
             // The umask is empty here: without a mode the directory would be world-writable.
             let mut directories = fs::DirBuilder::new();
             let made = directories.recursive(true).mode(0o755).create(path);
-            made.context(|| format!("make {}", path.display()))?;
+            made.context(|| format!("create {}", path.display()))?;
             mount_api::clone_path(path, MountScope::Tree)
         }
         other => other,
@@ -99,18 +99,18 @@ pub(super) fn apply_attributes(
     };
     if propagation != 0 {
         mount_api::change(taken, MountScope::Tree, Change { propagation, ..Change::default() })
-            .context(|| format!("set the propagation of {target}"))?;
+            .context(|| format!("set propagation of {target}"))?;
     }
     let is_read_only = mount.access == Access::ReadOnly || mount.flags & libc::MS_RDONLY != 0;
     let set = mount_api::attributes(mount.flags) | if is_read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
     if set != 0 {
         mount_api::change(taken, MountScope::Top, Change { set, ..Change::default() })
-            .context(|| format!("set the flags of {target}"))?;
+            .context(|| format!("set mount flags of {target}"))?;
     }
     if mount.access == Access::RecursivelyReadOnly {
         let change = Change { set: libc::MOUNT_ATTR_RDONLY, ..Change::default() };
         mount_api::change(taken, MountScope::Tree, change)
-            .context(|| format!("RROUnsupported: make {target} recursively read-only"))?;
+            .context(|| format!("RROUnsupported: set {target} recursively read-only"))?;
     }
     match (&mount.source, mount.ids) {
         // Layers are mapped one by one before they are stacked.
@@ -155,7 +155,7 @@ fn old_groups(groups: &[PathBuf]) -> Step<Vec<(String, OwnedFd)>> {
     for group in groups {
         let below = group.strip_prefix("/sys/fs/cgroup").ok().and_then(|below| below.components().next());
         let Some(name) = below.and_then(|name| name.as_os_str().to_str()) else { continue };
-        let what = || format!("take control group {}", group.display());
+        let what = || format!("open cgroup {}", group.display());
         let mount = mount_api::clone_path(group, MountScope::Top).context(what)?;
         let change = Change { propagation: libc::MS_PRIVATE, ..Change::default() };
         mount_api::change(mount.as_fd(), MountScope::Top, change).context(what)?;

@@ -45,7 +45,7 @@ pub struct CreatedNamespaces {
 /// # Errors
 /// If the shim has more than one thread, or the kernel's error; nothing is left then.
 pub fn make_namespaces(plan: &NamespacePlan) -> Result<CreatedNamespaces, Failure> {
-    let program = File::open("/proc/self/exe").context(|| "open the shim's program")?;
+    let program = File::open("/proc/self/exe").context(|| "open shim executable")?;
     make_namespaces_with(plan, program.as_fd())
 }
 
@@ -54,14 +54,14 @@ pub fn make_namespaces(plan: &NamespacePlan) -> Result<CreatedNamespaces, Failur
 /// # Errors
 /// As [`make_namespaces`].
 pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Result<CreatedNamespaces, Failure> {
-    let alone = SingleThreaded::check().context(|| "make namespaces")?;
+    let alone = SingleThreaded::check().context(|| "create namespaces")?;
     let (reports, reporter) = report::pair()?;
     let parent = getpid();
     let maker = spawn::spawn(alone, NewParent::Child, None, || {
         let done = make((alone, parent), plan, &reporter, program);
         done.map_or_else(|failure| super::exec_setup::report_failure(&reporter, &failure), |()| 0)
     });
-    let maker = maker.context(|| "make a process")?;
+    let maker = maker.context(|| "fork process")?;
     drop(reporter);
     let gathered = collect_reports(plan, &reports, maker);
     end(maker);
@@ -69,7 +69,7 @@ pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Re
         (made, None) if plan.shares_processes == made.init.is_some() => Ok(made),
         (made, reason) => {
             made.init.into_iter().for_each(end);
-            Err(reason.unwrap_or_else(|| failure("the pod's process 1 was not made")))
+            Err(reason.unwrap_or_else(|| failure("init process of the pod was not created")))
         }
     }
 }
@@ -95,7 +95,7 @@ fn collect_reports(plan: &NamespacePlan, reports: &Reports, maker: u32) -> (Crea
         };
         match message {
             Message::Unmapped => {
-                let mapped = plan.users.ok_or_else(|| failure("there are no ids for the user namespace"));
+                let mapped = plan.users.ok_or_else(|| failure("no ID mappings for the user namespace"));
                 if let Err(failure) = mapped.and_then(|maps| map_ids(maker, maps)).and_then(|()| reports.go()) {
                     return (made, Some(failure));
                 }
@@ -111,7 +111,7 @@ fn collect_reports(plan: &NamespacePlan, reports: &Reports, maker: u32) -> (Crea
     let mut wanted = plan.made.clone();
     wanted.sort_unstable();
     wanted.dedup();
-    let missing = (kinds != wanted).then(|| failure("the process that made namespaces was killed"));
+    let missing = (kinds != wanted).then(|| failure("process creating namespaces was killed"));
     (made, missing)
 }
 
@@ -119,17 +119,17 @@ fn next(reports: &Reports, deadline: Instant) -> Step<Option<Message>> {
     loop {
         match reports.next() {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            other => return other.context(|| "read what a child says"),
+            other => return other.context(|| "read report of child process"),
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let text = format!("making namespaces took longer than {LIMIT:?}");
+            let text = format!("creating namespaces timed out after {LIMIT:?}");
             return Err(Failure { kind: FailureKind::Deadline, text });
         }
         let left = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(1), tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [PollFd::new(reports, PollFlags::IN)], Some(&left)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).context(|| "wait for a child"),
+            Err(error) => return Err(error).context(|| "wait for child process"),
         }
     }
 }
@@ -152,7 +152,7 @@ fn make(
     join::setup_helper(parent)?;
     let has = |kind| plan.made.contains(&kind);
     if has(Namespace::User) {
-        unshare(CloneFlags::CLONE_NEWUSER).context(|| "make a user namespace")?;
+        unshare(CloneFlags::CLONE_NEWUSER).context(|| "create user namespace")?;
         reporter.unmapped()?;
         reporter.wait()?;
         join::become_root()?;
@@ -161,9 +161,9 @@ fn make(
     flags.set(CloneFlags::CLONE_NEWNET, has(Namespace::Network));
     flags.set(CloneFlags::CLONE_NEWIPC, has(Namespace::Ipc));
     flags.set(CloneFlags::CLONE_NEWUTS, has(Namespace::Uts));
-    unshare(flags).context(|| "make namespaces")?;
+    unshare(flags).context(|| "create namespaces")?;
     if has(Namespace::Uts) {
-        nix::unistd::sethostname(&plan.hostname).context(|| format!("set the host name {:?}", plan.hostname))?;
+        nix::unistd::sethostname(&plan.hostname).context(|| format!("set hostname {:?}", plan.hostname))?;
     }
     if has(Namespace::Network) {
         interface::set_loopback_up().context(|| "set lo up")?;
@@ -173,7 +173,7 @@ fn make(
         [(Namespace::User, "user"), (Namespace::Network, "net"), (Namespace::Ipc, "ipc"), (Namespace::Uts, "uts")]
     {
         if has(kind) {
-            let file = File::open(format!("/proc/self/ns/{name}")).context(|| format!("open the {name} namespace"))?;
+            let file = File::open(format!("/proc/self/ns/{name}")).context(|| format!("open {name} namespace"))?;
             reporter.namespace(kind, file.as_fd())?;
         }
     }
@@ -185,9 +185,9 @@ fn set_kernel(settings: &BTreeMap<String, String>) -> Step<()> {
     for (name, value) in settings {
         let is_plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
         if !is_plain {
-            return Err(failure(format!("{name:?} is no kernel setting")));
+            return Err(failure(format!("invalid sysctl {name:?}")));
         }
-        fs::write(Path::new("/proc/sys").join(name), value).context(|| format!("set {name} to {value:?}"))?;
+        fs::write(Path::new("/proc/sys").join(name), value).context(|| format!("set sysctl {name} to {value:?}"))?;
     }
     Ok(())
 }
@@ -199,19 +199,19 @@ pub(super) fn user_namespace(alone: SingleThreaded, maps: (IdMap, IdMap)) -> Ste
     let holder = spawn::spawn(alone, NewParent::Child, None, || {
         let hold = || -> Step<()> {
             join::setup_helper(parent)?;
-            unshare(CloneFlags::CLONE_NEWUSER).context(|| "make a user namespace")?;
-            let file = File::open("/proc/self/ns/user").context(|| "open the user namespace")?;
+            unshare(CloneFlags::CLONE_NEWUSER).context(|| "create user namespace")?;
+            let file = File::open("/proc/self/ns/user").context(|| "open user namespace")?;
             reporter.namespace(Namespace::User, file.as_fd())?;
             reporter.wait()
         };
         hold().map_or_else(|failure| super::exec_setup::report_failure(&reporter, &failure), |()| 0)
     });
-    let holder = holder.context(|| "make a process")?;
+    let holder = holder.context(|| "fork process")?;
     drop(reporter);
     let made = match next(&reports, Instant::now() + LIMIT) {
         Ok(Some(Message::Namespace(_, namespace))) => map_ids(holder, maps).map(|()| namespace),
         Ok(Some(Message::Failed(failure))) | Err(failure) => Err(failure),
-        Ok(_) => Err(failure("the process that made a user namespace was killed")),
+        Ok(_) => Err(failure("process creating the user namespace was killed")),
     };
     end(holder);
     made

@@ -46,7 +46,7 @@ const NOBODY: u32 = 65_535;
 /// Creates process 1; runs in the process that created the namespaces.
 pub(super) fn start(alone: SingleThreaded, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
     let host_proc = super::join::host_proc()?;
-    unshare(CloneFlags::CLONE_NEWPID).context(|| "make a process namespace")?;
+    unshare(CloneFlags::CLONE_NEWPID).context(|| "create PID namespace")?;
     let StartGate { wait, release } = StartGate::new()?;
     let mut waiting = Some((wait, release));
     let spawned = spawn::spawn(alone, NewParent::Sibling, None, || {
@@ -58,9 +58,9 @@ pub(super) fn start(alone: SingleThreaded, reporter: &Reporter, program: Borrowe
         };
         run().map_or_else(|failure| super::exec_setup::report_failure(reporter, &failure), |()| 0)
     });
-    let pid = spawned.context(|| "make the pod's process 1")?;
+    let pid = spawned.context(|| "fork init process of the pod")?;
     announce(reporter, host_proc.as_fd(), pid, StartTimings::default())?;
-    let (_, release) = waiting.ok_or_else(|| failure("process 1 went on as its maker"))?;
+    let (_, release) = waiting.ok_or_else(|| failure("init process returned in its parent's role"))?;
     StartGate::release(release)
 }
 
@@ -68,16 +68,17 @@ pub(super) fn start(alone: SingleThreaded, reporter: &Reporter, program: Borrowe
 fn become_init(alone: SingleThreaded, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
     let keep = [reporter.number(), program.as_raw_fd()];
     spawn::close_all_but(alone, &keep).context(|| "close descriptors")?;
-    rustix::io::fcntl_setfd(reporter.as_fd(), rustix::io::FdFlags::empty()).context(|| "keep a descriptor")?;
+    rustix::io::fcntl_setfd(reporter.as_fd(), rustix::io::FdFlags::empty()).context(|| "clear close-on-exec flag")?;
     spawn::reset_signals().context(|| "reset signals")?;
-    let number =
-        CString::new(reporter.number().to_string()).map_err(std::io::Error::from).context(|| "spell a number")?;
-    let name = CString::new(POD_INIT).map_err(std::io::Error::from).context(|| "spell a name")?;
+    let number = CString::new(reporter.number().to_string())
+        .map_err(std::io::Error::from)
+        .context(|| "format descriptor argument")?;
+    let name = CString::new(POD_INIT).map_err(std::io::Error::from).context(|| "format program name")?;
     let args: [&CStr; 3] = [c"berth", name.as_c_str(), number.as_c_str()];
     let env: [&CStr; 0] = [];
     let flags = nix::fcntl::AtFlags::AT_EMPTY_PATH;
     match nix::unistd::execveat(program, c"", &args, &env, flags) {
-        Err(error) => Err(error).context(|| "execute the pod's process 1"),
+        Err(error) => Err(error).context(|| "execute init process of the pod"),
         Ok(never) => match never {},
     }
 }
@@ -114,25 +115,25 @@ fn reap() {
 
 /// Gives up root directory, descriptors, privileges, and user.
 fn isolate() -> Step<()> {
-    unshare(CloneFlags::CLONE_NEWNS).context(|| "make a mount namespace")?;
-    mount_api::change_root(libc::MS_SLAVE, MountScope::Tree).context(|| "hide mounts from the host")?;
-    let empty =
-        mount_api::new_mount("tmpfs", "size=0,nr_inodes=1,mode=555", libc::MS_RDONLY).context(|| "make a root")?;
+    unshare(CloneFlags::CLONE_NEWNS).context(|| "create mount namespace")?;
+    mount_api::change_root(libc::MS_SLAVE, MountScope::Tree).context(|| "set mount propagation to slave")?;
+    let empty = mount_api::new_mount("tmpfs", "size=0,nr_inodes=1,mode=555", libc::MS_RDONLY)
+        .context(|| "mount root filesystem")?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let place = rustix::fs::open("/proc", flags, Mode::empty()).context(|| "open /proc")?;
-    mount_api::attach(empty.as_fd(), place.as_fd()).context(|| "attach a root")?;
-    rustix::process::fchdir(&empty).context(|| "go to the root")?;
-    rustix::process::pivot_root(".", ".").context(|| "change the root")?;
-    umount2(".", MntFlags::MNT_DETACH).context(|| "leave the old root")?;
-    rustix::process::chdir("/").context(|| "go to the root")?;
+    mount_api::attach(empty.as_fd(), place.as_fd()).context(|| "attach root filesystem")?;
+    rustix::process::fchdir(&empty).context(|| "change to root directory")?;
+    rustix::process::pivot_root(".", ".").context(|| "pivot_root")?;
+    umount2(".", MntFlags::MNT_DETACH).context(|| "unmount old root")?;
+    rustix::process::chdir("/").context(|| "change to root directory")?;
     drop((empty, place));
     for standard in 0..3 {
         // The shim's output is not the pod's; no code of this process uses these descriptors.
         drop(spawn::inherited(standard));
     }
-    set_no_new_privs(true).context(|| "give up new privileges")?;
+    set_no_new_privs(true).context(|| "set no_new_privs")?;
     let nobody = Process { uid: NOBODY, gid: NOBODY, ..Process::default() };
     // The user namespace may not map the id: then it stays user 0, without capabilities.
     identity::become_user(&nobody, false).or_else(|_| identity::become_user(&Process::default(), false))?;
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context(|| "hide memory")
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context(|| "set process not dumpable")
 }

@@ -64,7 +64,7 @@ pub(super) struct Reports(OwnedFd);
 pub(super) fn pair() -> Step<(Reports, Reporter)> {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).context(|| "make a socket pair")?;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).context(|| "create socket pair")?;
     Ok((Reports(ours), Reporter(theirs)))
 }
 
@@ -137,7 +137,9 @@ impl Reporter {
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&fds));
         }
-        sendmsg(&self.0, &[IoSlice::new(body)], &mut control, SendFlags::NOSIGNAL).map(drop).context(|| "tell the shim")
+        sendmsg(&self.0, &[IoSlice::new(body)], &mut control, SendFlags::NOSIGNAL)
+            .map(drop)
+            .context(|| "send report to shim")
     }
 }
 
@@ -191,13 +193,15 @@ impl Reports {
             return Ok(None);
         }
         let message = parse(body, fd);
-        message.map(Some).ok_or_else(|| io::Error::other("a child of the shim said something strange"))
+        message.map(Some).ok_or_else(|| io::Error::other("invalid message from child process"))
     }
 
     /// Sends the permission to continue (one byte) to the child.
     pub(super) fn go(&self) -> Step<()> {
         let mut control = SendAncillaryBuffer::default();
-        sendmsg(&self.0, &[IoSlice::new(b"G")], &mut control, SendFlags::NOSIGNAL).map(drop).context(|| "tell a child")
+        sendmsg(&self.0, &[IoSlice::new(b"G")], &mut control, SendFlags::NOSIGNAL)
+            .map(drop)
+            .context(|| "send message to child process")
     }
 }
 
@@ -208,8 +212,8 @@ impl Reporter {
         loop {
             match rustix::net::recv(&self.0, &mut byte, RecvFlags::empty()) {
                 Err(Errno::INTR) => {}
-                Ok((_, 0)) => return Err(super::error_context::failure("the shim has gone")),
-                other => return other.map(drop).context(|| "wait for the shim"),
+                Ok((_, 0)) => return Err(super::error_context::failure("shim exited")),
+                other => return other.map(drop).context(|| "wait for shim"),
             }
         }
     }

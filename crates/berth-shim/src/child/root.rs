@@ -32,7 +32,7 @@ const LONGEST: usize = 4095;
 
 /// Mounts a tmpfs on the stage directory and enters it. Other users may traverse it, but not list it.
 pub(super) fn open_stage(stage: &Path) -> Step<()> {
-    let what = || format!("make the stage {}", stage.display());
+    let what = || format!("create staging directory {}", stage.display());
     fs::create_dir_all(stage).context(what)?;
     let tmpfs = mount_api::new_mount("tmpfs", "mode=711", libc::MS_NOSUID).context(what)?;
     let at = rustix::fs::openat(CWD, stage, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -48,15 +48,16 @@ pub(super) fn make(plan: &LaunchPlan, around: &PodContext<'_>) -> Step<OwnedFd> 
             let over = OverlayMount { layers, lower, written: Some((upper, work)), userxattr: *userxattr };
             if let (Some((users, groups)), Some(_)) = (around.users, around.namespace(Namespace::User)) {
                 let owner = on_host(0, Some(users)).zip(on_host(0, Some(groups)));
-                let (uid, gid) = owner.ok_or_else(|| failure("user 0 of the container is not mapped"))?;
+                let (uid, gid) =
+                    owner.ok_or_else(|| failure("uid 0 of the container is not mapped in the user namespace"))?;
                 rustix::fs::chown(upper.as_path(), Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
-                    .context(|| format!("give {} to the container's root", upper.display()))?;
+                    .context(|| format!("change owner of {} to root of the container", upper.display()))?;
             }
             over.mount(stage, "root", around)?;
-            mount_api::clone_path(&stage.join("root"), MountScope::Top).context(|| "take the root")?
+            mount_api::clone_path(&stage.join("root"), MountScope::Top).context(|| "clone root mount")?
         }
         RootKind::Directory(path) => {
-            let what = || format!("take the root {}", path.display());
+            let what = || format!("clone root mount {}", path.display());
             let taken = mount_api::clone_path(path, MountScope::Tree).context(what)?;
             if let Some(users) = around.namespace(Namespace::User) {
                 mounts::idmap(taken.as_fd(), users.as_fd(), path)?;
@@ -65,7 +66,7 @@ pub(super) fn make(plan: &LaunchPlan, around: &PodContext<'_>) -> Step<OwnedFd> 
         }
     };
     let change = Change { propagation: libc::MS_PRIVATE, ..Change::default() };
-    mount_api::change(root.as_fd(), MountScope::Tree, change).context(|| "make the root private")?;
+    mount_api::change(root.as_fd(), MountScope::Tree, change).context(|| "set root mount private")?;
     Ok(root)
 }
 
@@ -77,7 +78,7 @@ pub(super) fn layers(
     around: &PodContext<'_>,
 ) -> Step<PreparedMount> {
     let Source::Layers { layers, lower, sub_path } = &wanted.source else {
-        return Err(failure("these are no layers"));
+        return Err(failure("mount source is not a list of layers"));
     };
     let what = || format!("ImageVolumeMountFailed: mount an image on {}", wanted.target);
     let over = plan.root.stage.join("volume");
@@ -121,21 +122,22 @@ impl<'a> OverlayMount<'a> {
         let lower = match around.namespace(Namespace::User) {
             Some(users) => {
                 let names = self.mapped(&stage.join(format!("{name}-layers")), users)?;
-                rustix::process::chdir(stage).context(|| "go to the stage")?;
+                rustix::process::chdir(stage).context(|| "change to staging directory")?;
                 names
             }
             None => {
                 // Relative names are short: more layers fit.
-                rustix::process::chdir(self.layers).context(|| format!("go to {}", self.layers.display()))?;
+                rustix::process::chdir(self.layers)
+                    .context(|| format!("change to directory {}", self.layers.display()))?;
                 self.lower.iter().map(PathBuf::from).collect()
             }
         };
         let data = options(&lower, self.written, self.userxattr);
         if data.len() > LONGEST {
-            return Err(failure(format!("{} layers are more than the kernel takes", lower.len())));
+            return Err(failure(format!("overlay options of {} layers exceed the kernel's limit", lower.len())));
         }
         let done = mount(Some("overlay"), &target, Some("overlay"), MsFlags::empty(), Some(data.as_str()));
-        rustix::process::chdir(stage).context(|| "go to the stage")?;
+        rustix::process::chdir(stage).context(|| "change to staging directory")?;
         done.context(|| format!("mount overlay {data} on {}", target.display()))
     }
 
@@ -146,7 +148,7 @@ impl<'a> OverlayMount<'a> {
         let mut names = Vec::new();
         for (index, lower) in self.lower.iter().enumerate() {
             let (source, target) = (self.layers.join(lower), folder.join(index.to_string()));
-            let what = || format!("take layer {}", source.display());
+            let what = || format!("clone mount of layer {}", source.display());
             make_directory(&target)?;
             let taken = mount_api::clone_path(&source, MountScope::Top).context(what)?;
             mounts::idmap(taken.as_fd(), users.as_fd(), &source)?;
@@ -161,7 +163,7 @@ impl<'a> OverlayMount<'a> {
 fn make_directory(path: &Path) -> Step<()> {
     match fs::create_dir(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        done => done.context(|| format!("make {}", path.display())),
+        done => done.context(|| format!("create {}", path.display())),
     }
 }
 

@@ -130,7 +130,7 @@ impl Container {
             }
         }
         if let Some(error) = complaint {
-            shim_log::log(&format!("container {id}: its log is incomplete: {error}"));
+            shim_log::log(&format!("container {id}: log is incomplete: {error}"));
         }
     }
 

@@ -157,7 +157,7 @@ impl Worker<'_> {
         while let Some(signal) = self.signals.read_signal()? {
             match i32::try_from(signal.ssi_signo) {
                 Ok(nix::libc::SIGTERM) if self.is_empty() => self.leaving = Some(now),
-                Ok(nix::libc::SIGTERM) => shim_log::log("told to end, but containers run"),
+                Ok(nix::libc::SIGTERM) => shim_log::log("ignored SIGTERM: containers are running"),
                 _ => is_child = true,
             }
         }
@@ -178,7 +178,7 @@ impl Worker<'_> {
             }
             Ok(None) => {}
             Err(e) => {
-                shim_log::log(&format!("accept: {e}"));
+                shim_log::log(&format!("accept connection: {e}"));
                 self.accept_after = Some(now + DEAF);
             }
         }
@@ -217,7 +217,7 @@ impl Worker<'_> {
         if self.tally.publish_at.is_some_and(|at| at <= now || is_over) {
             self.tally.publish_at = None;
             if let Err(e) = self.tally.told.publish(&self.folder, self.tally.sum) {
-                shim_log::log(&format!("what was written to logs is not told: {e}"));
+                shim_log::log(&format!("failed to publish log statistics: {e}"));
             }
         }
     }

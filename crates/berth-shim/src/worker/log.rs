@@ -107,7 +107,7 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o640)).map_err(|e| tell(e.into()))?;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&file).map_err(|e| tell(e.into()))?.st_mode);
     if kind != FileType::RegularFile {
-        return Err(tell(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
+        return Err(tell(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
     }
     Ok(file)
 }

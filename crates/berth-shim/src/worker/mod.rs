@@ -175,7 +175,7 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
 /// Detaches this process from its parent's session and sets up signals.
 fn detach_process(folder: &Path) -> io::Result<SignalFd> {
     if let Err(e) = rustix::process::setsid() {
-        shim_log::log(&format!("no session of its own: {e}"));
+        shim_log::log(&format!("failed to create session: {e}"));
     }
     rustix::process::chdir("/")?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
@@ -187,10 +187,10 @@ fn detach_process(folder: &Path) -> io::Result<SignalFd> {
     nix::sys::prctl::set_child_subreaper(true)?;
     // Containers must not inherit the supplementary groups of the process that started the shim.
     if let Err(e) = nix::unistd::setgroups(&[]) {
-        shim_log::log(&format!("supplementary groups stay: {e}"));
+        shim_log::log(&format!("failed to drop supplementary groups: {e}"));
     }
     if let Err(e) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
-        shim_log::log(&format!("oom_score_adj stays as it is: {e}"));
+        shim_log::log(&format!("failed to set oom_score_adj: {e}"));
     }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder.join(exit_record::FOLDER))?;
     fs::write(folder.join(PID_FILE), format!("{}\n", std::process::id()))?;

@@ -117,7 +117,7 @@ impl Worker<'_> {
         let exit = final_exit(container, ended, is_late_kill, now);
         let record = ExitRecord::of(container.started, exit);
         if let Err(e) = record.write(&self.folder, &container.id) {
-            shim_log::log(&format!("container {}: its end is not on record: {e}", container.id));
+            shim_log::log(&format!("container {}: failed to write exit record: {e}", container.id));
         }
         failpoint::reached("shim.recorded");
         container.state = ContainerState::Draining { exit, until: now + DRAIN };

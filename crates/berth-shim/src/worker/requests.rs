@@ -52,7 +52,7 @@ impl Worker<'_> {
                         self.reply(origin, &reply, fds);
                     }
                 }
-                Ok(_) => self.refuse(now, "the daemon sent what only a shim sends"),
+                Ok(_) => self.refuse(now, "unexpected response or event from the daemon"),
                 Err(e) => self.refuse(now, &e.to_string()),
             },
             Err(e) => self.refuse(now, &e.to_string()),
@@ -126,12 +126,12 @@ impl Worker<'_> {
 
     fn namespace_copies(&self) -> Result<Vec<OwnedFd>, Failure> {
         let copies: io::Result<Vec<OwnedFd>> = self.pod.namespaces.iter().map(|(_, fd)| fd.try_clone()).collect();
-        copies.map_err(|e| failure(FailureKind::Other, format!("copy a namespace's descriptor: {e}")))
+        copies.map_err(|e| failure(FailureKind::Other, format!("duplicate namespace descriptor: {e}")))
     }
 
     fn make_namespaces(&mut self, plan: &NamespacePlan) -> Answer {
         if self.pod.is_made {
-            return Err(failure(FailureKind::State, "the namespaces were made already"));
+            return Err(failure(FailureKind::State, "namespaces already exist"));
         }
         cgroup_signals::enter(&plan.groups).map_err(|e| failure(FailureKind::Other, e.to_string()))?;
         failpoint::reached("shim.grouped");
@@ -145,10 +145,10 @@ impl Worker<'_> {
 
     fn signal(&mut self, to: &Target, number: i32, scope: Scope) -> Answer {
         let signal = berth_sys::signal::by_number(number);
-        let signal = signal.ok_or_else(|| failure(FailureKind::Other, format!("{number} is not a signal")))?;
+        let signal = signal.ok_or_else(|| failure(FailureKind::Other, format!("invalid signal {number}")))?;
         let mut frozen = Vec::new();
         let pid = match to {
-            Target::Init => self.pod.init.ok_or_else(|| failure(FailureKind::Unknown, "the pod has no process 1"))?,
+            Target::Init => self.pod.init.ok_or_else(|| failure(FailureKind::Unknown, "pod has no init process"))?,
             Target::Container(id) if signal == Signal::KILL && self.kill_start(id) => return DONE,
             Target::Container(id) if scope == Scope::ControlGroup => {
                 let container = self.container_mut(id)?;
@@ -170,7 +170,7 @@ impl Worker<'_> {
             }
             Target::Exec(id, exec) => {
                 let pid = self.container_mut(id)?.execs.get(exec).copied();
-                pid.ok_or_else(|| failure(FailureKind::Unknown, format!("process {exec:?} is not known")))?
+                pid.ok_or_else(|| failure(FailureKind::Unknown, format!("process {exec:?} not found")))?
             }
         };
         if scope == Scope::Group && signal == Signal::KILL {
@@ -189,11 +189,11 @@ impl Worker<'_> {
 
     fn resize(&mut self, of: &Target, columns: u16, rows: u16) -> Answer {
         let Target::Container(id) = of else {
-            return Err(failure(FailureKind::State, "that terminal is the daemon's own"));
+            return Err(failure(FailureKind::State, "terminal is owned by the daemon"));
         };
         if let Some(terminal) = &self.container_mut(id)?.terminal {
             let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-            tcsetwinsize(terminal, size).map_err(|e| failure(FailureKind::Other, format!("resize: {e}")))?;
+            tcsetwinsize(terminal, size).map_err(|e| failure(FailureKind::Other, format!("resize terminal: {e}")))?;
         }
         DONE
     }
@@ -209,14 +209,14 @@ impl Worker<'_> {
         if container.attach(Client::new(input, stdout, fds.next())) {
             DONE
         } else {
-            Err(failure(FailureKind::State, format!("container {id:?} has too many clients")))
+            Err(failure(FailureKind::State, format!("container {id:?} has too many attached clients")))
         }
     }
 
     fn forget(&mut self, id: &str) -> Answer {
         let (key, container) = self.container(id).ok_or_else(|| unknown(id))?;
         if !container.is_over() || !container.execs.is_empty() {
-            return Err(failure(FailureKind::State, format!("container {id:?} has not ended")));
+            return Err(failure(FailureKind::State, format!("container {id:?} has not exited")));
         }
         self.kills_before += container.kills();
         self.containers.remove(&key);
@@ -226,7 +226,7 @@ impl Worker<'_> {
 
     fn shutdown(&mut self, now: Instant) -> Answer {
         if !self.is_empty() {
-            return Err(failure(FailureKind::State, "containers still run"));
+            return Err(failure(FailureKind::State, "containers are still running"));
         }
         self.leaving = Some(now);
         failpoint::reached("shim.leaving");
@@ -252,13 +252,13 @@ impl Worker<'_> {
         if container.is_running() {
             Ok(container)
         } else {
-            Err(failure(FailureKind::State, format!("container {id:?} has ended")))
+            Err(failure(FailureKind::State, format!("container {id:?} has exited")))
         }
     }
 }
 
 fn unknown(id: &str) -> Failure {
-    failure(FailureKind::Unknown, format!("container {id:?} is not known"))
+    failure(FailureKind::Unknown, format!("container {id:?} not found"))
 }
 
 fn exec_stdio(has_terminal: bool, fds: Vec<OwnedFd>) -> Result<Stdio, Failure> {
@@ -267,5 +267,6 @@ fn exec_stdio(has_terminal: bool, fds: Vec<OwnedFd>) -> Result<Stdio, Failure> {
     }
     let count = fds.len();
     let fds = <[OwnedFd; 3]>::try_from(fds);
-    fds.map(Stdio::Files).map_err(|_| failure(FailureKind::Other, format!("exec: {count} descriptors instead of 3")))
+    fds.map(Stdio::Files)
+        .map_err(|_| failure(FailureKind::Other, format!("exec: expected 3 descriptors, found {count}")))
 }

@@ -80,10 +80,10 @@ impl Worker<'_> {
     pub(super) fn begin_launch(&mut self, plan: &LaunchPlan, origin: Origin, now: Instant) -> Result<(), Failure> {
         let id = &plan.container;
         if !exit_rules::is_name(id) {
-            return Err(failure(FailureKind::Other, format!("{id:?} is not an id")));
+            return Err(failure(FailureKind::Other, format!("invalid id {id:?}")));
         }
         if self.container(id).is_some() || self.starts.values().any(|start| start.container() == Some(id)) {
-            return Err(failure(FailureKind::State, format!("container {id:?} was started already")));
+            return Err(failure(FailureKind::State, format!("container {id:?} was already started")));
         }
         let other = |e: std::io::Error| failure(FailureKind::Other, e.to_string());
         let log = Log::open(plan.log.as_deref()).map_err(other)?;
@@ -119,15 +119,15 @@ impl Worker<'_> {
             PidNamespace::Of(id) => {
                 let target = self.container(id).map(|(_, container)| container);
                 let target = target
-                    .ok_or_else(|| failure(FailureKind::Unknown, format!("target container {id:?} is not known")))?;
+                    .ok_or_else(|| failure(FailureKind::Unknown, format!("target container {id:?} not found")))?;
                 if !target.is_running() {
-                    return Err(failure(FailureKind::State, format!("target container {id:?} has ended")));
+                    return Err(failure(FailureKind::State, format!("target container {id:?} has exited")));
                 }
                 Some(target.started.pid)
             }
         };
         let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        let pid = pid.ok_or_else(|| failure(FailureKind::Other, "the pod does not share its processes"))?;
+        let pid = pid.ok_or_else(|| failure(FailureKind::Other, "pod does not share its PID namespace"))?;
         let opened = pidfd_open(pid, PidfdFlags::empty());
         opened.map(Some).map_err(|e| failure(FailureKind::Other, format!("open process {}: {e}", pid.as_raw_nonzero())))
     }
@@ -141,18 +141,18 @@ impl Worker<'_> {
         now: Instant,
     ) -> Result<(), Failure> {
         let Some((key, container)) = self.container(&plan.container) else {
-            return Err(failure(FailureKind::Unknown, format!("container {:?} is not known", plan.container)));
+            return Err(failure(FailureKind::Unknown, format!("container {:?} not found", plan.container)));
         };
         if !container.is_running() {
-            return Err(failure(FailureKind::State, format!("container {:?} has ended", plan.container)));
+            return Err(failure(FailureKind::State, format!("container {:?} has exited", plan.container)));
         }
         let starting = |start: &&Start| matches!(&start.what, StartKind::Exec { container, .. } if *container == key);
         let is_same = |start: &Start| matches!(&start.what, StartKind::Exec { id, .. } if *id == plan.exec);
         if container.execs.contains_key(&plan.exec) || self.starts.values().filter(starting).any(is_same) {
-            return Err(failure(FailureKind::State, format!("process {:?} was started already", plan.exec)));
+            return Err(failure(FailureKind::State, format!("process {:?} was already started", plan.exec)));
         }
         if container.execs.len() + self.starts.values().filter(starting).count() >= MOST_EXECS {
-            let text = format!("container {:?} has {MOST_EXECS} other processes already", plan.container);
+            let text = format!("container {:?} already has {MOST_EXECS} exec processes", plan.container);
             return Err(failure(FailureKind::State, text));
         }
         let inside = ExecTarget { init: container.started.pid, groups: &container.groups };
@@ -182,7 +182,7 @@ impl Worker<'_> {
         match launching.advance() {
             Progress::Pending(launching) if now < start.until => start.launching = Some(launching),
             Progress::Pending(launching) => {
-                let text = format!("starting took longer than {:?}", start.limit);
+                let text = format!("start timed out after {:?}", start.limit);
                 launching.kill();
                 self.fail_start(key, failure(FailureKind::Deadline, text));
             }

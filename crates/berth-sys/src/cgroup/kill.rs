@@ -47,8 +47,8 @@ fn one(group: &str, pid: i32) -> CgroupResult<()> {
     let pid = match Pid::from_raw(pid) {
         // 0 stands for a process of another PID namespace: not ours to kill.
         None => return Ok(()),
-        Some(Pid::INIT) => return Err(CgroupError::Other(format!("{group} holds the init process"))),
-        Some(pid) if pid == getpid() => return Err(CgroupError::Other(format!("{group} holds this process"))),
+        Some(Pid::INIT) => return Err(CgroupError::Other(format!("{group} contains the init process"))),
+        Some(pid) if pid == getpid() => return Err(CgroupError::Other(format!("{group} contains this process"))),
         Some(pid) => pid,
     };
     match kill_process(pid, Signal::KILL) {

@@ -133,7 +133,7 @@ impl Hierarchy {
             return Ok(Self::V1(old));
         }
         let unified = mounts.iter().find(|m| m.kind == "cgroup2");
-        let unified = unified.ok_or_else(|| CgroupError::Other("no control groups are mounted".to_owned()))?;
+        let unified = unified.ok_or_else(|| CgroupError::Other("no cgroup hierarchy is mounted".to_owned()))?;
         v2::Unified::at(unified.target.clone()).map(Self::V2)
     }
 
@@ -229,7 +229,7 @@ impl Hierarchy {
     /// If processes survive.
     pub fn kill(&self, group: &GroupPath) -> CgroupResult<()> {
         if group.is_root() {
-            return Err(CgroupError::Other("what runs in the root control group cannot be killed".to_owned()));
+            return Err(CgroupError::Other("cannot kill the processes of the root cgroup".to_owned()));
         }
         match self {
             Self::V1(h) => h.kill(group),
@@ -243,7 +243,7 @@ impl Hierarchy {
     /// If processes survive or a directory stays busy.
     pub fn remove(&self, group: &GroupPath) -> CgroupResult<()> {
         if group.is_root() {
-            return Err(CgroupError::Other("the root control group cannot be removed".to_owned()));
+            return Err(CgroupError::Other("cannot remove the root cgroup".to_owned()));
         }
         match self {
             Self::V1(h) => h.remove(group),
@@ -253,7 +253,7 @@ impl Hierarchy {
 
     fn file(&self, group: &GroupPath, controller: Controller, file: &str) -> CgroupResult<PathBuf> {
         if file.contains('/') {
-            return Err(CgroupError::Other(format!("{file:?} is not a file of a control group")));
+            return Err(CgroupError::Other(format!("invalid cgroup file {file:?}")));
         }
         let directory = match self {
             Self::V1(h) => h.directory(group, controller)?,

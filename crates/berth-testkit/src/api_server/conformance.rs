@@ -39,21 +39,24 @@ impl TransitionChecker {
             "pods" => {
                 let is_over = ["Succeeded", "Failed"].contains(&word(&after["status"]["phase"]));
                 if is_over && is_ready(after) {
-                    self.0.push(format!("{}: ready though its phase is {}", name(), after["status"]["phase"]));
+                    self.0.push(format!("{}: condition Ready is True in phase {}", name(), after["status"]["phase"]));
                 }
                 let was_over = ["Succeeded", "Failed"].contains(&word(&before["status"]["phase"]));
                 if was_over && before["status"]["phase"] != after["status"]["phase"] {
                     let (from, to) = (&before["status"]["phase"], &after["status"]["phase"]);
-                    self.0.push(format!("{}: phase {to} after {from}", name()));
+                    self.0.push(format!("{}: phase changed to {to} after {from}", name()));
                 }
                 for (container, from, to) in revived(before, after) {
-                    self.0.push(format!("{}: container {container} ended with {from} and is {to}", name()));
+                    self.0.push(format!(
+                        "{}: container {container} restarted without increasing restartCount: {from} to {to}",
+                        name()
+                    ));
                 }
             }
             "leases.coordination.k8s.io" => {
                 let renewed = |lease: &Value| word(&lease["spec"]["renewTime"]).parse::<Timestamp>().ok();
                 if renewed(after) < renewed(before) {
-                    self.0.push(format!("{}: renewed before it was renewed", name()));
+                    self.0.push(format!("{}: renewTime went backwards", name()));
                 }
             }
             _ => {}
@@ -123,17 +126,17 @@ fn of_one(logged: &RecordedRequest, is_announced: &impl Fn(&RecordedRequest) -> 
     let is_read_of_many = ["list", "watch"].contains(&logged.verb);
     let resource = logged.resource.as_str();
     let offences = [
-        (logged.code == Some(403) && !is_announced(logged), "a refusal that nobody announced"),
-        (logged.code == Some(422), "what the server cannot store"),
-        (logged.verb == "update" && ["pods", "nodes"].contains(&resource), "a whole pod or node is written"),
+        (logged.code == Some(403) && !is_announced(logged), "unexpected 403 Forbidden"),
+        (logged.code == Some(422), "422 Unprocessable Entity"),
+        (logged.verb == "update" && ["pods", "nodes"].contains(&resource), "PUT of a pod or node"),
         (
             is_read_of_many && SELECTED.contains(&resource) && logged.query("fieldSelector").is_none(),
-            "everything is read",
+            "list or watch without fieldSelector",
         ),
-        (is_write && !logged.agent().starts_with("kubelet/"), "a write by somebody without the kubelet's name"),
+        (is_write && !logged.agent().starts_with("kubelet/"), "write with a User-Agent other than kubelet's"),
         (
             logged.verb == "patch" && logged.header("content-type") != "application/strategic-merge-patch+json",
-            "a patch of another kind",
+            "patch is not a strategic merge patch",
         ),
     ];
     offences.into_iter().filter(|(is, _)| *is).map(|(_, what)| format!("{what}: {logged}")).collect()
@@ -165,7 +168,7 @@ fn repeated_deletes(log: &Requests) -> Vec<String> {
         let uid = logged.body["preconditions"]["uid"].as_str().unwrap_or(&logged.name).to_owned();
         !seen.insert((logged.namespace.clone(), uid))
     });
-    again.map(|logged| format!("a pod is deleted twice: {logged}")).collect()
+    again.map(|logged| format!("pod deleted twice: {logged}")).collect()
 }
 
 /// PUTs with a resource version older than the same client's last write of the object.
@@ -177,7 +180,7 @@ fn stale_puts(log: &Requests) -> Vec<String> {
         let last = written.entry(place.into()).or_default();
         let told = logged.body["metadata"]["resourceVersion"].as_str().and_then(|rv| rv.parse().ok());
         if logged.verb == "update" && told.is_some_and(|rv: u64| rv < *last) {
-            found.push(format!("older than what it had written as {last}: {logged}"));
+            found.push(format!("PUT with a resourceVersion older than the client's last write {last}: {logged}"));
         }
         *last = logged.rv.unwrap_or(*last).max(*last);
     }

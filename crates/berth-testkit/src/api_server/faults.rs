@@ -148,7 +148,7 @@ impl Fault {
 
     /// Matches the whole object name by regular expression; for lists and watches, the name they select.
     pub fn name(mut self, pattern: &str) -> Self {
-        self.name = Some(Regex::new(&format!("^(?:{pattern})$")).expect("a pattern"));
+        self.name = Some(Regex::new(&format!("^(?:{pattern})$")).expect("invalid regular expression"));
         self
     }
 

@@ -109,7 +109,7 @@ impl User<'_> {
     }
 
     fn write(&self, verb: &'static str, subresource: &str, object: Value) -> Outcome {
-        let kind = resources::of(&object).unwrap_or_else(|| panic!("no resource has such objects: {object}"));
+        let kind = resources::of(&object).unwrap_or_else(|| panic!("no resource found for object {object}"));
         let (namespace, name) = key(&object);
         let namespace = if kind.is_namespaced && namespace.is_empty() { "default".to_owned() } else { namespace };
         let name = if verb == "create" { String::new() } else { name };
@@ -118,7 +118,7 @@ impl User<'_> {
     }
 
     fn ask(&self, resource: &str, namespace: &str, name: &str, request: Request) -> Outcome {
-        let kind: &'static Kind = named(resource).unwrap_or_else(|| panic!("there are no {resource}"));
+        let kind: &'static Kind = named(resource).unwrap_or_else(|| panic!("unknown resource {resource}"));
         let mut request = Request {
             caller: self.caller.clone(),
             resource: resource.to_owned(),
@@ -156,7 +156,7 @@ impl ApiServer {
     /// # Panics
     /// The server refuses the request.
     pub fn create(&self, object: Value) -> Arc<Value> {
-        self.admin().create(object).unwrap_or_else(|refusal| panic!("refused: {refusal:?}"))
+        self.admin().create(object).unwrap_or_else(|refusal| panic!("request rejected: {refusal:?}"))
     }
 
     /// Replaces an object as administrator.
@@ -164,7 +164,7 @@ impl ApiServer {
     /// # Panics
     /// The server refuses the request.
     pub fn update(&self, object: Value) -> Arc<Value> {
-        self.admin().update(object).unwrap_or_else(|refusal| panic!("refused: {refusal:?}"))
+        self.admin().update(object).unwrap_or_else(|refusal| panic!("request rejected: {refusal:?}"))
     }
 
     /// Applies a strategic merge patch as administrator.
@@ -173,7 +173,7 @@ impl ApiServer {
     /// The server refuses the request.
     pub fn patch(&self, resource: &str, namespace: &str, name: &str, patch: Value) -> Arc<Value> {
         let outcome = self.admin().patch(resource, namespace, name, patch);
-        outcome.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"))
+        outcome.unwrap_or_else(|refusal| panic!("request rejected: {refusal:?}"))
     }
 
     /// Deletes an object as administrator; the grace period is in seconds.
@@ -182,7 +182,7 @@ impl ApiServer {
     /// The server refuses the request.
     pub fn delete(&self, resource: &str, namespace: &str, name: &str, grace: Option<i64>) -> Arc<Value> {
         let outcome = self.admin().delete(resource, namespace, name, grace);
-        outcome.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"))
+        outcome.unwrap_or_else(|refusal| panic!("request rejected: {refusal:?}"))
     }
 
     /// Reads a stored object, without authorization.
@@ -208,6 +208,6 @@ impl ApiServer {
         let binding = json!({"kind": "Binding", "apiVersion": "v1", "metadata": {"name": pod, "namespace": namespace},
                              "target": {"kind": "Node", "apiVersion": "v1", "name": node}});
         let outcome = self.admin().post_sub("pods", namespace, pod, "binding", binding);
-        outcome.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"));
+        outcome.unwrap_or_else(|refusal| panic!("request rejected: {refusal:?}"));
     }
 }

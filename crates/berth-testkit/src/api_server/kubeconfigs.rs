@@ -56,7 +56,9 @@ impl ApiServer {
 
     /// Client certificate that is valid for so many days on the server's clock, starting an hour ago.
     pub fn client(&self, user: &str, groups: &[&str], days: i64) -> CertificatePair {
-        self.authority.client(user, groups, Validity::days(self.now(), days)).expect("a certificate")
+        self.authority
+            .client(user, groups, Validity::days(self.now(), days))
+            .expect("failed to issue client certificate")
     }
 
     /// Certificate of the authority, PEM.

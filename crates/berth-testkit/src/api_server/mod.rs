@@ -221,12 +221,12 @@ impl ApiServer {
             Some(own) => Authority::load(own),
             None => Authority::create("test API server", validity),
         };
-        let authority = authority.expect("an authority");
-        let listener = TcpListener::bind(&options.address).await.expect("a port");
-        let address = listener.local_addr().expect("an address");
+        let authority = authority.expect("failed to create the CA");
+        let listener = TcpListener::bind(&options.address).await.expect("failed to listen on the port");
+        let address = listener.local_addr().expect("failed to get the local address");
         let mut names = options.names;
         names.extend([address.ip().to_string(), "localhost".to_owned()]);
-        let identity = authority.serving("api", &names, validity).expect("a certificate");
+        let identity = authority.serving("api", &names, validity).expect("failed to issue serving certificate");
         let shared = Arc::new(Shared {
             core: Mutex::new(Core::new(Rules::new(authority.own().clone()), options.seed)),
             recorder: Mutex::default(),
@@ -241,7 +241,7 @@ impl ApiServer {
         });
         shared.act(|_| ()); // runs controllers for the initial objects
         shared.listener.listen(&shared, listener);
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("failed to create temporary directory");
         let url = format!("https://{}:{}", names[0], address.port());
         let server = Self { address, url, shared, folder, authority };
         server.write_kubeconfig("kubeconfig", &server.certificate_user("admin", &["system:masters"]));
@@ -271,7 +271,7 @@ impl ApiServer {
 
     /// Listens again on the same port.
     pub async fn bring_online(&self) {
-        let listener = TcpListener::bind(self.address).await.expect("its own port");
+        let listener = TcpListener::bind(self.address).await.expect("failed to listen on the previous port");
         self.shared.listener.listen(&self.shared, listener);
     }
 

@@ -102,10 +102,10 @@ fn address(node: &Value) -> Option<std::net::SocketAddr> {
 
 /// TLS client identity towards kubelets; their certificates are not verified, as by default.
 fn tls(authority: &berth::certificates::CertificatePair) -> Arc<ClientConfig> {
-    let signer = Authority::load(authority.clone()).expect("the authority");
+    let signer = Authority::load(authority.clone()).expect("failed to load the CA");
     let own = signer
         .client("kube-apiserver-kubelet-client", &["system:masters"], Validity::days(Timestamp::now(), 365))
-        .expect("a certificate");
+        .expect("failed to issue client certificate");
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(own.certificate.as_bytes()).collect();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider.clone())
@@ -114,9 +114,9 @@ fn tls(authority: &berth::certificates::CertificatePair) -> Arc<ClientConfig> {
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(SignatureOnly::of_servers(&provider)))
         .with_client_auth_cert(
-            chain.expect("a chain"),
-            PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("a key"),
+            chain.expect("failed to parse certificate chain"),
+            PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("failed to parse private key"),
         )
-        .expect("a pair");
+        .expect("certificate and private key do not match");
     Arc::new(config)
 }

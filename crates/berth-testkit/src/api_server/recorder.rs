@@ -282,7 +282,10 @@ impl ApiServer {
                 return;
             }
             if tokio::time::timeout_at(end, changes.changed()).await.is_err() {
-                panic!("not within {deadline:?}: {what}\n{}", self.failure_report(&log, &looked.into_inner()));
+                panic!(
+                    "timed out after {deadline:?} waiting for: {what}\n{}",
+                    self.failure_report(&log, &looked.into_inner())
+                );
             }
         }
     }

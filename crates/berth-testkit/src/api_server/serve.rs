@@ -458,7 +458,7 @@ async fn open(shared: &Arc<Shared>, id: u64, kind: &'static Kind, request: Reque
             let lines = futures::stream::unfold(feed, async |mut feed| feed.next().await.map(|line| (line, feed)));
             let body = StreamBody::new(lines.map(|line| Ok(Frame::data(line))));
             let builder = Response::builder().header(header::CONTENT_TYPE, "application/json");
-            builder.body(BodyExt::boxed_unsync(body)).expect("an answer")
+            builder.body(BodyExt::boxed_unsync(body)).expect("invalid response")
         }
     }
 }
@@ -480,7 +480,7 @@ fn json_reply(code: u16, body: &Value) -> Response<Body> {
 
 fn reply(code: u16, content_type: &'static str, body: Bytes) -> Response<Body> {
     let body = Full::new(body).map_err(|never| match never {});
-    let status = StatusCode::from_u16(code).expect("a status");
+    let status = StatusCode::from_u16(code).expect("invalid status code");
     let builder = Response::builder().status(status).header(header::CONTENT_TYPE, content_type);
-    builder.body(BodyExt::boxed_unsync(body)).expect("an answer")
+    builder.body(BodyExt::boxed_unsync(body)).expect("invalid response")
 }

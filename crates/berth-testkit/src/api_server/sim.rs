@@ -49,8 +49,8 @@ impl IntoResponse for BadRequest {
 /// # Panics
 /// The port is in use.
 pub async fn open(server: Arc<ApiServer>, port: u16) -> SocketAddr {
-    let listener = TcpListener::bind(("127.0.0.1", port)).await.expect("a port");
-    let address = listener.local_addr().expect("an address");
+    let listener = TcpListener::bind(("127.0.0.1", port)).await.expect("failed to listen on the port");
+    let address = listener.local_addr().expect("failed to get the local address");
     let router = Router::new()
         .route("/sim/v1/requests", get(requests))
         .route("/sim/v1/connections", get(connections))
@@ -243,7 +243,7 @@ async fn certificates(State(server): Server, body: Bytes) -> Result<StatusCode, 
     }
     let Decided { name, decision, why } = read(&body)?;
     if server.get("certificatesigningrequests.certificates.k8s.io", "", &name).is_none() {
-        return Err(BadRequest(format!("there is no certificate signing request {name:?}")));
+        return Err(BadRequest(format!("certificate signing request {name:?} not found")));
     }
     match decision {
         Decision::Approve => server.approve(&name),

@@ -75,7 +75,7 @@ pub fn create(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Re
 /// Request body as an object; fills in kind, apiVersion, and metadata.
 fn body(request: &Request, kind: &Kind) -> Result<Value, Refusal> {
     let mut object = request.body.clone().filter(Value::is_object);
-    let object = object.take().ok_or_else(|| Refusal::bad_request("the body of the request is no object"));
+    let object = object.take().ok_or_else(|| Refusal::bad_request("the body of the request is not an object"));
     let mut object = object?;
     let version = kind.api_version();
     for (field, expected) in [("kind", kind.kind), ("apiVersion", &version)] {
@@ -245,7 +245,7 @@ fn precondition(request: &Request, kind: &Kind, told: &str, stored: &str) -> Ref
 pub fn patch(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Result<Answer, Refusal> {
     let missing = || Refusal::not_found(&request.resource, &request.name);
     let old = core.get(&request.resource, &request.namespace, &request.name).ok_or_else(missing)?;
-    let patch = request.body.as_ref().ok_or_else(|| Refusal::bad_request("the patch is no JSON"))?;
+    let patch = request.body.as_ref().ok_or_else(|| Refusal::bad_request("the patch is not valid JSON"))?;
     let new = rules::apply_patch(&old, patch, kind.kind, &request.content_type)?;
     let (is, was) = (&new["metadata"], &old["metadata"]);
     if is["resourceVersion"] != was["resourceVersion"] && !is["resourceVersion"].is_null() {

@@ -277,7 +277,7 @@ async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connect
 
 fn acceptor(identity: &CertificatePair, is_old: bool) -> TlsAcceptor {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();
-    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).expect("a key");
+    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).expect("failed to parse private key");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     // Each request validates the certificate itself, on the server's own clock, as a real server does.
     let clients = Arc::new(SignatureOnly::of_clients(&[], &provider));
@@ -285,8 +285,8 @@ fn acceptor(identity: &CertificatePair, is_old: bool) -> TlsAcceptor {
         .with_safe_default_protocol_versions()
         .expect("versions")
         .with_client_cert_verifier(clients)
-        .with_single_cert(chain.expect("a chain"), key)
-        .expect("a pair");
+        .with_single_cert(chain.expect("failed to parse certificate chain"), key)
+        .expect("certificate and private key do not match");
     // No session resumption: a resumed session would have no client certificate, or an old one.
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.send_tls13_tickets = 0;

@@ -128,8 +128,8 @@ impl CsiDriver {
     /// Starts a driver that serves on `<root>/plugins/<name>/csi.sock` and keeps its volumes in `data`.
     pub async fn start(nature: DriverProperties, root: &Path, data: &Path) -> Self {
         let directory = root.join("plugins").join(&nature.name);
-        fs::create_dir_all(&directory).expect("a directory");
-        fs::create_dir_all(data).expect("a directory");
+        fs::create_dir_all(&directory).expect("failed to create directory");
+        fs::create_dir_all(data).expect("failed to create directory");
         let shared = Arc::new(Shared {
             nature: Mutex::new(nature),
             state: Mutex::default(),
@@ -147,12 +147,16 @@ impl CsiDriver {
     /// does.
     pub async fn serve(&mut self) {
         let _ = fs::remove_file(&self.endpoint); // there is none at first
-        let listener = std::os::unix::net::UnixListener::bind(&self.endpoint).expect("a socket");
-        listener.set_nonblocking(true).expect("a socket");
-        let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let listener = std::os::unix::net::UnixListener::bind(&self.endpoint).expect("failed to listen on the socket");
+        listener.set_nonblocking(true).expect("failed to listen on the socket");
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("failed to build the tokio runtime");
         let shared = self.shared.clone();
         runtime.spawn(async move {
-            let listener = UnixListener::from_std(listener).expect("a socket");
+            let listener = UnixListener::from_std(listener).expect("failed to listen on the socket");
             Server::builder()
                 .add_service(NodeServer::from_arc(shared.clone()))
                 .add_service(IdentityServer::from_arc(shared))
@@ -225,12 +229,12 @@ impl CsiDriver {
         let mut moved = self.shared.changed.subscribe();
         let waiting = async {
             while !holds(self) {
-                moved.changed().await.expect("it lives");
+                moved.changed().await.expect("the CSI driver has ended");
             }
         };
         let limit = Duration::from_secs(60);
         if tokio::time::timeout(limit, waiting).await.is_err() {
-            panic!("not within {limit:?}: {what}; it was asked {:#?}", self.calls());
+            panic!("timed out after {limit:?} waiting for: {what}; calls: {:#?}", self.calls());
         }
     }
 
@@ -254,7 +258,7 @@ impl Drop for CsiDriver {
 impl Shared {
     fn volume(&self, id: &str) -> PathBuf {
         let path = self.data.join(id);
-        fs::create_dir_all(&path).expect("a volume");
+        fs::create_dir_all(&path).expect("failed to create the volume directory");
         path
     }
 
@@ -289,7 +293,7 @@ impl Shared {
             Some(Fault::ErrorAfter(code, text)) => work().and(Err(Status::new(code, text))),
             Some(Fault::SucceedWithoutEffect) => Ok(T::default()),
             Some(Fault::Hang) => {
-                release.changed().await.expect("it lives");
+                release.changed().await.expect("the CSI driver has ended");
                 work()
             }
             Some(Fault::DieAfter) => {
@@ -310,7 +314,7 @@ impl Shared {
 
 /// Mount points at or below a path.
 pub fn mounts_below(path: &Path) -> Vec<PathBuf> {
-    let table = fs::read_to_string("/proc/self/mountinfo").expect("a table");
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("failed to read the mount table");
     let places = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
     places.filter(|place| place.starts_with(path)).collect()
 }

@@ -171,7 +171,7 @@ impl csi::node_server::Node for Shared {
             let staging = Path::new(&asked.staging_target_path);
             let is_staged = !asked.staging_target_path.is_empty();
             if is_staged && !is_mounted(staging) {
-                return Err(Status::failed_precondition("it is not staged"));
+                return Err(Status::failed_precondition("volume is not staged"));
             }
             let volume = self.volume(&id);
             bind(if is_staged { staging } else { &volume }, &target, asked.readonly)?;

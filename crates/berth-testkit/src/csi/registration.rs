@@ -114,10 +114,10 @@ impl Plugin {
         };
         let service = Service { info, manners, asked: Arc::default(), moved: watch::Sender::new(0) };
         if let Some(directory) = socket.parent() {
-            fs::create_dir_all(directory).expect("a directory");
+            fs::create_dir_all(directory).expect("failed to create directory");
         }
         let _ = fs::remove_file(socket); // there is none at first
-        let listener = UnixListener::bind(socket).expect("a socket");
+        let listener = UnixListener::bind(socket).expect("failed to listen on the socket");
         let serving = service.clone();
         let task = tokio::spawn(async move {
             if manners == RegistrationBehavior::Garbage {
@@ -150,12 +150,12 @@ impl Plugin {
         let mut moved = self.service.moved.subscribe();
         let waiting = async {
             while !holds(&self.asked()) {
-                moved.changed().await.expect("it lives");
+                moved.changed().await.expect("the registration server has ended");
             }
         };
         let limit = Duration::from_secs(60);
         if tokio::time::timeout(limit, waiting).await.is_err() {
-            panic!("not within {limit:?}: {what}; {:?}", self.asked());
+            panic!("timed out after {limit:?} waiting for: {what}; calls: {:?}", self.asked());
         }
     }
 

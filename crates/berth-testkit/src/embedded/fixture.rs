@@ -16,9 +16,9 @@ use super::cleanup;
 
 /// Reason why pods cannot run here; `None` if they can.
 pub fn obstacle() -> Option<String> {
-    let own = std::env::current_exe().expect("a test");
+    let own = std::env::current_exe().expect("failed to find the test binary");
     let has_shim = own.ancestors().skip(1).take(2).any(|folder| folder.join("berth-shim").is_file());
-    super::missing().or_else(|| (!has_shim).then(|| "needs berth-shim beside the test".to_owned()))
+    super::missing().or_else(|| (!has_shim).then(|| "needs berth-shim next to the test binary".to_owned()))
 }
 
 /// Returns whether a test must be skipped and prints its name and the reason.
@@ -37,7 +37,7 @@ pub struct RuntimeFixture(tempfile::TempDir);
 impl RuntimeFixture {
     /// Creates an empty directory.
     pub fn new() -> Self {
-        Self(tempfile::tempdir().expect("a directory"))
+        Self(tempfile::tempdir().expect("failed to create temporary directory"))
     }
 
     /// Path of the directory.
@@ -71,15 +71,16 @@ pub fn in_network_namespace<F: Future<Output = ()>>(test: &str, body: impl FnOnc
     }
     thread::scope(|scope| {
         let run = || {
-            unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
+            unshare(CloneFlags::CLONE_NEWNET).expect("failed to create network namespace");
             Socket::open(Protocol::Route).and_then(|mut socket| socket.request(rtnetlink::up(1))).expect("loopback");
             let place = RuntimeFixture::new();
             // Worker threads, and the shims they start, inherit this thread's namespace.
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-            runtime.expect("a runtime").block_on(body(place));
+            runtime.expect("failed to build the tokio runtime").block_on(body(place));
         };
-        let thread = thread::Builder::new().name(test.to_owned()).spawn_scoped(scope, run).expect("a thread");
-        thread.join().expect("the test");
+        let thread =
+            thread::Builder::new().name(test.to_owned()).spawn_scoped(scope, run).expect("failed to start thread");
+        thread.join().expect("the test panicked");
     });
 }
 

@@ -155,7 +155,7 @@ impl Daemon {
     pub async fn exited(&self, id: &str) -> cri::ContainerStatus {
         let (pod, id) = self.runtime.container(id).expect("known");
         let over = pod.wait_for(|sandbox| sandbox.container(&id).is_ok_and(|c| c.finished().is_some()));
-        tokio::time::timeout(LIMIT, over).await.expect("in time").expect("ends");
+        tokio::time::timeout(LIMIT, over).await.expect("timed out").expect("ends");
         self.status(&id).await
     }
 
@@ -198,19 +198,27 @@ impl Daemon {
     /// The status of a sandbox.
     pub async fn pod_status(&self, id: &str) -> cri::PodSandboxStatus {
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
-        self.calls.rpc.clone().pod_sandbox_status(request).await.expect("known").into_inner().status.expect("a status")
+        self.calls
+            .rpc
+            .clone()
+            .pod_sandbox_status(request)
+            .await
+            .expect("known")
+            .into_inner()
+            .status
+            .expect("response without status")
     }
 
     /// The IP address of a sandbox.
     pub async fn address(&self, id: &str) -> String {
-        self.pod_status(id).await.network.expect("a network").ip
+        self.pod_status(id).await.network.expect("status without network").ip
     }
 
     /// Waits until a sandbox is no longer ready.
     pub async fn until_not_ready(&self, id: &str) {
         let pod = self.runtime.pod(id).expect("known");
         let over = pod.wait_for(|sandbox| !sandbox.is_ready());
-        tokio::time::timeout(LIMIT, over).await.expect("in time").expect("there");
+        tokio::time::timeout(LIMIT, over).await.expect("timed out").expect("there");
         assert_eq!(self.pod_status(id).await.state(), cri::PodSandboxState::SandboxNotready);
     }
 }

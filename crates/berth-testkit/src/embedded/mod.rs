@@ -31,10 +31,10 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Reason why pods cannot run here; `None` if they can.
 pub fn missing() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
-        return Some("needs root: containers are started".to_owned());
+        return Some("needs root to start containers".to_owned());
     }
     let is_there = Path::new("/bin/busybox").exists() || Path::new("/usr/bin/busybox").exists();
-    (!is_there).then(|| "needs busybox-static, of which the test images are made".to_owned())
+    (!is_there).then(|| "needs busybox-static to build the test images".to_owned())
 }
 
 /// Returns whether a test must be skipped and prints its name and the reason.
@@ -56,7 +56,7 @@ fn skipped(test: &str, why: &str) {
 impl Embedded {
     /// Writes the settings, and test images into the import directory.
     pub fn new() -> Self {
-        let dir = tempfile::Builder::new().prefix("berth-emb-").tempdir().expect("a folder");
+        let dir = tempfile::Builder::new().prefix("berth-emb-").tempdir().expect("failed to create directory");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let bridge = format!("be{}x{number}", std::process::id() % 100_000);
         let subnet = Subnet::take(100);
@@ -70,7 +70,7 @@ impl Embedded {
             "network": {"mode": "builtin", "bridge": bridge, "defaultPodCIDR": subnet.cidr()},
         }});
         fs::write(below("berth.yaml"), settings.to_string()).expect("written");
-        fs::create_dir(below("images")).expect("a folder");
+        fs::create_dir(below("images")).expect("failed to create directory");
         let made = Self { dir, bridge, _subnet: subnet };
         made.import("first", &[Image::busybox(BUSYBOX), Image::pause()]);
         made
@@ -94,13 +94,13 @@ impl Embedded {
     /// PID of a sandbox's shim.
     pub fn shim(&self, sandbox: &str) -> u32 {
         let text = fs::read_to_string(self.dir.path().join("state/s").join(sandbox).join("shim.pid"));
-        text.expect("a shim").split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a pid")
+        text.expect("no shim found").split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("invalid PID")
     }
 
     /// Puts images into the import directory, atomically by rename.
     pub fn import(&self, name: &str, images: &[Image<'_>]) {
         let draft = self.dir.path().join("draft.tar");
-        write_archive(images, &draft).expect("an archive");
+        write_archive(images, &draft).expect("failed to write the image archive");
         fs::rename(draft, self.dir.path().join("images").join(format!("{name}.tar"))).expect("renamed");
     }
 }

@@ -19,14 +19,14 @@ use super::ScriptedCri;
 /// Serves runtime and image service until cancelled.
 pub async fn serve(cri: Arc<ScriptedCri>, socket: &Path, cancel: CancellationToken) {
     let _ = std::fs::remove_file(socket); // may be left over from an earlier server
-    let listener = UnixListener::bind(socket).expect("the socket can be bound");
+    let listener = UnixListener::bind(socket).expect("failed to listen on the socket");
     let rpc = Rpc(cri);
     Server::builder()
         .add_service(RuntimeServiceServer::new(rpc.clone()))
         .add_service(ImageServiceServer::new(rpc))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), cancel.cancelled_owned())
         .await
-        .expect("the server runs");
+        .expect("the server failed");
 }
 
 /// gRPC adapter of both CRI services; tonic can serve either or both.

@@ -333,12 +333,12 @@ impl ScriptedCri {
         let mut changes = self.changed.subscribe();
         let wait = async {
             while !condition(self) {
-                changes.changed().await.expect("the runtime lives");
+                changes.changed().await.expect("the runtime has been dropped");
             }
         };
         if tokio::time::timeout(limit, wait).await.is_err() {
             let (calls, containers) = (self.calls(), self.containers());
-            panic!("not within {limit:?}: {what}\ncalls: {calls:#?}\ncontainers: {containers:#?}");
+            panic!("timed out after {limit:?} waiting for: {what}\ncalls: {calls:#?}\ncontainers: {containers:#?}");
         }
     }
 
@@ -431,7 +431,7 @@ impl ScriptedCri {
         };
         tracing::debug!(target: "cri", op, of = %target, fault = ?fault, "call");
         self.touch();
-        let me = self.me.upgrade().expect("the runtime lives");
+        let me = self.me.upgrade().expect("the runtime has been dropped");
         let work = async move {
             match fault {
                 Some(Fault::Error(code, message)) => return Err(CriError::Rpc { code, message }),
@@ -458,14 +458,14 @@ impl ScriptedCri {
         };
         let mut task = tokio::spawn(work);
         match tokio::time::timeout(limit, &mut task).await {
-            Ok(done) => done.expect("the scripted runtime does not panic"),
+            Ok(done) => done.expect("the scripted runtime panicked"),
             Err(_) => Err(CriError::TimedOut { op, limit }),
         }
     }
 
     async fn paced<T: Send + 'static>(self: &Arc<Self>, latency: Duration, act: impl AsyncAct<T>) -> CriResult<T> {
         if !latency.is_zero() {
-            let _slot = self.slots.acquire().await.expect("never closed");
+            let _slot = self.slots.acquire().await.expect("the semaphore was closed");
             tokio::time::sleep(latency).await;
         }
         act.act(self.clone()).await
@@ -901,7 +901,7 @@ impl RuntimeService for ScriptedCri {
             let message = "unknown method GetContainerEvents for service runtime.v1.RuntimeService".to_owned();
             return Err(CriError::Rpc { code: Code::Unimplemented, message });
         }
-        let receiver = lock(&self.events).sender.as_ref().expect("always there").subscribe();
+        let receiver = lock(&self.events).sender.as_ref().expect("the event channel was closed").subscribe();
         let stream = futures::stream::unfold(receiver, |mut receiver| async move {
             loop {
                 match receiver.recv().await {

@@ -62,8 +62,8 @@ impl Drop for StreamServer {
 impl StreamServer {
     /// Starts the server and registers its URL with the runtime.
     pub async fn start(cri: &Arc<ScriptedCri>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("invalid port");
+        let url = format!("http://{}", listener.local_addr().expect("failed to get the local address"));
         cri.stream_at(&url);
         let open = Arc::new(AtomicUsize::new(0));
         let (cri, counted) = (cri.clone(), open.clone());
@@ -85,7 +85,10 @@ impl StreamServer {
 }
 
 fn text(status: u16, body: &str) -> Response<Full<Bytes>> {
-    Response::builder().status(status).body(Full::new(Bytes::copy_from_slice(body.as_bytes()))).expect("a response")
+    Response::builder()
+        .status(status)
+        .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))
+        .expect("invalid response")
 }
 
 fn answer(cri: &ScriptedCri, open: &Arc<AtomicUsize>, mut request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -99,7 +102,7 @@ fn answer(cri: &ScriptedCri, open: &Arc<AtomicUsize>, mut request: Request<Incom
             ("sec-websocket-accept", accept.as_str()),
             ("sec-websocket-protocol", "v4.channel.k8s.io"),
         ] {
-            response.headers_mut().insert(name, value.parse().expect("a value"));
+            response.headers_mut().insert(name, value.parse().expect("invalid header value"));
         }
         let upgrade = hyper::upgrade::on(&mut request);
         spawn(open, async move { channel_messages(upgrade.await.expect("upgraded"), &wanted).await });
@@ -111,7 +114,7 @@ fn answer(cri: &ScriptedCri, open: &Arc<AtomicUsize>, mut request: Request<Incom
         Err(refusal) => {
             let mut response = text(refusal.status.as_u16(), &refusal.text);
             for protocol in accepted.iter().filter(|_| refusal.lists_accepted) {
-                response.headers_mut().append(handshake::ACCEPTED, protocol.parse().expect("a value"));
+                response.headers_mut().append(handshake::ACCEPTED, protocol.parse().expect("invalid header value"));
             }
             response
         }
@@ -120,7 +123,7 @@ fn answer(cri: &ScriptedCri, open: &Arc<AtomicUsize>, mut request: Request<Incom
             for (name, value) in
                 [("connection", "Upgrade"), ("upgrade", handshake::SPDY), (handshake::PROTOCOL, protocol)]
             {
-                response.headers_mut().insert(name, value.parse().expect("a value"));
+                response.headers_mut().insert(name, value.parse().expect("invalid header value"));
             }
             let upgrade = hyper::upgrade::on(&mut request);
             spawn(open, async move {
@@ -232,7 +235,7 @@ async fn forward(mut incoming: SpdyStreams) {
             }
             pairing::PairingAction::Connect { request, half, port } => {
                 let _ = stream.accept().await;
-                let first = halves.remove(&request).expect("the first half waits");
+                let first = halves.remove(&request).expect("no stream is waiting for the request");
                 let (data, error) = if half == pairing::PairHalf::Data { (stream, first) } else { (first, stream) };
                 tokio::spawn(connect(port, data, error));
             }
@@ -255,7 +258,7 @@ async fn connect(port: u16, mut data: Stream, mut error: Stream) {
     loop {
         tokio::select! {
             said = data.read(), if !is_all_said => match said {
-                Ok(Some(bytes)) => to.write_all(&bytes).await.expect("the port takes it"),
+                Ok(Some(bytes)) => to.write_all(&bytes).await.expect("failed to write to the port"),
                 Ok(None) => {
                     is_all_said = true;
                     let _ = to.shutdown().await; // the peer may have closed already
@@ -280,7 +283,7 @@ async fn channel_messages(io: hyper::upgrade::Upgraded, wanted: &StreamRequest) 
     let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(io), role, None).await;
     match wanted {
         StreamRequest::PortForward(r) => {
-            let ports: Vec<u16> = r.port.iter().map(|port| u16::try_from(*port).expect("a port")).collect();
+            let ports: Vec<u16> = r.port.iter().map(|port| u16::try_from(*port).expect("invalid port")).collect();
             for greeting in channels::port_greetings(&ports) {
                 let _ = socket.send(Message::Binary(greeting)).await;
             }

@@ -23,11 +23,14 @@ pub struct StreamEndpoint(pub SocketAddr);
 impl StreamEndpoint {
     /// Sends a request; returns the response head and the connection.
     pub async fn request(&self, head: &str) -> (Head, TcpStream) {
-        let mut tcp = TcpStream::connect(self.0).await.expect("it listens");
+        let mut tcp = TcpStream::connect(self.0).await.expect("failed to connect");
         tcp.write_all(format!("{head}\r\nHost: node\r\n\r\n").as_bytes()).await.expect("sent");
         let mut text = Vec::new();
         while !text.ends_with(b"\r\n\r\n") {
-            let byte = timeout(LIMIT, tcp.read_u8()).await.expect("an answer in time").expect("an answer");
+            let byte = timeout(LIMIT, tcp.read_u8())
+                .await
+                .expect("timed out waiting for a response")
+                .expect("failed to read the response");
             text.push(byte);
         }
         (Head::read(&String::from_utf8(text).expect("text")), tcp)
@@ -36,9 +39,14 @@ impl StreamEndpoint {
     /// Sends a request with a regular response; returns status and body.
     pub async fn ask(&self, head: &str) -> (u16, String) {
         let (head, mut tcp) = self.request(&format!("{head}\r\nX-Test: 1")).await;
-        let length: usize = head.header("content-length").first().expect("a length").parse().expect("a number");
+        let length: usize = head
+            .header("content-length")
+            .first()
+            .expect("response without Content-Length")
+            .parse()
+            .expect("invalid number");
         let mut body = vec![0; length];
-        timeout(LIMIT, tcp.read_exact(&mut body)).await.expect("in time").expect("a body");
+        timeout(LIMIT, tcp.read_exact(&mut body)).await.expect("timed out").expect("failed to read the body");
         (head.status, String::from_utf8(body).expect("text"))
     }
 
@@ -91,7 +99,12 @@ pub struct Head {
 impl Head {
     fn read(text: &str) -> Self {
         let mut lines = text.lines();
-        let status = lines.next().and_then(|line| line.split(' ').nth(1)).expect("a status").parse().expect("a number");
+        let status = lines
+            .next()
+            .and_then(|line| line.split(' ').nth(1))
+            .expect("response without status")
+            .parse()
+            .expect("invalid number");
         let pairs = lines.filter_map(|line| line.split_once(": "));
         Self { status, lines: pairs.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect() }
     }
@@ -149,7 +162,7 @@ impl Spdy {
     /// Opens a stream and waits until it is accepted.
     pub async fn open(&self, headers: &[(&str, &str)]) -> Stream {
         let mut stream = self.connection.open(Headers::of(headers)).await.expect("open");
-        timeout(LIMIT, stream.accepted()).await.expect("in time").expect("accepted");
+        timeout(LIMIT, stream.accepted()).await.expect("timed out").expect("accepted");
         stream
     }
 
@@ -179,7 +192,7 @@ impl Spdy {
 /// Reads a stream to its end or failure.
 pub async fn all(stream: &mut Stream) -> String {
     let mut bytes = Vec::new();
-    while let Ok(Some(more)) = timeout(LIMIT, stream.read()).await.expect("in time") {
+    while let Ok(Some(more)) = timeout(LIMIT, stream.read()).await.expect("timed out") {
         bytes.extend_from_slice(&more);
     }
     String::from_utf8_lossy(&bytes).into_owned()
@@ -190,8 +203,10 @@ pub async fn up_to(stream: &mut Stream, wanted: &str) -> String {
     let mut text = String::new();
     while !text.contains(wanted) {
         let more = timeout(LIMIT, stream.read()).await;
-        let more = more.unwrap_or_else(|_| panic!("{wanted:?} does not come, but {text:?}"));
-        text += &String::from_utf8_lossy(&more.expect("whole").unwrap_or_else(|| panic!("it ended with {text:?}")));
+        let more = more.unwrap_or_else(|_| panic!("timed out waiting for {wanted:?}, received {text:?}"));
+        text += &String::from_utf8_lossy(
+            &more.expect("whole").unwrap_or_else(|| panic!("stream closed, received {text:?}")),
+        );
     }
     text
 }
@@ -199,7 +214,7 @@ pub async fn up_to(stream: &mut Stream, wanted: &str) -> String {
 /// Payload of the next binary or text message.
 pub async fn next(socket: &mut WebSocketStream<TcpStream>) -> Vec<u8> {
     loop {
-        match timeout(LIMIT, socket.next()).await.expect("in time") {
+        match timeout(LIMIT, socket.next()).await.expect("timed out") {
             Some(Ok(Message::Binary(bytes))) => return bytes.to_vec(),
             Some(Ok(Message::Text(text))) => return text.as_bytes().to_vec(),
             Some(Ok(Message::Ping(_))) => {}
@@ -211,7 +226,7 @@ pub async fn next(socket: &mut WebSocketStream<TcpStream>) -> Vec<u8> {
 /// Reads messages of channels 1 to 3 to the end; returns the text of each channel.
 pub async fn channels(socket: &mut WebSocketStream<TcpStream>) -> [String; 3] {
     let mut all = [const { Vec::new() }; 3];
-    while let Some(Ok(message)) = timeout(LIMIT, socket.next()).await.expect("in time") {
+    while let Some(Ok(message)) = timeout(LIMIT, socket.next()).await.expect("timed out") {
         if let Message::Binary(bytes) = message {
             all[usize::from(bytes[0]) - 1].extend_from_slice(&bytes[1..]);
         }
@@ -226,5 +241,5 @@ pub async fn send_message(socket: &mut WebSocketStream<TcpStream>, message: &[u8
 
 /// Waits until the WebSocket has closed.
 pub async fn ended(socket: &mut WebSocketStream<TcpStream>) {
-    while let Some(Ok(_)) = timeout(LIMIT, socket.next()).await.expect("closed in time") {}
+    while let Some(Ok(_)) = timeout(LIMIT, socket.next()).await.expect("timed out waiting for the close") {}
 }

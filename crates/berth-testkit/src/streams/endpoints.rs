@@ -72,10 +72,10 @@ pub async fn start(
     linux: cri::PodSandboxConfig,
     container: cri::ContainerConfig,
 ) -> ObservedPod {
-    let name = container.metadata.as_ref().expect("a name").name.clone();
-    let sandbox = runtime.run_pod_sandbox(linux.clone(), "").await.expect("a sandbox");
-    let id = runtime.create_container(&sandbox, container, linux).await.expect("a container");
-    runtime.start_container(&id).await.expect("it runs");
+    let name = container.metadata.as_ref().expect("container without metadata").name.clone();
+    let sandbox = runtime.run_pod_sandbox(linux.clone(), "").await.expect("failed to run sandbox");
+    let id = runtime.create_container(&sandbox, container, linux).await.expect("failed to create container");
+    runtime.start_container(&id).await.expect("failed to start container");
     let mut seen = ObservedPod::empty(pod.id().clone(), Generation(1), Timestamp::UNIX_EPOCH);
     seen.sandboxes.push(ObservedSandbox {
         id: sandbox.as_str().into(),
@@ -140,8 +140,8 @@ impl Endpoints {
         let ports = RuntimeStreams::new(PodReader::fixed(vec![pod]), Arc::new(FixedObserver(Arc::new(seen))), runtime);
         let metrics = StreamingMetrics::new(&registry);
         let streaming = Streaming::new(config, Arc::new(ports), runtime_tls(), metrics, stop.clone());
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let door = StreamEndpoint(listener.local_addr().expect("an address"));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("failed to listen on a port");
+        let door = StreamEndpoint(listener.local_addr().expect("failed to get the local address"));
         let shared = streaming.clone();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -172,7 +172,7 @@ impl Endpoints {
             }
         };
         let limited = timeout(LIMIT, reached).await;
-        assert!(limited.is_ok(), "{} streams are open, not {count}", self.streaming.open());
+        assert!(limited.is_ok(), "{} streams are open, expected {count}", self.streaming.open());
     }
 
     /// Metrics in Prometheus exposition format.

@@ -97,8 +97,8 @@ impl Ports {
 
 /// Starts a TCP server on a free port; returns the port.
 async fn served<F: Future<Output = ()> + Send + 'static>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let port = listener.local_addr().expect("an address").port();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("failed to listen on a port");
+    let port = listener.local_addr().expect("failed to get the local address").port();
     tokio::spawn(async move {
         while let Ok((tcp, _)) = listener.accept().await {
             tokio::spawn(serve(tcp));

@@ -172,7 +172,7 @@ impl Csi {
         let is_there = removal.operation.blocking(move || match staging.symlink_metadata() {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(OpError::transient(format!("{PLUGIN}: looking at {:?}: {error}", staging.display()))),
+            Err(error) => Err(OpError::transient(format!("{PLUGIN}: stat {:?}: {error}", staging.display()))),
         });
         if is_there.await? {
             let driver = self.driver(&volume.driver, "blockMapper.TearDownDevice failed to get CSI client")?;
@@ -201,7 +201,7 @@ impl Csi {
 async fn forget(layout: BlockLayout, usage: &Usage) {
     let cleared = usage.operation.blocking(move || Ok(clear_block(&layout)));
     if let Ok(Err(error)) = cleared.await {
-        warn!(volumeName = %usage.unique, err = %error, "What was made for staging is left behind");
+        warn!(volumeName = %usage.unique, err = %error, "Failed to clean up after failed NodeStageVolume");
     }
 }
 

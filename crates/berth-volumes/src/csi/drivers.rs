@@ -120,7 +120,7 @@ impl Drivers {
             return;
         }
         if let Err(error) = self.deps.node.uninstall(name).await {
-            warn!(driver = name, err = %error, "Failed to take the driver out of the objects of the node");
+            warn!(driver = name, err = %error, "Failed to remove CSI driver from CSINode and Node");
         }
     }
 }
@@ -138,7 +138,7 @@ fn check_endpoint(endpoint: &Path) -> Result<(), String> {
     if endpoint.is_absolute() {
         return Ok(());
     }
-    Err(format!("the endpoint {:?} is no absolute path of a socket", endpoint.display().to_string()))
+    Err(format!("invalid endpoint {:?}: must be the absolute path of a socket", endpoint.display().to_string()))
 }
 
 /// Converts the driver's response to its entry in the node's objects.
@@ -178,7 +178,7 @@ impl PluginHandler for DriverRegistration {
             self.0.forget_metrics(&plugin.name);
             return Err(error);
         }
-        info!(driver = %plugin.name, version = %driver.version, "Registered a CSI driver");
+        info!(driver = %plugin.name, version = %driver.version, "Registered CSI driver");
         self.0.deps.tasks.spawn(limits::follow(self.0.clone(), driver));
         Ok(())
     }

@@ -20,7 +20,8 @@ impl Csi {
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
         let ready = self.ready(&volume.driver, until, "Expander.NodeExpand failed to get CSI client").await?;
         if !ready.can.expands {
-            let text = format!("{PLUGIN}: Expander.NodeExpand: driver {} does not expand volumes", volume.driver);
+            let text =
+                format!("{PLUGIN}: Expander.NodeExpand: driver {} does not support node expansion", volume.driver);
             return Err(OpError::failed(text).with_cause(ErrorCause::Unsupported));
         }
         let secrets = self.secret("NodeExpandSecretRef", volume.expand_secret.as_ref()).await?;

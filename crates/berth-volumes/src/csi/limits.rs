@@ -55,7 +55,7 @@ async fn period(drivers: &Drivers, name: &str) -> Option<Duration> {
             Some(Duration::from_secs(u64::try_from(seconds).unwrap_or_default()).max(SHORTEST))
         }
         Err(error) => {
-            warn!(driver = name, err = %error, "Failed to read the object of a CSI driver");
+            warn!(driver = name, err = %error, "Failed to get CSIDriver");
             sleep(LOOK).await;
             None
         }
@@ -67,7 +67,7 @@ impl Csi {
     /// Always false for drivers without a refresh period.
     pub(super) async fn is_over_attach_limit(&self, usage: &Usage) -> bool {
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid());
-        let Ok(volume) = volume.map_err(|error| debug!(err = %error, "No CSI volume")) else { return false };
+        let Ok(volume) = volume.map_err(|error| debug!(err = %error, "Not a CSI volume")) else { return false };
         let object = self.object(&volume.driver).await.ok().flatten();
         if object.and_then(|object| object.spec.node_allocatable_update_period_seconds).is_none() {
             return false;
@@ -91,6 +91,6 @@ pub async fn refresh(drivers: &Drivers, driver: &Driver) {
         Err(error) => Err(error.to_string()),
     };
     if let Err(error) = written {
-        warn!(driver = %driver.name, err = %error, "Failed to update how many volumes the node takes");
+        warn!(driver = %driver.name, err = %error, "Failed to update allocatable volume count in CSINode");
     }
 }

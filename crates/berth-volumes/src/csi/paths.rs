@@ -30,7 +30,7 @@ pub fn inline_handle(pod: &PodUid, volume: &str) -> String {
 
 /// Error: a name cannot be a directory name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0:?} cannot be the name of a directory")]
+#[error("{0:?} is not a valid directory name")]
 pub struct BadName(String);
 
 /// Returns the name if it is a valid directory name.

@@ -135,7 +135,7 @@ impl Csi {
             match usage.operation.blocking(move || Ok(clear(&path, CLEANUP_STEPS))).await {
                 Ok(Ok(())) => {}
                 Ok(Err(left)) => {
-                    warn!(volumeName = %usage.unique, err = %left, "What was made for publishing is left behind");
+                    warn!(volumeName = %usage.unique, err = %left, "Failed to clean up after failed NodePublishVolume");
                     return uncertain_if_mounted(&left, error.about(error.to_string()));
                 }
                 // The cleanup did not run.

@@ -160,10 +160,10 @@ fn staged_block(layout: &CsiLayout, directory: &Path) -> Result<Option<(Mode, Re
 fn read_record(directory: &Path) -> Result<Option<Record>, String> {
     match Record::read(directory) {
         Err(error) if error.raw_os_error().is_none() => {
-            warn!(path = %directory.display(), err = %error, "A record of a staged volume says nothing");
+            warn!(path = %directory.display(), err = %error, "Volume data file of staged volume is invalid");
             Ok(Some(Record::default()))
         }
-        Err(error) => Err(format!("{PLUGIN}: the record in {}: {error}", directory.display())),
+        Err(error) => Err(format!("{PLUGIN}: reading volume data file in {}: {error}", directory.display())),
         Ok(read) => Ok(read),
     }
 }
@@ -176,7 +176,7 @@ fn listed(directory: &Path) -> Result<Vec<PathBuf>, String> {
 /// Keeps a directory that cannot be cleared: it may contain data.
 fn log_not_cleared(directory: &Path, done: Result<(), impl std::fmt::Display>) {
     if let Err(error) = done {
-        debug!(path = %directory.display(), err = %error, "A directory without a record is left as it is");
+        debug!(path = %directory.display(), err = %error, "Leaving directory without volume data file in place");
     }
 }
 

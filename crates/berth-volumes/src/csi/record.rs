@@ -94,7 +94,7 @@ impl Record {
             lifecycle,
         };
         if record.driver.is_empty() || record.handle.is_empty() {
-            return Err(io::Error::other("driverName and volumeHandle are missing"));
+            return Err(io::Error::other("driverName or volumeHandle is missing"));
         }
         Ok(record)
     }

@@ -82,7 +82,7 @@ impl Csi {
             match usage.operation.blocking(move || Ok(clear(&path, BACK))).await {
                 Ok(Ok(())) => {}
                 Ok(Err(left)) => {
-                    warn!(volumeName = %usage.unique, err = %left, "What was made for staging is left behind");
+                    warn!(volumeName = %usage.unique, err = %left, "Failed to clean up after failed NodeStageVolume");
                     return uncertain_if_mounted(&left, error.about(error.to_string()));
                 }
                 // The cleanup did not run.

@@ -20,7 +20,7 @@ impl Csi {
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
         let ready = self.ready(&volume.driver, until, "metricsCsi.GetMetrics failed to get CSI client").await?;
         if !ready.can.reports_stats {
-            let text = format!("{PLUGIN}: driver {} does not say how full volumes are", volume.driver);
+            let text = format!("{PLUGIN}: driver {} does not support volume stats", volume.driver);
             return Err(OpError::failed(text).with_cause(ErrorCause::Unsupported));
         }
         let (path, staging) = match usage.mode {
@@ -39,7 +39,7 @@ impl Csi {
         let told = ready.driver.client.about(&usage.spec).stats(until, request).await;
         let told = told.map_err(|error| error.about(format!("{PLUGIN}: failed to get volume stats: {error}")))?;
         if told.usage.is_empty() {
-            return Err(OpError::failed(format!("{PLUGIN}: failed to get usage from the answer: usage is missing")));
+            return Err(OpError::failed(format!("{PLUGIN}: failed to get usage from response. usage is nil")));
         }
         // A driver with the capability that reports no condition reports a healthy volume.
         let condition = (self.deps.asks_health && ready.can.reports_condition).then(|| {

@@ -39,10 +39,10 @@ impl Disk {
     pub fn of(source: &api::FCVolumeSource) -> Result<Self, String> {
         let (wwns, wwids) = (source.target_wwns.clone().unwrap_or_default(), source.wwids.clone().unwrap_or_default());
         if wwns.len() > MOST || wwids.len() > MOST {
-            return Err(format!("fc: more than {MOST} names of one disk"));
+            return Err(format!("fc: more than {MOST} WWNs or WWIDs for one disk"));
         }
         if let Some(odd) = wwns.iter().chain(&wwids).find(|name| !is_plain(name)) {
-            return Err(format!("fc: {odd:?} cannot be part of a path"));
+            return Err(format!("fc: invalid WWN or WWID {odd:?}: cannot be used in a path"));
         }
         match (wwns.is_empty(), source.lun, wwids.is_empty()) {
             (false, Some(lun), _) => Ok(Self::Lun { wwns, lun }),

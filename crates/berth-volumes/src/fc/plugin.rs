@@ -243,7 +243,7 @@ impl AttachableVolumePlugin for FcPlugin {
             Mode::Block => global_mount::mapped(found, rebuild::children(&base).map_err(|error| error.to_string())?)?,
         };
         let understood = Self::rebuilt(&found.name, &directory, found.mode, &table);
-        understood.ok_or_else(|| format!("{} is no directory of a Fibre Channel disk", directory.display()))
+        understood.ok_or_else(|| format!("{} is not a directory of a Fibre Channel disk", directory.display()))
     }
 
     fn staged(&self) -> Result<Vec<(Mode, ReconstructedVolume)>, String> {

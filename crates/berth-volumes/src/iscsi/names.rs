@@ -131,7 +131,7 @@ impl Target {
             [("targetPortal", &said.target_portal), ("iqn", &said.iqn), ("iscsiInterface", &interface)]
         {
             if !is_plain(value) {
-                return Err(format!("iscsi.{field}: {value:?} cannot be part of a path"));
+                return Err(format!("iscsi.{field}: invalid value {value:?}: cannot be used in a path"));
             }
         }
         let mut portals: Vec<String> = Vec::new();

@@ -222,7 +222,7 @@ impl AttachableVolumePlugin for IscsiPlugin {
             }
         };
         let understood = Self::rebuilt(&found.name, &directory, found.mode, &table);
-        understood.ok_or_else(|| format!("{} is no directory of an iSCSI target", directory.display()))
+        understood.ok_or_else(|| format!("{} is not a directory of an iSCSI target", directory.display()))
     }
 
     fn staged(&self) -> Result<Vec<(Mode, ReconstructedVolume)>, String> {

@@ -121,7 +121,7 @@ impl Sessions {
     /// Runs a call whose failure is only logged.
     async fn run_best_effort(&self, work: &Work, call: &Call) {
         if let Err(error) = self.run_required(work, call).await {
-            debug!(err = %error, "A call of iscsiadm failed");
+            debug!(err = %error, "iscsiadm command failed");
         }
     }
 
@@ -157,7 +157,7 @@ impl Sessions {
                 match self.path_through_portal(work, target, portal, &transport, secret, &mut logged_in).await {
                     Ok(way) => drop(ways.insert(portal.clone(), way)),
                     Err(cause) => {
-                        warn!(%portal, iqn = %target.iqn, err = %cause, "No way to an iSCSI disk");
+                        warn!(%portal, iqn = %target.iqn, err = %cause, "Failed to attach iSCSI disk through portal");
                         last = cause;
                     }
                 }
@@ -304,7 +304,7 @@ impl Sessions {
                 return Ok(found);
             }
             if Instant::now() >= until {
-                return ways.into_iter().next().ok_or_else(|| OpError::failed("no way to the disk"));
+                return ways.into_iter().next().ok_or_else(|| OpError::failed("no path to the disk found"));
             }
             sleep(POLL_INTERVAL).await;
         }
@@ -322,7 +322,7 @@ impl Sessions {
         });
         found
             .await?
-            .ok_or_else(|| OpError::transient(format!("no disk of unit {} of {} is there", target.lun, target.iqn)))
+            .ok_or_else(|| OpError::transient(format!("no disk found for LUN {} of target {}", target.lun, target.iqn)))
     }
 
     /// Deletes the disks of a LUN, and logs out if no other LUN of the target is used on this node.
@@ -340,7 +340,7 @@ impl Sessions {
         let _alone = turn.acquire().await.map_err(|_| OpError::transient("the operation was aborted"))?;
         self.delete_disks(work, record).await?;
         if self.has_other_luns(work, directory, bases).await? {
-            info!(iqn = %record.iqn, "Other units of the target are used: its sessions stay");
+            info!(iqn = %record.iqn, "Keeping iSCSI sessions, other LUNs of the target are in use");
             return Ok(());
         }
         let mut portals: Vec<&String> = Vec::new();
@@ -354,7 +354,7 @@ impl Sessions {
             return Err(OpError::failed(format!("iscsi detach disk: failed to detach iscsi disk. {cause}")));
         }
         for portal in &portals {
-            info!(%portal, iqn = %record.iqn, iface = %record.iface, "Logging out of an iSCSI target");
+            info!(%portal, iqn = %record.iqn, iface = %record.iface, "Logging out of iSCSI target");
             for call in [
                 calls::logout(portal, &record.iqn, &record.iface),
                 calls::delete_node(portal, &record.iqn, &record.iface),

@@ -95,7 +95,7 @@ async fn a_walk_that_fails_leaves_the_volume_mounted() {
     fs::create_dir_all(&at).expect("directories");
     let usage = bench.usage("data", Some(4_711));
     let error = bench.plugin.publish(&usage).await.expect_err("too deep");
-    assert!(error.class == Class::Uncertain && error.text.starts_with("applying the group to "), "{error}");
+    assert!(error.class == Class::Uncertain && error.text.starts_with("applying fsGroup to "), "{error}");
     assert!(is_mounted(&usage.target).expect("readable"), "it is used like what is not there, and undone like what is");
     // The next attempt walks again, and a later agent does not take the tree for finished.
     for again in [usage.clone(), Usage { was_rebuilt: true, ..usage.clone() }] {
@@ -126,7 +126,7 @@ async fn nobody_walks_for_a_pod_that_is_deleted() {
     let operation = Operation::new(turn.try_acquire_owned().expect("free"), deps);
     let usage = Usage { operation: operation.clone(), ..bench.usage("data", Some(4_711)) };
     let error = bench.plugin.publish(&usage).await.expect_err("cancelled");
-    assert!(error.text.ends_with("the change of ownership was cancelled"), "{error}");
+    assert!(error.text.ends_with("the ownership change was canceled"), "{error}");
     assert!(operation.progress() > 0, "a walk shows that it lives");
     let usage = bench.usage("data", Some(4_711));
     bench.plugin.publish(&usage).await.expect("published and given");

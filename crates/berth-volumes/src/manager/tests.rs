@@ -328,7 +328,7 @@ async fn what_is_no_pods_stays_where_pods_lie() {
         let begins =
             format!("orphaned pod {uid:?} found, but error occurred when trying to remove the pod directory: ");
         assert!(refused.starts_with(&begins), "{refused}");
-        assert!(refused.ends_with(&format!("/pods/{uid}/{what} is no part of a pod")), "{refused}");
+        assert!(refused.ends_with(&format!("/pods/{uid}/{what} is not part of a pod")), "{refused}");
     }
     for path in foreign.iter().chain(&ours) {
         assert!(bench.dir.path().join("pods").join(path).exists(), "{path}");

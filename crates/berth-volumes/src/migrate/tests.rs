@@ -262,6 +262,6 @@ fn what_no_driver_can_be_told_is_refused() {
     }
     for uri in ["", ".", "..", "a\0b", &"x".repeat(300)] {
         let refused = of_pod(json!({"name": "v", "azureDisk": {"diskName": "d", "diskURI": uri}}));
-        assert_eq!(refused, Err(format!("{prefix}{uri:?} cannot be the name of a directory")));
+        assert_eq!(refused, Err(format!("{prefix}{uri:?} is not a valid directory name")));
     }
 }

@@ -164,7 +164,7 @@ fn a_pod_that_goes_ends_the_walk() {
         ..OwnershipChange::whole(own_group(dir.path()), GroupAccess::ReadWrite)
     };
     let error = apply_change(&root, &order).expect_err("cancelled");
-    assert!(["the change of ownership was cancelled", "stopped"].contains(&error.to_string().as_str()), "{error}");
+    assert!(["the ownership change was canceled", "stopped"].contains(&error.to_string().as_str()), "{error}");
     assert_eq!(mode(&root), 0o755, "the root says that this was not finished");
 }
 

@@ -64,7 +64,7 @@ pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
         if let Some(group) = ownership::group_of(request.pod)
             && let Err(e) = ownership::apply(&dir, group, GroupAccess::ReadWrite)
         {
-            warn!(volume = %name, err = %e, "Changing the owner of an emptyDir failed");
+            warn!(volume = %name, err = %e, "Failed to change ownership of emptyDir");
         }
         Ok(())
     })?;
@@ -101,7 +101,7 @@ fn limited(most: u64, source: Option<&api::EmptyDirVolumeSource>) -> u64 {
 
 /// Fails if huge pages of another size are already mounted.
 fn same_pages(dir: &Path, text: &str, bytes: u64) -> Result<(), SetUpError> {
-    let mounts = mount_table::below(dir).map_err(SetUpError::io("reading the mounts of", dir))?;
+    let mounts = mount_table::below(dir).map_err(SetUpError::io("reading mount table for", dir))?;
     let present = mounts.into_iter().find(|mount| mount.target == dir && mount.kind == "hugetlbfs");
     match present {
         Some(present) if !huge_pages::is_of_size(&present.options, bytes) => {

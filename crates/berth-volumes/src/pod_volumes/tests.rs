@@ -279,7 +279,7 @@ async fn nothing_is_done_before_it_is_known_what_was_left() {
     bench.storage.put("v", &json!({}));
     let pod = pod(json!([claim("v")]));
     let told = bench.manager.mount(&pod).await.expect_err("unknown").to_string();
-    assert!(told.starts_with("reading what is left of volumes: "), "{told}");
+    assert!(told.starts_with("reconstructing volumes: "), "{told}");
     for failed in [bench.manager.unmount(&"u".into()).await, bench.manager.remove_directory(&"u".into()).await] {
         assert!(failed.is_err(), "nothing is taken for gone");
     }

@@ -309,7 +309,7 @@ impl VolumeReconciler {
             return;
         };
         let pause = self.backoffs.failed(name, op.pod().filter(|_| !failure.is_for_all), now);
-        error!(volume = %self.name, podUID = op.pod().map(PodUid::as_str), durationBeforeRetry = ?pause, err = %failure.text, "Operation failed. No retries permitted until that pause is over");
+        error!(volume = %self.name, podUID = op.pod().map(PodUid::as_str), durationBeforeRetry = ?pause, err = %failure.text, "Operation failed. No retries permitted until durationBeforeRetry has elapsed");
         if let Some((pod, reason)) = failure.event {
             board.deps.events.record(Event::warning(pod.id(), reason, failure.text));
         }

@@ -50,10 +50,10 @@ impl ReconcilerRegistry {
     /// If the volume is not published, the plugin fails, or the timeout passes.
     pub async fn fullness(&self, target: &Path) -> Result<VolumeStats, String> {
         let Some(volume) = self.there(|desire| desire.usage.target == target).pop() else {
-            return Err("the volume is not there".to_owned());
+            return Err("the volume is not mounted".to_owned());
         };
         let Ok(turn) = volume.turn.try_acquire_owned() else {
-            return Err("an earlier look at the volume has not returned".to_owned());
+            return Err("the previous stats request for the volume has not returned".to_owned());
         };
         let operation = Operation::new(turn, self.measurement_deps());
         let usage = Usage { operation, ..volume.desire.usage.clone() };

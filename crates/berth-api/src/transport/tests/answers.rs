@@ -72,7 +72,7 @@ async fn refusals_are_told_with_their_reason() {
     // AC-10-44
     let proto = ask("proto").await;
     assert_eq!(proto, ApiError::Malformed("unsupported content type: application/vnd.kubernetes.protobuf".into()));
-    assert!(ask("large").await.to_string().starts_with("the answer is larger than"));
+    assert!(ask("large").await.to_string().starts_with("response exceeds"));
     assert_eq!(client.metric("rest_client_requests_total", &["410", "GET"]), 1.0);
     assert_eq!(server.made(), 1);
 }

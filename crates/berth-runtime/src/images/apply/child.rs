@@ -56,7 +56,7 @@ pub fn main(job: &str) -> ExitCode {
     // A subscriber that is already set is as good.
     let _ = warnings.with_writer(Mutex::new(Warnings { left: WARNINGS })).try_init();
     let outcome = serde_json::from_str(job)
-        .map_err(|error| ImageError::invalid(format!("what is to be unpacked is not understood: {error}")))
+        .map_err(|error| ImageError::invalid(format!("invalid unpack job: {error}")))
         .and_then(|job| unpack(&job));
     let code = if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     match tell(&OutputLine::Outcome(outcome)) {
@@ -66,16 +66,16 @@ pub fn main(job: &str) -> ExitCode {
 }
 
 fn unpack(job: &UnpackJob) -> Result<LayerSummary, ImageError> {
-    prctl::set_pdeathsig(Signal::SIGKILL).attempt("end with who started us")?;
+    prctl::set_pdeathsig(Signal::SIGKILL).attempt("set parent death signal")?;
     if nix::unistd::getppid().as_raw() != i32::try_from(job.parent).unwrap_or_default() {
-        return Err(ImageError::bad_content("who wanted the layer unpacked has gone"));
+        return Err(ImageError::bad_content("parent process exited"));
     }
-    let alone = SingleThreaded::check().attempt("unpack alone")?;
+    let alone = SingleThreaded::check().attempt("check for other threads")?;
     let root = RootDir::open(&job.into).attempt("open layer directory")?;
     let recipe = File::create_new(&job.recipe).attempt("create layer")?;
     confine(&root)?;
     // Bypass the buffer of standard input.
-    let stream = File::from(io::stdin().as_fd().try_clone_to_owned().attempt("open the stream")?);
+    let stream = File::from(io::stdin().as_fd().try_clone_to_owned().attempt("open input stream")?);
     // A thread spawned now has the reduced privileges; it opens no files.
     let stream = decompress::decompress_ahead(stream)?;
     let mut told = Instant::now();
@@ -92,22 +92,22 @@ fn unpack(job: &UnpackJob) -> Result<LayerSummary, ImageError> {
 fn confine(root: &RootDir) -> Result<(), ImageError> {
     for (resource, limit) in LIMITS {
         let limit = spawn::hard_limit(resource).map_or(limit, |hard| hard.min(limit));
-        spawn::set_limit(resource, limit, limit).attempt("limit what unpacking takes")?;
+        spawn::set_limit(resource, limit, limit).attempt("set resource limits")?;
     }
-    unshare(CloneFlags::CLONE_NEWNS).attempt("make a mount namespace")?;
-    mount_api::change_root(libc::MS_SLAVE, MountScope::Tree).attempt("hide mounts from the host")?;
+    unshare(CloneFlags::CLONE_NEWNS).attempt("create mount namespace")?;
+    mount_api::change_root(libc::MS_SLAVE, MountScope::Tree).attempt("set mount propagation to slave")?;
     if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
-        warn!("the network is not taken away: {error}");
+        warn!("failed to create network namespace: {error}");
     }
-    rustix::process::fchdir(root.fd()).attempt("go to the layer's directory")?;
-    rustix::process::chroot(".").attempt("make the layer's directory the root")?;
+    rustix::process::fchdir(root.fd()).attempt("change to layer directory")?;
+    rustix::process::chroot(".").attempt("chroot to layer directory")?;
     match landlock::change_only_beneath(root.fd()) {
         // The layer's directory is the only tree that can be named.
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
-        restricted => restricted.attempt("forbid changes elsewhere")?,
+        restricted => restricted.attempt("apply Landlock rules")?,
     }
-    prctl::set_no_new_privs().attempt("give up new privileges")?;
-    privileges::keep_only(KEPT).attempt("give up capabilities")
+    prctl::set_no_new_privs().attempt("set no_new_privs")?;
+    privileges::keep_only(KEPT).attempt("drop capabilities")
 }
 
 fn tell(line: &OutputLine) -> io::Result<()> {

@@ -89,7 +89,7 @@ pub fn decompress_ahead<R: Read + Send + 'static>(packed: R) -> Result<Box<dyn S
     }
     let piece = Piece { buffer: vec![0; PIECE], length: 0, packed: 0 };
     let unpack = move || unpack(here, &buffers, &to);
-    thread::Builder::new().name("decompress".to_owned()).spawn(unpack).attempt("begin to decompress")?;
+    thread::Builder::new().name("decompress".to_owned()).spawn(unpack).attempt("start decompression thread")?;
     Ok(Box::new(ReadAheadDecoder { pieces, used, piece, at: 0, is_over: false }))
 }
 
@@ -128,7 +128,7 @@ struct ReadAheadDecoder {
 impl Read for ReadAheadDecoder {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.at == self.piece.length && !self.is_over {
-            let next = self.pieces.recv().map_err(|_| io::Error::other("who decompresses has gone"))??;
+            let next = self.pieces.recv().map_err(|_| io::Error::other("decompression thread exited"))??;
             let used = std::mem::replace(&mut self.piece, next);
             // The thread needs no buffer after the end of the stream.
             let _has_ended = self.used.send(used.buffer);

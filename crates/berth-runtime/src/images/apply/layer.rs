@@ -200,7 +200,7 @@ impl<'a> Layer<'a> {
 
     fn root_itself(&mut self, entry: &Entry) -> Result<(), ImageError> {
         if entry.kind != Kind::Directory {
-            return Err(ImageError::bad_content("the root is no directory"));
+            return Err(ImageError::bad_content("root is not a directory"));
         }
         let itself = self.root.resolve(b"", OFlags::RDONLY | OFlags::DIRECTORY).attempt("open root")?;
         let at = NameInDirectory { parent: itself.as_fd(), name: OsStr::new(".") };
@@ -213,7 +213,7 @@ impl<'a> Layer<'a> {
 
     fn ordinary(&mut self, entry: &Entry, at: NameInDirectory<'_>, key: Vec<u8>) -> Result<(), ImageError> {
         let is_folder = entry.kind == Kind::Directory;
-        let stat = at.stat().attempt("look at it")?;
+        let stat = at.stat().attempt("stat")?;
         let was_removed = stat.as_ref().is_some_and(is_whiteout);
         let there = stat.map(|stat| FileType::from_raw_mode(stat.st_mode));
         // Resolved before anything is removed: a link to itself must not lose the file.
@@ -230,7 +230,7 @@ impl<'a> Layer<'a> {
                     return Ok(());
                 }
             }
-            at.remove().attempt("replace what is there")?;
+            at.remove().attempt("remove existing entry")?;
             self.folders.retain(|path, _| !is_at_or_below(path, &key));
         }
         match &entry.kind {
@@ -241,7 +241,7 @@ impl<'a> Layer<'a> {
                     .attempt("link")?;
             }
             Kind::Symlink(text) => symlink(text, at)?,
-            Kind::Directory => root::make_folder(at, 0o755).attempt("make directory")?,
+            Kind::Directory => root::make_folder(at, 0o755).attempt("create directory")?,
             Kind::Fifo => node(at, FileType::Fifo, 0)?,
             Kind::Character(major, minor) => {
                 if !self.device(at, FileType::CharacterDevice, *major, *minor)? {
@@ -328,7 +328,7 @@ impl<'a> Layer<'a> {
         }
         self.looked_at = 0;
         self.check()?;
-        let disk = rustix::fs::fstatvfs(self.root.fd()).attempt("look at the disk")?;
+        let disk = rustix::fs::fstatvfs(self.root.fd()).attempt("stat filesystem")?;
         if disk.f_bavail.saturating_mul(disk.f_frsize) < self.policy.keep_free {
             return Err(ImageError::new(ErrorKind::ResourceExhausted, "layer exceeds limits: not enough disk space"));
         }
@@ -355,7 +355,7 @@ impl<'a> Layer<'a> {
     fn device(&self, at: NameInDirectory<'_>, kind: FileType, major: u32, minor: u32) -> Result<bool, ImageError> {
         if (major, minor) == (0, 0) && kind == FileType::CharacterDevice {
             // An overlay would take it for a whiteout.
-            warn!(name = %at.name.to_string_lossy(), "Device 0:0 in a layer left out");
+            warn!(name = %at.name.to_string_lossy(), "Skipped device 0:0 of a layer");
             return Ok(false);
         }
         match rustix::fs::mknodat(
@@ -366,10 +366,10 @@ impl<'a> Layer<'a> {
             rustix::fs::makedev(major, minor),
         ) {
             Err(Errno::PERM) => {
-                warn!(name = %at.name.to_string_lossy(), "Device in a layer left out: not permitted here");
+                warn!(name = %at.name.to_string_lossy(), "Skipped device of a layer: permission denied");
                 Ok(false)
             }
-            other => other.map(|()| true).attempt("make device"),
+            other => other.map(|()| true).attempt("create device"),
         }
     }
 
@@ -385,12 +385,14 @@ impl<'a> Layer<'a> {
                 Err(error) if name == b"security.capability" => {
                     return Err(ImageError::io(format!("set attribute {shown}"), &error.into()));
                 }
-                Err(Errno::OPNOTSUPP) => warn!(attribute = %shown, "Attribute in a layer left out: not supported"),
+                Err(Errno::OPNOTSUPP) => {
+                    warn!(attribute = %shown, "Skipped extended attribute of a layer: not supported")
+                }
                 Err(Errno::PERM) if name.starts_with(b"user.") && entry.kind != Kind::Regular => {
-                    warn!(attribute = %shown, "Attribute in a layer left out: only files have it");
+                    warn!(attribute = %shown, "Skipped extended attribute of a layer: only valid on regular files");
                 }
                 Err(Errno::PERM) if name.starts_with(b"trusted.") || name.starts_with(b"security.") => {
-                    warn!(attribute = %shown, "Attribute in a layer left out: not permitted here");
+                    warn!(attribute = %shown, "Skipped extended attribute of a layer: permission denied");
                 }
                 Err(error) => return Err(ImageError::io(format!("set attribute {shown}"), &error.into())),
             }
@@ -406,7 +408,7 @@ impl<'a> Layer<'a> {
                 continue;
             };
             (self.alive)();
-            rustix::fs::futimens(&folder, &root::times(atime, mtime)).attempt("set times of a directory")?;
+            rustix::fs::futimens(&folder, &root::times(atime, mtime)).attempt("set times of directory")?;
         }
         Ok(())
     }
@@ -438,13 +440,13 @@ fn owner(at: NameInDirectory<'_>, entry: &Entry) -> Result<(), ImageError> {
 
 fn symlink(text: &[u8], at: NameInDirectory<'_>) -> Result<(), ImageError> {
     if text.contains(&0) {
-        return Err(ImageError::bad_content("link target holds a NUL"));
+        return Err(ImageError::bad_content("link target contains a NUL byte"));
     }
-    rustix::fs::symlinkat(OsStr::from_bytes(text), at.parent, at.name).attempt("make link")
+    rustix::fs::symlinkat(OsStr::from_bytes(text), at.parent, at.name).attempt("create link")
 }
 
 fn node(at: NameInDirectory<'_>, kind: FileType, device: u64) -> Result<(), ImageError> {
-    rustix::fs::mknodat(at.parent, at.name, kind, Mode::from_raw_mode(0o600), device).attempt("make node")
+    rustix::fs::mknodat(at.parent, at.name, kind, Mode::from_raw_mode(0o600), device).attempt("create device node")
 }
 
 mod deletions;

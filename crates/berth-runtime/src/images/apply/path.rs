@@ -21,21 +21,21 @@ pub fn parts(name: &[u8]) -> Result<Vec<&[u8]>, ImageError> {
         Err(ImageError::bad_content(format!("invalid path {shown:?} in layer: {what}")))
     };
     if name.contains(&0) {
-        return wrong("it holds a NUL");
+        return wrong("contains a NUL byte");
     }
     if name.len() > LONGEST {
-        return wrong("it is longer than 4096 bytes");
+        return wrong("longer than 4096 bytes");
     }
     let mut out: Vec<&[u8]> = Vec::new();
     for part in name.split(|byte| *byte == b'/') {
         match part {
             b"" | b"." => {}
             b".." => drop(out.pop()),
-            part if part.len() > LONGEST_PART => return wrong("a component is longer than 255 bytes"),
+            part if part.len() > LONGEST_PART => return wrong("component longer than 255 bytes"),
             part => out.push(part),
         }
     }
-    if out.len() > DEEPEST { wrong("it is deeper than 1024 directories") } else { Ok(out) }
+    if out.len() > DEEPEST { wrong("deeper than 1024 directories") } else { Ok(out) }
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ impl Running {
     fn wait(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         let Some(child) = &mut self.0 else { return Ok(None) };
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| io::Error::other("the child's number is out of range"))?;
+        let pid = pid.ok_or_else(|| io::Error::other("child PID out of range"))?;
         let handle = pidfd_open(pid, PidfdFlags::empty())?;
         match ready(&mut [PollFd::new(&handle, PollFlags::IN)], limit)? {
             false => Ok(None),
@@ -93,7 +93,7 @@ impl Drop for Running {
             return;
         }
         if let Some(mut child) = self.0.take() {
-            warn!(pid = child.id(), "Who unpacked a layer was killed and does not end");
+            warn!(pid = child.id(), "Unpack process does not exit after SIGKILL");
             // Reap it in a thread once it exits; otherwise it remains a zombie.
             let _ = thread::Builder::new().name("reap".to_owned()).spawn(move || child.wait());
         }
@@ -133,21 +133,18 @@ fn apply_within<R: Read>(
     let mut child = command.spawn().attempt(format!("start {} to unpack a layer", program.display()))?;
     let pipes = child.stdin.take().zip(child.stdout.take());
     let mut running = Running(Some(child));
-    let (to, from) = pipes.ok_or_else(|| ImageError::bad_content("a pipe is missing"))?;
-    let mut talk = ProcessPipes::new(to, from, patience).attempt("set up pipes to who unpacks a layer")?;
+    let (to, from) = pipes.ok_or_else(|| ImageError::bad_content("pipe to the unpack process is missing"))?;
+    let mut talk = ProcessPipes::new(to, from, patience).attempt("set up pipes to the unpack process")?;
     talk.write_input(packed)?;
     while talk.from.is_some() {
         talk.wait()?;
     }
-    let status = running.wait(patience).attempt("wait for who unpacks a layer")?;
+    let status = running.wait(patience).attempt("wait for the unpack process")?;
     outcome(&String::from_utf8_lossy(&talk.heard), status.ok_or_else(|| timed_out(patience))?)
 }
 
 fn timed_out(patience: Duration) -> ImageError {
-    ImageError::new(
-        Kind::DeadlineExceeded,
-        format!("who unpacks the layer did nothing for {patience:?} and was killed"),
-    )
+    ImageError::new(Kind::DeadlineExceeded, format!("unpack process made no progress for {patience:?} and was killed"))
 }
 
 /// Both pipes, in non-blocking mode.
@@ -187,7 +184,7 @@ impl ProcessPipes {
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.to = None,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait()?,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(ImageError::io("hand a layer over", &error)),
+                    Err(error) => return Err(ImageError::io("write layer to the unpack process", &error)),
                 }
             }
         }
@@ -199,10 +196,10 @@ impl ProcessPipes {
         let mut wanted = Vec::with_capacity(2);
         wanted.extend(self.from.iter().map(|from| PollFd::new(from, PollFlags::IN)));
         wanted.extend(self.to.iter().map(|to| PollFd::new(to, PollFlags::OUT)));
-        if !ready(&mut wanted, self.patience).attempt("wait for who unpacks a layer")? {
+        if !ready(&mut wanted, self.patience).attempt("wait for the unpack process")? {
             return Err(timed_out(self.patience));
         }
-        self.read_output().attempt("hear what came of unpacking a layer")
+        self.read_output().attempt("read output of the unpack process")
     }
 
     fn read_output(&mut self) -> io::Result<()> {
@@ -229,18 +226,17 @@ fn outcome(answer: &str, status: ExitStatus) -> Result<LayerSummary, ImageError>
     let mut outcome = None;
     for line in answer.lines() {
         match serde_json::from_str(line) {
-            Ok(OutputLine::Warning(text)) => warn!(cause = text, "Something in a layer was left out"),
+            Ok(OutputLine::Warning(text)) => warn!(cause = text, "Skipped part of a layer"),
             Ok(OutputLine::Outcome(told)) => outcome = Some(told),
             Ok(OutputLine::Alive) => {}
             Err(_) => break,
         }
     }
     let silent = match (status.signal(), status.code()) {
-        (Some(signal), _) => format!("it was killed by signal {signal}"),
-        (None, code) => format!("it ended with code {}", code.unwrap_or_default()),
+        (Some(signal), _) => format!("killed by signal {signal}"),
+        (None, code) => format!("exit code {}", code.unwrap_or_default()),
     };
-    let silent =
-        || ImageError::new(Kind::Unknown, format!("who unpacks the layer did not say what came of it: {silent}"));
+    let silent = || ImageError::new(Kind::Unknown, format!("unpack process exited without a result: {silent}"));
     outcome.unwrap_or_else(|| Err(silent()))
 }
 
@@ -282,11 +278,11 @@ mod tests {
             (format!("cat > /dev/null; echo '{warned}'; echo '{good}'"), Ok(applied)),
             // It rejects the layer without reading it.
             (format!("echo '{bad}'; exit 1"), Err("no")),
-            ("kill -9 $$".to_owned(), Err("it was killed by signal 9")),
-            ("kill -SEGV $$".to_owned(), Err("it was killed by signal 11")),
-            ("exit 3".to_owned(), Err("it ended with code 3")),
-            ("echo nonsense".to_owned(), Err("it ended with code 0")),
-            ("exec 0<&-; head -c 1000000 /dev/zero | tr '\\0' x".to_owned(), Err("did not say what came of it")),
+            ("kill -9 $$".to_owned(), Err("killed by signal 9")),
+            ("kill -SEGV $$".to_owned(), Err("killed by signal 11")),
+            ("exit 3".to_owned(), Err("exit code 3")),
+            ("echo nonsense".to_owned(), Err("exit code 0")),
+            ("exec 0<&-; head -c 1000000 /dev/zero | tr '\\0' x".to_owned(), Err("exited without a result")),
         ] {
             let program = program(dir.path(), &script);
             let stream = io::repeat(7).take(3 << 20);
@@ -344,7 +340,7 @@ mod tests {
                 (Ok(got), Some(expected)) => assert_eq!(got, expected, "{script}"),
                 (Err(error), None) => {
                     assert_eq!(error.kind, Kind::DeadlineExceeded, "{script}: {error}");
-                    assert_eq!(error.text, "who unpacks the layer did nothing for 1s and was killed");
+                    assert_eq!(error.text, "unpack process made no progress for 1s and was killed");
                 }
                 (got, _) => panic!("{script}: {got:?}"),
             }

@@ -163,7 +163,7 @@ struct Answer {
 /// # Errors
 /// The response contains no valid token.
 pub fn token(answer: &[u8]) -> Result<String, ImageError> {
-    let answer: Answer = model::json(answer, "answer of the token server")?;
+    let answer: Answer = model::json(answer, "response of the token server")?;
     let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
     let is_good = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
     is_good.then_some(token).ok_or_else(|| ImageError::bad_content("authorization server did not include a token"))

@@ -109,7 +109,7 @@ impl Client {
             (OneOrMany::One(path), _) => Ok(pair(path, "")),
             (_, [both]) => Ok(pair(both, "")),
             (_, [certificate, key]) => Ok(pair(certificate, key)),
-            (_, other) => Err(format!("client: {other:?} is no pair of certificate and key")),
+            (_, other) => Err(format!("client: expected a pair of certificate and key, found {other:?}")),
         };
         match self {
             Self::One(path) => Ok(vec![pair(path, "")]),
@@ -158,7 +158,7 @@ pub fn endpoints(host: &str, roots: &[PathBuf]) -> Result<Vec<Endpoint>, ImageEr
             let pair = |certificate: PathBuf| KeyPair { key: certificate.with_extension("key"), certificate };
             let (whole, lonely): (Vec<_>, Vec<_>) = of_kind("cert").map(pair).partition(|pair| pair.key.is_file());
             for pair in lonely {
-                warn!(path = %pair.certificate.display(), "A certificate without its key is ignored");
+                warn!(path = %pair.certificate.display(), "Ignoring client certificate without a key");
             }
             Ok(vec![Endpoint { authorities: of_kind("crt").collect(), pairs: whole, ..upstream(host) }])
         }
@@ -175,7 +175,7 @@ fn folder(host: &str, roots: &[PathBuf]) -> Option<PathBuf> {
 fn read(path: &Path) -> io::Result<String> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() || metadata.len() > LONGEST {
-        return Err(io::Error::other(format!("not a file of at most {LONGEST} bytes")));
+        return Err(io::Error::other(format!("not a regular file of at most {LONGEST} bytes")));
     }
     fs::read_to_string(path)
 }
@@ -233,7 +233,7 @@ fn endpoint(url: &str, settings: &Host, folder: &Path) -> Result<Endpoint, Strin
     }
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     if authority.is_empty() {
-        return Err(format!("{url:?} names no host"));
+        return Err(format!("{url:?} has no host"));
     }
     let path = path.trim_end_matches('/');
     let path = if path.is_empty() { String::new() } else { format!("/{path}") };
@@ -263,7 +263,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     let parsed: Result<jiff::SignedDuration, _> = text.parse();
     let parsed =
         parsed.ok().and_then(|duration| Duration::try_from(duration).ok()).filter(|duration| !duration.is_zero());
-    parsed.ok_or_else(|| format!("dial_timeout: {text:?} is no duration"))
+    parsed.ok_or_else(|| format!("dial_timeout: invalid duration {text:?}"))
 }
 
 #[cfg(test)]

@@ -251,7 +251,7 @@ impl EndpointClient {
             Refusal::Unavailable(format!("failed to do request: {method} {url}: {text}"))
         };
         match tokio::time::timeout(FIRST_BYTE, self.client.request(request)).await {
-            Err(_) => Err(unavailable(&format!("no answer within {} s", FIRST_BYTE.as_secs()))),
+            Err(_) => Err(unavailable(&format!("no response within {} s", FIRST_BYTE.as_secs()))),
             Ok(Err(error)) => Err(unavailable(&chain(&error))),
             Ok(Ok(answer)) => Ok(answer),
         }
@@ -291,10 +291,10 @@ fn redirect(from: &str, location: &str) -> Result<String, String> {
 pub async fn body_bytes(answer: Response<Incoming>, limit: u64) -> Result<Bytes, ImageError> {
     let limited = http_body_util::Limited::new(answer.into_body(), usize::try_from(limit).unwrap_or(usize::MAX));
     let collected = tokio::time::timeout(FIRST_BYTE, limited.collect()).await;
-    let collected = collected.map_err(|_| ImageError::bad_content("answer took too long"))?;
+    let collected = collected.map_err(|_| ImageError::bad_content("timed out reading response"))?;
     collected
         .map(http_body_util::Collected::to_bytes)
-        .map_err(|error| ImageError::bad_content(format!("read answer: {error}")))
+        .map_err(|error| ImageError::bad_content(format!("read response: {error}")))
 }
 
 /// Text of a refusal for people.

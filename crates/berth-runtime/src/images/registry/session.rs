@@ -238,7 +238,7 @@ impl Session {
                 let frame = match frame {
                     Err(_) => return Err(Refusal::Other(no_progress(self.idle_timeout))),
                     Ok(None) => return Ok(()),
-                    Ok(Some(Err(error))) => return Err(Refusal::Unavailable(format!("download broke off: {error}"))),
+                    Ok(Some(Err(error))) => return Err(Refusal::Unavailable(format!("download interrupted: {error}"))),
                     Ok(Some(Ok(frame))) => frame,
                 };
                 if let Ok(piece) = frame.into_data() {
@@ -255,7 +255,7 @@ impl Session {
         let (file, hasher) = written?;
         received?;
         if hasher.length() < size {
-            return Err(Refusal::Unavailable("download broke off".into()));
+            return Err(Refusal::Unavailable("download interrupted".into()));
         }
         let (content, digest) = (self.content.clone(), entry.digest);
         run(move || content.finish(&file, hasher, &digest, size)).await
@@ -276,10 +276,7 @@ fn write_all(
 ) -> Result<(File, Hasher), ImageError> {
     while let Some(piece) = pieces.blocking_recv() {
         if hasher.length().saturating_add(piece.len() as u64) > size {
-            return Err(ImageError::new(
-                Kind::DataLoss,
-                format!("more than the {size} bytes that were announced: size mismatch"),
-            ));
+            return Err(ImageError::new(Kind::DataLoss, format!("more than the expected {size} bytes: size mismatch")));
         }
         hasher.update(&piece);
         file.write_all(&piece).map_err(|error| ImageError::io("write blob", &error))?;

@@ -88,14 +88,14 @@ impl Inner {
     }
 
     fn outgoing(&self, reference: &str, record: &Record) -> Result<ExportImage, ImageError> {
-        let missing = || ImageError::new(Kind::DataLoss, "its configuration is not here");
+        let missing = || ImageError::new(Kind::DataLoss, "image configuration not found");
         let config = self.content.read(&record.id, LONGEST_CONFIG)?.ok_or_else(missing)?;
         let diff_ids = model::config(&config, record.layers.len())?.diff_ids;
         let mut layers = Vec::new();
         for (number, diff_id) in record.layers.iter().zip(diff_ids) {
-            let meta = self.layers.meta(*number).ok_or_else(|| ImageError::not_found("a layer is not here"))?;
+            let meta = self.layers.meta(*number).ok_or_else(|| ImageError::not_found("layer not found"))?;
             if meta.stream == 0 {
-                let text = format!("layer {diff_id} cannot be put together from its files: pull or import it again");
+                let text = format!("layer {diff_id} cannot be restored from its files: pull or import the image again");
                 return Err(ImageError::bad_content(text));
             }
             layers.push(Descriptor::new(OCI_LAYER, diff_id, meta.stream));
@@ -128,7 +128,7 @@ impl Inner {
         progress.enter(layer.digest, Stage::Writing, 0);
         write::header(into, &blob(&layer.digest), layer.size).attempt("write archive")?;
         let broken = |error: &dyn std::fmt::Display| {
-            let text = format!("layer {}: {error}; `berth images verify --repair` mends it", layer.digest);
+            let text = format!("layer {}: {error}; run `berth images verify --repair` to repair it", layer.digest);
             ImageError::new(Kind::DataLoss, text)
         };
         let mut stream = Hashing::new(self.layers.stream(number)?);
@@ -143,7 +143,7 @@ impl Inner {
         }
         let (length, digest) = (stream.length(), stream.finish());
         if (length, digest) != (layer.size, layer.digest) {
-            return Err(broken(&"its files have changed"));
+            return Err(broken(&"files of the layer have changed"));
         }
         write::pad(into, length).attempt("write archive")
     }
@@ -202,7 +202,7 @@ impl<W: Write + std::os::fd::AsFd> Write for TimedPipeWriter<W> {
                     let mut wait = [rustix::event::PollFd::new(&self.inner, rustix::event::PollFlags::OUT)];
                     let limit = rustix::event::Timespec { tv_sec: PATIENCE_MS / 1000, tv_nsec: 0 };
                     if rustix::event::poll(&mut wait, Some(&limit))? == 0 {
-                        return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody reads what is written"));
+                        return Err(io::Error::new(io::ErrorKind::TimedOut, "timed out: the reader does not read"));
                     }
                 }
                 other => return other,

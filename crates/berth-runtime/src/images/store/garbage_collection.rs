@@ -90,7 +90,7 @@ impl ImageStore {
     pub fn fill_volume(&self, image: &str, path: &str, to: &Path, deadline: Instant) -> Result<bool, ImageError> {
         let lease = self.inner.lease_of(image)?;
         let userxattr = matches!(self.inner.layers.policy().form, LayerFormat::Overlay { userxattr: true });
-        let disk = rustix::fs::statvfs(to).attempt("look at the disk")?;
+        let disk = rustix::fs::statvfs(to).attempt("stat filesystem")?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         let bytes = free.saturating_sub(self.inner.layers.policy().keep_free);
         let budget = Budget { bytes, deadline: Some(deadline) };
@@ -121,11 +121,11 @@ impl Inner {
                 for (digest, _) in blobs.iter().filter(|(digest, _)| !kept.contains(digest)) {
                     match self.content.remove(digest) {
                         Ok(()) => drop(self.tally.removed_blobs.fetch_add(1, Ordering::Relaxed)),
-                        Err(error) => warn!(error = %error, "Blob cannot be deleted"),
+                        Err(error) => warn!(error = %error, "Failed to delete blob"),
                     }
                 }
             }
-            Err(error) => warn!(error = %error, "Blobs cannot be listed"),
+            Err(error) => warn!(error = %error, "Failed to list blobs"),
         }
         removed
     }
@@ -147,7 +147,7 @@ impl Inner {
         let counted = match usage::count(self.snapshots.folder()) {
             Ok(counted) => counted,
             // Keep the last value: a container that hides its files must not appear small.
-            Err(error) => return warn!(error = %error, "Writable layers cannot be counted"),
+            Err(error) => return warn!(error = %error, "Failed to list writable layers"),
         };
         self.writable.0.store(counted.0, Ordering::Relaxed);
         self.writable.1.store(counted.1, Ordering::Relaxed);
@@ -185,8 +185,8 @@ pub(super) fn load_records(folder: &Path, layers: &Layers) -> Result<Catalogue, 
         match record::read::<Record>(&path) {
             Ok(Some(record)) if layers.has_all(&record.layers) => found.push(record),
             other => {
-                let error = other.err().map(|error| error.to_string()).unwrap_or_else(|| "a layer is missing".into());
-                warn!(path = %path.display(), error, "Broken image record is removed");
+                let error = other.err().map(|error| error.to_string()).unwrap_or_else(|| "layer not found".into());
+                warn!(path = %path.display(), error, "Removing corrupt image record");
                 layers::delete(folder, &path.file_name().unwrap_or_default().to_string_lossy());
             }
         }

@@ -83,7 +83,7 @@ impl ImageStore {
     /// Creates the directory if it is missing, and imports archives as they appear; never returns.
     pub async fn watch_folder(&self, folder: &Path) {
         if let Err(error) = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder) {
-            warn!(path = %folder.display(), err = %error, "Directory of archives cannot be made");
+            warn!(path = %folder.display(), err = %error, "Failed to create image import directory");
         }
         let mut watch = DirectoryWatch { folder, events: None };
         watch.arm();
@@ -91,7 +91,7 @@ impl ImageStore {
         loop {
             // A failure of the whole import is logged every time: it concerns the directory or the disk.
             if let Err(error) = self.import_complete(folder, complete).await {
-                warn!(path = %folder.display(), err = %error, "Archives cannot be imported");
+                warn!(path = %folder.display(), err = %error, "Failed to import image archives");
             }
             complete = CompleteArchives::Named(watch.completed().await);
         }
@@ -114,7 +114,11 @@ impl DirectoryWatch<'_> {
             Ok(events)
         });
         // Without a watch the periodic listing finds the archives.
-        self.events = armed.map_err(|error| debug!(path = %self.folder.display(), err = %error, "Not watched")).ok();
+        self.events = armed
+            .map_err(
+                |error| debug!(path = %self.folder.display(), err = %error, "Failed to watch image import directory"),
+            )
+            .ok();
     }
 
     /// Names of completed files; empty when the listing interval ends.
@@ -162,12 +166,12 @@ impl Inner {
             } else if is_complete(&archive, &stat, complete) {
                 match self.import(&archive, &ImportOptions::default(), &Progress::default()) {
                     Ok(images) => {
-                        info!(path = %name, images = images.len(), "Archive imported");
+                        info!(path = %name, images = images.len(), "Imported image archive");
                         now.archives.insert(name, facts);
                         count += 1;
                     }
                     Err(error) => {
-                        warn!(path = %name, err = %error, "Archive cannot be imported");
+                        warn!(path = %name, err = %error, "Failed to import image archive");
                         // Retry later when there may be space.
                         if error.kind != Kind::ResourceExhausted {
                             now.refused.insert(name, facts);

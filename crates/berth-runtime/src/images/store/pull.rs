@@ -317,7 +317,7 @@ impl Inner {
                 .attempt("write image record")?;
         }
         *self.catalogue() = changed;
-        info!(image = %id, name = %name, "Image was here already");
+        info!(image = %id, name = %name, "Image is already present");
         Ok(self.catalogue().get(&id))
     }
 
@@ -330,7 +330,7 @@ impl Inner {
     fn known_layers(&self, found: &ArchiveImage) -> Result<(usize, Lease), ImageError> {
         let config = model::config(&found.config, found.parsed.layers.len())?;
         let mut lease = self.layers.lease();
-        let absent = || Err::<io::Empty, _>(ImageError::not_found("layer is not here"));
+        let absent = || Err::<io::Empty, _>(ImageError::not_found("layer not found"));
         for (chain, diff_id) in chain_ids(&config.diff_ids).into_iter().zip(&config.diff_ids) {
             if self.layers.extend(&mut lease, chain, *diff_id, absent).is_err() {
                 break;
@@ -344,7 +344,7 @@ impl Inner {
     /// # Errors
     /// `not enough disk space`.
     fn guard_disk(&self, layers: &[Descriptor]) -> Result<(), ImageError> {
-        let disk = rustix::fs::statvfs(&self.settings.root).attempt("look at the disk")?;
+        let disk = rustix::fs::statvfs(&self.settings.root).attempt("stat filesystem")?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize).saturating_sub(self.layers.policy().keep_free);
         let packed = layers.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.size));
         if layers.is_empty() || packed.saturating_mul(3).saturating_add(MARGIN) <= free {

@@ -125,7 +125,7 @@ impl ImageStore {
         match record.source {
             Origin::Pull => {
                 let digests = record.repo_digests().into_iter().filter_map(|name| Name::parse(&name).ok());
-                let nowhere = || ImageError::not_found("nobody knows where it was pulled from");
+                let nowhere = || ImageError::not_found("unknown source: the image has no repository digest");
                 let name = digests.into_iter().next().ok_or_else(nowhere)?;
                 // Select this image of the index, whatever its platform.
                 let asked = PullRequest { name, credentials: Credentials::default(), machine: machine(record) };
@@ -139,7 +139,7 @@ impl ImageStore {
                 let id = record.id();
                 blocking(move || {
                     inner.remove(&id)?;
-                    let nobody = || ImageError::not_found("it is made again when the runtime starts");
+                    let nobody = || ImageError::not_found("the image is recreated when the runtime starts");
                     let program = inner.settings.program.clone().ok_or_else(nobody)?;
                     inner.make_builtin(&program)
                 })
@@ -205,7 +205,7 @@ impl Inner {
 
     /// Restores an image from its compressed layers, if they were kept.
     fn restore_import(&self, record: &Record) -> Result<(), ImageError> {
-        let missing = || ImageError::not_found("it was imported: import its archive again");
+        let missing = || ImageError::not_found("the image was imported: import its archive again");
         let read = |digest: &Digest| self.content.read(digest, LONGEST_CONFIG)?.ok_or_else(missing);
         let manifest_bytes = read(&record.manifest.digest)?;
         let ManifestOrIndex::Manifest(parsed) =
@@ -258,7 +258,7 @@ impl Inner {
         }
         io::copy(&mut stream, &mut io::sink()).map_err(|error| broken(&error))?;
         if stream.finish() != diff_id {
-            return Err(broken(&"digest mismatch: its files have changed"));
+            return Err(broken(&"digest mismatch: files of the layer have changed"));
         }
         let root = RootDir::open(&self.layers.path(number)).attempt("open layer")?;
         for (path, kind) in &entries {
@@ -285,7 +285,7 @@ fn check_entry(root: &RootDir, path: &[u8], kind: FileType) -> Result<(), String
     match stat.map_err(|error| format!("{}: {}", shown(), io::Error::from(error)))? {
         None => Err(format!("{} is missing", shown())),
         Some(stat) if FileType::from_raw_mode(stat.st_mode) != kind => {
-            Err(format!("{} is another kind of file", shown()))
+            Err(format!("{}: unexpected file type", shown()))
         }
         Some(_) => Ok(()),
     }

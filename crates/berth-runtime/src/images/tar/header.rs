@@ -77,7 +77,7 @@ impl Header {
         let name = if prefix.is_empty() { name.to_vec() } else { [prefix, b"/", name].concat() };
         let unsigned = |from, length| unsigned(field(from, length));
         let device = |from| if is_posix || is_gnu { unsigned(from, 8) } else { Ok(0) };
-        let small = |value: u64| u32::try_from(value).map_err(|_| TarError::Header("a number is too large"));
+        let small = |value: u64| u32::try_from(value).map_err(|_| TarError::Header("number is too large"));
         let mode = (unsigned(100, 8)? & 0o7777) as u32;
         let flag = flag(field(156, 1).first().copied().unwrap_or(0))?;
         let is_device = matches!(flag, Flag::Character | Flag::Block);
@@ -144,7 +144,7 @@ fn text(field: &[u8]) -> &[u8] {
 /// # Errors
 /// The field is negative or no number.
 pub fn unsigned(field: &[u8]) -> Result<u64, TarError> {
-    u64::try_from(number(field)?).map_err(|_| TarError::Header("a number is negative"))
+    u64::try_from(number(field)?).map_err(|_| TarError::Header("number is negative"))
 }
 
 /// Octal digits, or base 256 if the first bit is set.

@@ -36,7 +36,7 @@ pub struct Extensions {
 /// A record is malformed, or there are too many attributes.
 pub fn parse(mut bytes: &[u8], into: &mut Extensions) -> Result<(), TarError> {
     while !bytes.is_empty() {
-        let (key, value, rest) = record(bytes).ok_or(TarError::Header("broken PAX record"))?;
+        let (key, value, rest) = record(bytes).ok_or(TarError::Header("invalid PAX record"))?;
         bytes = rest;
         apply(into, key, value)?;
     }
@@ -58,7 +58,7 @@ fn apply(into: &mut Extensions, key: &[u8], value: &[u8]) -> Result<(), TarError
     let text = |value: &[u8]| (!value.is_empty()).then(|| value.to_vec());
     let number = |value: &[u8]| match value {
         [] => Ok(None),
-        digits => decimal(digits).map(Some).ok_or(TarError::Header("broken number in a PAX record")),
+        digits => decimal(digits).map(Some).ok_or(TarError::Header("invalid number in PAX record")),
     };
     match key {
         b"path" => into.path = text(value),
@@ -94,7 +94,7 @@ pub fn decimal(digits: &[u8]) -> Option<u64> {
 
 /// `[-]seconds[.fraction]`; digits beyond nanoseconds are ignored.
 fn time(value: &[u8]) -> Result<Option<(i64, u32)>, TarError> {
-    const WRONG: TarError = TarError::Header("broken time in a PAX record");
+    const WRONG: TarError = TarError::Header("invalid time in PAX record");
     if value.is_empty() {
         return Ok(None);
     }

@@ -104,7 +104,7 @@ impl<R: Read> Reader<R> {
         R: io::Seek,
     {
         let by = size.min(self.left);
-        let offset = i64::try_from(by).map_err(|_| TarError::Header("a number is too large"))?;
+        let offset = i64::try_from(by).map_err(|_| TarError::Header("number is too large"))?;
         self.inner.seek_relative(offset)?;
         self.left -= by;
         Ok(())
@@ -197,7 +197,7 @@ impl<R: Read> Reader<R> {
         let mut map = DataMap::default();
         loop {
             let left = self.left.checked_sub(BLOCK as u64);
-            self.left = left.ok_or(TarError::Header("broken sparse map"))?;
+            self.left = left.ok_or(TarError::Header("invalid sparse map"))?;
             let mut block = [0u8; BLOCK];
             self.exactly(&mut block)?;
             if let Some(pieces) = map.feed(&block)? {
@@ -223,7 +223,7 @@ impl<R: Read> Reader<R> {
 
     /// Skips the rest of the current entry.
     fn skip(&mut self) -> Result<(), TarError> {
-        let left = self.left.checked_add(self.padding).ok_or(TarError::Header("a number is too large"))?;
+        let left = self.left.checked_add(self.padding).ok_or(TarError::Header("number is too large"))?;
         let passed = io::copy(&mut (&mut self.inner).take(left), &mut io::sink())?;
         (self.left, self.padding) = (0, 0);
         if passed < left { Err(TarError::Truncated) } else { Ok(()) }

@@ -66,7 +66,7 @@ impl PaxSparse {
     /// # Errors
     /// The record is malformed.
     pub fn apply(&mut self, key: &[u8], value: &[u8]) -> Result<(), TarError> {
-        let number = || decimal(value).ok_or(TarError::Header("broken number in a sparse record"));
+        let number = || decimal(value).ok_or(TarError::Header("invalid number in sparse record"));
         match key {
             b"major" => self.is_in_data = number()? == 1,
             b"size" | b"realsize" => {
@@ -76,14 +76,14 @@ impl PaxSparse {
             b"name" => self.name = Some(value.to_vec()),
             b"offset" => self.offset = Some(number()?),
             b"numbytes" => {
-                let offset = self.offset.take().ok_or(TarError::Header("broken sparse record"))?;
+                let offset = self.offset.take().ok_or(TarError::Header("invalid sparse record"))?;
                 self.map.push(offset, number()?)?;
             }
             b"map" => {
                 let mut numbers = value.split(|byte| *byte == b',');
                 while let Some(offset) = numbers.next() {
                     let pair = decimal(offset).zip(numbers.next().and_then(decimal));
-                    let (offset, length) = pair.ok_or(TarError::Header("broken sparse map"))?;
+                    let (offset, length) = pair.ok_or(TarError::Header("invalid sparse map"))?;
                     self.map.push(offset, length)?;
                 }
             }
@@ -146,7 +146,7 @@ impl DataMap {
     /// # Errors
     /// The map is malformed or too long.
     pub fn feed(&mut self, block: &[u8; BLOCK]) -> Result<Option<Vec<(u64, u64)>>, TarError> {
-        const WRONG: TarError = TarError::Header("broken sparse map");
+        const WRONG: TarError = TarError::Header("invalid sparse map");
         self.length += block.len();
         if self.length > LONGEST_MAP {
             return Err(TarError::TooLong(self.length as u64));

@@ -64,7 +64,7 @@ fn what_is_missing_or_wrong_is_refused_when_it_is_created() {
         let kind = cri::security_profile::ProfileType::Localhost.into();
         context.seccomp = Some(cri::SecurityProfile { profile_type: kind, localhost_ref: "/none".to_owned() });
     });
-    assert_eq!(plan(&config), Err("failed to load seccomp profile \"/none\": it was not found".to_owned()));
+    assert_eq!(plan(&config), Err("failed to load seccomp profile \"/none\": not found".to_owned()));
     let config = cri::ContainerConfig { log_path: "../x".to_owned(), ..fixture::container_config() };
     assert!(plan(&config).is_err());
 }
@@ -214,5 +214,5 @@ fn an_environment_that_fits_no_message_is_refused_when_it_is_created() {
     let request = berth_shim::plan::Request::Launch(Box::new(fits.plan));
     assert!(berth_shim::wire::write(berth_shim::wire::Kind::Request, 0, &request).is_ok());
     let refusal = with(5_000_000).expect_err("too long");
-    assert!(refusal.starts_with("arguments and environment take 5000"), "{refusal}");
+    assert!(refusal.starts_with("arguments and environment have 5000"), "{refusal}");
 }

@@ -61,7 +61,7 @@ fn listed(file: &str, object: &Map<String, Value>) -> Result<Vec<Map<String, Val
     list.iter()
         .map(plugin)
         .collect::<Option<_>>()
-        .ok_or_else(|| format!("failed to load CNI config {file}: a plugin is no object"))
+        .ok_or_else(|| format!("failed to load CNI config {file}: a plugin is not a JSON object"))
 }
 
 fn wrapped(name: &str, version: &str, plugin: Map<String, Value>) -> Value {

@@ -122,8 +122,8 @@ impl PluginRunner {
         if verb != CniCommand::Add {
             return Ok(None);
         }
-        let answer =
-            serde_json::from_slice(&stdout).map_err(|e| failed(format!("its answer is no JSON: {e}"), false))?;
+        let answer = serde_json::from_slice(&stdout)
+            .map_err(|e| failed(format!("invalid JSON in plugin result: {e}"), false))?;
         Ok(Some(answer))
     }
 

@@ -91,9 +91,11 @@ impl Plugins {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match &loaded {
             Ok(network) if state.loaded.as_ref().ok() != Some(network) => {
-                info!(network = %network.name, "CNI configuration loaded");
+                info!(network = %network.name, "Loaded CNI configuration");
             }
-            Err(e) if state.loaded.as_ref().err() != Some(e) && has_file => warn!(err = %e, "CNI configuration"),
+            Err(e) if state.loaded.as_ref().err() != Some(e) && has_file => {
+                warn!(err = %e, "Failed to load CNI configuration")
+            }
             _ => {}
         }
         (state.has_file, state.loaded) = (has_file, loaded);
@@ -163,7 +165,9 @@ impl Plugins {
             Err(text) => {
                 // Plugins that were never called may fail to delete what they never created.
                 match self.del_all(&network, &attachment).await {
-                    Err(e) => info!(podSandboxID = %request.sandbox, err = %e.text, "CNI DEL after a failed ADD"),
+                    Err(e) => {
+                        info!(podSandboxID = %request.sandbox, err = %e.text, "CNI DEL after failed ADD returned an error")
+                    }
                     Ok(()) => attachment.remove(&self.cache).unwrap_or_default(),
                 }
                 Err(text)
@@ -219,7 +223,7 @@ impl Plugins {
             if has_namespace || !self.is_leaked(&attachment.container_id) {
                 return Err(text);
             }
-            warn!(podSandboxID = %attachment.container_id, err = %text, "CNI DEL failed for a pod that is gone: leaked");
+            warn!(podSandboxID = %attachment.container_id, err = %text, "CNI DEL keeps failing for a deleted pod, leaking its attachment");
         }
         attachment.remove(&self.cache).map_err(|e| format!("CNI cache: {e}"))
     }
@@ -274,7 +278,7 @@ impl Plugins {
                 let request =
                     Request { netns: attachment.netns.clone().into(), sandbox: sandbox.clone(), ..Request::default() };
                 if let Err(e) = self.del(&request).await {
-                    warn!(podSandboxID = %sandbox, err = %e, "CNI attachment of a sandbox that is gone");
+                    warn!(podSandboxID = %sandbox, err = %e, "Failed to remove CNI attachment of a deleted sandbox");
                 }
             }
         }
@@ -290,7 +294,7 @@ impl Plugins {
                 object.insert("cni.dev/valid-attachments".to_owned(), valid.clone().into());
             }
             if let Err(e) = self.caller.call(config::kind(plugin), CniCommand::Gc, &Subject::default(), &input).await {
-                warn!(err = %e.text, "CNI GC");
+                warn!(err = %e.text, "CNI GC failed");
             }
         }
     }

@@ -102,7 +102,7 @@ fn what_is_no_proof_is_refused() {
     assert_eq!(identify(&[], &cas, at(NOW)), Ok(None));
     assert_eq!(
         identify(&[client(&old, KATE, (-9, 9), ClientAuth)], &bundle(&[&old]), at(NOW)),
-        Err(X509Error::Unverified("all authorities have expired".to_owned()))
+        Err(X509Error::Unverified("all client CA certificates have expired".to_owned()))
     );
     let then = at(NOW - 2 * DAY);
     let valid_then = client(&old, KATE, (-9, 9), ClientAuth);
@@ -160,6 +160,6 @@ fn a_bundle_is_taken_as_a_whole_or_not_at_all() {
     assert_eq!(ClientCas::from_pem(b"").expect_err("empty").to_string(), message);
     assert_eq!(ClientCas::from_pem(b"nothing of that kind\n").expect_err("empty").to_string(), message);
     let error = ClientCas::from_pem(format!("{}{broken}", ca.pem()).as_bytes()).expect_err("broken");
-    assert!(error.to_string().starts_with("certificate 2 cannot be read: "), "{error}");
+    assert!(error.to_string().starts_with("failed to parse certificate 2: "), "{error}");
     assert_eq!(bundle(&[&ca, &ca]).subjects().len(), 2);
 }

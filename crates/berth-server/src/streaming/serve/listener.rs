@@ -43,10 +43,15 @@ impl BoundListener {
     /// # Errors
     /// If the address is not loopback, or in use.
     pub async fn bind(address: &str) -> io::Result<Self> {
-        let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{address:?} is no address and port"));
+        let wrong = || {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("invalid streaming address {address:?}: expected <IP address>:<port>"),
+            )
+        };
         let address: SocketAddr = address.parse().map_err(|_| wrong())?;
         if !address.ip().is_loopback() {
-            let text = format!("{address} is reached from other machines: streams are served on loopback only");
+            let text = format!("invalid streaming address {address}: must be a loopback address");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let listener = TcpListener::bind(address).await?;
@@ -77,7 +82,7 @@ impl BoundListener {
                         });
                     }
                     Err(cause) => {
-                        warn!(err = %cause, "A connection for a stream could not be taken");
+                        warn!(err = %cause, "Failed to accept streaming connection");
                         sleep(PAUSE).await;
                     }
                 }

@@ -10,7 +10,7 @@
 //! [`listener`] serves them under one-time URLs. The backend is a port ([`stream_targets`]); a process starts only after the
 //! client has opened all its streams. Implements spec 09a §4, 04b §3-§5.
 //!
-//! [`stream_targets`]: crate::ports::targets
+//! [`stream_targets`]: crate::ports::stream_targets
 
 mod codec;
 mod forwarding;

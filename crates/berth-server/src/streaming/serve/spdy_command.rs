@@ -69,7 +69,7 @@ where
             () = serving(connection, incoming) => driving.await,
         };
         if let Err(cause) = ended {
-            debug!(err = %cause, "A stream's connection ended");
+            debug!(err = %cause, "Streaming connection failed");
         }
     }
     // Drains the input: closing with unread data resets the connection, and the client would lose output.
@@ -91,7 +91,7 @@ async fn run(connection: &Connection, mut incoming: Incoming, wish: SpdyCommandR
     let expected = ExpectedStreams { stdin, stdout, stderr, resize: tty && knows_sizes };
     let mut streams = match command::accept(&mut incoming, expected).await {
         Ok(streams) => streams,
-        Err(cause) => return debug!(err = %cause, "A client did not open its streams"),
+        Err(cause) => return debug!(err = %cause, "Client did not create its streams"),
     };
     drop(incoming); // refuses further streams
     // Clients of the first version expect these two streams to close at once, as its first server did.

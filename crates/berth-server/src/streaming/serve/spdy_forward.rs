@@ -86,7 +86,7 @@ impl<'a> Forwards<'a> {
 
     fn arrived(&mut self, stream: Stream) {
         match self.pairs.arrive(stream.id(), stream.headers(), Instant::now().into_std()) {
-            PairingAction::Reset(why) => debug!(err = why, "A stream of a port-forward was refused"),
+            PairingAction::Reset(why) => debug!(err = why, "Rejected port-forward stream"),
             PairingAction::Taken { request, text } => {
                 if let Some(error) = self.errors.get(&request) {
                     self.send(error.clone(), text, None);

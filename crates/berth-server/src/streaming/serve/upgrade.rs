@@ -91,7 +91,7 @@ fn spdy(
 ) -> UpgradeResult {
     let protocol = negotiate(request.headers(), accepted).map_err(|no| Box::new(refused(no, accepted)))?;
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
-        let text = "the connection cannot be upgraded";
+        let text = "connection does not support upgrade";
         return Err(Box::new(line(StatusCode::INTERNAL_SERVER_ERROR, "no-upgrade", text)));
     };
     let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
@@ -149,7 +149,7 @@ fn forward(mut request: Request<Body>, manner: ServeOptions, (ports, pod): Forwa
         return Err(Box::new(bare(StatusCode::BAD_REQUEST, "bad-port", &PortsError::Missing.to_string())));
     }
     if ports.len() > socket_forward::MOST_PORTS {
-        let text = format!("no more than {} ports have channels", socket_forward::MOST_PORTS);
+        let text = format!("too many ports: must be at most {}", socket_forward::MOST_PORTS);
         return Err(Box::new(bare(StatusCode::BAD_REQUEST, "bad-port", &text)));
     }
     let protocol = Protocol::for_ports(&strs(&offered)).ok_or_else(no_protocol)?;

@@ -23,19 +23,19 @@ pub type StreamId = u32;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpdyError {
     /// Version other than 3.
-    #[error("SPDY version {0} is not spoken")]
+    #[error("unsupported SPDY version {0}")]
     Version(u16),
     /// Control frame longer than 64 KiB.
-    #[error("a SPDY control frame of {0} bytes")]
+    #[error("SPDY control frame too large: {0} bytes")]
     TooLarge(usize),
     /// Control frame of invalid length.
-    #[error("a malformed SPDY frame of type {0}")]
+    #[error("malformed SPDY frame of type {0}")]
     Malformed(u16),
     /// Invalid header block.
-    #[error("SPDY headers: {0}")]
+    #[error("invalid SPDY headers: {0}")]
     Headers(&'static str),
     /// Stream ID 0.
-    #[error("SPDY stream 0")]
+    #[error("invalid SPDY stream ID 0")]
     StreamZero,
 }
 

@@ -55,31 +55,35 @@ impl Headers {
     }
 
     fn read(mut block: &[u8]) -> Result<Self, SpdyError> {
-        let count = block.try_get_u32().map_err(|_| SpdyError::Headers("no count"))? as usize;
+        let count = block.try_get_u32().map_err(|_| SpdyError::Headers("header count is missing"))? as usize;
         if count > HEADERS {
-            return Err(SpdyError::Headers("too many"));
+            return Err(SpdyError::Headers("too many headers"));
         }
         let mut headers = Vec::with_capacity(count);
         for _ in 0..count {
             let (name, value) = (field(&mut block)?, field(&mut block)?);
             if name.is_empty() || name.bytes().any(|b| b.is_ascii_uppercase()) {
-                return Err(SpdyError::Headers("a name that is empty or not lower-case"));
+                return Err(SpdyError::Headers("header name is empty or not lower-case"));
             }
             if headers.iter().any(|(known, _)| *known == name) {
-                return Err(SpdyError::Headers("a name twice"));
+                return Err(SpdyError::Headers("duplicate header name"));
             }
             headers.push((name, value));
         }
-        if block.is_empty() { Ok(Self(headers)) } else { Err(SpdyError::Headers("more than was counted")) }
+        if block.is_empty() {
+            Ok(Self(headers))
+        } else {
+            Err(SpdyError::Headers("unexpected data after the last header"))
+        }
     }
 }
 
 fn field(block: &mut &[u8]) -> Result<String, SpdyError> {
-    let length = block.try_get_u32().map_err(|_| SpdyError::Headers("cut short"))? as usize;
+    let length = block.try_get_u32().map_err(|_| SpdyError::Headers("unexpected end of header block"))? as usize;
     if length > FIELD {
-        return Err(SpdyError::Headers("too long"));
+        return Err(SpdyError::Headers("header name or value too long"));
     }
-    let (text, rest) = block.split_at_checked(length).ok_or(SpdyError::Headers("cut short"))?;
+    let (text, rest) = block.split_at_checked(length).ok_or(SpdyError::Headers("unexpected end of header block"))?;
     *block = rest;
     Ok(String::from_utf8_lossy(text).into_owned())
 }
@@ -103,7 +107,7 @@ impl Packer {
         loop {
             let (before_in, before_out) = (self.0.total_in(), self.0.total_out());
             let done = self.0.compress(rest, &mut chunk, FlushCompress::Sync);
-            done.map_err(|_| SpdyError::Headers("cannot be packed"))?;
+            done.map_err(|_| SpdyError::Headers("compression failed"))?;
             let (taken, made) = (count(before_in, self.0.total_in()), count(before_out, self.0.total_out()));
             out.extend_from_slice(chunk.get(..made).unwrap_or_default());
             rest = rest.get(taken..).unwrap_or_default();
@@ -133,18 +137,18 @@ impl Unpacker {
             rest = rest.get(taken..).unwrap_or_default();
             block.extend_from_slice(chunk.get(..made).unwrap_or_default());
             if block.len() > UNPACKED {
-                return Err(SpdyError::Headers("too large"));
+                return Err(SpdyError::Headers("header block too large"));
             }
             match done {
                 Ok(_) if taken == 0 && made == 0 => break,
                 Ok(_) => {}
                 Err(error) if error.needs_dictionary().is_some() => {
                     let set = self.0.set_dictionary(&DICTIONARY);
-                    set.map_err(|_| SpdyError::Headers("packed with another dictionary"))?;
+                    set.map_err(|_| SpdyError::Headers("unknown compression dictionary"))?;
                 }
                 // A call without input and output is no error of the stream.
                 Err(_) if rest.is_empty() && taken == 0 && !block.is_empty() => break,
-                Err(_) => return Err(SpdyError::Headers("cannot be unpacked")),
+                Err(_) => return Err(SpdyError::Headers("decompression failed")),
             }
         }
         Headers::read(&block)
@@ -192,15 +196,15 @@ mod tests {
         }
         let long = vec![b'x'; FIELD + 1];
         let rows = [
-            (vec![0, 0, 0], "no count"),
-            (block(65, &[]), "too many"),
-            (block(1, &[]), "cut short"),
-            (block(1, &[(b"a", &long)]), "too long"),
-            (block(1, &[(b"A", b"")]), "a name that is empty or not lower-case"),
-            (block(1, &[(b"", b"x")]), "a name that is empty or not lower-case"),
-            (block(2, &[(b"a", b"1"), (b"a", b"2")]), "a name twice"),
-            (block(0, &[(b"a", b"1")]), "more than was counted"),
-            ([block(1, &[]), vec![0xff; 4]].concat(), "too long"),
+            (vec![0, 0, 0], "header count is missing"),
+            (block(65, &[]), "too many headers"),
+            (block(1, &[]), "unexpected end of header block"),
+            (block(1, &[(b"a", &long)]), "header name or value too long"),
+            (block(1, &[(b"A", b"")]), "header name is empty or not lower-case"),
+            (block(1, &[(b"", b"x")]), "header name is empty or not lower-case"),
+            (block(2, &[(b"a", b"1"), (b"a", b"2")]), "duplicate header name"),
+            (block(0, &[(b"a", b"1")]), "unexpected data after the last header"),
+            ([block(1, &[]), vec![0xff; 4]].concat(), "header name or value too long"),
         ];
         for (bytes, why) in rows {
             assert_eq!(Headers::read(&bytes), Err(SpdyError::Headers(why)));
@@ -214,8 +218,8 @@ mod tests {
         let mut packed = Vec::with_capacity(64 << 10);
         let zeros = vec![0; 8 << 20];
         compress.compress_vec(&zeros, &mut packed, FlushCompress::Sync).expect("packed");
-        assert_eq!(Unpacker::new().unpack(&packed), Err(SpdyError::Headers("too large")));
-        assert_eq!(Unpacker::new().unpack(b"nothing of the kind"), Err(SpdyError::Headers("cannot be unpacked")));
+        assert_eq!(Unpacker::new().unpack(&packed), Err(SpdyError::Headers("header block too large")));
+        assert_eq!(Unpacker::new().unpack(b"nothing of the kind"), Err(SpdyError::Headers("decompression failed")));
         let mut plain = Vec::with_capacity(1 << 10);
         let mut without = Compress::new(Compression::fast(), true);
         without.compress_vec(&[0; 4], &mut plain, FlushCompress::Sync).expect("packed");

@@ -51,7 +51,7 @@ impl Handshake {
         let key = headers.get(header::SEC_WEBSOCKET_KEY).filter(|key| !key.is_empty());
         let accept = derive_accept_key(key.ok_or_else(|| bad("missing Sec-WebSocket-Key"))?.as_bytes());
         let upgrade = request.extensions_mut().remove::<OnUpgrade>();
-        Ok(Self { upgrade: upgrade.ok_or_else(|| bad("the connection cannot be upgraded"))?, accept })
+        Ok(Self { upgrade: upgrade.ok_or_else(|| bad("connection does not support upgrade"))?, accept })
     }
 
     /// The 101 response, and the socket that is available once it is sent. An empty subprotocol is omitted.

@@ -40,7 +40,7 @@ pub enum ChannelMessage {
 
 /// Invalid message on the close channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a close message that names no channel")]
+#[error("close message does not contain a channel number")]
 pub struct BadClose;
 
 /// Decodes a message.

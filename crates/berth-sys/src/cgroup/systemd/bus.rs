@@ -199,7 +199,7 @@ impl BusConnection {
         let told = |error: zbus::Error| UnitError::Bus(error.to_string());
         let rule = MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("JobRemoved").build();
         let stream = timeout(ANSWER, MessageStream::for_match_rule(rule.map_err(told)?, &connection, None)).await;
-        let stream = stream.map_err(|_| UnitError::NoAnswer("the bus".to_owned()))?.map_err(told)?;
+        let stream = stream.map_err(|_| UnitError::NoAnswer("D-Bus connection setup".to_owned()))?.map_err(told)?;
         let jobs = Jobs::default();
         let listening = tokio::spawn(listen(stream, jobs.clone()));
         let mut link = Self { connection, release: Release::default(), jobs, listening };
@@ -218,12 +218,12 @@ impl BusConnection {
         );
         let answer = match timeout(ANSWER, asked).await {
             Ok(answer) => answer.and_then(|answer| answer.body().deserialize::<OwnedVariant>()),
-            Err(_) => Err(zbus::Error::Failure("no answer".to_owned())),
+            Err(_) => Err(zbus::Error::Failure("no response".to_owned())),
         };
         match answer.and_then(|value| String::try_from(value).map_err(|_| zbus::Error::IncorrectType)) {
             Ok(text) => Release::parse(&text),
             Err(error) => {
-                tracing::warn!(err = %error, "systemd does not say which release it is");
+                tracing::warn!(err = %error, "Failed to read systemd version");
                 Release::default()
             }
         }
@@ -250,7 +250,7 @@ impl BusConnection {
         let job: OwnedObjectPath = answer.body().deserialize().map_err(|error| about.failure(error))?;
         let result = match timeout(JOB, asking.named(job.as_str())).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => return Err(Failure::Lost("the connection ended before the job".to_owned())),
+            Ok(Err(_)) => return Err(Failure::Lost("connection closed before the job completed".to_owned())),
             Err(_) => return Err(about.silent()),
         };
         if result == "done" {

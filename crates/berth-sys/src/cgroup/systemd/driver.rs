@@ -98,7 +98,7 @@ fn cgroup_error(error: UnitError) -> CgroupError {
 }
 
 fn no_unit_error(group: &GroupPath) -> CgroupError {
-    CgroupError::Other(format!("{group} is not the group of a unit"))
+    CgroupError::Other(format!("{group} is not the cgroup of a systemd unit"))
 }
 
 /// Slice of this cgroup; an error unless the cgroup's path is the one that the slice's name implies.

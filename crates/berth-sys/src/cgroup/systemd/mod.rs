@@ -28,7 +28,7 @@ pub const NOT_RUNNING: &str = "systemd not running on this host, cannot use syst
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnitError {
     /// A unit of that name exists already.
-    #[error("unit {0} exists already")]
+    #[error("unit {0} already exists")]
     Exists(String),
     /// No unit of that name exists.
     #[error("unit {0} does not exist")]
@@ -54,10 +54,10 @@ pub enum UnitError {
         result: String,
     },
     /// systemd cannot be reached over D-Bus.
-    #[error("systemd cannot be reached: {0}")]
+    #[error("D-Bus connection to systemd failed: {0}")]
     Bus(String),
     /// systemd did not reply before the timeout.
-    #[error("systemd does not answer: {0}")]
+    #[error("systemd did not respond: {0}")]
     NoAnswer(String),
 }
 

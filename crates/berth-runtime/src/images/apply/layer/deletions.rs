@@ -28,8 +28,8 @@ use crate::images::{
 impl Layer<'_> {
     pub(super) fn parent(&self, parts: &[&[u8]]) -> Result<OwnedFd, ImageError> {
         let told = |error: Errno| match error {
-            Errno::NOTDIR => ImageError::bad_content("its parent is not a directory"),
-            other => ImageError::io("open its directory", &other.into()),
+            Errno::NOTDIR => ImageError::bad_content("parent is not a directory"),
+            other => ImageError::io("open parent directory", &other.into()),
         };
         match self.root.folder(parts) {
             Err(Errno::NOTDIR) if self.replace_whiteout(parts)? => self.root.folder(parts).map_err(told),
@@ -46,9 +46,9 @@ impl Layer<'_> {
                 return Ok(false);
             };
             let at = NameInDirectory { parent: folder.as_fd(), name: OsStr::from_bytes(name) };
-            if at.stat().attempt("look at its directory")?.as_ref().is_some_and(is_whiteout) {
-                at.remove().attempt("replace a deletion")?;
-                root::make_folder(at, 0o755).attempt("make its directory")?;
+            if at.stat().attempt("stat parent directory")?.as_ref().is_some_and(is_whiteout) {
+                at.remove().attempt("remove whiteout")?;
+                root::make_folder(at, 0o755).attempt("create parent directory")?;
                 self.set_opaque(at)?;
                 return Ok(true);
             }
@@ -61,7 +61,7 @@ impl Layer<'_> {
         if self.policy.form == LayerFormat::Merged {
             return self.remove_lower(at, key);
         }
-        match at.stat().attempt("look at it")? {
+        match at.stat().attempt("stat")? {
             None => node(at, FileType::CharacterDevice, 0),
             Some(stat) if is_folder(stat.st_mode) => self.set_opaque(at),
             Some(_) => Ok(()),
@@ -94,7 +94,7 @@ impl Layer<'_> {
         let has_made = self.made.contains(key)
             || self.made.range(child_prefix(key)..).next().is_some_and(|path| is_at_or_below(path, key));
         if !has_made {
-            return at.remove().attempt("remove what lower layers gave");
+            return at.remove().attempt("remove entry of a lower layer");
         }
         match at.open_folder() {
             Ok(folder) => self.clear(&folder, key),

@@ -140,14 +140,14 @@ fn nothing_leaves_the_layers_root() {
 fn what_cannot_be_is_refused() {
     let outside = "/proc/self/exe";
     for (what, items, expected) in [
-        ("a file as parent", &[Regular("f", ""), Regular("f/x", "")][..], "its parent is not a directory"),
+        ("a file as parent", &[Regular("f", ""), Regular("f/x", "")][..], "parent is not a directory"),
         ("hard link to nothing", &[Hard("h", "none")], "hardlink target not found"),
         ("hard link out", &[Hard("h", "../../outside")], "hardlink target not found"),
         ("hard link to the host", &[Hard("h", outside)], "hardlink target not found"),
         ("hard link through a link", &[Link("l", "/proc/self"), Hard("h", "l/exe")], "hardlink target not found"),
         ("hard link to a directory", &[Folder("d"), Hard("h", "d")], "hardlink target is a directory"),
         ("hard link to a deletion", &[Regular(".wh.x", ""), Hard("h", "x")], "hardlink target not found"),
-        ("the root as a file", &[Regular("./", "x")], "the root is no directory"),
+        ("the root as a file", &[Regular("./", "x")], "root is not a directory"),
     ] {
         let Some((dir, root)) = place() else { return };
         let error = apply_items(&root, items, OVERLAY).expect_err(what);
@@ -160,7 +160,7 @@ fn what_cannot_be_is_refused() {
 fn links_in_a_loop_end() {
     let Some((_dir, root)) = place() else { return };
     let error = apply_items(&root, &[Link("a", "b"), Link("b", "a"), Regular("a/x", "")], OVERLAY).expect_err("a loop");
-    assert!(error.text.contains("open its directory"), "{error}");
+    assert!(error.text.contains("open parent directory"), "{error}");
 }
 
 #[test]

@@ -84,7 +84,10 @@ async fn what_registries_lead_to_is_not_followed_everywhere() {
     // Every token is rejected.
     let never = Some("Bearer another".to_owned());
     cases.push((Registry { wants: never, ..Registry::default() }, "pull access denied"));
-    cases.push((Registry { breaks_at: Some(20_000), always_breaks: true, ..Registry::default() }, "broke off"));
+    cases.push((
+        Registry { breaks_at: Some(20_000), always_breaks: true, ..Registry::default() },
+        "download interrupted",
+    ));
     let known = Credentials { username: "u".into(), password: "p".into(), ..Credentials::default() };
     for (mut registry, expected) in cases {
         registry.image("a", "1", &[("f", &noise())]);

@@ -1,4 +1,4 @@
-//! Reflector task: performs the requests that `step.rs` decides and feeds the follower.
+//! Reflector task: performs the requests that `state_machine.rs` decides and feeds the follower.
 //!
 //! There may be thousands of reflectors, nearly all idle: state that only requests need is in a separate box, which is
 //! dropped after the request. Implements spec 10 §3.2, I/O part.
@@ -125,9 +125,9 @@ impl<F: Follower> Reflector<F> {
         let next = self.machine.failed(error.into(), self.moment());
         let (resource, retry) = (self.resource(), next.pause);
         if error.is_invalid() {
-            debug!(resource, err = %error, "The server begins no watch with what there is, listing instead");
+            debug!(resource, err = %error, "The watch-list request ended with an error, falling back to the standard LIST/WATCH semantics");
         } else if error.is_forbidden() && retry <= Duration::from_secs(1) {
-            debug!(resource, err = %error, ?retry, "Not yet allowed to watch");
+            debug!(resource, err = %error, ?retry, "Watch is forbidden, retrying");
         } else {
             warn!(resource, err = %error, ?retry, "Failed to watch");
         }
@@ -209,7 +209,7 @@ impl<F: Follower> Reflector<F> {
                 Some(Ok(line)) => line,
                 Some(Err(error @ ApiError::Malformed(_))) => return End::Failed(error),
                 Some(Err(error)) => {
-                    debug!(resource = self.resource(), err = %error, "A watch was lost");
+                    debug!(resource = self.resource(), err = %error, "Watch connection lost");
                     return End::Over;
                 }
                 None => return End::Over,
@@ -233,7 +233,11 @@ impl<F: Follower> Reflector<F> {
             }
             if watch.silent {
                 let (resource, waited) = (self.resource(), watch.began.elapsed());
-                warn!(resource, ?waited, "Still waiting for what there is");
+                warn!(
+                    resource,
+                    ?waited,
+                    "Hasn't received required bookmark event marking the end of initial events stream"
+                );
             }
         }
     }
@@ -249,7 +253,7 @@ impl<F: Follower> Reflector<F> {
             }
             // Events before the malformed one are kept; the next watch sends the rest.
             Err(error) => {
-                warn!(resource = self.resource(), err = %error, "A watch broke off");
+                warn!(resource = self.resource(), err = %error, "Failed to decode watch event, closing watch");
                 ControlFlow::Break(End::Over)
             }
         }
@@ -266,7 +270,7 @@ impl<F: Follower> Reflector<F> {
             (Event::Put(key, object), Some(incoming)) => {
                 incoming.bytes = incoming.bytes.saturating_add(bytes);
                 if incoming.bytes > LIST_LIMIT {
-                    let text = format!("more than {LIST_LIMIT} bytes of objects");
+                    let text = format!("list exceeds {LIST_LIMIT} bytes");
                     return ControlFlow::Break(End::Failed(ApiError::Malformed(text)));
                 }
                 self.follower.gather(&mut incoming.objects, key, Some(object));
@@ -292,7 +296,7 @@ impl<F: Follower> Reflector<F> {
                 self.machine.moved(version);
             }
             (Event::Unknown(kind), _) => {
-                warn!(resource = self.resource(), kind, "Skipped an event of unknown type");
+                warn!(resource = self.resource(), kind, "Skipped watch event of unknown type");
             }
             (Event::Error(error), _) => return ControlFlow::Break(End::Failed(error)),
         }
@@ -300,7 +304,7 @@ impl<F: Follower> Reflector<F> {
     }
 
     fn broken(&self, name: &str, cause: &str) {
-        warn!(resource = self.resource(), name, err = cause, "Skipped an object that cannot be read");
+        warn!(resource = self.resource(), name, err = cause, "Skipped object that cannot be decoded");
     }
 }
 
@@ -323,5 +327,5 @@ async fn read<T: ReflectedObject>(text: Bytes) -> Result<Page<T>, ApiError> {
         return event::page(&text);
     }
     let reading = tokio::task::spawn_blocking(move || event::page(&text));
-    reading.await.unwrap_or_else(|e| Err(ApiError::Malformed(format!("reading a list failed: {e}"))))
+    reading.await.unwrap_or_else(|e| Err(ApiError::Malformed(format!("decoding list failed: {e}"))))
 }
