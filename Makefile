@@ -1,4 +1,4 @@
-# What people type. Every target installs what it needs and says what it lacks.
+# Targets for developers. Each installs what it needs and prints what is missing.
 CARGO ?= cargo
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 BUILT = $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -74,5 +74,5 @@ fuzz:           ## one parser under a coverage-guided fuzzer until it fails: mak
 	@mkdir -p fuzz/grown/$(TARGET)
 	$(CARGO) +nightly fuzz run $(TARGET) fuzz/grown/$(TARGET) fuzz/corpus/$(TARGET) -- $(FUZZ_ARGS)
 
-fuzz-api:       ## everything the API description says, asked of a running agent: make fuzz-api URL=http://127.0.0.1:10255 ARGS="--include-tag open"
+fuzz-api:       ## every operation of api/openapi.yaml against a running agent: make fuzz-api URL=http://127.0.0.1:10255 ARGS="--include-tag open"
 	@api/fuzz.sh "$(URL)" $(ARGS)

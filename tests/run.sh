@@ -38,12 +38,12 @@ if [ "${1:-}" = long ]; then
     export FUZZ_SMOKE_SECONDS=${FUZZ_SMOKE_SECONDS:-15} BERTH_SCHEMATHESIS_EXAMPLES=${BERTH_SCHEMATHESIS_EXAMPLES:-20}
     export BERTH_BURSTS=${BERTH_BURSTS:-8} BERTH_FORWARDS=${BERTH_FORWARDS:-2500}
     export BERTH_RANDOM_PODS=${BERTH_RANDOM_PODS:-2000}
-    campaigns='test(/^power::power_cuts/) | test(/^pods_survive_random_faults/) | binary(fuzz_smoke)'
+    campaigns='test(/power_cuts_at_any_time/) | test(/^pods_survive_random_faults/) | binary(fuzz_smoke)'
     campaigns+=' | test(every_answer_is_described) | test(/bursts_of_pods/) | test(/no_request_of_thousands/)'
     if has_nextest; then
         "$cargo" nextest run --workspace --profile long -E "$campaigns"
     else
-        "$cargo" test --test crash power::power_cuts
+        "$cargo" test --test crash power_cuts_at_any_time
         "$cargo" test --test simulation --test fuzz_smoke
         "$cargo" test --test node every_answer_is_described
         "$cargo" test --test embedded bursts_of_pods
@@ -67,7 +67,7 @@ if has_nextest; then
     start=$SECONDS
     "$cargo" nextest run --workspace --cargo-quiet || status=1
     took "each in its process, of which by program, added up:" "$start"
-    # Added up over all places: many run at once.
+    # Added up over all threads: many tests run at the same time.
     awk -F'"' '/<testcase / {
         for (i = 1; i < NF; i++) {
             if ($i ~ / classname=$/) program = $(i + 1)

@@ -186,6 +186,6 @@ fn gather(all: &mut Result<Samples, String>, round: Result<Samples>, name: &str,
     match (all.as_mut(), round) {
         (Ok(all), Ok(samples)) => all.extend(samples),
         (Ok(_), Err(error)) => *all = Err(format!("{name} ({who}): {error:#}")),
-        (Err(_), _) => {} // the first failure is told
+        (Err(_), _) => {} // the first failure is reported
     }
 }

@@ -1,9 +1,9 @@
 //! Graceful node shutdown: terminates pods by priority class, lowest first.
 //!
 //! ```text
-//!  logind ── PrepareForShutdown ─────► keeper ──► drain ──► pods of one class after the other
+//!  logind ── PrepareForShutdown ─────► inhibitor lock ──► drain ──► pods of one class after the other
 //!  SIGTERM, if so configured ────────────────────►  ├──► node facts, state file, metrics
-//!  administrator ─────────────────► door ───────────┘
+//!  administrator ─────────────────► drain socket ───┘
 //! ```
 //!
 //! `classes` (pure) groups pods and their grace periods; `drain` terminates them and waits until their

@@ -1,7 +1,7 @@
 //! Decodes a JSON value into a typed value with the semantics of Go's JSON library. Pure.
 //!
 //! Works for any `Deserialize` type, so the structs of `fields` are the only schema. Beside the value it reports the
-//! fields that the type does not have (strict errors), and the fields that were present, so that defaulting can tell
+//! fields that the type does not have (strict errors), and the fields that were present, so that defaulting distinguishes
 //! "unset" from "zero". A `null` counts as absent. Type errors have the reference's texts (spec 01 §3.2).
 
 use std::{cell::RefCell, collections::BTreeSet, fmt};

@@ -59,20 +59,20 @@ impl AuthMetrics {
             lookups: registry.counters(
                 alpha,
                 "authentication_token_cache_request_total",
-                "Tokens looked up in the cache",
+                "Number of token lookups in the authentication cache, by status",
                 &["status"],
             ),
             lookup_seconds: registry.histograms(
                 alpha,
                 "authentication_token_cache_request_duration_seconds",
-                "Seconds until a token was known to be good or bad",
+                "Duration in seconds of token authentication, by status",
                 buckets::DEF,
                 &["status"],
             ),
             fetches: registry.counters(
                 alpha,
                 "authentication_token_cache_fetch_total",
-                "Token reviews by what came of them",
+                "Number of token reviews, by status",
                 &["status"],
             ),
             in_flight: active.with_label_values(&["in_flight"]),

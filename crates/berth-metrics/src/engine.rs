@@ -44,14 +44,14 @@ impl EngineMetrics {
             worker_duration: registry.histograms(
                 Alpha,
                 "kubelet_pod_worker_duration_seconds",
-                "Duration in seconds from handing a pod to its worker until that turn ended.",
+                "Duration in seconds from the update of a pod to the end of its sync, by operation type.",
                 buckets::DEF,
                 &["operation_type"],
             ),
             worker_start: registry.histogram(
                 Alpha,
                 "kubelet_pod_worker_start_duration_seconds",
-                "Duration in seconds from first seeing a pod to its worker's first turn.",
+                "Duration in seconds from first seeing a pod to the start of its worker.",
                 buckets::DEF,
             ),
             pod_start: registry.histogram(
@@ -66,12 +66,12 @@ impl EngineMetrics {
                 "The number of containers per pod.",
                 COUNT5,
             ),
-            desired_pods: vec("kubelet_desired_pods", "The number of pods this node is told to run.", &["static"]),
-            active_pods: vec("kubelet_active_pods", "The number of pods that count for admission.", &["static"]),
+            desired_pods: vec("kubelet_desired_pods", "The number of pods that the sources desire on this node.", &["static"]),
+            active_pods: vec("kubelet_active_pods", "The number of active pods, which admission takes into account.", &["static"]),
             mirror_pods: registry.gauge(Alpha, "kubelet_mirror_pods", "The number of mirror pods known."),
             working_pods: vec(
                 "kubelet_working_pods",
-                "Number of pods being worked on, by lifecycle, configuration and source.",
+                "Number of pod workers by lifecycle phase, by whether the pod is desired, orphaned, or known to the runtime only, and by static.",
                 &["lifecycle", "config", "static"],
             ),
             restarted_pods: registry.counters(
@@ -83,7 +83,7 @@ impl EngineMetrics {
             orphaned_runtime_pods: registry.counter(
                 Alpha,
                 "kubelet_orphaned_runtime_pods_total",
-                "Number of pods found running that nobody wants.",
+                "Number of pods found in the container runtime without a pod worker.",
             ),
             ephemeral_containers: registry.gauge(
                 Alpha,

@@ -93,7 +93,7 @@ impl TransportMetrics {
             identities_gone: registry.counter(
                 Alpha,
                 "rest_client_transport_cert_rotation_gc_calls_total",
-                "Number of times following a client certificate ended, because nobody needed its transport any more.",
+                "Number of client certificate rotations that ended with their transport.",
             ),
             gone: counters(
                 "rest_client_transport_cache_gc_calls_total",

@@ -57,7 +57,7 @@ impl StateFile for DiskStateFile {
     }
 }
 
-/// Writes a file as often as it is told to, and never twice at once: a disk that hangs keeps one write.
+/// Writes a file on each request, one write at a time: a disk that hangs blocks one thread at most.
 pub struct OneWrite {
     file: Arc<dyn StateFile>,
     limit: Duration,
@@ -79,7 +79,7 @@ impl OneWrite {
     /// Writes, where no earlier write is under way.
     ///
     /// # Errors
-    /// What was told of the write; that it, or one before, has not ended in its time.
+    /// Error of the write; or it, or an earlier one, did not complete before the deadline.
     pub async fn replace(&mut self, content: Vec<u8>) -> io::Result<()> {
         if self.hung.as_ref().is_some_and(|hung| !hung.is_finished()) {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "a previous write is still in progress"));

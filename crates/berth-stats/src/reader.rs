@@ -229,7 +229,7 @@ impl Reader {
         self.watch.remove(group.watched);
     }
 
-    /// Closes all files; rates start anew.
+    /// Closes all files; rates start without a previous sample.
     pub fn close(&mut self) {
         self.groups = HashMap::new();
         self.watch = SettingsWatch::default();

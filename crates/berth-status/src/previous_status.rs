@@ -3,7 +3,7 @@
 //! Implements spec 02b §8.2, spec 10a §22 row 7.
 //!
 //! An agent that starts gets its static pods at once, and their mirror pods later or never. The statuses that it builds
-//! meanwhile ignore those of an earlier agent: their times start anew, and probes that have not run yet count as
+//! meanwhile ignore those of an earlier agent: their times start again, and probes that have not run yet count as
 //! failed. Such a status is not published while the mirror pod's status has an earlier start time; the next status
 //! follows the mirror pod's.
 

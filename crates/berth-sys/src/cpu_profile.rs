@@ -2,7 +2,7 @@
 //!
 //! A timer of the process's CPU time raises `SIGPROF`; the handler walks the stack into memory that was mapped before
 //! and has no other user. The handler takes no lock, allocates nothing, and reads no clock. When sampling ends, its
-//! pages are returned to the kernel. The architecture document says why the `pprof` crate does not fit.
+//! pages are returned to the kernel. docs/architecture.md explains why the `pprof` crate does not fit.
 
 use std::{
     sync::{

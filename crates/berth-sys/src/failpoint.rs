@@ -12,7 +12,7 @@ pub const fn reached(_: &str) {}
 
 /// Passes the variable on, for a program that is started with an empty environment.
 #[cfg(not(debug_assertions))]
-pub fn hand_on(_: impl FnOnce(&str, &std::ffi::OsStr)) {}
+pub fn pass_variable(_: impl FnOnce(&str, &std::ffi::OsStr)) {}
 
 #[cfg(debug_assertions)]
 pub use told::{pass_variable, reached};

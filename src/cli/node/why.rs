@@ -21,7 +21,7 @@ use crate::{
 /// Maximum characters of a long text; `-o json` has all of it.
 const LINE: usize = 200;
 
-/// Which pod, and how it is told.
+/// The pod, and the output format.
 #[derive(Args, Debug)]
 pub(in crate::cli) struct WhyArguments {
     #[command(flatten)]

@@ -166,10 +166,10 @@ impl KillReporter {
         });
         let pods = self.pods.desired();
         let Some((uid, name)) = found else { return };
-        info!(containerID = id, containerName = %name, podUID = %uid, count, "Processes of a container were killed for want of memory");
+        info!(containerID = id, containerName = %name, podUID = %uid, count, "OOM killer terminated processes of a container");
         let Some(pod) = pods.iter().find(|pod| *pod.uid() == uid).filter(|_| self.may_tell()) else { return };
         let who = if count == 1 { "A process was".to_owned() } else { format!("{count} processes were") };
-        self.record(pod, Some(&name), format!("{who} killed for want of memory"));
+        self.record(pod, Some(&name), format!("{who} killed by the OOM killer"));
     }
 
     fn record(&self, pod: &Pod, container: Option<&str>, text: String) {
@@ -184,7 +184,7 @@ impl KillReporter {
     fn may_tell(&mut self) -> bool {
         let (lets, untold) = self.flow.try_acquire(Instant::now());
         if let Some(untold) = untold {
-            warn!(count = untold, "More processes were killed for want of memory than are told of");
+            warn!(count = untold, "OOM kill reports suppressed by the rate limit");
         }
         lets
     }
@@ -354,7 +354,7 @@ impl LogReader {
         let log = match KernelLog::open() {
             Ok(log) => log,
             Err(error) => {
-                warn!(err = %error, "The kernel's log cannot be read: of processes killed for want of memory only counters tell");
+                warn!(err = %error, "Failed to open the kernel log, reporting OOM kills from cgroup counters only");
                 return None;
             }
         };
@@ -367,7 +367,7 @@ impl<L: RecordSource> LogReader<L> {
     /// Resumes from the checkpoint of an earlier agent process.
     async fn of(log: L, boot_id: String, file: &dyn StateFile) -> Self {
         let saved = timeout(WRITE, file.read()).await.unwrap_or_else(|_| {
-            warn!(path = %file.path().display(), "How far the kernel's log was read is not told in time");
+            warn!(path = %file.path().display(), "Timed out reading the kernel log checkpoint");
             Ok(None)
         });
         let saved = saved.ok().flatten();

@@ -209,7 +209,7 @@ async fn answer(connection: &Connection, state: &State, message: &Message) {
             connection.reply(&header, &zbus::Fd::from(&given)).await.expect("sent");
             state.locks.lock().expect("whole").push(File::from(kept));
         }
-        _ => {} // what the bus tells
+        _ => {} // signals of the bus itself
     }
 }
 

@@ -145,7 +145,7 @@ impl Call {
 
     /// Sets the subresource.
     #[must_use]
-    #[allow(clippy::should_implement_trait, reason = "nobody subtracts from a call")]
+    #[allow(clippy::should_implement_trait, reason = "it sets a subresource and subtracts nothing")]
     pub fn sub(mut self, subresource: &'static str) -> Self {
         self.subresource = subresource;
         self

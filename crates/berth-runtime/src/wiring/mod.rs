@@ -180,7 +180,7 @@ impl Recovery {
 }
 
 /// Recovers existing objects in the background; calls wait for it. Then watches for lost pod networks until shutdown.
-#[must_use = "where it fails, whoever needs the runtime ends"]
+#[must_use = "a failed recovery must stop the runtime"]
 pub fn start(runtime: &Arc<Runtime>) -> Recovery {
     let (tell, failed) = oneshot::channel();
     let recovering = runtime.clone();

@@ -1,6 +1,6 @@
 //! Verification of images: rehashes blobs and restored layer streams; optional repair.
 //!
-//! A repair downloads or unpacks broken content anew, under new layer numbers; running containers keep their old layers
+//! A repair downloads or unpacks broken content again, under new layer numbers; running containers keep their old layers
 //! until they exit. Implements spec 09b §6.
 
 use std::{

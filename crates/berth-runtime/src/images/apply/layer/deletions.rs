@@ -38,7 +38,7 @@ impl Layer<'_> {
     }
 
     /// Replaces a whiteout on the path by an opaque directory, if there is one: the layer deleted the name and creates
-    /// it anew.
+    /// it again.
     fn replace_whiteout(&self, parts: &[&[u8]]) -> Result<bool, ImageError> {
         for end in 1..=parts.len() {
             let (Some(name), Some(before)) = (parts.get(end - 1), parts.get(..end - 1)) else { continue };
