@@ -30,11 +30,11 @@ impl TaskSupervisor {
         let (place, lost) = (Location::caller(), self.lost.clone());
         self.tracker.spawn(async move {
             let Err(panic) = AssertUnwindSafe(task).catch_unwind().await else { return };
-            let said = panic_message(&*panic);
-            error!(task = %place, err = said, "Task panicked, stopping the agent so that it is restarted");
+            let message = panic_message(&*panic);
+            error!(task = %place, err = message, "Task panicked, stopping the agent so that it is restarted");
             lost.send_if_modified(|lost| {
                 let is_first = lost.is_none();
-                lost.get_or_insert(format!("task at {place}: {said}"));
+                lost.get_or_insert(format!("task at {place}: {message}"));
                 is_first
             });
         });
@@ -44,7 +44,7 @@ impl TaskSupervisor {
     pub async fn wait_for_panic(&self) -> String {
         let mut lost = self.lost.subscribe();
         match lost.wait_for(Option::is_some).await.as_deref() {
-            Ok(Some(said)) => said.clone(),
+            Ok(Some(message)) => message.clone(),
             Ok(None) | Err(_) => std::future::pending().await, // unreachable: `self` owns the sender
         }
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_panic_is_told_with_who_started_it() {
+    async fn a_panic_is_reported_with_its_spawn_location() {
         let tasks = TaskSupervisor::default();
         tasks.spawn(async { "it ends well" });
         let minute = Duration::from_secs(60);
@@ -73,11 +73,14 @@ mod tests {
             sleep(Duration::from_secs(5)).await;
             panic!("on {}", "purpose");
         });
-        let told = timeout(minute, tasks.wait_for_panic()).await.expect("told");
-        assert!(told.starts_with("task at src/task_supervisor.rs:") && told.ends_with(": panic: on purpose"), "{told}");
+        let report = timeout(minute, tasks.wait_for_panic()).await.expect("told");
+        assert!(
+            report.starts_with("task at src/task_supervisor.rs:") && report.ends_with(": panic: on purpose"),
+            "{report}"
+        );
         tasks.spawn(async { panic!("another") });
         tasks.tracker().close();
         tasks.tracker().wait().await;
-        assert_eq!(tasks.wait_for_panic().await, told, "the first one counts");
+        assert_eq!(tasks.wait_for_panic().await, report, "the first one counts");
     }
 }

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use crate::{
         engine::SyncLoopLiveness,
-        logging::{self, Streams},
+        logging::{self, OutputStreams},
         serving::{
             pages::{AgentHealth, HealthDeps},
             task_liveness::TaskLivenessRegistry,
@@ -134,28 +134,28 @@ mod tests {
 
     #[derive(Default)]
     struct FakeServiceManager {
-        heard: Mutex<Vec<Duration>>,
-        deaf: Mutex<u32>,
+        notifications: Mutex<Vec<Duration>>,
+        failures: Mutex<u32>,
         start: OnceLock<Instant>,
     }
 
     impl StateNotifier for FakeServiceManager {
         fn notify(&self, state: &str) -> io::Result<()> {
             assert_eq!(state, "WATCHDOG=1");
-            let mut deaf = self.deaf.lock().expect("lock");
-            if *deaf > 0 {
-                *deaf -= 1;
+            let mut failures = self.failures.lock().expect("lock");
+            if *failures > 0 {
+                *failures -= 1;
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             let since = self.start.get_or_init(Instant::now).elapsed();
-            self.heard.lock().expect("lock").push(since);
+            self.notifications.lock().expect("lock").push(since);
             Ok(())
         }
     }
 
     impl FakeServiceManager {
         fn seconds(&self) -> Vec<u64> {
-            self.heard.lock().expect("lock").iter().map(Duration::as_secs).collect()
+            self.notifications.lock().expect("lock").iter().map(Duration::as_secs).collect()
         }
     }
 
@@ -171,7 +171,7 @@ mod tests {
     }
 
     /// Runs the watchdog for that time; returns when notifications arrived, in seconds.
-    async fn heard(ear: Arc<FakeServiceManager>, checks: Checks, time: Duration) -> Vec<u64> {
+    async fn notification_times(ear: Arc<FakeServiceManager>, checks: Checks, time: Duration) -> Vec<u64> {
         let stop = CancellationToken::new();
         let beating = tokio::spawn(run_watchdog(ear.clone(), Duration::from_secs(20), checks, stop.clone()));
         sleep(time).await;
@@ -183,37 +183,37 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn beats_come_twice_per_timeout_from_the_start() {
         // AC-01-29
-        let heard = heard(Arc::default(), Checks::default(), Duration::from_secs(35)).await;
-        assert_eq!(heard, [0, 10, 20, 30]);
+        let times = notification_times(Arc::default(), Checks::default(), Duration::from_secs(35)).await;
+        assert_eq!(times, [0, 10, 20, 30]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_told_while_a_check_fails() {
+    async fn no_notification_is_sent_while_a_check_fails() {
         let (checks, sick) = (Checks::default(), Arc::new(Sick(Mutex::new(true))));
         assert!(checks.set(sick.clone()).is_ok());
-        assert!(heard(Arc::default(), checks.clone(), Duration::from_secs(35)).await.is_empty());
+        assert!(notification_times(Arc::default(), checks.clone(), Duration::from_secs(35)).await.is_empty());
         *sick.0.lock().expect("lock") = false;
-        assert_eq!(heard(Arc::default(), checks, Duration::from_secs(15)).await, [0, 10]);
+        assert_eq!(notification_times(Arc::default(), checks, Duration::from_secs(15)).await, [0, 10]);
     }
 
     /// Sync loop that hangs: `/healthz` reports it, and no notification is sent until it runs again (spec 05 §11).
     #[tokio::test(start_paused = true)]
-    async fn a_loop_that_is_held_up_is_told_by_healthz_and_by_silence() {
+    async fn a_stuck_sync_loop_fails_healthz_and_stops_notifications() {
         let heartbeat = SyncLoopLiveness::new();
-        let (hold, mut held) = watch::channel(false);
+        let (block, mut blocked) = watch::channel(false);
         let turning = heartbeat.clone();
         tokio::spawn(async move {
-            while held.wait_for(|is_held| !is_held).await.is_ok() {
+            while blocked.wait_for(|is_blocked| !is_blocked).await.is_ok() {
                 turning.record_iteration();
                 sleep(Duration::from_secs(2)).await;
             }
         });
-        let (_, log) = logging::subscriber(&defaults().logging, Streams::single(Box::new(io::sink())));
+        let (_, log) = logging::subscriber(&defaults().logging, OutputStreams::single(Box::new(io::sink())));
         let health: Arc<dyn Health> = Arc::new(AgentHealth::new(HealthDeps {
             heartbeat,
             sync_frequency: Duration::from_secs(60),
             log,
-            pulses: TaskLivenessRegistry::default(),
+            liveness: TaskLivenessRegistry::default(),
             slis: SliMetrics::new(0.0),
         }));
         let checks = Checks::default();
@@ -222,18 +222,18 @@ mod tests {
         tokio::spawn(run_watchdog(ear.clone(), Duration::from_secs(20), checks, stop.child_token()));
         let minute = Duration::from_secs(60);
         let beats = async |minutes: u32| {
-            ear.heard.lock().expect("lock").clear();
+            ear.notifications.lock().expect("lock").clear();
             sleep(minute * minutes).await;
-            (ear.heard.lock().expect("lock").len(), health.check("syncloop"))
+            (ear.notifications.lock().expect("lock").len(), health.check("syncloop"))
         };
         let stuck = Some("sync Loop took longer than expected".to_owned());
         assert_eq!(beats(2).await.1, None);
-        hold.send_replace(true);
+        block.send_replace(true);
         let (count, failed) = beats(4).await;
         assert!(count > 20 && failed.is_none(), "a long turn is no end: {count} {failed:?}");
         assert_eq!(beats(2).await.1, stuck);
         assert_eq!(beats(2).await, (0, stuck), "the service manager hears nothing and ends us");
-        hold.send_replace(false);
+        block.send_replace(false);
         let (count, failed) = beats(1).await;
         assert!(count > 3 && failed.is_none(), "{count} {failed:?}");
         drop(stop);
@@ -241,13 +241,13 @@ mod tests {
 
     /// A long-running task that hangs is named in the check, and systemd restarts the agent (spec 05 §11).
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_hangs_is_named_and_told_by_silence() {
-        let (_, log) = logging::subscriber(&defaults().logging, Streams::single(Box::new(io::sink())));
-        let pulses = TaskLivenessRegistry::default();
-        let (probes, lease) = (pulses.of("probes"), pulses.of("lease"));
+    async fn a_stuck_task_is_named_and_stops_notifications() {
+        let (_, log) = logging::subscriber(&defaults().logging, OutputStreams::single(Box::new(io::sink())));
+        let liveness = TaskLivenessRegistry::default();
+        let (probes, lease) = (liveness.of("probes"), liveness.of("lease"));
         let slis = SliMetrics::new(0.0);
         let (heartbeat, sync_frequency) = (SyncLoopLiveness::new(), Duration::from_secs(3600));
-        let health = Arc::new(AgentHealth::new(HealthDeps { heartbeat, sync_frequency, log, pulses, slis }));
+        let health = Arc::new(AgentHealth::new(HealthDeps { heartbeat, sync_frequency, log, liveness, slis }));
         assert_eq!(health.names(), ["log", "syncloop", "probes", "lease"]);
         let checks = Checks::default();
         assert!(checks.set(health.clone()).is_ok());
@@ -265,14 +265,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_beat_that_is_not_heard_is_repeated_once() {
-        let once = Arc::new(FakeServiceManager { deaf: Mutex::new(1), ..FakeServiceManager::default() });
+    async fn a_failed_notification_is_retried_once() {
+        let once = Arc::new(FakeServiceManager { failures: Mutex::new(1), ..FakeServiceManager::default() });
         let begin = Instant::now();
         assert!(once.start.set(begin).is_ok());
-        assert_eq!(heard(once, Checks::default(), Duration::from_secs(5)).await, [1]);
-        let twice = Arc::new(FakeServiceManager { deaf: Mutex::new(2), ..FakeServiceManager::default() });
+        assert_eq!(notification_times(once, Checks::default(), Duration::from_secs(5)).await, [1]);
+        let twice = Arc::new(FakeServiceManager { failures: Mutex::new(2), ..FakeServiceManager::default() });
         assert!(twice.start.set(Instant::now()).is_ok());
-        assert_eq!(heard(twice, Checks::default(), Duration::from_secs(15)).await, [10]);
+        assert_eq!(notification_times(twice, Checks::default(), Duration::from_secs(15)).await, [10]);
     }
 
     #[test]
@@ -287,9 +287,9 @@ mod tests {
         ];
         for (ear, name) in ears {
             ServiceManager::at(&name).expect("there").notify("READY=1").expect("heard");
-            let mut heard = [0; 16];
-            let length = ear.recv(&mut heard).expect("a datagram");
-            assert_eq!(heard.get(..length), Some(b"READY=1".as_slice()));
+            let mut buffer = [0; 16];
+            let length = ear.recv(&mut buffer).expect("a datagram");
+            assert_eq!(buffer.get(..length), Some(b"READY=1".as_slice()));
         }
         ServiceManager::at(OsStr::new("/nowhere/at/all")).expect_err("nobody there");
     }

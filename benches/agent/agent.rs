@@ -336,9 +336,9 @@ fn configuration(dir: &Path, cgroup: &str, [healthz, read_only, secure]: [u16; 3
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let mut ports = [0; N];
     // All listeners are bound at once, so that the ports differ.
-    let held: Vec<TcpListener> =
+    let listeners: Vec<TcpListener> =
         (0..N).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, std::io::Error>>()?;
-    for (port, listener) in ports.iter_mut().zip(&held) {
+    for (port, listener) in ports.iter_mut().zip(&listeners) {
         *port = listener.local_addr()?.port();
     }
     Ok(ports)

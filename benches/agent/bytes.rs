@@ -155,22 +155,22 @@ async fn fill(mut io: impl AsyncWrite + Unpin, span: Duration) -> Result<()> {
 }
 
 /// Baseline without an agent: the limit of the machine.
-async fn raw(ground: &BenchContext<'_>) -> Result<Samples> {
+async fn raw(ctx: &BenchContext<'_>) -> Result<Samples> {
     let mut samples = Samples::default();
     for (key, gives) in [("down", true), ("up", false)] {
         let pipe = Pipe::start(gives).await?;
         let address = pipe.url.trim_start_matches("http://").parse()?;
-        samples.add(key, over_tcp(address, &pipe, gives, span(ground)).await?);
+        samples.add(key, over_tcp(address, &pipe, gives, span(ctx)).await?);
     }
     Ok(samples)
 }
 
 /// Through the streaming proxy alone, without TLS.
-async fn plainly(ground: &BenchContext<'_>, samples: &mut Samples) -> Result<()> {
+async fn plainly(ctx: &BenchContext<'_>, samples: &mut Samples) -> Result<()> {
     for (key, gives) in [("plain-down", true), ("plain-up", false)] {
         let pipe = Pipe::start(gives).await?;
         let proxy = Proxy::start(&pipe.url).await?;
-        samples.add(key, over_tcp(proxy.address, &pipe, gives, span(ground)).await?);
+        samples.add(key, over_tcp(proxy.address, &pipe, gives, span(ctx)).await?);
     }
     Ok(())
 }
@@ -189,8 +189,8 @@ async fn over_tcp(address: SocketAddr, pipe: &Pipe, gives: bool, span: Duration)
     Ok(rate(moved, begun.elapsed()))
 }
 
-fn span(ground: &BenchContext<'_>) -> Duration {
-    ground.options.amount(Duration::from_secs(4), Duration::from_secs(1))
+fn span(ctx: &BenchContext<'_>) -> Duration {
+    ctx.options.amount(Duration::from_secs(4), Duration::from_secs(1))
 }
 
 /// Throughput in 10^9 bytes per second.
@@ -207,10 +207,10 @@ async fn one_pod(runtime: &Runtime, secure: &Secure, target: &Target) -> Result<
     Ok(agent)
 }
 
-async fn forward(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn forward(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let agent = one_pod(&runtime, &secure, target).await?;
-    let (client, span) = (secure.client(false)?, span(ground));
+    let (client, span) = (secure.client(false)?, span(ctx));
     let path = format!("/portForward/default/{}", manifest::full_name("p"));
     let mut samples = Samples::default();
     for (key, cpu) in [("down", "down-cpu"), ("up", "up-cpu"), ("tunnel", "tunnel-cpu")] {
@@ -235,7 +235,7 @@ async fn forward(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> 
         samples.add(key, rate);
         samples.add(cpu, spent / (rate * begun.elapsed().as_secs_f64()));
     }
-    plainly(ground, &mut samples).await?;
+    plainly(ctx, &mut samples).await?;
     Ok(samples)
 }
 
@@ -252,14 +252,14 @@ async fn messages(io: impl AsyncRead + AsyncWrite + Unpin, first: Vec<u8>, span:
     Ok(total)
 }
 
-async fn logs(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn logs(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let agent = one_pod(&runtime, &secure, target).await?;
     let log = followers::logs(&runtime).await?.pop().context("a log")?;
     let line = format!("2026-01-01T00:00:00.123456789Z stdout F {}\n", "x".repeat(LINE - 1));
     let piece = line.repeat((1 << 20) / line.len());
     let mut file = std::fs::File::create(&log)?;
-    let pieces = ground.options.amount(LOG, LOG / 4) / piece.len();
+    let pieces = ctx.options.amount(LOG, LOG / 4) / piece.len();
     for _ in 0..pieces {
         file.write_all(piece.as_bytes())?;
     }
@@ -268,7 +268,7 @@ async fn logs(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let client = secure.client(false)?;
     let path = format!("/containerLogs/default/{}/c0", manifest::full_name("p"));
     let mut samples = Samples::default();
-    for _ in 0..ground.options.amount(4, 2) {
+    for _ in 0..ctx.options.amount(4, 2) {
         let mut tls = secure::connect(agent.secure(), &client).await?;
         let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
         let first = secure::ask(&mut tls, &format!("GET {path} HTTP/1.1\r\nConnection: close"), 200).await?;

@@ -42,7 +42,7 @@ struct ProcessResources {
     fds: usize,
 }
 
-async fn held(agent: &Agent) -> Result<ProcessResources> {
+async fn idle_resources(agent: &Agent) -> Result<ProcessResources> {
     // Idle pooled threads and connections time out.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let pid = agent.pid();
@@ -54,19 +54,19 @@ async fn held(agent: &Agent) -> Result<ProcessResources> {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "no process has 2^52 threads")]
-async fn churn(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn churn(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
-    let (warm, all) = ground.options.amount((10, 100), (3, 9));
-    let start = held(&agent).await?;
+    let (warm, all) = ctx.options.amount((10, 100), (3, 9));
+    let start = idle_resources(&agent).await?;
     for number in 0..warm {
         batch(&runtime, &agent, number).await?;
     }
-    let warmed = held(&agent).await?;
+    let warmed = idle_resources(&agent).await?;
     for number in warm..all {
         batch(&runtime, &agent, number).await?;
     }
-    let end = held(&agent).await?;
+    let end = idle_resources(&agent).await?;
     let mut samples = Samples::default();
     samples.add("rss", end.rss / warmed.rss);
     samples.add("rss_end", end.rss);

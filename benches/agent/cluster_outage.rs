@@ -72,10 +72,10 @@ const DEAD: Duration = Duration::from_secs(120);
 
 /// All connections stop delivering packets at once: soon after a lease renewal, between two, and right before the next.
 /// New connections work.
-async fn black(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn black(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let mut samples = Samples::default();
-    for (number, after) in ground.options.amount(&[0.2, 3.0, 6.0, 8.0, 9.5][..], &[3.0][..]).iter().enumerate() {
+    for (number, after) in ctx.options.amount(&[0.2, 3.0, 6.0, 8.0, 9.5][..], &[3.0][..]).iter().enumerate() {
         let renewed = renewal(&cluster, &agent, cluster.api.last()).await?;
         tokio::time::sleep_until((renewed + Duration::from_secs_f64(*after)).into()).await;
         let (last, before) = (last_renewal(&cluster, renewed), cluster.api.last());
@@ -105,7 +105,7 @@ fn last_renewal(cluster: &Cluster, known: Instant) -> Instant {
 
 /// The agent is killed and restarted. Meanwhile one more pod is bound, which shows when the agent works again: by then
 /// it knows the running pods and has synced every pod source.
-async fn restart(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn restart(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, mut agent) = Cluster::joined(target, 10_000).await?;
     let names = cluster.run_pods(&agent, "old", 110, &json!({})).await?;
     cluster.quiet().await;
@@ -121,7 +121,7 @@ async fn restart(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> 
     let calls = cluster.runtime.cri.calls();
     let sandbox = first(&calls, "run_podsandbox", "new").context("the new pod has a sandbox")?.at.into_std();
     let asked = cluster.node_requests(before);
-    if ground.options.keep {
+    if ctx.options.keep {
         eprintln!("\nrequests of a restart:\n{}", kinds(&asked));
     }
     let old = asked.of("pods").filter(|logged| is_write(logged) && names.contains(&logged.name));
@@ -136,39 +136,39 @@ async fn restart(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> 
     Ok(samples)
 }
 
-async fn cost(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn cost(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let names = cluster.run_pods(&agent, "idle", 110, &json!({})).await?;
-    tokio::time::sleep(Duration::from_secs(ground.options.amount(15, 8))).await;
+    tokio::time::sleep(Duration::from_secs(ctx.options.amount(15, 8))).await;
     let mut samples = Samples::default();
     let before = cluster.api.last();
     process::add_memory(&mut samples, agent.pid(), ["rss", "pss", "anonymous"])?;
-    let window = Duration::from_secs(ground.options.amount(60, 20));
+    let window = Duration::from_secs(ctx.options.amount(60, 20));
     samples.add("cpu", busy(&agent, window).await?);
     samples.add("idle", count(cluster.node_requests(before).len())? * 60.0 / window.as_secs_f64());
 
     cluster.api.take_offline().await;
-    let (outage, lines) = (Duration::from_secs(ground.options.amount(600, 60)), agent.log_lines());
+    let (outage, lines) = (Duration::from_secs(ctx.options.amount(600, 60)), agent.log_lines());
     samples.add("outage", busy(&agent, outage).await?);
     samples.add("log", count(agent.log_lines() - lines)? * 60.0 / outage.as_secs_f64());
 
     let (before, back) = (cluster.api.last(), Instant::now());
     cluster.api.bring_online().await;
     samples.add("back", (renewal(&cluster, &agent, before).await? - back).as_secs_f64());
-    tokio::time::sleep(Duration::from_secs(ground.options.amount(60, 20))).await;
+    tokio::time::sleep(Duration::from_secs(ctx.options.amount(60, 20))).await;
     let asked = cluster.node_requests(before);
-    if ground.options.keep {
+    if ctx.options.keep {
         eprintln!("\nrequests after an outage:\n{}", kinds(&asked));
     }
     samples.add("lists", count(asked.verb("list").len())?);
-    let told = asked.of("pods").filter(|logged| is_write(logged) && names.contains(&logged.name));
-    samples.add("told", count(told.len())?);
+    let writes = asked.of("pods").filter(|logged| is_write(logged) && names.contains(&logged.name));
+    samples.add("told", count(writes.len())?);
     samples.add("rss_end", process::resident(agent.pid())?);
     Ok(samples)
 }
 
 /// Memory of a node with 500 pods and the 2,000 objects that they reference.
-async fn many(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn many(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     const PODS: usize = 500;
     const LIMIT: Duration = Duration::from_secs(300);
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
@@ -198,7 +198,7 @@ async fn many(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let renewals = cluster.renewals(0);
     let gaps = renewals.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64());
     samples.add("gap", gaps.fold(0.0, f64::max));
-    let window = Duration::from_secs(ground.options.amount(60, 20));
+    let window = Duration::from_secs(ctx.options.amount(60, 20));
     samples.add("cpu", busy(&agent, window).await?);
     samples.add("anonymous", process::anonymous(agent.pid())?);
     samples.add("rss", process::resident(agent.pid())?);

@@ -79,10 +79,10 @@ fn figure_of(logged: &RecordedRequest) -> Option<&'static str> {
 }
 
 /// One pod after the other, so that no pod reuses cached objects of another.
-async fn life(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn life(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let mut samples = Samples::default();
-    for i in 0..ground.options.amount(20, 5) {
+    for i in 0..ctx.options.amount(20, 5) {
         let before = cluster.api.last();
         let name = format!("life{i}");
         cluster.create(&name, json!({}));
@@ -98,7 +98,7 @@ async fn life(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
             let count = keys.iter().filter(|key| **key == figure.key || figure.key == "all").count();
             samples.add(figure.key, f64::from(u32::try_from(count)?));
         }
-        if i == 0 && ground.options.keep {
+        if i == 0 && ctx.options.keep {
             eprintln!("\nrequests of one pod:\n{asked}");
         }
     }
@@ -106,9 +106,9 @@ async fn life(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
 }
 
 /// Containers exit one after the other, in pods that are complete then and in pods that restart them.
-async fn report(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn report(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
-    let count = ground.options.amount(100, 30);
+    let count = ctx.options.amount(100, 30);
     let mut samples = Samples::default();
     for (key, fields) in [("over", once()), ("back", json!({}))] {
         let names = cluster.run_pods(&agent, key, count, &fields).await?;
@@ -132,9 +132,9 @@ async fn exit(cluster: &Cluster, agent: &Agent, name: &str) -> Result<Duration> 
     Ok(cluster.first_status_update(before, name, at).context("just seen")? - at)
 }
 
-async fn delete(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn delete(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
-    let names = cluster.run_pods(&agent, "gone", ground.options.amount(100, 30), &json!({})).await?;
+    let names = cluster.run_pods(&agent, "gone", ctx.options.amount(100, 30), &json!({})).await?;
     cluster.quiet().await;
     let mut samples = Samples::default();
     for name in &names {
@@ -148,7 +148,7 @@ async fn delete(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn burst(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn burst(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10).await?;
     for (op, millis) in [("run_podsandbox", 50), ("create_container", 10), ("start_container", 20)] {
         cluster.runtime.cri.latency(op, Duration::from_millis(millis));
@@ -162,22 +162,22 @@ async fn burst(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     }
     cluster.until("all pods are Ready", &agent, |c| names.iter().all(|name| c.is_ready(name))).await?;
     let asked = cluster.node_requests(before);
-    if ground.options.keep {
+    if ctx.options.keep {
         eprintln!("\nrequests of 110 starting pods:\n{}", kinds(&asked));
     }
-    let told = names.iter().map(|name| {
-        let is_it = |logged: &RecordedRequest| logged.name == *name && tells_running(&logged.body);
+    let reported_at = names.iter().map(|name| {
+        let is_it = |logged: &RecordedRequest| logged.name == *name && reports_running(&logged.body);
         begun(&asked, is_it).with_context(|| format!("no status PATCH with phase Running for {name}"))
     });
-    let told: Vec<Instant> = told.collect::<Result<_>>()?;
+    let reported_at: Vec<Instant> = reported_at.collect::<Result<_>>()?;
     let mut samples = Samples::default();
-    samples.add("last", (*told.iter().max().context("pods")? - began).as_secs_f64());
-    samples.add("first", (*told.iter().min().context("pods")? - began).as_secs_f64());
+    samples.add("last", (*reported_at.iter().max().context("pods")? - began).as_secs_f64());
+    samples.add("first", (*reported_at.iter().min().context("pods")? - began).as_secs_f64());
     samples.add("requests", f64::from(u32::try_from(asked.len())?));
     Ok(samples)
 }
 
-fn tells_running(body: &Value) -> bool {
+fn reports_running(body: &Value) -> bool {
     body["status"]["phase"] == "Running"
 }
 

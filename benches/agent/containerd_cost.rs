@@ -40,12 +40,12 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-async fn cost(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
-    let containerd = ground.containerd()?;
+async fn cost(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+    let containerd = ctx.containerd()?;
     let raw = Raw::new(&containerd.socket())?;
     raw.remove_all().await?;
     let agent = Agent::start(target, &containerd.socket()).await?;
-    let settle = Duration::from_secs(ground.options.amount(10, 5));
+    let settle = Duration::from_secs(ctx.options.amount(10, 5));
     let mut samples = Samples::default();
     let mut next = 0;
     let keys = [
@@ -64,35 +64,35 @@ async fn cost(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         process::add_memory(&mut samples, agent.pid(), keys)?;
     }
     let before = process::cpu_seconds(agent.pid())?;
-    samples.add("containerd", per_minute(ground, containerd.pid()).await?);
-    let window = window(ground).as_secs_f64();
+    samples.add("containerd", per_minute(ctx, containerd.pid()).await?);
+    let window = window(ctx).as_secs_f64();
     samples.add("cpu", (process::cpu_seconds(agent.pid())? - before) * 60.0 / window);
     drop(agent);
     raw.remove_all().await?;
     Ok(samples)
 }
 
-async fn alone(ground: &BenchContext<'_>) -> Result<Samples> {
-    let containerd = ground.containerd()?;
+async fn alone(ctx: &BenchContext<'_>) -> Result<Samples> {
+    let containerd = ctx.containerd()?;
     let raw = Raw::new(&containerd.socket())?;
     raw.remove_all().await?;
     let names: Vec<String> = (0..110).map(|i| format!("p{i}")).collect();
     raw.start_all(&names).await?;
     raw.until_running(110, LIMIT).await?;
-    tokio::time::sleep(Duration::from_secs(ground.options.amount(10, 5))).await;
+    tokio::time::sleep(Duration::from_secs(ctx.options.amount(10, 5))).await;
     let mut samples = Samples::default();
-    samples.add("containerd", per_minute(ground, containerd.pid()).await?);
+    samples.add("containerd", per_minute(ctx, containerd.pid()).await?);
     raw.remove_all().await?;
     Ok(samples)
 }
 
 /// CPU seconds that a process spends per minute, extrapolated from the window.
-async fn per_minute(ground: &BenchContext<'_>, pid: u32) -> Result<f64> {
+async fn per_minute(ctx: &BenchContext<'_>, pid: u32) -> Result<f64> {
     let (began, before) = (Instant::now(), process::cpu_seconds(pid)?);
-    tokio::time::sleep(window(ground)).await;
+    tokio::time::sleep(window(ctx)).await;
     Ok((process::cpu_seconds(pid)? - before) * 60.0 / began.elapsed().as_secs_f64())
 }
 
-fn window(ground: &BenchContext<'_>) -> Duration {
-    Duration::from_secs(ground.options.amount(60, 10))
+fn window(ctx: &BenchContext<'_>) -> Duration {
+    Duration::from_secs(ctx.options.amount(60, 10))
 }

@@ -55,27 +55,27 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-async fn cold(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn cold(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let mut samples = Samples::default();
-    let agent = Agent::start(target, &ground.containerd()?.socket()).await?;
+    let agent = Agent::start(target, &ctx.containerd()?.socket()).await?;
     samples.add("healthz", agent.ready_after.as_secs_f64());
     Ok(samples)
 }
 
 /// Tools of both sides: event stream, plain CRI client, and an empty runtime.
-async fn tools(ground: &BenchContext<'_>) -> Result<(Events, Raw)> {
-    let socket = ground.containerd()?.socket();
+async fn tools(ctx: &BenchContext<'_>) -> Result<(Events, Raw)> {
+    let socket = ctx.containerd()?.socket();
     let raw = Raw::new(&socket)?;
     raw.remove_all().await?;
     raw.until_empty(LIMIT).await?;
     Ok((Events::follow(&socket).await?, raw))
 }
 
-async fn one(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
-    let (events, raw) = tools(ground).await?;
-    let agent = Agent::start(target, &ground.containerd()?.socket()).await?;
+async fn one(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+    let (events, raw) = tools(ctx).await?;
+    let agent = Agent::start(target, &ctx.containerd()?.socket()).await?;
     let mut samples = Samples::default();
-    for i in 0..ground.options.amount(7, 5) {
+    for i in 0..ctx.options.amount(7, 5) {
         tokio::time::sleep(Duration::from_millis(300)).await;
         events.clear();
         let name = format!("p{i}");
@@ -97,10 +97,10 @@ async fn one(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn raw_one(ground: &BenchContext<'_>) -> Result<Samples> {
-    let (events, raw) = tools(ground).await?;
+async fn raw_one(ctx: &BenchContext<'_>) -> Result<Samples> {
+    let (events, raw) = tools(ctx).await?;
     let mut samples = Samples::default();
-    for i in 0..ground.options.amount(7, 5) {
+    for i in 0..ctx.options.amount(7, 5) {
         tokio::time::sleep(Duration::from_millis(300)).await;
         events.clear();
         let at = Instant::now();
@@ -112,9 +112,9 @@ async fn raw_one(ground: &BenchContext<'_>) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn many(ground: &BenchContext<'_>, target: &Target, count: usize) -> Result<Samples> {
-    let (events, raw) = tools(ground).await?;
-    let agent = Agent::start(target, &ground.containerd()?.socket()).await?;
+async fn many(ctx: &BenchContext<'_>, target: &Target, count: usize) -> Result<Samples> {
+    let (events, raw) = tools(ctx).await?;
+    let agent = Agent::start(target, &ctx.containerd()?.socket()).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     events.clear();
     let mut samples = Samples::default();
@@ -136,8 +136,8 @@ async fn many(ground: &BenchContext<'_>, target: &Target, count: usize) -> Resul
     Ok(samples)
 }
 
-async fn raw_many(ground: &BenchContext<'_>, count: usize) -> Result<Samples> {
-    let (events, raw) = tools(ground).await?;
+async fn raw_many(ctx: &BenchContext<'_>, count: usize) -> Result<Samples> {
+    let (events, raw) = tools(ctx).await?;
     let mut samples = Samples::default();
     let began = Instant::now();
     raw.start_all(&names(count)).await?;

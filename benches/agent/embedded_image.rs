@@ -22,7 +22,7 @@ use crate::{
     figures::{Bar, Figure, Samples, Unit, median},
     run::{BenchContext, Group, Measurement},
 };
-use berth_testkit::{embedded::Embedded, image};
+use berth_testkit::{embedded::EmbeddedFixture, image};
 
 const FIGURES: &[Figure] = &[
     median("import", "import and unpack of a 500 MB image (gzip)", Unit::Seconds, Bar::TimesRaw(1.0)),
@@ -50,8 +50,8 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-async fn embedded(_ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
-    let place = Embedded::new();
+async fn embedded(_ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+    let place = EmbeddedFixture::new();
     let folder = tempfile::tempdir()?;
     let layer = layer()?;
     let archive = archive(&layer, folder.path())?;
@@ -78,8 +78,8 @@ async fn embedded(_ground: &BenchContext<'_>, target: &Target) -> Result<Samples
     Ok(samples)
 }
 
-async fn containerd(ground: &BenchContext<'_>) -> Result<Samples> {
-    let containerd = ground.containerd()?;
+async fn containerd(ctx: &BenchContext<'_>) -> Result<Samples> {
+    let containerd = ctx.containerd()?;
     let folder = tempfile::tempdir()?;
     let archive = archive(&layer()?, folder.path())?;
     settle();

@@ -19,7 +19,7 @@ use crate::{
     raw::Raw,
     run::{BenchContext, Group, Measurement},
 };
-use berth_testkit::embedded::Embedded;
+use berth_testkit::embedded::EmbeddedFixture;
 
 const FIGURES: &[Figure] = &[
     median("start", "pod create → running, image present", Unit::Milliseconds, Bar::AtMost(60.0)),
@@ -72,8 +72,8 @@ pub fn measurements() -> Vec<Measurement> {
 }
 
 /// The agent with its embedded runtime, as `make run` starts it.
-async fn with_agent(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
-    let place = Embedded::new();
+async fn with_agent(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+    let place = EmbeddedFixture::new();
     let agent = Agent::start_embedded(target, &place.settings()).await?;
     let mut samples = Samples::default();
     for i in 0..110 {
@@ -87,10 +87,10 @@ async fn with_agent(ground: &BenchContext<'_>, target: &Target) -> Result<Sample
         }
     }
     agent.until_running(110, LIMIT).await?;
-    tokio::time::sleep(ground.options.amount(Duration::from_secs(10), Duration::from_secs(5))).await;
+    tokio::time::sleep(ctx.options.amount(Duration::from_secs(10), Duration::from_secs(5))).await;
     process::add_memory(&mut samples, agent.pid(), ["rss", "pss", "anonymous"])?;
     let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
-    tokio::time::sleep(ground.options.amount(Duration::from_secs(60), Duration::from_secs(10))).await;
+    tokio::time::sleep(ctx.options.amount(Duration::from_secs(60), Duration::from_secs(10))).await;
     samples.add("cpu", (process::cpu_seconds(agent.pid())? - before) * 60.0 / begun.elapsed().as_secs_f64());
     drop(agent);
     Ok(samples)
@@ -106,8 +106,8 @@ impl Drop for Daemon {
     }
 }
 
-async fn embedded(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
-    let place = Embedded::new();
+async fn embedded(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+    let place = EmbeddedFixture::new();
     let log = fs::File::create(place.dir().join("log"))?;
     let mut command = Command::new(&target.binary);
     command.arg("cri").env("BERTH_CONFIG", place.settings()).stdin(Stdio::null());
@@ -123,11 +123,11 @@ async fn embedded(ground: &BenchContext<'_>, target: &Target) -> Result<Samples>
         let pods = fs::read_dir(place.dir().join("state/s"))?.flatten();
         Ok(pods.map(|pod| place.shim(&pod.file_name().to_string_lossy())).collect())
     };
-    measured(ground, &raw, daemon.0.id(), shims).await
+    measured(ctx, &raw, daemon.0.id(), shims).await
 }
 
-async fn containerd(ground: &BenchContext<'_>) -> Result<Samples> {
-    let containerd = ground.containerd()?;
+async fn containerd(ctx: &BenchContext<'_>) -> Result<Samples> {
+    let containerd = ctx.containerd()?;
     let raw = Raw::new(&containerd.socket())?;
     let place = containerd.dir().display().to_string();
     let shims = || -> Result<Vec<u32>> {
@@ -139,18 +139,18 @@ async fn containerd(ground: &BenchContext<'_>) -> Result<Samples> {
         };
         Ok(all.filter(is_shim).collect())
     };
-    measured(ground, &raw, containerd.pid(), shims).await
+    measured(ctx, &raw, containerd.pid(), shims).await
 }
 
 async fn measured(
-    ground: &BenchContext<'_>,
+    ctx: &BenchContext<'_>,
     raw: &Raw,
     daemon: u32,
     shims: impl Fn() -> Result<Vec<u32>>,
 ) -> Result<Samples> {
     let mut samples = Samples::default();
     raw.remove_all().await?;
-    for i in 0..ground.options.amount(20, 8) {
+    for i in 0..ctx.options.amount(20, 8) {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let begun = Instant::now();
         raw.start(&format!("one{i}")).await?;
@@ -178,10 +178,10 @@ async fn measured(
     raw.start_all(&names).await?;
     raw.until_running(110, LIMIT).await?;
     samples.add("burst", begun.elapsed().as_secs_f64());
-    tokio::time::sleep(ground.options.amount(Duration::from_secs(10), Duration::from_secs(5))).await;
-    let held = shims()?;
-    ensure!(!held.is_empty(), "no shim found");
-    for shim in held {
+    tokio::time::sleep(ctx.options.amount(Duration::from_secs(10), Duration::from_secs(5))).await;
+    let shim_pids = shims()?;
+    ensure!(!shim_pids.is_empty(), "no shim found");
+    for shim in shim_pids {
         samples.add("shim", process::proportional(shim)?);
     }
     samples.add("daemon", process::resident(daemon)?);

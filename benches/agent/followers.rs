@@ -48,7 +48,7 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-async fn followers(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn followers(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let agent = runtime.secured_agent(target, &secure).await?;
     for number in 0..PODS {
@@ -74,7 +74,7 @@ async fn followers(ground: &BenchContext<'_>, target: &Target) -> Result<Samples
     #[allow(clippy::cast_precision_loss, reason = "hundreds")]
     samples.add("descriptors", (process::descriptors(agent.pid())? - descriptors) as f64);
     let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
-    tokio::time::sleep(ground.options.amount(Duration::from_secs(20), Duration::from_secs(5))).await;
+    tokio::time::sleep(ctx.options.amount(Duration::from_secs(20), Duration::from_secs(5))).await;
     let spent = process::cpu_seconds(agent.pid())? - before;
     samples.add("cpu", 100.0 * spent / begun.elapsed().as_secs_f64());
 
@@ -82,11 +82,11 @@ async fn followers(ground: &BenchContext<'_>, target: &Target) -> Result<Samples
     for log in &logs {
         write(log, "the second line")?;
     }
-    let heard = all.into_iter().map(|stream| async move {
+    let latencies = all.into_iter().map(|stream| async move {
         timeout(PATIENCE, until(stream, "the second line")).await??;
         anyhow::Ok(written.elapsed())
     });
-    for after in futures::future::try_join_all(heard).await? {
+    for after in futures::future::try_join_all(latencies).await? {
         samples.add("heard", ms(after));
     }
     Ok(samples)

@@ -37,10 +37,10 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-async fn handshakes(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn handshakes(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let agent = runtime.secured_agent(target, &secure).await?;
-    let count = ground.options.amount(10_000, 500);
+    let count = ctx.options.amount(10_000, 500);
     let mut samples = Samples::default();
     for (key, resumes) in [("resumed", true), ("full", false)] {
         let clients: Vec<_> = (0..CLIENTS).map(|_| secure.client(resumes)).collect::<Result<_>>()?;

@@ -89,11 +89,11 @@ impl ProbeTarget {
         let (web, plain) = (TcpListener::bind("127.0.0.1:0").await?, TcpListener::bind("127.0.0.1:0").await?);
         let (http, tcp) = (web.local_addr()?.port(), plain.local_addr()?.port());
         let came = Arc::<Mutex<HashMap<String, Vec<Instant>>>>::default();
-        let told = came.clone();
+        let arrivals = came.clone();
         let serving = [
             tokio::spawn(async move {
                 while let Ok((stream, _)) = web.accept().await {
-                    tokio::spawn(answer(stream, Instant::now(), told.clone()));
+                    tokio::spawn(answer(stream, Instant::now(), arrivals.clone()));
                 }
             }),
             tokio::spawn(async move { while plain.accept().await.is_ok() {} }),
@@ -169,7 +169,7 @@ impl Cost {
 }
 
 /// Cost of a dedicated agent, once it has settled.
-async fn cost(ground: &BenchContext<'_>, target: &Target, probes: Option<&ProbeTarget>) -> Result<Cost> {
+async fn cost(ctx: &BenchContext<'_>, target: &Target, probes: Option<&ProbeTarget>) -> Result<Cost> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..PODS {
@@ -177,13 +177,13 @@ async fn cost(ground: &BenchContext<'_>, target: &Target, probes: Option<&ProbeT
         agent.put(&name, &probed(&name, probes.map(|probes| (probes.http, probes.tcp))))?;
     }
     agent.until_running(PODS, PATIENCE).await?;
-    tokio::time::sleep(ground.options.amount(SETTLED, Duration::from_secs(11))).await;
+    tokio::time::sleep(ctx.options.amount(SETTLED, Duration::from_secs(11))).await;
     if let Some(probes) = probes {
         probes.begin();
     }
     let (began, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
     let mut memory = Vec::new();
-    for _ in 0..ground.options.amount(90, 25) {
+    for _ in 0..ctx.options.amount(90, 25) {
         tokio::time::sleep(Duration::from_secs(1)).await;
         memory.push(process::anonymous(agent.pid())?);
     }
@@ -193,15 +193,15 @@ async fn cost(ground: &BenchContext<'_>, target: &Target, probes: Option<&ProbeT
 }
 
 /// In the order without, with, with, without probes: a drift of the machine's speed affects both sides.
-async fn probes(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn probes(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (probed, mut samples) = (ProbeTarget::start().await?, Samples::default());
     let (mut bare, mut with) = (Vec::new(), Vec::new());
-    for turn in [[false, true], [true, false]].iter().take(ground.options.amount(2, 1)).flatten() {
+    for turn in [[false, true], [true, false]].iter().take(ctx.options.amount(2, 1)).flatten() {
         if !turn {
-            bare.push(cost(ground, target, None).await?);
+            bare.push(cost(ctx, target, None).await?);
             continue;
         }
-        with.push(cost(ground, target, Some(&probed)).await?);
+        with.push(cost(ctx, target, Some(&probed)).await?);
         let jitter = probed.jitter();
         ensure!(jitter.len() >= PODS, "only {} probe starts were recorded", jitter.len());
         jitter.into_iter().for_each(|off| samples.add("jitter", off));
@@ -216,9 +216,9 @@ async fn probes(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
 
 /// Kernel cost of the probes' connections on this machine: the same number of connections and requests per period, made
 /// by consecutive system calls. Exec probes are not included.
-async fn connections(ground: &BenchContext<'_>) -> Result<Samples> {
+async fn connections(ctx: &BenchContext<'_>) -> Result<Samples> {
     let probed = ProbeTarget::start().await?;
-    let (http, tcp, seconds) = (probed.http, probed.tcp, ground.options.amount(60, 10));
+    let (http, tcp, seconds) = (probed.http, probed.tcp, ctx.options.amount(60, 10));
     let mut samples = Samples::default();
     samples.add("cpu", tokio::task::spawn_blocking(move || connect_for(seconds, http, tcp)).await??);
     Ok(samples)
@@ -287,11 +287,11 @@ const QUIET: Duration = Duration::from_secs(1);
 
 /// Waits until the node has a condition with that value; returns the time.
 async fn until_condition(cluster: &Cluster, agent: &Agent, condition: &str, is: bool) -> Result<Instant> {
-    let says = |cluster: &Cluster| {
+    let is_met = |cluster: &Cluster| {
         let node = cluster.api.get("nodes", "", NODE);
         node.is_some_and(|node| has_condition(&node, condition) == is)
     };
-    cluster.until(&format!("{condition} is {is}"), agent, says).await
+    cluster.until(&format!("{condition} is {is}"), agent, is_met).await
 }
 
 fn thresholds(memory: u64, disk: &str) -> Value {
@@ -301,8 +301,8 @@ fn thresholds(memory: u64, disk: &str) -> Value {
     })
 }
 
-async fn pressure(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
-    let rounds = ground.options.amount(50, 5);
+async fn pressure(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+    let rounds = ctx.options.amount(50, 5);
     let mut samples = Samples::default();
     disk_short(target, rounds, &mut samples).await?;
     memory_short(target, rounds, &mut samples).await?;
@@ -381,7 +381,7 @@ async fn memory_short(target: &Target, rounds: usize, samples: &mut Samples) -> 
     Ok(())
 }
 
-async fn why(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn why(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let agent = runtime.secured_agent(target, &secure).await?;
     for i in 0..PODS {
@@ -391,7 +391,7 @@ async fn why(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     agent.until_running(PODS, PATIENCE).await?;
     let client = secure.client(true)?;
     let mut samples = Samples::default();
-    for i in 0..ground.options.amount(1_000, 100) {
+    for i in 0..ctx.options.amount(1_000, 100) {
         let name = manifest::full_name(&format!("p{}", i % PODS));
         let began = Instant::now();
         let mut stream = secure::connect(agent.secure(), &client).await?;
@@ -399,7 +399,7 @@ async fn why(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         samples.add("answer", ms(began.elapsed()));
     }
     let admin = secure.admin();
-    for i in 0..ground.options.amount(50, 5) {
+    for i in 0..ctx.options.amount(50, 5) {
         let began = Instant::now();
         let mut command = Command::new(&target.binary);
         command.arg("why").arg(manifest::full_name(&format!("p{i}")));

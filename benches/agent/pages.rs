@@ -88,7 +88,7 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-async fn rates(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn rates(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..50 {
@@ -96,7 +96,7 @@ async fn rates(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         agent.put(&name, &manifest::scripted(&name, 1))?;
     }
     agent.until_running(50, PATIENCE).await?;
-    let span = ground.options.amount(Duration::from_secs(5), Duration::from_secs(1));
+    let span = ctx.options.amount(Duration::from_secs(5), Duration::from_secs(1));
     let mut samples = Samples::default();
     for (key, path, _) in PAGES {
         samples.add(key, rate(agent.read_only(), path, span).await?);
@@ -183,7 +183,7 @@ impl Connection {
 /// Scrapes three pages every 15 s as Prometheus does; then each page alone, after any cached copy has expired. The
 /// cgroups have a process each, as on a real runtime.
 #[allow(clippy::cast_precision_loss, reason = "pages are smaller than 2^52 bytes")]
-async fn scraped(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn scraped(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..110 {
@@ -195,8 +195,8 @@ async fn scraped(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> 
     let pause = Duration::from_secs(15);
     // All pods started at once, and so do their first periodic syncs a minute later; those must not overlap with a
     // scrape.
-    tokio::time::sleep(ground.options.amount(pause * 8, pause)).await;
-    let rounds = ground.options.amount(4_u32, 2);
+    tokio::time::sleep(ctx.options.amount(pause * 8, pause)).await;
+    let rounds = ctx.options.amount(4_u32, 2);
     let mut samples = Samples::default();
     let idle = share(&agent, tokio::time::sleep(pause * rounds).map(Ok)).await?;
     let mut connection = Connection::open(agent.read_only()).await?;
@@ -212,7 +212,7 @@ async fn scraped(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> 
     });
     samples.add("cpu", busy.await? - idle);
     samples.add("idle", idle);
-    for _ in 0..ground.options.amount(7, 2) {
+    for _ in 0..ctx.options.amount(7, 2) {
         for page in STATISTICS.iter().copied() {
             tokio::time::sleep(Duration::from_millis(1_200)).await;
             let asked = Instant::now();
@@ -227,7 +227,7 @@ async fn scraped(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> 
 }
 
 /// Scrapes the five pages every 30 s for ten minutes, as a monitoring system does with its default interval.
-async fn steady(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn steady(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..110 {
@@ -242,7 +242,7 @@ async fn steady(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     scrape(&mut connection, 4, pause).await?;
     let (resident, anonymous) = (process::resident(agent.pid())?, process::anonymous(agent.pid())?);
     let mut samples = Samples::default();
-    samples.add("cpu", share(&agent, scrape(&mut connection, ground.options.amount(20, 2), pause)).await?);
+    samples.add("cpu", share(&agent, scrape(&mut connection, ctx.options.amount(20, 2), pause)).await?);
     samples.add("anonymous", process::anonymous(agent.pid())?);
     samples.add("growth", process::anonymous(agent.pid())? / anonymous);
     samples.add("rss", process::resident(agent.pid())?);

@@ -11,9 +11,9 @@ use berth::serving::runtime_tls;
 use berth_metrics::{Registry, StreamingMetrics};
 use berth_server::{
     port_forward,
-    ports::streams::{Sandbox, StreamError, StreamSet, Streams},
+    ports::streams::{Sandbox, StreamError, StreamProvider, StreamSet},
     routing::PodPath,
-    streaming::{Streaming, StreamingConfig},
+    streaming::{StreamingConfig, StreamingContext},
 };
 use berth_types::{ContainerId, Pod, SandboxId};
 use http::Request;
@@ -32,7 +32,7 @@ struct SinglePod {
 }
 
 #[async_trait]
-impl Streams for SinglePod {
+impl StreamProvider for SinglePod {
     fn pod(&self, _: &str, _: &str) -> Option<Arc<Pod>> {
         Some(self.pod.clone())
     }
@@ -76,7 +76,7 @@ impl Proxy {
         let streams = Arc::new(SinglePod { pod, url: format!("{url}/") });
         let metrics = StreamingMetrics::new(&Registry::new());
         let stop = CancellationToken::new();
-        let streaming = Streaming::new(StreamingConfig::default(), streams, runtime_tls(), metrics, stop);
+        let streaming = StreamingContext::new(StreamingConfig::default(), streams, runtime_tls(), metrics, stop);
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let task = tokio::spawn(async move {

@@ -3,7 +3,7 @@
 use crate::figures::{Bar, Figure, Samples};
 
 /// Results of one measurement.
-pub struct Measured {
+pub struct MeasurementResults {
     /// Figures of the measurement.
     pub figures: &'static [Figure],
     /// Samples of the agent, of the other binary, and of the plain CRI client; or the error.
@@ -15,7 +15,7 @@ pub struct Measured {
 const HEAD: [&str; 7] = ["measure", "agent", "other", "agent/other", "raw", "bar", ""];
 
 /// Prints all rows as a Markdown table.
-pub fn print(all: &[Measured]) {
+pub fn print(all: &[MeasurementResults]) {
     let mut rows: Vec<[String; 7]> = vec![HEAD.map(str::to_owned)];
     for measured in all {
         rows.extend(measured.figures.iter().map(|figure| row(measured, figure)));
@@ -36,7 +36,7 @@ pub fn print(all: &[Measured]) {
     }
 }
 
-fn row(measured: &Measured, figure: &Figure) -> [String; 7] {
+fn row(measured: &MeasurementResults, figure: &Figure) -> [String; 7] {
     let value = |side: &Result<Samples, String>| side.as_ref().ok().and_then(|s| s.reduced(figure));
     let cell = |side: Option<&Result<Samples, String>>| match side {
         None => String::new(),

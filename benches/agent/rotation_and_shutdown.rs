@@ -129,9 +129,9 @@ async fn overshoot(target: &Target, rate: u64, max: u64, limit: Duration) -> Res
 }
 
 #[allow(clippy::cast_precision_loss, reason = "sizes of files")]
-async fn rotation(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn rotation(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let mut samples = Samples::default();
-    let limit = Duration::from_secs(ground.options.amount(40, 20));
+    let limit = Duration::from_secs(ctx.options.amount(40, 20));
     let (rate, max) = (100 * MB, 200 * MB);
     let over = overshoot(target, rate, max, limit).await?;
     samples.add("rotated", over.len() as f64);
@@ -151,12 +151,12 @@ fn fields(is_critical: bool) -> Value {
     fields
 }
 
-struct Ended {
+struct ShutdownOutcome {
     early: f64,
     took: Duration,
 }
 
-async fn go_down(target: &Target, behaviour: &Behaviour) -> Result<Ended> {
+async fn go_down(target: &Target, behaviour: &Behaviour) -> Result<ShutdownOutcome> {
     let settings = tempfile::NamedTempFile::new()?;
     fs::write(settings.path(), "shutdown: {onTermination: true}\n")?;
     let total: Duration = PERIODS.iter().sum();
@@ -191,7 +191,7 @@ async fn go_down(target: &Target, behaviour: &Behaviour) -> Result<Ended> {
             early += 1.0;
         }
     }
-    Ok(Ended { early, took: ended - began })
+    Ok(ShutdownOutcome { early, took: ended - began })
 }
 
 async fn shutdown(_: &BenchContext<'_>, target: &Target) -> Result<Samples> {

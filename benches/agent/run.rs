@@ -15,7 +15,7 @@ use crate::{
     followers, handshakes, health,
     options::Options,
     pages,
-    report::{self, Measured},
+    report::{self, MeasurementResults},
     rotation_and_shutdown, scripted_cost, scripted_starts, streams, volumes,
 };
 use berth_testkit::containerd::{self, Containerd};
@@ -141,8 +141,8 @@ pub async fn all(options: &Options) -> Result<()> {
             }
             runtime = Some(tokio::task::spawn_blocking(Containerd::start).await?);
         }
-        let ground = BenchContext { options, containerd: runtime.as_ref() };
-        measured.push(measure(&ground, &measurement, &agent, other.as_ref()).await);
+        let ctx = BenchContext { options, containerd: runtime.as_ref() };
+        measured.push(measure(&ctx, &measurement, &agent, other.as_ref()).await);
     }
     drop(runtime);
     eprintln!();
@@ -154,19 +154,24 @@ pub async fn all(options: &Options) -> Result<()> {
     Ok(())
 }
 
-async fn measure(ground: &BenchContext<'_>, m: &Measurement, agent: &Target, other: Option<&Target>) -> Measured {
-    let mut measured = Measured {
+async fn measure(
+    ctx: &BenchContext<'_>,
+    m: &Measurement,
+    agent: &Target,
+    other: Option<&Target>,
+) -> MeasurementResults {
+    let mut measured = MeasurementResults {
         figures: m.figures,
         agent: Ok(Samples::default()),
         other: other.map(|_| Ok(Samples::default())),
         raw: m.raw.map(|_| Ok(Samples::default())),
     };
     let (full, quick) = m.rounds;
-    for round in 0..ground.options.amount(full, quick) {
+    for round in 0..ctx.options.amount(full, quick) {
         eprint!("\r{} {}: round {}          ", m.group.name(), m.name, round + 1);
         let _ = std::io::stderr().flush(); // progress only
         if let (Some(raw), Some(all)) = (m.raw, &mut measured.raw) {
-            gather(all, raw(ground).await, m.name, "raw");
+            gather(all, raw(ctx).await, m.name, "raw");
         }
         // The second binary runs on a warmer machine: the order alternates.
         let mut turns = vec![(agent, &mut measured.agent)];
@@ -175,7 +180,7 @@ async fn measure(ground: &BenchContext<'_>, m: &Measurement, agent: &Target, oth
             turns.reverse();
         }
         for (target, all) in turns {
-            gather(all, (m.agent)(ground, target).await, m.name, target.label);
+            gather(all, (m.agent)(ctx, target).await, m.name, target.label);
             agent::sweep();
         }
     }

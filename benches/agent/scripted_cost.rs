@@ -53,10 +53,10 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-async fn cost(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn cost(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
-    let settle = Duration::from_secs(ground.options.amount(10, 5));
+    let settle = Duration::from_secs(ctx.options.amount(10, 5));
     let mut samples = Samples::default();
     tokio::time::sleep(settle).await;
     process::add_memory(&mut samples, agent.pid(), ["rss0", "pss0", "anonymous0"])?;
@@ -66,7 +66,7 @@ async fn cost(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     }
     agent.until_running(110, PATIENCE).await?;
     tokio::time::sleep(settle).await;
-    let window = Duration::from_secs(ground.options.amount(60, 10));
+    let window = Duration::from_secs(ctx.options.amount(60, 10));
     runtime.cri.clear_calls();
     let (began, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
     tokio::time::sleep(window).await;

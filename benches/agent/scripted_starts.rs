@@ -55,11 +55,11 @@ async fn cold(_: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn starts(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn starts(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     let mut samples = Samples::default();
-    for i in 0..ground.options.amount(200, 60) {
+    for i in 0..ctx.options.amount(200, 60) {
         let name = format!("p{i}");
         let start = runtime.start_pod(&agent, &name, &manifest::scripted(&name, 1)).await?;
         samples.add("sandbox", ms(start.sandbox));
@@ -89,14 +89,14 @@ async fn burst(_: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn init(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn init(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     for i in 0..10 {
         runtime.cri.behave(&format!("i{i}"), [Behaviour::exits(0, Duration::ZERO)]);
     }
     let agent = runtime.agent(target).await?;
     let mut samples = Samples::default();
-    for i in 0..ground.options.amount(10, 5) {
+    for i in 0..ctx.options.amount(10, 5) {
         let name = format!("p{i}");
         let start = runtime.start_pod(&agent, &name, &manifest::with_init(&name, 10)).await?;
         samples.add("init", ms(start.container));
@@ -105,10 +105,10 @@ async fn init(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn restart(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn restart(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
-    let pods: u32 = ground.options.amount(110, 30);
+    let pods: u32 = ctx.options.amount(110, 30);
     for i in 0..pods {
         let name = format!("p{i}");
         agent.put(&name, &manifest::scripted(&name, 1))?;
@@ -135,12 +135,12 @@ const SETTLED: Duration = Duration::from_millis(200);
 
 /// Blocks of starts with and without a hung neighbor alternate under one agent, so that a drift affects both. Each side
 /// has thousands of starts: the 99th percentile of a few hundred is not accurate to 5 %.
-async fn hung(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn hung(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     runtime.cri.fault("run_podsandbox", "hung", Fault::Hang, None);
     let agent = runtime.agent(target).await?;
     let (mut beside, mut without) = (Vec::new(), Vec::new());
-    let blocks = ground.options.amount(100, 4);
+    let blocks = ctx.options.amount(100, 4);
     for block in 0..blocks {
         let hangs = block % 2 == 0;
         let neighbour = format!("hung{block}");

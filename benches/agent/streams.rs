@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use berth_cri::RuntimeService;
 use berth_proto::cri;
-use berth_server::streaming::spdy::{Headers, Limits, Role, Stream, session};
+use berth_server::streaming::spdy::{ConnectionLimits, Headers, Role, SpdyStream, session};
 use futures::{FutureExt, StreamExt};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -51,7 +51,7 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-async fn exec(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn exec(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
     let server = StreamServer::start(&runtime.cri).await;
     let agent = runtime.secured_agent(target, &secure).await?;
@@ -61,7 +61,7 @@ async fn exec(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let container = direct.list_containers(None).await?.first().context("a container")?.id.clone();
     let path = format!("/exec/default/{}/c0?output=1&command=flood&command=2", manifest::full_name("p"));
     let mut samples = Samples::default();
-    for number in 0..ground.options.amount(300, 30) {
+    for number in 0..ctx.options.amount(300, 30) {
         let begun = Instant::now();
         let request = cri::ExecRequest {
             container_id: container.clone(),
@@ -107,7 +107,7 @@ pub fn parts(url: &str) -> Result<(&str, &str)> {
 
 /// Opens a command's streams, reads two bytes and the status, and closes.
 async fn over_spdy<T: AsyncRead + AsyncWrite + Send + 'static>(io: T) -> Result<()> {
-    let limits = Limits { idle: None, ping: None, streams: 8 };
+    let limits = ConnectionLimits { idle: None, ping: None, streams: 8 };
     let (connection, _incoming, driver) = session(io, Role::Client, limits);
     let task = tokio::spawn(driver.run());
     let mut error = connection.open(Headers::of(&[("streamType", "error")])).await?;
@@ -119,7 +119,7 @@ async fn over_spdy<T: AsyncRead + AsyncWrite + Send + 'static>(io: T) -> Result<
     Ok(())
 }
 
-async fn all(stream: &mut Stream) -> usize {
+async fn all(stream: &mut SpdyStream) -> usize {
     let mut size = 0;
     while let Ok(Some(bytes)) = stream.read().await {
         size += bytes.len();

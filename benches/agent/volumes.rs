@@ -148,13 +148,13 @@ fn issued(cluster: &Cluster, since: u64) -> Option<f64> {
     Some(ms(one.ended?.duration_since(one.begun)))
 }
 
-async fn mount(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn mount(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     // Measures the agent, not the server's delay in updating the node authorizer's graph.
     cluster.api.rules(|rules| rules.graph_lag = Duration::ZERO);
     let mut samples = Samples::default();
     let mut before = overall(&agent).await?;
-    for i in 0..ground.options.amount(50, 10) {
+    for i in 0..ctx.options.amount(50, 10) {
         // The third pod uses the objects cached for the second; its token is its own.
         let objects = format!("full{i}");
         put_objects(&cluster, &objects);
@@ -196,7 +196,7 @@ fn volume(agent: &Agent, pod: &Value, plugin: &str, name: &str) -> PathBuf {
     agent.root().join("pods").join(uid).join("volumes").join(plugin).join(name)
 }
 
-async fn change(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn change(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     put_objects(&cluster, "follow");
     cluster.create("follow", fields("follow"));
@@ -205,12 +205,12 @@ async fn change(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let pod = cluster.pod("follow").context("just seen")?;
     let file = volume(&agent, &pod, "kubernetes.io~configmap", "one").join("key");
     let mut samples = Samples::default();
-    for n in 1..=ground.options.amount(50, 10) {
+    for n in 1..=ctx.options.amount(50, 10) {
         tokio::time::sleep(Duration::from_millis(200)).await;
         let value = n.to_string();
         let began = Instant::now();
         cluster.api.patch("configmaps", "default", "follow-1", json!({"data": {"key": value}}));
-        while !says(&file, &value) {
+        while !has_content(&file, &value) {
             ensure!(began.elapsed() < Duration::from_secs(150), "the file did not change\n{}", agent.log_end());
             tokio::time::sleep(Duration::from_micros(500)).await;
         }
@@ -219,7 +219,7 @@ async fn change(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-fn says(file: &Path, value: &str) -> bool {
+fn has_content(file: &Path, value: &str) -> bool {
     fs::read_to_string(file).is_ok_and(|text| text == value)
 }
 
@@ -238,10 +238,10 @@ async fn known(agent: &Agent) -> f64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-async fn idle(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
-    let settle = Duration::from_secs(ground.options.amount(20, 5));
-    let window = Duration::from_secs(ground.options.amount(120, 10));
-    let count = ground.options.amount(110, 30);
+async fn idle(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+    let settle = Duration::from_secs(ctx.options.amount(20, 5));
+    let window = Duration::from_secs(ctx.options.amount(120, 10));
+    let count = ctx.options.amount(110, 30);
     let mut samples = Samples::default();
     // Without the service account token either.
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
@@ -274,7 +274,7 @@ async fn idle(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-async fn orphans(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> {
+async fn orphans(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..1_000 {
@@ -282,7 +282,7 @@ async fn orphans(ground: &BenchContext<'_>, target: &Target) -> Result<Samples> 
         fs::create_dir_all(&volume)?;
         fs::write(volume.join("data"), "somebody's")?;
     }
-    let window = Duration::from_secs(ground.options.amount(180, 60));
+    let window = Duration::from_secs(ctx.options.amount(180, 60));
     let before = agent.log_lines();
     let spent = cpu(&agent, window).await?;
     let lines = f64::from(u32::try_from(agent.log_lines().saturating_sub(before))?);

@@ -15,12 +15,12 @@ use std::{
 
 use berth_ports::SystemClock;
 use berth_stats::{
-    Compressed, Form, Host, PodCgroupPaths,
+    Form, Host, PageCompression, PodCgroupPaths,
     cadvisor_page::{self, Counts, OpenFileCount},
     compressed, host,
     mounts::Mounts,
     pods::{ReportedContainer, ReportedPod},
-    reader::Reader,
+    reader::CgroupReader,
     reading::Depth,
     resource_page,
     snapshot::{Sampler, Snapshot},
@@ -134,13 +134,13 @@ fn measure<T>(what: &str, mut work: impl FnMut() -> T) -> T {
 }
 
 fn write_pages(snapshot: &Snapshot, files: &Counts) {
-    let inputs = |form| summary_builder::Inputs {
+    let inputs = |form| summary_builder::SummaryInputs {
         form,
         node: "node-1",
         booted_at: 1_600_000_000,
         snapshot,
         runtime: None,
-        told: &*Box::leak(Box::default()),
+        runtime_pods: &*Box::leak(Box::default()),
         measured: &*Box::leak(Box::default()),
         places: &*Box::leak(Box::default()),
         root_fs: None,
@@ -153,7 +153,7 @@ fn write_pages(snapshot: &Snapshot, files: &Counts) {
     });
     println!("{:<40} {:>8} KB", "", page.len() / 1024);
     let page = measure("/metrics/cadvisor: page", || {
-        cadvisor_page::write(&cadvisor_page::Inputs {
+        cadvisor_page::write(&cadvisor_page::CadvisorInputs {
             snapshot,
             now: 1_700_000_000_000_000_000,
             host: &Host::default(),
@@ -167,7 +167,7 @@ fn write_pages(snapshot: &Snapshot, files: &Counts) {
     });
     println!("{:<40} {:>8} KB", "", page.len() / 1024);
     let page = Bytes::from(page);
-    let page = measure("/metrics/cadvisor: gzip", || compressed(page.clone(), Compressed::Gzip));
+    let page = measure("/metrics/cadvisor: gzip", || compressed(page.clone(), PageCompression::Gzip));
     println!("{:<40} {:>8} KB", "", page.len() / 1024);
 }
 
@@ -180,7 +180,7 @@ fn main() {
     let (pods, names) = (pods(), Arc::new(Names(format!("/{name}"))));
     let tree = Tree::new(&name, &mounts, &pods);
     println!("{PODS} pods, {} containers, {} directories", PODS * CONTAINERS, tree.0.len());
-    let reader = Reader::new(mounts, names.clone(), MAX_OPEN);
+    let reader = CgroupReader::new(mounts, names.clone(), MAX_OPEN);
     let mut sampler = Sampler::new(reader, names, Arc::new(SystemClock), "/".into(), 0);
     for (depth, what) in [
         (Depth::Core, "/metrics/resource: reading"),

@@ -9,18 +9,18 @@ use async_trait::async_trait;
 pub use offline::{OfflineFeed, OfflineSettings};
 
 use crate::sources::ports::PodSourceFeed;
-use berth_api::Store;
+use berth_api::ReflectorStore;
 use berth_types::Pod;
 
 /// Returns all pods of a store whenever one of them has changed.
 pub struct PodFeed {
-    pods: Store<Pod>,
+    pods: ReflectorStore<Pod>,
     is_first: bool,
 }
 
 impl PodFeed {
     /// Creates the feed of that store.
-    pub fn new(pods: Store<Pod>) -> Self {
+    pub fn new(pods: ReflectorStore<Pod>) -> Self {
         Self { pods, is_first: true }
     }
 }
@@ -59,7 +59,7 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_handed_in_before_the_first_full_set() {
         let (send, pods) = watch::channel(snapshot(false, &[]));
-        let mut feed = PodFeed::new(Store::new(pods));
+        let mut feed = PodFeed::new(ReflectorStore::new(pods));
         assert!(feed.next_set().now_or_never().is_none());
         send.send_replace(snapshot(false, &["a"]));
         assert!(feed.next_set().now_or_never().is_none(), "half a set removes pods");

@@ -62,14 +62,14 @@ impl PodSourceFeed for OfflineFeed {
     async fn next_set(&mut self) -> Option<Vec<Arc<Pod>>> {
         if !self.has_decided {
             let until = *self.until.get_or_insert_with(|| Instant::now() + self.patience);
-            let told = tokio::select! {
+            let set = tokio::select! {
                 biased;
-                told = self.inner.next_set() => Some(told),
+                set = self.inner.next_set() => Some(set),
                 () = sleep_until(until) => None,
             };
             self.has_decided = true;
-            match told {
-                Some(told) => return self.told(told),
+            match set {
+                Some(set) => return self.record_set(set),
                 None => {
                     if let Some(pods) = self.offline.last_known_pods() {
                         return Some(pods);
@@ -77,13 +77,13 @@ impl PodSourceFeed for OfflineFeed {
                 }
             }
         }
-        let told = self.inner.next_set().await;
-        self.told(told)
+        let set = self.inner.next_set().await;
+        self.record_set(set)
     }
 }
 
 impl OfflineFeed {
-    fn told(&self, set: Option<Vec<Arc<Pod>>>) -> Option<Vec<Arc<Pod>>> {
+    fn record_set(&self, set: Option<Vec<Arc<Pod>>>) -> Option<Vec<Arc<Pod>>> {
         if let Some(pods) = &set {
             self.offline.record_pods(pods);
         }
@@ -130,8 +130,8 @@ mod tests {
             ("{}", "offlinePods: missing field `keyFile`"),
             ("{\"keyFile\": \"/k\", \"x\": 1}", "offlinePods: unknown field `x`"),
         ] {
-            let told = read(text).expect_err(expected);
-            assert!(told.starts_with(expected), "{told}");
+            let error = read(text).expect_err(expected);
+            assert!(error.starts_with(expected), "{error}");
         }
     }
 
@@ -141,32 +141,32 @@ mod tests {
         let config =
             OfflineConfig { file: folder.join("offline/pods"), key_file: folder.join("key"), node: "n".to_owned() };
         let offline = Offline::start(config, &tasks, stop.clone()).await.expect("a key");
-        let (tell, sets) = mpsc::unbounded_channel();
+        let (sender, sets) = mpsc::unbounded_channel();
         let feed = OfflineFeed::new(Box::new(Sets(sets)), offline, Duration::from_secs(20));
         let end = async move || {
             stop.cancel();
             tasks.close();
             tasks.wait().await;
         };
-        (feed, tell, end)
+        (feed, sender, end)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_last_known_pods_run_until_others_are_told() {
+    async fn last_known_pods_run_until_the_api_server_delivers_others() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let key = folder.path().join("key");
         std::fs::write(&key, [7; 32]).expect("written");
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("changed");
 
-        let (mut feed, tell, end) = run(folder.path()).await;
-        tell.send(vec![pod("a"), pod("b")]).expect("listening");
+        let (mut feed, sender, end) = run(folder.path()).await;
+        sender.send(vec![pod("a"), pod("b")]).expect("listening");
         assert_eq!(names(feed.next_set().await), ["a", "b"]);
         tokio::task::yield_now().await;
         end().await;
 
         // A reboot while the API server is unavailable.
-        let (mut feed, tell, end) = run(folder.path()).await;
+        let (mut feed, sender, end) = run(folder.path()).await;
         let began = Instant::now();
         let early = tokio::time::timeout(Duration::from_secs(5), feed.next_set()).await;
         assert!(early.is_err(), "it is waited for, and the wait goes on where it was dropped");
@@ -174,20 +174,20 @@ mod tests {
         assert_eq!(began.elapsed(), Duration::from_secs(20));
         let more = tokio::time::timeout(Duration::from_secs(3600), feed.next_set()).await;
         assert!(more.is_err(), "they are offered once");
-        tell.send(vec![pod("b")]).expect("listening");
+        sender.send(vec![pod("b")]).expect("listening");
         assert_eq!(names(feed.next_set().await), ["b"], "what is gone is gone");
         tokio::task::yield_now().await;
         end().await;
 
         // The API server responds immediately: no last-known pods are returned.
-        let (mut feed, tell, end) = run(folder.path()).await;
-        tell.send(Vec::new()).expect("listening");
+        let (mut feed, sender, end) = run(folder.path()).await;
+        sender.send(Vec::new()).expect("listening");
         assert!(names(feed.next_set().await).is_empty());
         tokio::task::yield_now().await;
         end().await;
 
         // No pods were known: none are returned, however long the API server is unavailable.
-        let (mut feed, _tell, _end) = run(folder.path()).await;
+        let (mut feed, _sender, _end) = run(folder.path()).await;
         assert!(tokio::time::timeout(Duration::from_secs(3600), feed.next_set()).await.is_err());
     }
 }

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_put_there_stays() {
+    fn a_foreign_certificate_is_kept() {
         let folder = tempfile::tempdir().expect("a folder");
         let serving = ServingCertificate::new(folder.path(), "node-1", Vec::new());
         let foreign = Authority::create("corporate", Validity::days(at(-700), 30)).expect("an authority");
@@ -201,7 +201,7 @@ mod tests {
         serving.ensure(at(0)).expect("made");
         std::fs::remove_file(&serving.files.key).expect("removed");
         std::fs::create_dir(&serving.files.key).expect("made"); // root may read any file, but no directory
-        let told = serving.ensure(at(0)).expect_err("a directory").to_string();
-        assert!(told.starts_with(&format!("cannot read {}: ", serving.files.key.display())), "{told}");
+        let error = serving.ensure(at(0)).expect_err("a directory").to_string();
+        assert!(error.starts_with(&format!("cannot read {}: ", serving.files.key.display())), "{error}");
     }
 }

@@ -17,7 +17,7 @@ const CA_DAYS: i64 = 3650;
 const DAYS: i64 = 365;
 
 #[derive(Subcommand, Debug)]
-pub(super) enum Command {
+pub(super) enum CertsSubcommand {
     /// Create a certificate authority, a serving certificate, and an administrator's client certificate
     Init(Init),
 }
@@ -37,8 +37,8 @@ pub(super) struct Init {
     force: bool,
 }
 
-pub(super) fn run(command: &Command) -> ExitCode {
-    let Command::Init(wanted) = command;
+pub(super) fn run(command: &CertsSubcommand) -> ExitCode {
+    let CertsSubcommand::Init(wanted) = command;
     match init(wanted, Timestamp::now()) {
         Ok(text) => {
             print!("{text}");

@@ -8,12 +8,12 @@ use clap::{Subcommand, ValueEnum};
 use berth_config::{Notice, configz, defaults};
 
 #[derive(Subcommand, Debug)]
-pub(super) enum Command {
+pub(super) enum ConfigSubcommand {
     /// Print the default configuration
     Defaults {
         /// Output format
-        #[arg(long, short, value_enum, default_value_t = Output::Yaml)]
-        output: Output,
+        #[arg(long, short, value_enum, default_value_t = ConfigOutputFormat::Yaml)]
+        output: ConfigOutputFormat,
     },
     /// Validate a configuration file
     Validate {
@@ -29,17 +29,17 @@ pub(super) enum Command {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum Output {
-    /// YAML
+pub(super) enum ConfigOutputFormat {
+    /// YAML on multiple lines
     Yaml,
     /// JSON on one line
     Json,
 }
 
-pub(super) fn run(command: &Command) -> ExitCode {
+pub(super) fn run(command: &ConfigSubcommand) -> ExitCode {
     let done = match command {
-        Command::Defaults { output } => print_defaults(*output),
-        Command::Validate { file, config_dir, strict } => validate(file, config_dir.as_deref(), *strict),
+        ConfigSubcommand::Defaults { output } => print_defaults(*output),
+        ConfigSubcommand::Validate { file, config_dir, strict } => validate(file, config_dir.as_deref(), *strict),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -50,12 +50,12 @@ pub(super) fn run(command: &Command) -> ExitCode {
     }
 }
 
-fn print_defaults(output: Output) -> Result<()> {
+fn print_defaults(output: ConfigOutputFormat) -> Result<()> {
     let mut config = defaults::defaults();
     config.eviction_hard = defaults::hard_eviction();
     match output {
-        Output::Json => println!("{}", configz::to_json(&config)),
-        Output::Yaml => {
+        ConfigOutputFormat::Json => println!("{}", configz::to_json(&config)),
+        ConfigOutputFormat::Yaml => {
             print!("{}", serde_saphyr::to_string(&config).context("cannot serialize the defaults as YAML")?)
         }
     }

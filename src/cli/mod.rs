@@ -25,11 +25,11 @@ use berth_runtime::images::apply::{child as unpacker, unpack_process::VERB as UN
 #[command(name = "berth", version = version_line(), subcommand_required = true, arg_required_else_help = true)]
 struct Berth {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Subcommand, Debug)]
-enum Command {
+enum CliCommand {
     /// Run the node agent with kubelet's flags (see `berth run --help`)
     #[command(disable_help_flag = true)]
     Run {
@@ -40,19 +40,19 @@ enum Command {
     /// Print default configuration and validate configuration files
     Config {
         #[command(subcommand)]
-        command: config::Command,
+        command: config::ConfigSubcommand,
     },
     /// Create certificates for a standalone node
     Certs {
         #[command(subcommand)]
-        command: certs::Command,
+        command: certs::CertsSubcommand,
     },
     /// Serve the embedded container runtime on a CRI socket, without the agent
     Cri(cri::Arguments),
     /// Manage images of the embedded container runtime
     Images {
         #[command(subcommand)]
-        command: images::Command,
+        command: images::ImagesSubcommand,
     },
     /// List the pods of this node
     Pods(node::pods::Pods),
@@ -89,26 +89,26 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
     let berth = match Berth::try_parse_from(args) {
         Ok(berth) => berth,
-        Err(told) => {
+        Err(error) => {
             // Help and version are clap "errors" too; a failed print does not change the exit code.
-            let _ = told.print();
-            return ExitCode::from(u8::try_from(told.exit_code()).unwrap_or(1));
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1));
         }
     };
     match berth.command {
-        Command::Run { flags } => run::run(Personality::Berth, &flags),
-        Command::Config { command } => config::run(&command),
-        Command::Certs { command } => certs::run(&command),
-        Command::Cri(arguments) => cri::run(arguments),
-        Command::Images { command } => images::run(command),
-        Command::Pods(wanted) => node::run(pods::list(wanted)),
-        Command::Why(wanted) => node::run(why::print_diagnostics(wanted)),
-        Command::Logs(wanted) => node::run(logs::print_log(wanted)),
-        Command::Exec(wanted) => node::run(exec::run(wanted)),
-        Command::Top(wanted) => node::run(top::list(wanted)),
-        Command::Drain(wanted) => node::run(drain::drain(wanted)),
-        Command::Unpack { job } => unpacker::main(&job),
-        Command::Version => {
+        CliCommand::Run { flags } => run::run(Personality::Berth, &flags),
+        CliCommand::Config { command } => config::run(&command),
+        CliCommand::Certs { command } => certs::run(&command),
+        CliCommand::Cri(arguments) => cri::run(arguments),
+        CliCommand::Images { command } => images::run(command),
+        CliCommand::Pods(wanted) => node::run(pods::list(wanted)),
+        CliCommand::Why(wanted) => node::run(why::print_diagnostics(wanted)),
+        CliCommand::Logs(wanted) => node::run(logs::print_log(wanted)),
+        CliCommand::Exec(wanted) => node::run(exec::run(wanted)),
+        CliCommand::Top(wanted) => node::run(top::list(wanted)),
+        CliCommand::Drain(wanted) => node::run(drain::drain(wanted)),
+        CliCommand::Unpack { job } => unpacker::main(&job),
+        CliCommand::Version => {
             println!("berth {}", version_line());
             ExitCode::SUCCESS
         }

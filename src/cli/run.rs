@@ -5,7 +5,7 @@ use std::{ffi::OsString, io::Write, process::ExitCode};
 use tracing::error;
 
 use crate::{logging, wiring};
-use berth_config::{HostFacts, Notice, Personality, Request, StartupError, fields::LoggingConfiguration};
+use berth_config::{HostFacts, Notice, Personality, StartupAction, StartupError, fields::LoggingConfiguration};
 
 /// Runs the agent with kubelet's flags.
 pub fn run(personality: Personality, flags: &[OsString]) -> ExitCode {
@@ -21,11 +21,11 @@ pub fn run(personality: Personality, flags: &[OsString]) -> ExitCode {
         Vec::new()
     };
     match loading.outcome {
-        Ok(Request::Print(text)) => {
+        Ok(StartupAction::Print(text)) => {
             print!("{text}");
             ExitCode::SUCCESS
         }
-        Ok(Request::Run(mut loaded)) => {
+        Ok(StartupAction::Run(mut loaded)) => {
             loaded.notices.splice(0..0, deprecations);
             wiring::run(*loaded)
         }

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_nobody_works_on_waits_for_what_it_has_yet_to_do() {
+    fn a_pod_with_an_idle_worker_waits_for_its_next_step() {
         let spec = json!({
             "initContainers": [{"name": "migrate"}, {"name": "proxy", "restartPolicy": "Always"}],
             "containers": [{"name": "main"}, {"name": "other"}],
@@ -161,13 +161,13 @@ mod tests {
             let steady = Instant::now();
             let now = Now { wall: "2026-01-01T00:01:00Z".parse().expect("a time"), steady };
             let idle = StepView { name: IDLE.into(), since: steady, until: None };
-            let told = current_wait(Some(&idle), Some(&pod(&spec)), Some(&self::status(status.clone())), now);
-            let told = told.map(|waits| (waits.stage, waits.reason, waits.seconds));
+            let wait = current_wait(Some(&idle), Some(&pod(&spec)), Some(&self::status(status.clone())), now);
+            let wait = wait.map(|waits| (waits.stage, waits.reason, waits.seconds));
             let expected = expected.map(|(stage, reason, seconds)| (stage.into(), reason.into(), f64::from(seconds)));
-            assert_eq!(told, expected, "{status:#}");
+            assert_eq!(wait, expected, "{status:#}");
             let works = StepView { name: "RunPodSandbox".into(), since: steady - Duration::from_secs(2), until: None };
-            let told = current_wait(Some(&works), Some(&pod(&spec)), Some(&self::status(status)), now).expect("a wait");
-            assert_eq!((&*told.reason, told.seconds), ("sandbox", 2.0), "what its worker does comes first");
+            let wait = current_wait(Some(&works), Some(&pod(&spec)), Some(&self::status(status)), now).expect("a wait");
+            assert_eq!((&*wait.reason, wait.seconds), ("sandbox", 2.0), "what its worker does comes first");
         }
     }
 }

@@ -43,11 +43,11 @@ pub struct PodDiagnosis {
     /// Errors of failed syncs, the latest last.
     pub errors: Vec<SyncFailure>,
     /// Init, regular, and ephemeral containers, in this order.
-    pub containers: Vec<Container>,
+    pub containers: Vec<ContainerDiagnosis>,
     /// Probe results.
     pub probes: Vec<Probe>,
     /// Conditions with status `False`; empty for pods in a terminal phase.
-    pub unmet: Vec<Condition>,
+    pub unmet: Vec<UnmetCondition>,
     /// Duration of each step, in the order of the pod's start.
     pub stages: Vec<StageTiming>,
 }
@@ -85,7 +85,7 @@ pub struct SyncFailure {
 /// Status of a container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Container {
+pub struct ContainerDiagnosis {
     /// Container name.
     pub name: String,
     /// `running`, `current_wait`, or `terminated`; `unknown` before the first status.
@@ -147,7 +147,7 @@ pub struct ProbeRun {
 /// Pod condition with status `False`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Condition {
+pub struct UnmetCondition {
     /// Condition type.
     #[serde(rename = "type")]
     pub kind: String,
@@ -264,7 +264,7 @@ fn failed(error: &SyncError, now: Now) -> SyncFailure {
     SyncFailure { text: text.clone(), times: *times, first: now.wall(*first), last: now.wall(*last) }
 }
 
-fn containers(status: &api::PodStatus) -> Vec<Container> {
+fn containers(status: &api::PodStatus) -> Vec<ContainerDiagnosis> {
     let of = |status: &api::ContainerStatus| {
         let (name, reason, message) = match state(status) {
             ContainerStateRef::Running => ("running", None, None),
@@ -280,7 +280,7 @@ fn containers(status: &api::PodStatus) -> Vec<Container> {
             reason: exit.reason.clone().unwrap_or_default(),
             at: exit.finished_at.as_ref().map(|time| time.0),
         });
-        Container {
+        ContainerDiagnosis {
             name: status.name.clone(),
             state: name.to_owned(),
             reason: reason.unwrap_or_default().to_owned(),
@@ -312,17 +312,17 @@ fn probe(probed: &ContainerProbeHistory) -> Probe {
 }
 
 /// A pod in a terminal phase does not have to meet its conditions.
-fn unmet(status: &api::PodStatus) -> Vec<Condition> {
+fn unmet(status: &api::PodStatus) -> Vec<UnmetCondition> {
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return Vec::new();
     }
     let unmet = status.conditions.iter().flatten().filter(|condition| condition.status == "False");
-    let told = unmet.map(|condition| Condition {
+    let conditions = unmet.map(|condition| UnmetCondition {
         kind: condition.type_.clone(),
         reason: condition.reason.clone().unwrap_or_default(),
         message: condition.message.clone().unwrap_or_default(),
     });
-    told.collect()
+    conditions.collect()
 }
 
 fn passed(step: &StepTiming) -> StageTiming {

@@ -12,7 +12,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use current_wait::current_wait;
-pub use document::{Condition, Container, Exit, PodDiagnosis, Probe, ProbeRun, StageTiming, SyncFailure, WaitInfo};
+pub use document::{
+    ContainerDiagnosis, Exit, PodDiagnosis, Probe, ProbeRun, StageTiming, SyncFailure, UnmetCondition, WaitInfo,
+};
 use document::{ContainerProbeHistory, DiagnosisInputs, Instance, Now, document};
 
 use crate::{
@@ -32,7 +34,7 @@ pub struct DiagnosticsProvider {
     /// Pod statuses.
     pub status: Arc<StatusManager>,
     /// Probe results.
-    pub probes: Arc<probes::Manager>,
+    pub probes: Arc<probes::ProbeManagerHandle>,
     /// Wall clock.
     pub clock: Arc<dyn Clock>,
 }
@@ -73,8 +75,12 @@ impl DiagnosticsProvider {
             let before = last_exit(container).and_then(|exit| exit.container_id.as_deref());
             let of = |id: Option<&str>, instance| {
                 let id = id.map(|id| id.split_once("://").map_or(id, |(_, id)| id)).unwrap_or_default();
-                let told = self.probes.history(&ContainerId::from(id)).into_iter();
-                told.map(move |history| ContainerProbeHistory { container: container.name.clone(), instance, history })
+                let histories = self.probes.history(&ContainerId::from(id)).into_iter();
+                histories.map(move |history| ContainerProbeHistory {
+                    container: container.name.clone(),
+                    instance,
+                    history,
+                })
             };
             let current = container.container_id.as_deref();
             // A terminated container without a successor may appear as both the current and the previous instance.

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shortest_wish_counts() {
+    fn the_shortest_grace_period_wins() {
         let row = |stored, deletion, kill, spec| {
             let effective = effective(GraceInputs { stored, deletion, kill, spec });
             (effective.seconds, effective.is_shortened)

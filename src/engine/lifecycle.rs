@@ -107,15 +107,15 @@ impl Lifecycle {
     /// The state after applying the desired state. `pod` is `None` for a pod that only the runtime
     /// knows: it is always terminating, with a grace period of 1 s.
     #[must_use]
-    pub fn apply(self, wish: &DesiredState, pod: Option<&Pod>) -> Self {
+    pub fn apply(self, desired: &DesiredState, pod: Option<&Pod>) -> Self {
         let Some(pod) = pod else {
             return match self {
                 Self::Syncing => Self::Terminating { cause: StopCause::Deleted, grace: 1 },
                 other => other,
             };
         };
-        let asked = cause(wish, pod);
-        let grace_override = wish.stop.as_ref().and_then(|stop| stop.grace_override);
+        let asked = cause(desired, pod);
+        let grace_override = desired.stop.as_ref().and_then(|stop| stop.grace_override);
         match (self, asked) {
             (Self::Syncing, None) => Self::Syncing,
             (Self::Syncing, Some(cause)) => {
@@ -195,8 +195,8 @@ pub fn merge_stop_requests(standing: Option<StopRequest>, new: StopRequest) -> S
     }
 }
 
-fn cause(wish: &DesiredState, pod: &Pod) -> Option<StopCause> {
-    let ordered = wish.stop.as_ref().map(|stop| stop.cause);
+fn cause(desired: &DesiredState, pod: &Pod) -> Option<StopCause> {
+    let ordered = desired.stop.as_ref().map(|stop| stop.cause);
     let deleted = pod.is_deleting().then_some(StopCause::Deleted);
     let terminal = pod.is_api_terminal().then_some(StopCause::Completed);
     match (ordered, deleted) {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_may_go_once_nobody_may_want_to_read_it() {
+    fn content_is_removable_after_eviction_or_deletion() {
         use StopCause::{Completed, Deleted, Evicted, NodeShutdown};
         // Spec 02a §9.3, 05 §7.4: a node shutdown is not an eviction.
         for (causes, while_it_ends, afterwards) in [
@@ -295,13 +295,13 @@ mod tests {
             (&[Evicted, NodeShutdown], true, true),
         ] {
             let pod = pod(json!({}), "");
-            let heed = |life: Lifecycle, cause: &StopCause| life.apply(&stop(*cause, None), Some(&pod));
-            let stopping = causes.iter().fold(Lifecycle::Syncing, heed);
+            let apply = |life: Lifecycle, cause: &StopCause| life.apply(&stop(*cause, None), Some(&pod));
+            let stopping = causes.iter().fold(Lifecycle::Syncing, apply);
             assert_eq!(stopping.content_removable(), while_it_ends, "{causes:?}");
             let stopped = stopping.after(SyncTransition::Stopped, Some(&pod));
             assert_eq!(stopped.content_removable(), afterwards, "{causes:?}");
             let finished = stopped.after(SyncTransition::CleanedUp, Some(&pod));
-            assert!(heed(finished, &Deleted).content_removable(), "{causes:?}: nobody wants it any more");
+            assert!(apply(finished, &Deleted).content_removable(), "{causes:?}: nobody wants it any more");
         }
     }
 

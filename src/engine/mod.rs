@@ -22,7 +22,7 @@ mod worker_status;
 
 pub use pod_snapshot::{PodReader, PodSnapshot};
 pub use source_readiness::SourceReadiness;
-pub use sync_loop::{Command, EngineHandle, Inputs, Leftovers, WorkerView, kill_and_wait, start};
+pub use sync_loop::{EngineHandle, Leftovers, SyncLoopCommand, SyncLoopInputs, WorkerView, kill_and_wait, start};
 pub use sync_loop_liveness::SyncLoopLiveness;
 pub use worker::{EngineConfig, Report, WorkerContext, reports};
 pub use worker_status::{PodWorkerStatus, StartWait};

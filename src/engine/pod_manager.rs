@@ -68,7 +68,7 @@ impl PodManager {
     pub fn mirror_status(&self, pod: &Pod) -> Option<&api::PodStatus> {
         let mirror = self.mirrors.get(self.mirror_by_name.get(&pod.full_name())?)?;
         let is_own = pod.is_static() && mirror.annotation(ANNOTATION_MIRROR) == Some(pod.uid().as_str());
-        mirror.status.as_deref().filter(|told| is_own && is_active(told))
+        mirror.status.as_deref().filter(|status| is_own && is_active(status))
     }
 
     /// The static pod of a mirror pod.
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_tells_of_its_own_pod_while_that_lives() {
+    fn a_mirror_status_counts_for_its_own_running_pod_only() {
         let of = |hash: &str, status: Value| {
             let annotations = json!({"kubernetes.io/config.mirror": hash});
             let metadata = json!({"name": "web", "namespace": "n", "uid": "m", "annotations": annotations});
@@ -116,7 +116,7 @@ mod tests {
         let ended = json!({"phase": "Failed", "startTime": "2026-01-01T00:00:00Z"});
         let annotations = json!({"kubernetes.io/config.source": "file"});
         let web = object(json!({"name": "web", "namespace": "n", "uid": "u1", "annotations": annotations}), json!({}));
-        for (case, mirror, tells) in [
+        for (case, mirror, expected) in [
             ("its own", of("u1", running.clone()), true),
             ("of the manifest before", of("u0", running), false),
             ("its own, just made", of("u1", json!({"phase": "Pending"})), false),
@@ -126,7 +126,7 @@ mod tests {
             manager.upsert(web.clone());
             assert!(manager.mirror_status(&web).is_none(), "no mirror yet");
             manager.upsert(mirror);
-            assert_eq!(manager.mirror_status(&web).is_some(), tells, "{case}");
+            assert_eq!(manager.mirror_status(&web).is_some(), expected, "{case}");
         }
     }
 

@@ -101,7 +101,7 @@ mod tests {
     use crate::engine::lifecycle::StopCause;
 
     #[test]
-    fn nothing_of_an_unknown_pod_goes_before_the_sources_have_told() {
+    fn content_of_an_unknown_pod_is_kept_until_the_sources_are_ready() {
         let (sender, receiver) = watch::channel(Arc::new(PodSnapshot::default()));
         let view = PodReader::new(receiver);
         let [known, refused, unknown] = ["known", "refused", "unknown"].map(PodUid::from);

@@ -13,7 +13,7 @@ pub enum WaitClass {
     Secrets,
     /// The pod sandbox.
     Sandbox,
-    /// An image.
+    /// Check or pull of a container's image.
     Image,
     /// The configuration of a container.
     Configuration,

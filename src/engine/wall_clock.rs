@@ -32,7 +32,7 @@ mod tests {
     #[test]
     fn a_clock_that_was_set_and_a_machine_that_slept_are_noticed() {
         let mut clock = WallClock::default();
-        let mut look = |wall, uptime| {
+        let mut detect = |wall, uptime| {
             let wall = Timestamp::from_millisecond(wall).expect("in range");
             clock.detect_jump(wall, Duration::from_millis(uptime)).map(|jump| jump.as_secs())
         };
@@ -45,7 +45,7 @@ mod tests {
             (1_000_000, 10_000, Some(-3609)),
             (1_060_000, 70_000, None), // a slow iteration
         ] {
-            assert_eq!(look(wall, uptime), expected, "{wall} {uptime}");
+            assert_eq!(detect(wall, uptime), expected, "{wall} {uptime}");
         }
     }
 }

@@ -6,14 +6,14 @@ use async_trait::async_trait;
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{
-    message::Verdict,
+    message::EvictionVerdict,
     page_cache::PageCache,
     ports::{MemoryShortage, Pods, Reclaim, UsageScope},
     usage::{ContainerUse, DiskUse, PodUse},
 };
 use crate::{
     engine::{
-        Command, PodReader,
+        PodReader, SyncLoopCommand,
         allocation::Allocations,
         kill_and_wait,
         lifecycle::{StatusOverride, StopCause},
@@ -33,12 +33,12 @@ const MEASURED: Duration = Duration::from_secs(5);
 /// Deadline for the removal of dead containers and for the removal of unused images.
 const RECLAIM_LIMIT: Duration = Duration::from_secs(120);
 
-/// [`Pods`] of the engine.
+/// [`Pods`] adapter: reads pods from the engine, and evicts them with kill commands.
 pub struct EnginePods {
     /// Reads the pods of this node.
     pub pods: PodReader,
     /// Receives kill commands of the sync loop.
-    pub commands: mpsc::Sender<Command>,
+    pub commands: mpsc::Sender<SyncLoopCommand>,
     /// Allocated resources of pods.
     pub allocations: Allocations,
     /// Resource usage of pods.
@@ -67,7 +67,7 @@ impl Pods for EnginePods {
         Ok(summary.pods.iter().map(|pod| (pod.id.uid.clone(), usage(pod))).collect())
     }
 
-    async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
+    async fn evict(&self, pod: &Arc<Pod>, verdict: &EvictionVerdict) -> Result<(), String> {
         let message = verdict.message.clone();
         let disruption = verdict.is_disruption.then(|| ("TerminationByKubelet".to_owned(), message.clone()));
         let reason = "Evicted".to_owned();
@@ -109,7 +109,7 @@ pub struct NodeReclaimer {
     /// Removes dead containers.
     pub runtime: Arc<RuntimeManager>,
     /// Removes images.
-    pub images: Arc<images::Manager>,
+    pub images: Arc<images::ImageManager>,
     /// Decides whether the content of a pod may be removed.
     pub pod_states: Arc<dyn PodStateProvider>,
     /// Reclaims page cache.

@@ -19,7 +19,7 @@ use tracing::{debug, error, info, warn};
 use super::{
     EvictionConfig,
     limits::{exceeded, has_limits},
-    message::{Verdict, verdict},
+    message::{EvictionVerdict, verdict},
     ports::{MemoryShortage, Pods, Reclaim, UsageScope},
     pressure::{grace, is_resolved, missing},
     rank::{is_exempt, rank},
@@ -29,7 +29,7 @@ use super::{
 };
 use berth_config::eviction::{Signal, Threshold};
 use berth_metrics::EvictionMetrics;
-use berth_ports::{Event, EventSink, TaskLiveness};
+use berth_ports::{EventRecord, EventSink, TaskLiveness};
 use berth_types::{Pod, PodUid};
 
 /// Period of the check of local storage limits; also how long a signal is suspended for which no pod could be evicted.
@@ -50,7 +50,7 @@ const TAKING: Duration = Duration::from_secs(2);
 /// Grace period in seconds while a hard threshold is met.
 const SHORT: i64 = 1;
 /// Timeout for a fresh observation of the watcher.
-const LOOK_PATIENCE: Duration = Duration::from_secs(15);
+const OBSERVATION_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Dependencies of the evictor.
 pub struct EvictorDeps {
@@ -63,7 +63,7 @@ pub struct EvictorDeps {
     /// Eviction metrics.
     pub metrics: EvictionMetrics,
     /// Reports that the task is alive.
-    pub pulse: TaskLiveness,
+    pub liveness: TaskLiveness,
 }
 
 /// Evictor of this node; see the module's documentation.
@@ -81,7 +81,7 @@ pub struct Evictor {
     has_no_evictable_pod: bool,
 }
 
-/// Result of a pass.
+/// Result of an eviction pass: whether to evaluate again or suspend a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PassResult {
     /// Resources were freed or will be: evaluate again immediately.
@@ -92,7 +92,7 @@ enum PassResult {
     Failed(Signal, Duration),
 }
 
-/// Reason for a pass.
+/// Trigger of an eviction pass: a threshold that is met, or the periodic check of local storage limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PassReason {
     Shortage,
@@ -147,7 +147,7 @@ impl Evictor {
     /// Waits until a threshold is due or limits have to be checked.
     async fn wait(&mut self) -> PassReason {
         loop {
-            self.deps.pulse.report_progress();
+            self.deps.liveness.report_progress();
             let now = Instant::now();
             self.suspended.retain(|_, until| *until > now);
             if self.has_no_evictable_pod && self.deps.pods.active().iter().any(|pod| self.is_evictable(pod)) {
@@ -161,11 +161,11 @@ impl Evictor {
                 self.has_no_evictable_pod = false;
             }
             self.has_no_evictable_pod &= !self.suspended.is_empty();
-            let (held, limits_at) = (self.suspended.clone(), self.limits_at);
+            let (suspended, limits_at) = (self.suspended.clone(), self.limits_at);
             let is_due = |picture: &Option<Arc<NodeSnapshot>>| {
-                picture.as_ref().is_some_and(|picture| first_not_suspended(&held, picture).is_some())
+                picture.as_ref().is_some_and(|picture| first_not_suspended(&suspended, picture).is_some())
             };
-            let again = held.values().min().copied().unwrap_or_else(|| limits_at.max(now + PERIOD));
+            let again = suspended.values().min().copied().unwrap_or_else(|| limits_at.max(now + PERIOD));
             let again = if self.has_no_evictable_pod { again.min(now + RETRY) } else { again };
             tokio::select! {
                 biased;
@@ -199,7 +199,7 @@ impl Evictor {
         }
         let layout = self.latest().layout;
         let can_go = |candidate: &&Candidate| self.is_evictable(&candidate.pod);
-        let found: Vec<(Arc<Pod>, Verdict)> = candidates
+        let found: Vec<(Arc<Pod>, EvictionVerdict)> = candidates
             .iter()
             .filter(can_go)
             .filter_map(|candidate| Some((candidate.pod.clone(), exceeded(candidate, layout)?)))
@@ -232,7 +232,7 @@ impl Evictor {
         }
         info!(resourceName = resource(signal), "Eviction manager: attempting to reclaim");
         let text = format!("Attempting to reclaim {}", resource(signal));
-        self.deps.events.record(Event::node_warning("EvictionThresholdMet", text));
+        self.deps.events.record(EventRecord::node_warning("EvictionThresholdMet", text));
         let mut picture = self.latest();
         let Some(is_tried) = self.unless_memory_is_short(signal, self.reclaim(signal, picture.layout)).await else {
             return PassResult::Nothing;
@@ -304,7 +304,7 @@ impl Evictor {
         let Some((bytes, least)) = shortage(picture, signal).filter(|_| is_memory(signal)) else { return false };
         rank(candidates, signal, picture.layout);
         let Some(worst) = candidates.iter().find(|candidate| !is_exempt(candidate)) else { return false };
-        self.deps.pulse.report_progress();
+        self.deps.liveness.report_progress();
         let missing = MemoryShortage { bytes, least, of_machine: signal == Signal::Memory };
         let is_tried = self.deps.reclaim.page_cache(worst.pod.uid(), missing).await;
         if is_tried {
@@ -316,11 +316,11 @@ impl Evictor {
     /// Reclaims node-level resources that help with the signal; returns whether anything was attempted.
     async fn reclaim(&self, signal: Signal, layout: Layout) -> bool {
         let (containers, images) = reclaims(signal, layout);
-        self.deps.pulse.report_progress();
+        self.deps.liveness.report_progress();
         if containers && let Err(err) = self.deps.reclaim.containers().await {
             warn!(err, "Eviction manager: unexpected error when attempting to reclaim dead containers");
         }
-        self.deps.pulse.report_progress();
+        self.deps.liveness.report_progress();
         if images && let Err(err) = self.deps.reclaim.images().await {
             warn!(err, "Eviction manager: unexpected error when attempting to reclaim images");
         }
@@ -373,15 +373,15 @@ impl Evictor {
     }
 
     /// Evicts a pod and waits for its cleanup; returns whether that completed.
-    async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> bool {
-        let event = Event::warning(pod.id(), "Evicted", verdict.message.clone());
+    async fn evict(&self, pod: &Arc<Pod>, verdict: &EvictionVerdict) -> bool {
+        let event = EventRecord::warning(pod.id(), "Evicted", verdict.message.clone());
         self.deps.events.record(event.annotated(verdict.annotations.iter().cloned()));
-        self.deps.pulse.expect_within(Duration::from_secs(verdict.grace.max(0).unsigned_abs()).saturating_mul(2));
+        self.deps.liveness.expect_within(Duration::from_secs(verdict.grace.max(0).unsigned_abs()).saturating_mul(2));
         match self.terminate(pod, verdict).await {
             Ok(()) => info!(pod = %pod.object_name(), "Eviction manager: pod is evicted successfully"),
             Err(err) => {
                 let text = "Container runtime did not kill the pod within specified grace period.";
-                self.deps.events.record(Event::warning(pod.id(), "ExceededGracePeriod", text));
+                self.deps.events.record(EventRecord::warning(pod.id(), "ExceededGracePeriod", text));
                 error!(pod = %pod.object_name(), err, "Eviction manager: pod failed to evict");
             }
         }
@@ -396,7 +396,7 @@ impl Evictor {
     /// Stops a pod. A running grace period is shortened once any hard threshold is met, because no other pod is evicted
     /// meanwhile.
     /// Suspended signals other than the pod's own do not shorten it: nothing can be done for them.
-    async fn terminate(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
+    async fn terminate(&self, pod: &Arc<Pod>, verdict: &EvictionVerdict) -> Result<(), String> {
         let mut pictures = self.pictures.clone();
         let may_help = |signal: Signal| signal.as_str() == verdict.signal || !self.is_suspended(signal);
         let is_hard = |(due, _): &(Threshold, Uptime)| due.is_hard() && may_help(due.signal);
@@ -408,7 +408,7 @@ impl Evictor {
             Ok(_) = pictures.wait_for(is_urgent), if verdict.grace > SHORT => {}
         }
         info!(pod = %pod.object_name(), "Eviction manager: hard threshold met, shortening grace period of pod");
-        self.deps.pods.evict(pod, &Verdict { grace: SHORT, ..verdict.clone() }).await
+        self.deps.pods.evict(pod, &EvictionVerdict { grace: SHORT, ..verdict.clone() }).await
     }
 
     /// Returns whether a signal is suspended now; a suspension may expire during another operation.
@@ -447,7 +447,7 @@ impl Evictor {
     /// Waits for an observation that began after `at`; returns the latest one after a timeout.
     async fn wait_for_observation(&mut self, at: Uptime) -> Arc<NodeSnapshot> {
         let is_later = |picture: &Option<Arc<NodeSnapshot>>| picture.as_ref().is_some_and(|picture| picture.at > at);
-        if timeout(LOOK_PATIENCE, self.pictures.wait_for(is_later)).await.is_err() {
+        if timeout(OBSERVATION_TIMEOUT, self.pictures.wait_for(is_later)).await.is_err() {
             debug!("Eviction manager: timed out waiting for fresh node stats");
         }
         self.latest()
@@ -455,8 +455,8 @@ impl Evictor {
 }
 
 /// The first due signal that is not suspended.
-fn first_not_suspended(held: &BTreeMap<Signal, Instant>, picture: &NodeSnapshot) -> Option<Signal> {
-    picture.due.iter().map(|(threshold, _)| threshold.signal).find(|signal| !held.contains_key(signal))
+fn first_not_suspended(suspended: &BTreeMap<Signal, Instant>, picture: &NodeSnapshot) -> Option<Signal> {
+    picture.due.iter().map(|(threshold, _)| threshold.signal).find(|signal| !suspended.contains_key(signal))
 }
 
 /// Returns whether no threshold is met any more, and logs that.

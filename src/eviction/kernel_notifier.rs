@@ -56,12 +56,12 @@ pub async fn watch_psi(notifier: Arc<ThresholdNotifier>, stop: CancellationToken
         Err(err) => return debug!(file = STALLS, %err, "Memory pressure stall (PSI) notifications are not available"),
     };
     loop {
-        let told = tokio::select! {
+        let notification = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            told = stalls.next() => told,
+            notification = stalls.next() => notification,
         };
-        match told {
+        match notification {
             Ok(()) => notifier.notify(),
             Err(err) => return debug!(file = STALLS, %err, "Memory pressure stall (PSI) notifications stopped"),
         }
@@ -76,12 +76,12 @@ pub async fn watch_memory_events(group: String, notifier: Arc<ThresholdNotifier>
         Err(err) => return debug!(group, %err, "Memory limit notifications of the pods' cgroup are not available"),
     };
     loop {
-        let told = tokio::select! {
+        let notification = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            told = events.next() => told,
+            notification = events.next() => notification,
         };
-        match told {
+        match notification {
             Ok(()) => notifier.notify(),
             Err(err) => return debug!(group, %err, "Memory limit notifications of the pods' cgroup stopped"),
         }
@@ -114,7 +114,7 @@ pub async fn watch_memcg_usage(
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            told = crossed => match told {
+            notification = crossed => match notification {
                 Ok(()) => notifier.notify(),
                 Err(err) => return debug!(group = ROOT_GROUP, %err, "Memory usage threshold notifications stopped"),
             },
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_bell_that_rang_unheard_is_heard_once() {
+    async fn repeated_notifications_coalesce_into_one() {
         let notifier = ThresholdNotifier::default();
         notifier.notify();
         notifier.notify();

@@ -3,13 +3,13 @@
 //! Implements spec 05 §3.6.
 
 use super::{
-    message::Verdict,
+    message::EvictionVerdict,
     signals::Layout,
     usage::{Candidate, PodUse},
 };
 use berth_types::{
     Pod,
-    quantity::{Amount, Format},
+    quantity::{Amount, QuantityFormat},
     resources::{EPHEMERAL_STORAGE, Overhead, pod_limits},
 };
 
@@ -20,13 +20,13 @@ pub fn has_limits(pod: &Pod) -> bool {
 
 /// Why a pod is evicted for its own limits: the first limit that it exceeds. `None` if it exceeds none, or if its usage
 /// is unknown.
-pub fn exceeded(candidate: &Candidate, layout: Layout) -> Option<Verdict> {
+pub fn exceeded(candidate: &Candidate, layout: Layout) -> Option<EvictionVerdict> {
     let (pod, usage) = (&candidate.pod, candidate.usage.as_ref()?);
     let (signal, message) = empty_dir(pod, usage)
         .map(|message| ("emptydirfs.limit", message))
         .or_else(|| Some(("ephemeralpodfs.limit", whole_pod(pod, usage)?)))
         .or_else(|| Some(("ephemeralcontainerfs.limit", container(pod, usage, layout)?)))?;
-    Some(Verdict { message, annotations: Vec::new(), signal, is_disruption: false, grace: 1 })
+    Some(EvictionVerdict { message, annotations: Vec::new(), signal, is_disruption: false, grace: 1 })
 }
 
 fn empty_dir(pod: &Pod, usage: &PodUse) -> Option<String> {
@@ -68,7 +68,7 @@ fn container(pod: &Pod, usage: &PodUse, layout: Layout) -> Option<String> {
 }
 
 fn bytes(number: u64) -> Amount {
-    Amount::from_value(i64::try_from(number).unwrap_or(i64::MAX), Format::BinarySi)
+    Amount::from_value(i64::try_from(number).unwrap_or(i64::MAX), QuantityFormat::BinarySi)
 }
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
         json!({"name": "c", "resources": {"limits": {"ephemeral-storage": limit}}})
     }
 
-    fn told(spec: Value, usage: PodUse, layout: Layout) -> Option<(&'static str, String)> {
+    fn signal_and_message(spec: Value, usage: PodUse, layout: Layout) -> Option<(&'static str, String)> {
         let verdict = exceeded(&Candidate { pod: pod(spec), usage: Some(usage) }, layout)?;
         assert!(!verdict.is_disruption && verdict.annotations.is_empty() && verdict.grace == 1);
         Some((verdict.signal, verdict.message))
@@ -109,11 +109,14 @@ mod tests {
         let spec =
             |limit: &str| json!({"containers": [], "volumes": [{"name": "data", "emptyDir": {"sizeLimit": limit}}]});
         let message = "Usage of EmptyDir volume \"data\" exceeds the limit \"1Gi\". ".to_owned();
-        assert_eq!(told(spec("1Gi"), volume(GI + 1), Layout::Single), Some(("emptydirfs.limit", message)));
+        assert_eq!(
+            signal_and_message(spec("1Gi"), volume(GI + 1), Layout::Single),
+            Some(("emptydirfs.limit", message))
+        );
         for (limit, used) in [("1Gi", GI), ("0", GI)] {
-            assert_eq!(told(spec(limit), volume(used), Layout::Single), None, "{limit} {used}");
+            assert_eq!(signal_and_message(spec(limit), volume(used), Layout::Single), None, "{limit} {used}");
         }
-        assert_eq!(told(spec("1Gi"), PodUse::default(), Layout::Single), None, "not measured yet");
+        assert_eq!(signal_and_message(spec("1Gi"), PodUse::default(), Layout::Single), None, "not measured yet");
     }
 
     #[test]
@@ -121,14 +124,14 @@ mod tests {
         let using = |storage| PodUse { storage: Some(storage), ..PodUse::default() };
         let spec = json!({"containers": [limited("1Gi"), {"name": "free"}, limited("512Mi")]});
         let message = "Pod ephemeral local storage usage exceeds the total limit of containers 1536Mi. ".to_owned();
-        let told_of = |spec: &Value, used| told(spec.clone(), using(used), Layout::Single);
-        assert_eq!(told_of(&spec, GI * 3 / 2 + 1), Some(("ephemeralpodfs.limit", message)));
-        assert_eq!(told_of(&spec, GI * 3 / 2), None);
+        let result_for = |spec: &Value, used| signal_and_message(spec.clone(), using(used), Layout::Single);
+        assert_eq!(result_for(&spec, GI * 3 / 2 + 1), Some(("ephemeralpodfs.limit", message)));
+        assert_eq!(result_for(&spec, GI * 3 / 2), None);
         assert_eq!(
-            told_of(&json!({"containers": [limited("0")]}), 1).map(|(signal, _)| signal),
+            result_for(&json!({"containers": [limited("0")]}), 1).map(|(signal, _)| signal),
             Some("ephemeralpodfs.limit")
         );
-        assert_eq!(told_of(&json!({"containers": [{"name": "c"}]}), u64::MAX), None);
+        assert_eq!(result_for(&json!({"containers": [{"name": "c"}]}), u64::MAX), None);
     }
 
     #[test]
@@ -140,10 +143,13 @@ mod tests {
         };
         let spec = json!({"containers": [limited("1Gi")], "initContainers": []});
         let message = "Container c exceeded its local ephemeral storage limit \"1Gi\". ".to_owned();
-        assert_eq!(told(spec.clone(), using(GI, 1), Layout::Single), Some(("ephemeralcontainerfs.limit", message)));
-        assert_eq!(told(spec.clone(), using(GI, 1), Layout::DedicatedImages), None);
-        assert_eq!(told(spec.clone(), using(GI - 1, 1), Layout::Single), None);
-        assert_eq!(told(json!({"containers": [limited("0")]}), using(1, 1), Layout::Single), None);
+        assert_eq!(
+            signal_and_message(spec.clone(), using(GI, 1), Layout::Single),
+            Some(("ephemeralcontainerfs.limit", message))
+        );
+        assert_eq!(signal_and_message(spec.clone(), using(GI, 1), Layout::DedicatedImages), None);
+        assert_eq!(signal_and_message(spec.clone(), using(GI - 1, 1), Layout::Single), None);
+        assert_eq!(signal_and_message(json!({"containers": [limited("0")]}), using(1, 1), Layout::Single), None);
     }
 
     #[test]

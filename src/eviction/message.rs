@@ -9,13 +9,13 @@ use super::{
 use berth_config::eviction::Threshold;
 use berth_types::{
     Pod,
-    quantity::{Amount, Format},
+    quantity::{Amount, QuantityFormat},
     resources::{EPHEMERAL_STORAGE, MEMORY, request_of, zero},
 };
 
 /// Why and how a pod is evicted.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Verdict {
+pub struct EvictionVerdict {
     /// Message of status and event.
     pub message: String,
     /// Annotations of the event.
@@ -30,18 +30,18 @@ pub struct Verdict {
 }
 
 /// Builds the verdict for the first threshold of `due`, which is sorted; `None` if `due` is empty.
-pub fn verdict(candidate: &Candidate, due: &[Threshold], seen: &Observations, grace: i64) -> Option<Verdict> {
+pub fn verdict(candidate: &Candidate, due: &[Threshold], seen: &Observations, grace: i64) -> Option<EvictionVerdict> {
     let signal = due.first()?.signal;
     let starved = resource(signal);
     let mut message = format!("The node was low on resource: {starved}. ");
-    let told = due.iter().filter(|threshold| resource(threshold.signal) == starved);
-    let told = told.filter_map(|threshold| Some((threshold, seen.get(&threshold.signal)?))).next();
-    if let Some((threshold, seen)) = told {
+    let matching = due.iter().filter(|threshold| resource(threshold.signal) == starved);
+    let shortage = matching.filter_map(|threshold| Some((threshold, seen.get(&threshold.signal)?))).next();
+    if let Some((threshold, seen)) = shortage {
         let quantity = threshold.below.of(seen.capacity).canonical();
         message += &format!("Threshold quantity: {quantity}, available: {}. ", seen.available.canonical());
     }
     let annotations = offenders(candidate, starved, &mut message);
-    Some(Verdict { message, annotations, signal: signal.as_str(), is_disruption: true, grace })
+    Some(EvictionVerdict { message, annotations, signal: signal.as_str(), is_disruption: true, grace })
 }
 
 /// Appends to `message` who uses more than it requests; returns the annotations of the event.
@@ -94,7 +94,7 @@ fn taken(container: &ContainerUse, starved: &str) -> Option<Amount> {
 }
 
 fn bytes(number: u64) -> Amount {
-    Amount::from_value(i64::try_from(number).unwrap_or(i64::MAX), Format::BinarySi)
+    Amount::from_value(i64::try_from(number).unwrap_or(i64::MAX), QuantityFormat::BinarySi)
 }
 
 #[cfg(test)]
@@ -105,12 +105,12 @@ mod tests {
 
     use super::{
         super::{
-            signals::{Observation, Uptime},
+            signals::{SignalObservation, Uptime},
             usage::{DiskUse, PodUse},
         },
         *,
     };
-    use berth_config::eviction::{Level, Signal};
+    use berth_config::eviction::{Signal, ThresholdValue};
 
     fn amount(text: &str) -> Amount {
         Amount::parse(text).expect("a quantity")
@@ -126,21 +126,25 @@ mod tests {
         ContainerUse { name: name.to_owned(), memory: Some(memory), rootfs: disk(rootfs), logs: disk(logs) }
     }
 
-    fn told(candidate: &Candidate, thresholds: &[(Signal, Level)], available: &str) -> (String, Vec<String>) {
+    fn message_and_annotations(
+        candidate: &Candidate,
+        thresholds: &[(Signal, ThresholdValue)],
+        available: &str,
+    ) -> (String, Vec<String>) {
         let due: Vec<Threshold> = thresholds
             .iter()
             .map(|(signal, below)| Threshold { signal: *signal, below: *below, grace: None, min_reclaim: None })
             .collect();
-        let seen = |(signal, _): &(Signal, Level)| {
-            (*signal, Observation { available: amount(available), capacity: 8 << 30, at: Uptime::ZERO })
+        let seen = |(signal, _): &(Signal, ThresholdValue)| {
+            (*signal, SignalObservation { available: amount(available), capacity: 8 << 30, at: Uptime::ZERO })
         };
         let seen: Observations = thresholds.iter().map(seen).collect();
         let verdict = verdict(candidate, &due, &seen, 1).expect("a threshold");
         (verdict.message, verdict.annotations.iter().map(|(key, value)| format!("{key}={value}")).collect())
     }
 
-    fn two_gi() -> Level {
-        Level::Quantity(amount("2Gi"))
+    fn two_gi() -> ThresholdValue {
+        ThresholdValue::Quantity(amount("2Gi"))
     }
 
     #[test]
@@ -159,7 +163,8 @@ mod tests {
             container("debugger", 1 << 30, None, None),
         ];
         let usage = PodUse { containers, ..PodUse::default() };
-        let (message, annotations) = told(&candidate(spec, Some(usage)), &[(Signal::Memory, two_gi())], "1500Mi");
+        let (message, annotations) =
+            message_and_annotations(&candidate(spec, Some(usage)), &[(Signal::Memory, two_gi())], "1500Mi");
         assert_eq!(
             message,
             "The node was low on resource: memory. Threshold quantity: 2Gi, available: 1500Mi. Container main was using \
@@ -176,15 +181,18 @@ mod tests {
     fn pods_that_ask_for_themselves_are_named_too() {
         let spec = json!({"containers": [{"name": "c"}], "resources": {"requests": {"memory": "1Gi"}}});
         let used = |memory| Some(PodUse { memory: Some(memory), ..PodUse::default() });
-        let (message, annotations) =
-            told(&candidate(spec.clone(), used(3 << 30)), &[(Signal::AllocatableMemory, two_gi())], "0");
+        let (message, annotations) = message_and_annotations(
+            &candidate(spec.clone(), used(3 << 30)),
+            &[(Signal::AllocatableMemory, two_gi())],
+            "0",
+        );
         assert_eq!(
             message,
             "The node was low on resource: memory. Threshold quantity: 2Gi, available: 0. Pod web was using 3Gi, request \
              is 1Gi, has larger consumption of memory. "
         );
         assert_eq!(annotations[..2], ["offending_pod=web", "offending_pod_usage=3Gi"]);
-        let (_, annotations) = told(&candidate(spec, used(1)), &[(Signal::Memory, two_gi())], "0");
+        let (_, annotations) = message_and_annotations(&candidate(spec, used(1)), &[(Signal::Memory, two_gi())], "0");
         assert_eq!(annotations[0], "offending_containers=");
     }
 
@@ -193,22 +201,24 @@ mod tests {
         let spec = json!({"containers": [{"name": "a"}, {"name": "b"}]});
         let containers = vec![container("a", 0, Some(1 << 20), Some(1 << 20)), container("b", 0, Some(1 << 30), None)];
         let pod = candidate(spec, Some(PodUse { containers, ..PodUse::default() }));
-        let (message, annotations) = told(&pod, &[(Signal::NodeFs, Level::Share(0.1))], "1Gi");
+        let (message, annotations) =
+            message_and_annotations(&pod, &[(Signal::NodeFs, ThresholdValue::Share(0.1))], "1Gi");
         assert_eq!(
             message,
             "The node was low on resource: ephemeral-storage. Threshold quantity: 858993472, available: 1Gi. Container a \
              was using 2Mi, request is 0, has larger consumption of ephemeral-storage. "
         );
         assert_eq!(annotations[0], "offending_containers=a");
-        let (message, annotations) = told(&pod, &[(Signal::NodeFsInodes, Level::Share(0.5))], "7");
+        let (message, annotations) =
+            message_and_annotations(&pod, &[(Signal::NodeFsInodes, ThresholdValue::Share(0.5))], "7");
         assert_eq!(message, "The node was low on resource: inodes. Threshold quantity: 4Gi, available: 7. ");
         assert_eq!(annotations[2], "starved_resource=inodes");
     }
 
     #[test]
-    fn of_whom_nothing_is_known_nothing_is_said() {
+    fn a_pod_without_usage_is_reported_without_annotations() {
         let unknown = candidate(json!({"containers": [{"name": "a"}]}), None);
-        let (message, annotations) = told(&unknown, &[(Signal::Pid, two_gi())], "3");
+        let (message, annotations) = message_and_annotations(&unknown, &[(Signal::Pid, two_gi())], "3");
         assert_eq!(message, "The node was low on resource: pids. Threshold quantity: 2Gi, available: 3. ");
         assert!(annotations.is_empty());
         assert_eq!(verdict(&unknown, &[], &Observations::new(), 1), None);

@@ -29,7 +29,7 @@ use berth_stats::{MemoryObservation, NodeObserver, disk::FileSystem, file_system
 use berth_sys::blocking_pool::BlockingPool;
 
 /// Deadline for reading a file system, or the kernel's files.
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Deadline for the runtime to report the file systems of its images.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 /// Interval between `ImageFsInfo` requests: before the runtime has reported a path, and after that.
@@ -53,17 +53,17 @@ impl Disk {
         *self.device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn look(self: &Arc<Self>) -> Option<DiskReading> {
+    async fn observe(self: &Arc<Self>) -> Option<DiskReading> {
         if self.is_busy.swap(true, Ordering::AcqRel) {
             return None;
         }
         let own = self.clone();
-        let looked = spawn_blocking(move || {
+        let task = spawn_blocking(move || {
             let seen = (own.read)(&own.path);
             own.is_busy.store(false, Ordering::Release);
             seen
         });
-        let (device, fs) = timeout(LOOK_LIMIT, looked).await.ok()?.ok()?.ok()?;
+        let (device, fs) = timeout(READ_TIMEOUT, task).await.ok()?.ok()?.ok()?;
         *self.device.lock().unwrap_or_else(PoisonError::into_inner) = Some(device);
         Some(DiskReading {
             device,
@@ -146,7 +146,7 @@ impl ImageFileSystems {
 
 /// Reads memory, processes, and file systems of this machine.
 pub struct NodeReader {
-    look: Arc<NodeObserver>,
+    observer: Arc<NodeObserver>,
     /// One thread: a read of the kernel's files that hangs blocks further ones.
     kernel: BlockingPool,
     node: Arc<Disk>,
@@ -160,15 +160,15 @@ impl NodeReader {
     /// Creates a reader that reads cgroups through `look`, and the file system of the root directory. `usage_limit`
     /// receives the memory usage at which the first of `thresholds` is met.
     pub fn new(
-        look: NodeObserver,
+        observer: NodeObserver,
         root_directory: PathBuf,
         places: Arc<ImageFileSystems>,
         thresholds: Vec<Threshold>,
         usage_limit: watch::Sender<Option<u64>>,
     ) -> Self {
-        let (look, kernel, node) =
-            (Arc::new(look), BlockingPool::new("kernel files", 1), Arc::new(Disk::at(root_directory)));
-        Self { look, kernel, node, places, thresholds, line: usage_limit }
+        let (observer, kernel, node) =
+            (Arc::new(observer), BlockingPool::new("kernel files", 1), Arc::new(Disk::at(root_directory)));
+        Self { observer, kernel, node, places, thresholds, line: usage_limit }
     }
 }
 
@@ -176,14 +176,14 @@ impl NodeReader {
 impl NodeStats for NodeReader {
     async fn read(&self) -> Readings {
         async fn disk(disk: Option<Arc<Disk>>) -> Option<DiskReading> {
-            disk?.look().await
+            disk?.observe().await
         }
         let [images, layers] = self.places.known();
-        let look = self.look.clone();
+        let observer = self.observer.clone();
         let device = |disk: Option<&Arc<Disk>>| disk.and_then(|disk| disk.device());
-        let kernel = self.kernel.run_within(LOOK_LIMIT, move || look.observe());
+        let kernel = self.kernel.run_within(READ_TIMEOUT, move || observer.observe());
         let (seen, node_fs, image_fs, container_fs) =
-            tokio::join!(kernel, self.node.look(), disk(images.clone()), disk(layers.clone()));
+            tokio::join!(kernel, self.node.observe(), disk(images.clone()), disk(layers.clone()));
         let seen = seen.unwrap_or_default();
         let (node, images, containers) = (self.node.device(), device(images.as_ref()), device(layers.as_ref()));
         self.line.send_replace(seen.memory.and_then(|seen| usage_line(&self.thresholds, seen)));
@@ -235,32 +235,32 @@ mod tests {
 
     /// Simulates a file system whose server does not answer; only the first read waits for it.
     #[tokio::test]
-    async fn a_disk_that_hangs_holds_up_one_look_and_no_other_disk() {
+    async fn a_hanging_disk_delays_one_read_and_no_other_disk() {
         fn dead(_: &Path) -> io::Result<(u64, FileSystem)> {
             let (kept, never) = std::sync::mpsc::channel::<()>();
-            let _ = never.recv_timeout(LOOK_LIMIT * 3); // the sender never sends
+            let _ = never.recv_timeout(READ_TIMEOUT * 3); // the sender never sends
             drop(kept);
             Err(io::ErrorKind::TimedOut.into())
         }
         let hung = Arc::new(Disk { read: dead, ..Disk::at("/".into()) });
         let well = Arc::new(Disk::at("/".into()));
-        assert!(hung.look().await.is_none());
+        assert!(hung.observe().await.is_none());
         // A second read of the same file system would have to wait as long.
-        let again = timeout(LOOK_LIMIT / 2, async { (hung.look().await, well.look().await) }).await;
+        let again = timeout(READ_TIMEOUT / 2, async { (hung.observe().await, well.observe().await) }).await;
         let (hung, well) = again.expect("nobody waits for what hangs");
         assert!(hung.is_none() && well.is_some());
     }
 
     #[tokio::test]
-    async fn a_disk_is_looked_at_and_one_that_is_not_there_is_absent() {
+    async fn a_disk_is_read_and_a_missing_one_is_absent() {
         let dir = tempfile::tempdir().expect("a folder");
         let disk = Arc::new(Disk::at(dir.path().to_owned()));
-        assert!(disk.look().await.is_some_and(|seen| seen.capacity > 0));
+        assert!(disk.observe().await.is_some_and(|seen| seen.capacity > 0));
         let device = disk.device();
         disk.is_busy.store(true, Ordering::Release);
-        assert_eq!(disk.look().await, None, "a look hangs");
+        assert_eq!(disk.observe().await, None, "a look hangs");
         assert!(device.is_some() && disk.device() == device, "it has not moved");
-        assert_eq!(Arc::new(Disk::at("/no/such/place".into())).look().await, None);
+        assert_eq!(Arc::new(Disk::at("/no/such/place".into())).observe().await, None);
     }
 
     /// A runtime that reports paths of images and writable layers in this order.
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    fn told((images, layers): (&[&str], &[&str])) -> cri::ImageFsInfoResponse {
+    fn response((images, layers): (&[&str], &[&str])) -> cri::ImageFsInfoResponse {
         let usage = |path: &&str| {
             let id = cri::FilesystemIdentifier { mountpoint: (*path).to_owned() };
             cri::FilesystemUsage { fs_id: Some(id), ..Default::default() }
@@ -306,9 +306,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn images_and_layers_are_where_they_were_while_that_is_not_told() {
+    async fn image_file_systems_are_kept_until_the_runtime_reports_others() {
         let answers = [(&["/a"][..], &["/b"][..]), (&[], &[]), (&["/a"], &[]), (&["/c"], &[])];
-        let answers = Mutex::new(answers.map(told).into());
+        let answers = Mutex::new(answers.map(response).into());
         let runtime = Arc::new(Runtime { answers, asked: Mutex::default() });
         let (places, began, stop) = (Arc::new(ImageFileSystems::default()), Instant::now(), CancellationToken::new());
         let following = tokio::spawn(places.clone().follow(runtime.clone(), Arc::default(), stop.clone()));
@@ -316,10 +316,10 @@ mod tests {
         sleep(Duration::from_secs(1)).await;
         let [images, layers] = disks();
         assert_eq!((&*images.path, &*layers.path), (Path::new("/a"), Path::new("/b")));
-        for (seconds, told) in [(60, "nothing"), (2, "where images are")] {
+        for (seconds, reported) in [(60, "nothing"), (2, "where images are")] {
             sleep(Duration::from_secs(seconds)).await;
             let [same_images, same_layers] = disks();
-            assert!(Arc::ptr_eq(&images, &same_images) && Arc::ptr_eq(&layers, &same_layers), "{told}");
+            assert!(Arc::ptr_eq(&images, &same_images) && Arc::ptr_eq(&layers, &same_layers), "{reported}");
         }
         sleep(Duration::from_secs(60)).await;
         let [images, layers] = places.known();

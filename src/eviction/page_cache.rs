@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_gives_first_and_nobody_where_it_would_not_do() {
+    fn the_worst_pod_is_reclaimed_first_and_none_if_all_is_not_enough() {
         for (case, own, all, missing, expected) in [
             ("the worst has enough", cache(200, 7), cache(300, 20), 10, Some([84 + 7, 0])),
             ("it has what is missing", cache(50, 7), cache(80, 20), 10, Some([50 + 7, 30 + 13])),

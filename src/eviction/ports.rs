@@ -8,8 +8,8 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    message::Verdict,
-    signals::{Condition, Readings},
+    message::EvictionVerdict,
+    signals::{PressureCondition, Readings},
     usage::PodUse,
 };
 use berth_types::{Pod, PodUid};
@@ -55,7 +55,7 @@ pub trait Pods: Send + Sync + 'static {
     ///
     /// # Errors
     /// The pod still runs.
-    async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String>;
+    async fn evict(&self, pod: &Arc<Pod>, verdict: &EvictionVerdict) -> Result<(), String>;
     /// Waits until a pod is cleaned up. Cancel-safe.
     async fn cleaned_up(&self, pod: &PodUid);
 }
@@ -90,4 +90,4 @@ pub trait Reclaim: Send + Sync + 'static {
 }
 
 /// Callback on each change: all pressures, and those of them that only an earlier agent observed.
-pub type PressureCallback = Arc<dyn Fn(&BTreeSet<Condition>, &BTreeSet<Condition>) + Send + Sync>;
+pub type PressureCallback = Arc<dyn Fn(&BTreeSet<PressureCondition>, &BTreeSet<PressureCondition>) + Send + Sync>;

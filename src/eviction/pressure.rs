@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::signals::{Condition, Observations, Uptime, is_short};
+use super::signals::{Observations, PressureCondition, Uptime, is_short};
 use berth_config::eviction::{Signal, Threshold};
 
 /// State kept between two observations.
@@ -16,9 +16,9 @@ pub struct PressureState {
     /// Thresholds that are met, each with the time since when.
     first: Vec<(Threshold, Uptime)>,
     /// Reported conditions, each with the time until which it is reported unless a threshold of it is met again.
-    conditions: BTreeMap<Condition, Uptime>,
+    conditions: BTreeMap<PressureCondition, Uptime>,
     /// Conditions of these that only an earlier agent observed.
-    restored: BTreeSet<Condition>,
+    restored: BTreeSet<PressureCondition>,
     /// Thresholds that were due: they stay met until their minimum reclaim is available as well.
     due_before: Vec<Threshold>,
     /// Time of the last observation of each signal.
@@ -29,11 +29,11 @@ pub struct PressureState {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Evaluation {
     /// Conditions to report.
-    pub conditions: BTreeSet<Condition>,
+    pub conditions: BTreeSet<PressureCondition>,
     /// Conditions of these that only an earlier agent observed: they do not reject pods at admission.
-    pub restored: BTreeSet<Condition>,
+    pub restored: BTreeSet<PressureCondition>,
     /// Time until which each condition is reported, unless a threshold of it is met again.
-    pub until: Vec<(Condition, Uptime)>,
+    pub until: Vec<(PressureCondition, Uptime)>,
     /// Thresholds that require action now, the first one first, each with the time since when it is due.
     pub due: Vec<(Threshold, Uptime)>,
     /// Whether any threshold is met, regardless of its grace period.
@@ -43,7 +43,7 @@ pub struct Evaluation {
 impl PressureState {
     /// State with the conditions that an earlier agent would still report for these durations, each limited to
     /// `transition`: a restart does not end a pressure.
-    pub fn restored(left: impl IntoIterator<Item = (Condition, Duration)>, transition: Duration) -> Self {
+    pub fn restored(left: impl IntoIterator<Item = (PressureCondition, Duration)>, transition: Duration) -> Self {
         let conditions: BTreeMap<_, _> =
             left.into_iter().map(|(condition, left)| (condition, left.min(transition))).collect();
         let restored = conditions.keys().copied().collect();
@@ -78,9 +78,9 @@ impl PressureState {
         let first = met.iter().map(|threshold| ((*threshold).clone(), since(threshold))).chain(kept).collect();
         self.first = first;
         let until = now.saturating_add(transition);
-        self.conditions.extend(met.iter().map(|threshold| (Condition::of(threshold.signal), until)));
+        self.conditions.extend(met.iter().map(|threshold| (PressureCondition::of(threshold.signal), until)));
         for threshold in &met {
-            self.restored.remove(&Condition::of(threshold.signal));
+            self.restored.remove(&PressureCondition::of(threshold.signal));
         }
         self.conditions.retain(|_, until| now < *until);
         self.restored.retain(|condition| self.conditions.contains_key(condition));
@@ -151,7 +151,7 @@ pub fn next_interval(thresholds: &[Threshold], seen: &Observations, turn: &Evalu
         let seen = seen.get(&threshold.signal)?;
         let left = seen.available.minus(threshold.below.of(seen.capacity)).value().max(0).unsigned_abs();
         let left = Duration::from_millis(left.saturating_mul(1000) / fastest(threshold.signal));
-        let soonest = if Condition::of(threshold.signal) == Condition::Disk { NEAR } else { SOONEST };
+        let soonest = if PressureCondition::of(threshold.signal) == PressureCondition::Disk { NEAR } else { SOONEST };
         Some(if left < SOONEST { soonest } else { left })
     };
     thresholds.iter().filter_map(until).min().unwrap_or(latest).min(latest)
@@ -174,8 +174,8 @@ pub fn grace(threshold: &Threshold, longest: i64, own: Option<i64>) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::signals::Observation, *};
-    use berth_config::eviction::Level;
+    use super::{super::signals::SignalObservation, *};
+    use berth_config::eviction::ThresholdValue;
     use berth_types::quantity::Amount;
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -186,41 +186,41 @@ mod tests {
     }
 
     fn hard(signal: Signal, below: &str) -> Threshold {
-        Threshold { signal, below: Level::Quantity(amount(below)), grace: None, min_reclaim: None }
+        Threshold { signal, below: ThresholdValue::Quantity(amount(below)), grace: None, min_reclaim: None }
     }
 
     fn seen(signal: Signal, available: &str, at: Uptime) -> Observations {
-        [(signal, Observation { available: amount(available), capacity: 8 << 30, at })].into()
+        [(signal, SignalObservation { available: amount(available), capacity: 8 << 30, at })].into()
     }
 
     /// Evaluates these memory readings at these seconds; returns whether a condition is reported, and the number of due
     /// thresholds.
-    fn turns(threshold: &Threshold, looks: &[(u64, &str)]) -> Vec<(bool, usize)> {
+    fn evaluations(threshold: &Threshold, readings: &[(u64, &str)]) -> Vec<(bool, usize)> {
         let mut pressure = PressureState::default();
         let all = [threshold.clone()];
         let mut turn = |(second, available): &(u64, &str)| {
             let now = Uptime::from_secs(*second);
             let turn = pressure.evaluate(&all, &seen(threshold.signal, available, now), now, TRANSITION);
-            (turn.conditions.contains(&Condition::of(threshold.signal)), turn.due.len())
+            (turn.conditions.contains(&PressureCondition::of(threshold.signal)), turn.due.len())
         };
-        looks.iter().map(&mut turn).collect()
+        readings.iter().map(&mut turn).collect()
     }
 
     #[test]
     fn a_hard_threshold_calls_at_once() {
         // AC-05-14
         let threshold = hard(Signal::Memory, "2Gi");
-        assert_eq!(turns(&threshold, &[(0, "2Gi"), (1, "1500Mi")]), [(false, 0), (true, 1)]);
+        assert_eq!(evaluations(&threshold, &[(0, "2Gi"), (1, "1500Mi")]), [(false, 0), (true, 1)]);
     }
 
     #[test]
     fn a_soft_threshold_waits_for_its_grace() {
         // AC-05-15, AC-05-16
         let threshold = Threshold { grace: Some(2 * MINUTE), ..hard(Signal::Memory, "2Gi") };
-        let looks = [(0, "1Gi"), (60, "1Gi"), (119, "1Gi"), (120, "1Gi"), (180, "1Gi")];
-        assert_eq!(turns(&threshold, &looks), [(true, 0), (true, 0), (true, 0), (true, 1), (true, 1)]);
+        let readings = [(0, "1Gi"), (60, "1Gi"), (119, "1Gi"), (120, "1Gi"), (180, "1Gi")];
+        assert_eq!(evaluations(&threshold, &readings), [(true, 0), (true, 0), (true, 0), (true, 1), (true, 1)]);
         let interrupted = [(0, "1Gi"), (100, "3Gi"), (110, "1Gi"), (200, "1Gi"), (230, "1Gi")];
-        assert_eq!(turns(&threshold, &interrupted), [(true, 0), (true, 0), (true, 0), (true, 0), (true, 1)]);
+        assert_eq!(evaluations(&threshold, &interrupted), [(true, 0), (true, 0), (true, 0), (true, 0), (true, 1)]);
         assert_eq!((grace(&threshold, 5, Some(30)), grace(&threshold, 5, Some(3))), (5, 3));
         assert_eq!((grace(&threshold, 5, None), grace(&hard(Signal::Memory, "1"), 5, Some(30))), (5, 1));
     }
@@ -228,37 +228,37 @@ mod tests {
     #[test]
     fn a_pressure_outlasts_its_cause() {
         // AC-05-17
-        let looks = [(10, "1Gi"), (11, "3Gi"), (10 + 299, "3Gi"), (10 + 300, "3Gi"), (400, "3Gi")];
+        let readings = [(10, "1Gi"), (11, "3Gi"), (10 + 299, "3Gi"), (10 + 300, "3Gi"), (400, "3Gi")];
         let conditions: Vec<bool> =
-            turns(&hard(Signal::Memory, "2Gi"), &looks).iter().map(|(condition, _)| *condition).collect();
+            evaluations(&hard(Signal::Memory, "2Gi"), &readings).iter().map(|(condition, _)| *condition).collect();
         assert_eq!(conditions, [true, true, true, false, false], "4m59s, 5m");
     }
 
     #[test]
     fn a_pressure_outlasts_the_agent() {
         let all = [hard(Signal::Memory, "2Gi")];
-        let minutes = |left: u32| [(Condition::Memory, MINUTE * left)];
+        let minutes = |left: u32| [(PressureCondition::Memory, MINUTE * left)];
         for (left, at, expected) in [(2, 119, true), (2, 120, false), (60, 299, true), (60, 300, false), (0, 0, false)]
         {
             let mut pressure = PressureState::restored(minutes(left), TRANSITION);
             let now = Uptime::from_secs(at);
             let turn = pressure.evaluate(&all, &seen(Signal::Memory, "3Gi", now), now, TRANSITION);
-            assert_eq!(turn.conditions.contains(&Condition::Memory), expected, "{left} {at}");
+            assert_eq!(turn.conditions.contains(&PressureCondition::Memory), expected, "{left} {at}");
             assert!(turn.due.is_empty(), "nobody has to go for what was");
             assert_eq!(turn.restored, turn.conditions, "nobody is refused for it either");
         }
         let mut pressure = PressureState::restored(minutes(2), TRANSITION);
         let now = Uptime::from_secs(1);
         let turn = pressure.evaluate(&all, &seen(Signal::Memory, "1Gi", now), now, TRANSITION);
-        assert!(turn.conditions.contains(&Condition::Memory) && turn.restored.is_empty(), "it is met again");
+        assert!(turn.conditions.contains(&PressureCondition::Memory) && turn.restored.is_empty(), "it is met again");
     }
 
     #[test]
     fn what_called_holds_until_enough_is_free() {
         let threshold =
-            Threshold { min_reclaim: Some(Level::Quantity(amount("500Mi"))), ..hard(Signal::NodeFs, "1Gi") };
-        let looks = [(0, "1200Mi"), (1, "1000Mi"), (2, "1200Mi"), (3, "1524Mi"), (4, "1200Mi")];
-        let due: Vec<usize> = turns(&threshold, &looks).iter().map(|(_, due)| *due).collect();
+            Threshold { min_reclaim: Some(ThresholdValue::Quantity(amount("500Mi"))), ..hard(Signal::NodeFs, "1Gi") };
+        let readings = [(0, "1200Mi"), (1, "1000Mi"), (2, "1200Mi"), (3, "1524Mi"), (4, "1200Mi")];
+        let due: Vec<usize> = evaluations(&threshold, &readings).iter().map(|(_, due)| *due).collect();
         assert_eq!(due, [0, 1, 1, 0, 0]);
         let at = |available| seen(Signal::NodeFs, available, Uptime::ZERO);
         let all = [threshold];
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_done_twice_for_one_look() {
+    fn an_observation_makes_a_threshold_due_once() {
         let (mut pressure, all) = (PressureState::default(), [hard(Signal::Memory, "2Gi")]);
         let mut due = |at: u64, now: u64| {
             let seen = seen(Signal::Memory, "1Gi", Uptime::from_secs(at));
@@ -281,24 +281,24 @@ mod tests {
         let mut pressure = PressureState::default();
         let all = [hard(Signal::ImageFs, "2Gi"), hard(Signal::Pid, "10")];
         let turn = pressure.evaluate(&all, &seen(Signal::Pid, "5", MINUTE), MINUTE, TRANSITION);
-        assert_eq!(turn.conditions, [Condition::Pid].into());
+        assert_eq!(turn.conditions, [PressureCondition::Pid].into());
         assert_eq!((turn.due.len(), turn.due[0].0.signal, turn.due[0].1), (1, Signal::Pid, MINUTE));
     }
 
     /// Evaluates these readings at these seconds; returns since when the threshold is due, where it is. `None` is a
     /// missing observation.
-    fn calls(threshold: &Threshold, looks: &[(u64, Option<&str>)]) -> Vec<Option<u64>> {
+    fn calls(threshold: &Threshold, readings: &[(u64, Option<&str>)]) -> Vec<Option<u64>> {
         let (mut pressure, all) = (PressureState::default(), [threshold.clone()]);
         let turn = |(second, available): &(u64, Option<&str>)| {
             let now = Uptime::from_secs(*second);
             let seen = available.map(|available| seen(threshold.signal, available, now)).unwrap_or_default();
             pressure.evaluate(&all, &seen, now, TRANSITION).due.first().map(|(_, since)| since.as_secs())
         };
-        looks.iter().map(turn).collect()
+        readings.iter().map(turn).collect()
     }
 
     #[test]
-    fn a_look_that_fails_forgets_nothing_and_calls_for_nothing() {
+    fn a_failed_observation_keeps_the_state_and_makes_nothing_due() {
         let soft = Threshold { grace: Some(MINUTE), ..hard(Signal::Memory, "2Gi") };
         let one = [(0, Some("1Gi")), (50, Some("1Gi")), (58, None), (62, None), (63, Some("1Gi"))];
         assert_eq!(calls(&soft, &one), [None, None, None, None, Some(60)], "its grace goes on");
@@ -306,7 +306,8 @@ mod tests {
         assert_eq!(calls(&soft, &long), [None, None, None, None, Some(123)], "for a while");
         let over = [(0, Some("1Gi")), (1, None), (2, Some("3Gi")), (61, Some("1Gi"))];
         assert_eq!(calls(&soft, &over), [None; 4], "it was over meanwhile");
-        let more = Threshold { min_reclaim: Some(Level::Quantity(amount("1Gi"))), ..hard(Signal::Memory, "2Gi") };
+        let more =
+            Threshold { min_reclaim: Some(ThresholdValue::Quantity(amount("1Gi"))), ..hard(Signal::Memory, "2Gi") };
         let called = [(0, Some("1Gi")), (1, None), (2, Some("2500Mi")), (40, Some("2500Mi"))];
         assert_eq!(calls(&more, &called), [Some(0), None, Some(0), Some(0)]);
         // The threshold was not due while the signal was missing.
@@ -316,13 +317,13 @@ mod tests {
 
     #[test]
     fn shares_that_are_never_or_always_met() {
-        let share = |share| Threshold { below: Level::Share(share), ..hard(Signal::Memory, "1") };
-        assert_eq!(turns(&share(0.0), &[(0, "0")]), [(false, 0)]);
-        assert_eq!(turns(&share(1.0), &[(0, "7Gi")]), [(true, 1)]);
+        let share = |share| Threshold { below: ThresholdValue::Share(share), ..hard(Signal::Memory, "1") };
+        assert_eq!(evaluations(&share(0.0), &[(0, "0")]), [(false, 0)]);
+        assert_eq!(evaluations(&share(1.0), &[(0, "7Gi")]), [(true, 1)]);
     }
 
     #[test]
-    fn looks_come_sooner_near_a_threshold() {
+    fn observations_are_more_frequent_near_a_threshold() {
         let quiet = Evaluation::default();
         let pause_at =
             |signal, available| next_interval(&[hard(signal, "1Gi")], &seen(signal, available, MINUTE), &quiet);
@@ -342,7 +343,7 @@ mod tests {
             let pause = next_interval(&[hard(signal, "1Gi")], &Observations::new(), &quiet);
             assert_eq!(pause.as_secs(), expected, "{} cannot be seen", signal.as_str());
         }
-        let reported = Evaluation { conditions: [Condition::Disk].into(), ..Evaluation::default() };
+        let reported = Evaluation { conditions: [PressureCondition::Disk].into(), ..Evaluation::default() };
         assert_eq!(next_interval(&[], &Observations::new(), &reported), Duration::from_secs(1));
         let met = Evaluation { is_met: true, ..Evaluation::default() };
         assert_eq!(next_interval(&[], &Observations::new(), &met), SOONEST);

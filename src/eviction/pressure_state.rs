@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{NodeSnapshot, signals::Condition};
+use super::{NodeSnapshot, signals::PressureCondition};
 use berth_ports::{Clock, OneWrite, StateFile};
 
 /// Deadline for reading or writing the file.
@@ -33,7 +33,7 @@ struct PressureCheckpoint {
 
 /// Pressures that an earlier agent reported, and for how long it would still report them; empty if the file cannot be
 /// read.
-pub async fn restored(file: &dyn StateFile, boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
+pub async fn restored(file: &dyn StateFile, boot_id: &str, now: Timestamp) -> Vec<(PressureCondition, Duration)> {
     let content = match timeout(FILE, file.read()).await {
         Ok(Ok(content)) => content.unwrap_or_default(),
         Ok(Err(_)) | Err(_) => Vec::new(),
@@ -42,16 +42,20 @@ pub async fn restored(file: &dyn StateFile, boot_id: &str, now: Timestamp) -> Ve
 }
 
 /// After a reboot only disk pressure is kept.
-fn left(content: &[u8], boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
+fn left(content: &[u8], boot_id: &str, now: Timestamp) -> Vec<(PressureCondition, Duration)> {
     let written: PressureCheckpoint = serde_json::from_slice(content).unwrap_or_default();
     let is_same_life = written.boot_id == boot_id && !boot_id.is_empty();
-    let left = |condition: Condition| {
+    let left = |condition: PressureCondition| {
         let until = written.until.get(condition.as_str())?;
         let left = Duration::try_from(until.duration_since(now)).ok()?;
         Some((condition, left)).filter(|(_, left)| !left.is_zero())
     };
-    let may_last = |condition: &Condition| is_same_life || *condition == Condition::Disk;
-    [Condition::Memory, Condition::Disk, Condition::Pid].into_iter().filter(may_last).filter_map(left).collect()
+    let may_last = |condition: &PressureCondition| is_same_life || *condition == PressureCondition::Disk;
+    [PressureCondition::Memory, PressureCondition::Disk, PressureCondition::Pid]
+        .into_iter()
+        .filter(may_last)
+        .filter_map(left)
+        .collect()
 }
 
 /// Writes the checkpoint.
@@ -70,7 +74,7 @@ impl PressureStateFile {
     /// Writes the checkpoint on each change, and periodically while a pressure lasts, until stopped.
     pub async fn run(self, mut pictures: watch::Receiver<Option<Arc<NodeSnapshot>>>, stop: CancellationToken) {
         let mut writes = OneWrite::new(self.file.clone(), FILE);
-        let (mut kept, mut at): (Option<Vec<Condition>>, _) = (None, Instant::now());
+        let (mut kept, mut at): (Option<Vec<PressureCondition>>, _) = (None, Instant::now());
         let mut is_written = true;
         loop {
             let moved = stop.run_until_cancelled(pictures.changed()).await;
@@ -78,7 +82,7 @@ impl PressureStateFile {
                 return;
             }
             let Some(picture) = pictures.borrow_and_update().clone() else { continue };
-            let reported: Vec<Condition> = picture.pressures.iter().map(|(condition, _)| *condition).collect();
+            let reported: Vec<PressureCondition> = picture.pressures.iter().map(|(condition, _)| *condition).collect();
             let is_stale = (!reported.is_empty() || !is_written) && at.elapsed() >= AGE;
             if kept.as_ref() == Some(&reported) && !is_stale {
                 continue;
@@ -121,7 +125,7 @@ mod tests {
         let content = of(
             r#"{"MemoryPressure":"2026-01-01T00:03:00Z","DiskPressure":"2026-01-01T00:00:59Z","X":"2027-01-01T00:00:00Z"}"#,
         );
-        assert_eq!(left(content.as_bytes(), "b", now), [(Condition::Memory, Duration::from_secs(120))]);
+        assert_eq!(left(content.as_bytes(), "b", now), [(PressureCondition::Memory, Duration::from_secs(120))]);
         for garbage in ["", "{", "[]", &of(r#"{"MemoryPressure":"x"}"#), &of(r#"{"MemoryPressure":7}"#), "\0"] {
             assert_eq!(left(garbage.as_bytes(), "b", now), [], "{garbage}");
         }
@@ -134,12 +138,12 @@ mod tests {
         let content = format!(
             r#"{{"bootId":"b","until":{{"MemoryPressure":"{at}","DiskPressure":"{at}","PIDPressure":"{at}"}}}}"#
         );
-        let kinds = |boot_id| -> Vec<Condition> {
+        let kinds = |boot_id| -> Vec<PressureCondition> {
             left(content.as_bytes(), boot_id, now).into_iter().map(|(condition, _)| condition).collect()
         };
-        assert_eq!(kinds("b"), [Condition::Memory, Condition::Disk, Condition::Pid]);
-        assert_eq!(kinds("c"), [Condition::Disk]);
-        assert_eq!(kinds(""), [Condition::Disk]);
+        assert_eq!(kinds("b"), [PressureCondition::Memory, PressureCondition::Disk, PressureCondition::Pid]);
+        assert_eq!(kinds("c"), [PressureCondition::Disk]);
+        assert_eq!(kinds(""), [PressureCondition::Disk]);
     }
 
     #[tokio::test]
@@ -154,7 +158,7 @@ mod tests {
         let show = |pressures| {
             pictures.send_replace(Some(Arc::new(NodeSnapshot { pressures, ..NodeSnapshot::default() })));
         };
-        let until = async |expected: &[Condition]| {
+        let until = async |expected: &[PressureCondition]| {
             let found = async {
                 loop {
                     let found = restored(&*file, "b", Timestamp::now()).await;
@@ -166,8 +170,8 @@ mod tests {
             };
             timeout(Duration::from_secs(60), found).await.expect("kept")
         };
-        show(vec![(Condition::Disk, Duration::from_secs(300))]);
-        let found = until(&[Condition::Disk]).await;
+        show(vec![(PressureCondition::Disk, Duration::from_secs(300))]);
+        let found = until(&[PressureCondition::Disk]).await;
         assert!(found.iter().all(|(_, left)| *left <= Duration::from_secs(300)), "{found:?}");
         show(Vec::new());
         until(&[]).await;

@@ -4,9 +4,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use berth_config::eviction::{Level, Signal, Threshold};
+use berth_config::eviction::{Signal, Threshold, ThresholdValue};
 use berth_types::{
-    quantity::{Amount, Format},
+    quantity::{Amount, QuantityFormat},
     resources::{EPHEMERAL_STORAGE, MEMORY},
 };
 
@@ -15,7 +15,7 @@ pub type Uptime = Duration;
 
 /// Pressure condition of the node, in the order of reporting.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Condition {
+pub enum PressureCondition {
     /// `MemoryPressure`
     Memory,
     /// `DiskPressure`
@@ -24,7 +24,7 @@ pub enum Condition {
     Pid,
 }
 
-impl Condition {
+impl PressureCondition {
     /// Type of the node condition.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -79,7 +79,7 @@ pub struct DiskReading {
     pub available: u64,
     /// Total inodes.
     pub inodes: u64,
-    /// Free inodes.
+    /// Free inodes of the file system (`f_ffree`).
     pub inodes_free: u64,
 }
 
@@ -117,7 +117,7 @@ pub struct Devices {
 
 /// Observation of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Observation {
+pub struct SignalObservation {
     /// Amount that is available.
     pub available: Amount,
     /// Total amount.
@@ -127,7 +127,7 @@ pub struct Observation {
 }
 
 /// Observations by signal.
-pub type Observations = BTreeMap<Signal, Observation>;
+pub type Observations = BTreeMap<Signal, SignalObservation>;
 
 /// Which file systems images, writable layers, and node files share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -160,12 +160,12 @@ impl Readings {
         let mut see = |signal, available: u64, capacity: u64, format| {
             let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
             let available = Amount::from_value(whole(available), format);
-            all.insert(signal, Observation { available, capacity: whole(capacity), at: self.at });
+            all.insert(signal, SignalObservation { available, capacity: whole(capacity), at: self.at });
         };
         for (signal, memory) in [(Signal::Memory, self.memory), (Signal::AllocatableMemory, self.pods_memory)] {
             if let Some(memory) = memory {
                 let left = memory.total.saturating_sub(memory.working_set);
-                see(signal, left, left.saturating_add(memory.working_set), Format::BinarySi);
+                see(signal, left, left.saturating_add(memory.working_set), QuantityFormat::BinarySi);
             }
         }
         // Writable layers without a path of their own share the file system of images.
@@ -176,14 +176,14 @@ impl Readings {
             (Signal::ContainerFs, Signal::ContainerFsInodes, layers),
         ] {
             let Some(disk) = disk else { continue };
-            see(bytes, disk.available, disk.capacity, Format::BinarySi);
+            see(bytes, disk.available, disk.capacity, QuantityFormat::BinarySi);
             // Some file systems allocate inodes dynamically and report 0.
             if disk.inodes != 0 {
-                see(inodes, disk.inodes_free, disk.inodes, Format::DecimalSi);
+                see(inodes, disk.inodes_free, disk.inodes, QuantityFormat::DecimalSi);
             }
         }
         if let Some((max, now)) = self.processes {
-            see(Signal::Pid, max.saturating_sub(now), max, Format::DecimalSi);
+            see(Signal::Pid, max.saturating_sub(now), max, QuantityFormat::DecimalSi);
         }
         all
     }
@@ -212,7 +212,7 @@ pub fn in_force(configured: &[Threshold], layout: Layout) -> Vec<Threshold> {
 }
 
 /// Returns whether less than `below` is available; with `more`, less than their sum.
-pub fn is_short(seen: &Observation, below: Level, more: Option<Level>) -> bool {
+pub fn is_short(seen: &SignalObservation, below: ThresholdValue, more: Option<ThresholdValue>) -> bool {
     let bound = below.of(seen.capacity);
     let bound = more.map_or(bound, |more| bound.plus(more.of(seen.capacity)));
     seen.available < bound
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_cannot_be_looked_at_is_where_it_was() {
+    fn a_file_system_that_cannot_be_read_keeps_its_last_device() {
         let whole = |images, containers| Devices { node: Some(1), images: Some(images), containers };
         for (seen, last, layout) in [
             (readings(1, None, None), whole(2, None), Layout::DedicatedImages),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_are_told_apart_by_their_devices() {
+    fn file_systems_are_distinguished_by_their_devices() {
         for (node, images, containers, layout) in [
             (1, Some(1), None, Layout::Single),
             (1, Some(1), Some(1), Layout::Single),
@@ -299,7 +299,8 @@ mod tests {
 
     #[test]
     fn writable_layers_have_the_thresholds_of_where_they_lie() {
-        let threshold = |signal| Threshold { signal, below: Level::Share(0.1), grace: None, min_reclaim: None };
+        let threshold =
+            |signal| Threshold { signal, below: ThresholdValue::Share(0.1), grace: None, min_reclaim: None };
         let configured = [
             threshold(Signal::Pid),
             threshold(Signal::ContainerFs),

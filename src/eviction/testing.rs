@@ -16,14 +16,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     EvictionConfig, Evictor, EvictorDeps, Watcher, WatcherDeps,
-    message::Verdict,
+    message::EvictionVerdict,
     ports::{MemoryShortage, NodeStats, Pods, Reclaim, ThresholdNotifications, UsageScope},
-    signals::{Condition, DiskReading, MemoryReading, Readings},
+    signals::{DiskReading, MemoryReading, PressureCondition, Readings},
     usage::PodUse,
 };
 use berth_config::{defaults, eviction};
 use berth_metrics::{EvictionMetrics, Registry};
-use berth_ports::{Event, EventSink, TaskLiveness};
+use berth_ports::{EventRecord, EventSink, TaskLiveness};
 use berth_types::{Pod, PodUid};
 
 const GI: u64 = 1 << 30;
@@ -32,7 +32,7 @@ const GI: u64 = 1 << 30;
 pub struct FakeNode {
     state: Mutex<State>,
     moved: watch::Sender<u64>,
-    bell: Notify,
+    kernel_notification: Notify,
 }
 
 struct State {
@@ -55,14 +55,14 @@ struct State {
     refused: Option<UsageScope>,
     /// Reclaimed pages are used for something else immediately.
     fills: bool,
-    pods: BTreeMap<String, Running>,
-    told: Vec<String>,
-    conditions: Vec<BTreeSet<Condition>>,
+    pods: BTreeMap<String, RunningPod>,
+    log: Vec<String>,
+    conditions: Vec<BTreeSet<PressureCondition>>,
     hangs: bool,
-    looks: u64,
+    read_count: u64,
 }
 
-struct Running {
+struct RunningPod {
     pod: Arc<Pod>,
     usage: PodUse,
     /// Time that the pod needs to terminate.
@@ -74,8 +74,8 @@ impl FakeNode {
         act(&mut self.state.lock().expect("whole"))
     }
 
-    fn tell(&self, what: impl Into<String>) {
-        self.with(|state| state.told.push(what.into()));
+    fn append_log(&self, what: impl Into<String>) {
+        self.with(|state| state.log.push(what.into()));
         self.moved.send_modify(|count| *count += 1);
     }
 }
@@ -87,7 +87,7 @@ impl NodeStats for FakeNode {
             std::future::pending::<()>().await;
         }
         self.with(|state| {
-            state.looks += 1;
+            state.read_count += 1;
             let memory: u64 = state.pods.values().filter_map(|pod| pod.usage.memory).sum();
             let disk: u64 = state.pods.values().filter_map(|pod| pod.usage.storage).sum();
             let used = state.disk_used + state.images + disk;
@@ -109,7 +109,7 @@ impl NodeStats for FakeNode {
 #[async_trait]
 impl ThresholdNotifications for FakeNode {
     async fn notified(&self) {
-        self.bell.notified().await;
+        self.kernel_notification.notified().await;
     }
 }
 
@@ -130,12 +130,12 @@ impl Pods for FakeNode {
         if matches!(needs, UsageScope::Disks | UsageScope::DisksNow) {
             tokio::time::sleep(measuring).await;
         }
-        let usage = |running: &Running| (running.pod.uid().clone(), running.usage.clone());
+        let usage = |running: &RunningPod| (running.pod.uid().clone(), running.usage.clone());
         Ok(self.with(|state| state.pods.values().map(usage).collect()))
     }
 
-    async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
-        self.tell(format!("evict {} in {}s for {}", pod.name(), verdict.grace, verdict.signal));
+    async fn evict(&self, pod: &Arc<Pod>, verdict: &EvictionVerdict) -> Result<(), String> {
+        self.append_log(format!("evict {} in {}s for {}", pod.name(), verdict.grace, verdict.signal));
         let Some(wait) = self.with(|state| state.pods.get(pod.name()).map(|running| running.ends_in)) else {
             return Ok(());
         };
@@ -143,7 +143,7 @@ impl Pods for FakeNode {
             return Err("timeout waiting to kill pod".to_owned());
         }
         self.with(|state| state.pods.remove(pod.name()));
-        self.tell(format!("{} is gone", pod.name()));
+        self.append_log(format!("{} is gone", pod.name()));
         Ok(())
     }
 
@@ -158,14 +158,14 @@ impl Pods for FakeNode {
 #[async_trait]
 impl Reclaim for FakeNode {
     async fn containers(&self) -> Result<(), String> {
-        self.tell("remove containers");
+        self.append_log("remove containers");
         tokio::time::sleep(self.with(|state| state.removal)).await;
         Ok(())
     }
 
     async fn images(&self) -> Result<(), String> {
         self.with(|state| (state.images, state.image_disk_used) = (0, state.image_disk_used.map(|_| 0)));
-        self.tell("remove images");
+        self.append_log("remove images");
         Ok(())
     }
 
@@ -177,15 +177,15 @@ impl Reclaim for FakeNode {
                 state.page_cache -= missing.bytes;
                 state.memory_used -= if state.fills { 0 } else { missing.bytes };
             });
-            self.tell(format!("take back {} of {worst} first, until {} are left", missing.bytes, missing.least));
+            self.append_log(format!("take back {} of {worst} first, until {} are left", missing.bytes, missing.least));
         }
         is_there
     }
 }
 
 impl EventSink for FakeNode {
-    fn record(&self, event: Event) {
-        self.tell(format!("event {}: {}", event.reason, event.message));
+    fn record(&self, event: EventRecord) {
+        self.append_log(format!("event {}: {}", event.reason, event.message));
     }
 }
 
@@ -193,7 +193,7 @@ impl EventSink for FakeNode {
 pub struct Fixture {
     node: Arc<FakeNode>,
     registry: Registry,
-    pulses: [TaskLiveness; 2],
+    task_liveness: [TaskLiveness; 2],
     stop: CancellationToken,
 }
 
@@ -226,31 +226,35 @@ impl Fixture {
             refused: None,
             fills: false,
             pods: BTreeMap::new(),
-            told: Vec::new(),
+            log: Vec::new(),
             conditions: Vec::new(),
             hangs: false,
-            looks: 0,
+            read_count: 0,
         };
-        let node = Arc::new(FakeNode { state: Mutex::new(state), moved: watch::channel(0).0, bell: Notify::new() });
+        let node = Arc::new(FakeNode {
+            state: Mutex::new(state),
+            moved: watch::channel(0).0,
+            kernel_notification: Notify::new(),
+        });
         let (registry, stop, began) = (Registry::new(), CancellationToken::new(), Instant::now());
         let metrics = EvictionMetrics::new(&registry);
-        let hears = node.clone();
-        let pulses: [TaskLiveness; 2] = Default::default();
+        let observer = node.clone();
+        let task_liveness: [TaskLiveness; 2] = Default::default();
         let deps = WatcherDeps {
-            gauges: node.clone(),
-            alarm: node.clone(),
-            pressures: Arc::new(move |conditions, _| hears.with(|state| state.conditions.push(conditions.clone()))),
+            node_stats: node.clone(),
+            notifications: node.clone(),
+            pressures: Arc::new(move |conditions, _| observer.with(|state| state.conditions.push(conditions.clone()))),
             metrics: metrics.clone(),
             restored: Vec::new(),
-            pulse: pulses[0].clone(),
+            liveness: task_liveness[0].clone(),
         };
         let (watcher, pictures) = Watcher::new(config.clone(), deps, began);
-        let (events, pulse) = (node.clone(), pulses[1].clone());
-        let deps = EvictorDeps { pods: node.clone(), reclaim: node.clone(), events, metrics, pulse };
+        let (events, liveness) = (node.clone(), task_liveness[1].clone());
+        let deps = EvictorDeps { pods: node.clone(), reclaim: node.clone(), events, metrics, liveness };
         let evictor = Evictor::new(config, deps, pictures, began);
         tokio::spawn(watcher.run(stop.clone()));
         tokio::spawn(evictor.run(stop.clone()));
-        Self { node, registry, pulses, stop }
+        Self { node, registry, task_liveness, stop }
     }
 
     /// Adds a running pod with that memory usage, in bytes.
@@ -279,7 +283,7 @@ impl Fixture {
             object["spec"][key] = value.clone();
         }
         let pod = Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"));
-        self.node.with(|state| state.pods.insert(name, Running { pod, usage, ends_in }));
+        self.node.with(|state| state.pods.insert(name, RunningPod { pod, usage, ends_in }));
     }
 
     /// Sets the memory usage outside pods, in bytes.
@@ -338,13 +342,13 @@ impl Fixture {
     }
 
     /// Simulates a kernel notification.
-    pub fn ring(&self) {
-        self.node.bell.notify_one();
+    pub fn notify(&self) {
+        self.node.kernel_notification.notify_one();
     }
 
     /// Number of readings of the node.
-    pub fn looks(&self) -> u64 {
-        self.node.with(|state| state.looks)
+    pub fn read_count(&self) -> u64 {
+        self.node.with(|state| state.read_count)
     }
 
     /// Makes readings of the node hang from now on.
@@ -355,12 +359,12 @@ impl Fixture {
     /// Waits that long; asserts that watcher and evictor report that they are alive.
     pub async fn wait(&self, seconds: f64) {
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-        assert_eq!(self.pulses.each_ref().map(TaskLiveness::overdue_for), [None, None]);
+        assert_eq!(self.task_liveness.each_ref().map(TaskLiveness::overdue_for), [None, None]);
     }
 
     /// Actions and events recorded since the last call.
-    pub fn told(&self) -> Vec<String> {
-        self.node.with(|state| std::mem::take(&mut state.told))
+    pub fn take_log(&self) -> Vec<String> {
+        self.node.with(|state| std::mem::take(&mut state.log))
     }
 
     /// Current pressure conditions.

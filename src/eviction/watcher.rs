@@ -15,14 +15,14 @@ use super::{
     EvictionConfig,
     ports::{NodeStats, PressureCallback, ThresholdNotifications},
     pressure::{PressureState, next_interval},
-    signals::{Condition, Layout, Observations, Readings, Uptime, in_force},
+    signals::{Layout, Observations, PressureCondition, Readings, Uptime, in_force},
 };
 use berth_config::eviction::Threshold;
 use berth_metrics::EvictionMetrics;
 use berth_ports::TaskLiveness;
 
 /// Deadline of an observation; a slower one has no readings.
-const LOOK_LIMIT: Duration = Duration::from_secs(10);
+const OBSERVATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Minimum interval between observations: kernel notifications may arrive continuously.
 const SPACING: Duration = Duration::from_millis(100);
@@ -41,23 +41,23 @@ pub struct NodeSnapshot {
     /// Thresholds that require action, the first one first, each with the time since when it is due.
     pub due: Vec<(Threshold, Uptime)>,
     /// Reported pressures, each with the time until which it is reported unless a threshold is met again.
-    pub pressures: Vec<(Condition, Uptime)>,
+    pub pressures: Vec<(PressureCondition, Uptime)>,
 }
 
 /// Dependencies of the watcher.
 pub struct WatcherDeps {
     /// Reads statistics of the node.
-    pub gauges: Arc<dyn NodeStats>,
+    pub node_stats: Arc<dyn NodeStats>,
     /// Kernel notifications.
-    pub alarm: Arc<dyn ThresholdNotifications>,
+    pub notifications: Arc<dyn ThresholdNotifications>,
     /// Callback for changed pressures.
     pub pressures: PressureCallback,
     /// Eviction metrics.
     pub metrics: EvictionMetrics,
     /// Pressures that an earlier agent reported, and for how long it would still report them.
-    pub restored: Vec<(Condition, Duration)>,
+    pub restored: Vec<(PressureCondition, Duration)>,
     /// Reports that the task is alive.
-    pub pulse: TaskLiveness,
+    pub liveness: TaskLiveness,
 }
 
 /// Watcher of this node; see the module's documentation.
@@ -67,7 +67,7 @@ pub struct Watcher {
     began: Instant,
     pressure: PressureState,
     /// Last reported conditions, and those of them that only an earlier agent observed.
-    reported: [BTreeSet<Condition>; 2],
+    reported: [BTreeSet<PressureCondition>; 2],
     pictures: watch::Sender<Option<Arc<NodeSnapshot>>>,
 }
 
@@ -87,15 +87,15 @@ impl Watcher {
     /// Observes until `stop` is cancelled.
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
-            self.deps.pulse.report_progress();
+            self.deps.liveness.report_progress();
             let pause = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                pause = self.look() => pause,
+                pause = self.observe() => pause,
             };
             let called = async {
                 sleep(SPACING).await;
-                self.deps.alarm.notified().await;
+                self.deps.notifications.notified().await;
             };
             tokio::select! {
                 biased;
@@ -107,9 +107,9 @@ impl Watcher {
     }
 
     /// Observes once; returns the delay until the next observation.
-    async fn look(&mut self) -> Duration {
+    async fn observe(&mut self) -> Duration {
         let at = self.began.elapsed();
-        let readings = match timeout(LOOK_LIMIT, self.deps.gauges.read()).await {
+        let readings = match timeout(OBSERVATION_TIMEOUT, self.deps.node_stats.read()).await {
             Ok(readings) => Readings { at, ..readings },
             Err(_) => {
                 debug!("Eviction manager: timed out reading node stats");

@@ -20,7 +20,7 @@ pub type Key = (PodUid, String);
 
 /// Result of the last failed attempt.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
+pub struct LastPullFailure {
     /// Waiting reason of the container.
     pub reason: &'static str,
     /// Waiting message of the container.
@@ -28,32 +28,32 @@ pub struct Failure {
 }
 
 #[derive(Debug)]
-struct Step {
+struct BackoffStep {
     backoff: Backoff,
     until: Instant,
     failed_at: Instant,
     secrets: [u8; 32],
-    failure: Option<Failure>,
+    failure: Option<LastPullFailure>,
 }
 
-/// A pull in back-off.
+/// Active back-off of a pod's image pull, with the failure that preceded it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PullInBackOff {
     /// End of the back-off.
     pub until: Instant,
     /// The previous failure; `None` if that attempt was interrupted.
-    pub previous: Option<Failure>,
+    pub previous: Option<LastPullFailure>,
 }
 
 /// Back-off state of failed pulls. Retains an entry for 10 minutes after its last failure.
 #[derive(Debug, Default)]
 pub struct PullBackoff {
-    steps: HashMap<Key, Step>,
+    steps: HashMap<Key, BackoffStep>,
 }
 
 impl PullBackoff {
     /// Whether a pull with these secrets (their fingerprint) is in back-off now.
-    pub fn held(&self, key: &Key, secrets: &[u8; 32], now: Instant) -> Option<PullInBackOff> {
+    pub fn active(&self, key: &Key, secrets: &[u8; 32], now: Instant) -> Option<PullInBackOff> {
         let step = self.steps.get(key)?;
         if step.secrets != *secrets || now >= step.until {
             return None;
@@ -69,14 +69,14 @@ impl PullBackoff {
     }
 
     /// Records a failed attempt; returns the time of the next allowed attempt.
-    pub fn failed(&mut self, key: Key, secrets: [u8; 32], failure: Failure, now: Instant) -> Instant {
+    pub fn failed(&mut self, key: Key, secrets: [u8; 32], failure: LastPullFailure, now: Instant) -> Instant {
         self.steps.retain(|_, step| now.saturating_duration_since(step.failed_at) < FORGET);
         let mut backoff = match self.steps.get(&key) {
             Some(step) if step.secrets == secrets => step.backoff,
             _ => DELAYS,
         };
         let until = now + backoff.next_delay();
-        self.steps.insert(key, Step { backoff, until, failed_at: now, secrets, failure: Some(failure) });
+        self.steps.insert(key, BackoffStep { backoff, until, failed_at: now, secrets, failure: Some(failure) });
         until
     }
 
@@ -96,8 +96,8 @@ mod tests {
         ("u1".into(), image.to_owned())
     }
 
-    fn failure() -> Failure {
-        Failure { reason: "ErrImagePull", message: "no such host".to_owned() }
+    fn failure() -> LastPullFailure {
+        LastPullFailure { reason: "ErrImagePull", message: "no such host".to_owned() }
     }
 
     #[test]
@@ -107,9 +107,9 @@ mod tests {
         let mut backoff = PullBackoff::default();
         // AC-03b-6: fails at 0, 10, 30: not before 70
         for (fails, next) in [(0, 10), (10, 30), (30, 70), (70, 150), (150, 310), (310, 610), (610, 910)] {
-            assert_eq!(backoff.held(&key("x"), &SECRETS, at(fails)), None, "{fails}");
+            assert_eq!(backoff.active(&key("x"), &SECRETS, at(fails)), None, "{fails}");
             assert_eq!(backoff.failed(key("x"), SECRETS, failure(), at(fails)), at(next), "{fails}");
-            assert!(backoff.held(&key("x"), &SECRETS, at(next - 1)).is_some(), "{next}");
+            assert!(backoff.active(&key("x"), &SECRETS, at(next - 1)).is_some(), "{next}");
         }
         assert_eq!(backoff.failed(key("x"), SECRETS, failure(), at(1210)), at(1220), "600 s later it starts anew");
     }
@@ -119,13 +119,13 @@ mod tests {
         let now = Instant::now();
         let mut backoff = PullBackoff::default();
         backoff.failed(key("x"), SECRETS, failure(), now);
-        assert_eq!(backoff.held(&key("y"), &SECRETS, now), None);
-        assert_eq!(backoff.held(&("u2".into(), "x".to_owned()), &SECRETS, now), None);
-        let held = backoff.held(&key("x"), &SECRETS, now).expect("held");
-        assert_eq!(held.previous, Some(failure()));
+        assert_eq!(backoff.active(&key("y"), &SECRETS, now), None);
+        assert_eq!(backoff.active(&("u2".into(), "x".to_owned()), &SECRETS, now), None);
+        let active = backoff.active(&key("x"), &SECRETS, now).expect("held");
+        assert_eq!(active.previous, Some(failure()));
         backoff.began(&key("x"));
-        assert_eq!(backoff.held(&key("x"), &SECRETS, now).expect("still held").previous, None);
-        assert_eq!(backoff.held(&key("x"), &[2; 32], now), None, "new secrets are tried at once");
+        assert_eq!(backoff.active(&key("x"), &SECRETS, now).expect("still held").previous, None);
+        assert_eq!(backoff.active(&key("x"), &[2; 32], now), None, "new secrets are tried at once");
         backoff.forget(&"u1".into());
         assert!(backoff.steps.is_empty());
     }

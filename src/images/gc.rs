@@ -32,13 +32,13 @@ use super::{
 use berth_config::GoDuration;
 use berth_cri::{ImageService, RuntimeService};
 use berth_metrics::{CollectReason, Images};
-use berth_ports::{Clock, Event, EventSink};
+use berth_ports::{Clock, EventRecord, EventSink};
 use berth_proto::cri;
 
 const PERIOD: Duration = Duration::from_secs(300);
 const LIST_PERIOD: Duration = Duration::from_secs(30);
 /// How long an image provided to a pod counts as used before a container shows it.
-const HELD: Duration = Duration::from_secs(300);
+const USE_GRACE: Duration = Duration::from_secs(300);
 const STATFS_DEADLINE: Duration = Duration::from_secs(10);
 const STATUS_CALLS: usize = 8;
 /// Maximum amount to free, as it appears in error texts.
@@ -75,11 +75,11 @@ pub(super) struct CollectorDeps {
 #[error("{0}")]
 pub struct GcError(pub String);
 
-type Freed = Result<u64, GcError>;
+type GcResult = Result<u64, GcError>;
 
-/// Handle to the collector.
+/// Sends deletion requests and image uses to the garbage collector, and receives its image list.
 pub(super) struct CollectorHandle {
-    ask: mpsc::Sender<oneshot::Sender<Freed>>,
+    ask: mpsc::Sender<oneshot::Sender<GcResult>>,
     used: Arc<Mutex<HashMap<String, Timestamp>>>,
     listed: watch::Receiver<Arc<[cri::Image]>>,
 }
@@ -88,7 +88,7 @@ impl CollectorHandle {
     /// Marks an image as used because it was just provided to a pod: before any container shows it.
     pub(super) fn used(&self, id: &str, now: Timestamp) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        keep_held(&mut used, now);
+        expire_used(&mut used, now);
         used.insert(id.to_owned(), now);
     }
 
@@ -96,7 +96,7 @@ impl CollectorHandle {
         self.listed.clone()
     }
 
-    pub(super) async fn delete_unused(&self) -> Freed {
+    pub(super) async fn delete_unused(&self) -> GcResult {
         let (answer, wait) = oneshot::channel();
         let gone = || GcError("image garbage collector is not running".to_owned());
         self.ask.send(answer).await.map_err(|_| gone())?;
@@ -115,12 +115,12 @@ pub(super) struct Collector {
     started: Timestamp,
     detected_once: bool,
     failures: u32,
-    asked: mpsc::Receiver<oneshot::Sender<Freed>>,
+    asked: mpsc::Receiver<oneshot::Sender<GcResult>>,
     used: Arc<Mutex<HashMap<String, Timestamp>>>,
     list: watch::Sender<Arc<[cri::Image]>>,
     watch: DiskUsageWatcher,
     /// Last event per reason, and when it was recorded.
-    told: BTreeMap<&'static str, (String, Instant)>,
+    last_events: BTreeMap<&'static str, (String, Instant)>,
 }
 
 /// Result of one detection.
@@ -148,7 +148,7 @@ impl Collector {
             asked,
             used,
             list,
-            told: BTreeMap::new(),
+            last_events: BTreeMap::new(),
         };
         (collector, handle)
     }
@@ -200,7 +200,7 @@ impl Collector {
         match self.collect().await {
             Ok(()) => {
                 self.failures = 0;
-                self.told.clear();
+                self.last_events.clear();
                 true
             }
             Err(error) => {
@@ -220,10 +220,10 @@ impl Collector {
     /// Records an event on the node; an identical one at most once per period, however often it is
     /// retried.
     fn record_event(&mut self, reason: &'static str, text: String) {
-        let is_old = |(told, at): &(String, Instant)| *told == text && at.elapsed() < PERIOD;
-        if !self.told.get(reason).is_some_and(is_old) {
-            self.told.insert(reason, (text.clone(), Instant::now()));
-            self.deps.events.record(Event::node_warning(reason, text));
+        let is_old = |(last, at): &(String, Instant)| *last == text && at.elapsed() < PERIOD;
+        if !self.last_events.get(reason).is_some_and(is_old) {
+            self.last_events.insert(reason, (text.clone(), Instant::now()));
+            self.deps.events.record(EventRecord::node_warning(reason, text));
         }
     }
 
@@ -277,7 +277,7 @@ impl Collector {
             Demand::Enough => return Ok(0),
             Demand::InvalidCapacity => {
                 let text = "invalid capacity 0 on image filesystem";
-                self.deps.events.record(Event::node_warning("InvalidDiskCapacity", text));
+                self.deps.events.record(EventRecord::node_warning("InvalidDiskCapacity", text));
                 return Err(GcError(text.to_owned()));
             }
             Demand::Free { bytes, percent } => (bytes, percent),
@@ -306,7 +306,7 @@ impl Collector {
         Err(GcError(text))
     }
 
-    async fn delete_unused(&mut self) -> Freed {
+    async fn delete_unused(&mut self) -> GcResult {
         let began = self.deps.clock.now();
         let mut detected = self.detect().await?;
         let done = self.free(&mut detected.images, ALL, began).await?;
@@ -364,7 +364,7 @@ impl Collector {
     /// Images recently provided to pods, and when. Their containers may not exist yet.
     fn recently_provided(&self, now: Timestamp) -> HashMap<String, Timestamp> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        keep_held(&mut used, now);
+        expire_used(&mut used, now);
         used.clone()
     }
 
@@ -435,15 +435,15 @@ impl Collector {
         let new: Vec<String> =
             containers.iter().filter(|c| !self.mounted.contains_key(&c.id)).map(|c| c.id.clone()).collect();
         let runtime = self.deps.runtime.clone();
-        let looks = futures::stream::iter(new).map(|id| {
+        let statuses = futures::stream::iter(new).map(|id| {
             let runtime = runtime.clone();
             async move {
                 let status = runtime.container_status(&id).await;
                 (id, status)
             }
         });
-        let looks: Vec<_> = looks.buffer_unordered(STATUS_CALLS).collect().await;
-        for (id, status) in looks {
+        let statuses: Vec<_> = statuses.buffer_unordered(STATUS_CALLS).collect().await;
+        for (id, status) in statuses {
             match status {
                 Ok(status) => {
                     let images = status.mounts.into_iter().filter_map(|mount| mount.image).map(|image| image.image);
@@ -464,10 +464,10 @@ impl Collector {
 }
 
 /// Removes expired entries; caps times at `now`, because the clock may have been set back.
-fn keep_held(used: &mut HashMap<String, Timestamp>, now: Timestamp) {
+fn expire_used(used: &mut HashMap<String, Timestamp>, now: Timestamp) {
     used.retain(|_, at| {
         *at = (*at).min(now);
-        Duration::try_from(now.duration_since(*at)).is_ok_and(|age| age < HELD)
+        Duration::try_from(now.duration_since(*at)).is_ok_and(|age| age < USE_GRACE)
     });
 }
 

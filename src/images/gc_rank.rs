@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_come_sooner_near_the_mark() {
+    fn checks_are_more_frequent_near_the_threshold() {
         let room = |available| DiskSpace { capacity: 1000 << 30, available };
         for (available, expected) in
             [(1000 << 30, 10_000), (158 << 30, 4000), (150 << 30, 500), (0, 500), (u64::MAX, 10_000)]

@@ -28,20 +28,20 @@ pub(super) struct DiskUsageWatcher {
     tried: Option<Instant>,
     next: Instant,
     /// A running `statvfs` call, which may hang forever: no other is started until it returns.
-    look: Option<JoinHandle<io::Result<DiskSpace>>>,
+    call: Option<JoinHandle<io::Result<DiskSpace>>>,
 }
 
 impl DiskUsageWatcher {
     /// Creates the watcher without reading anything.
     pub(super) fn new(room: DiskSpaceOf, policy: GcPolicy) -> Self {
-        Self { room, policy, place: None, tried: None, next: Instant::now(), look: None }
+        Self { room, policy, place: None, tried: None, next: Instant::now(), call: None }
     }
 
     /// Sets the mount point. A running call for the previous mount point is abandoned: it may hang.
     fn at(&mut self, place: &Path) {
         if self.place.as_deref() != Some(place) {
             self.place = Some(place.to_owned());
-            (self.look, self.next) = (None, Instant::now());
+            (self.call, self.next) = (None, Instant::now());
         }
     }
 
@@ -54,21 +54,21 @@ impl DiskUsageWatcher {
     pub(super) async fn room(&mut self, place: &Path) -> io::Result<DiskSpace> {
         self.at(place);
         // Discard the outdated result of an earlier call.
-        self.looked().await;
-        self.look(place.to_owned());
-        self.looked().await.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
+        self.wait_for_call().await;
+        self.start_call(place.to_owned());
+        self.wait_for_call().await.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
     }
 
     /// Starts a `statvfs` call, unless one is running.
-    fn look(&mut self, place: PathBuf) {
+    fn start_call(&mut self, place: PathBuf) {
         let room = self.room.clone();
-        self.look.get_or_insert_with(|| spawn_blocking(move || room(&place)));
+        self.call.get_or_insert_with(|| spawn_blocking(move || room(&place)));
     }
 
     /// Waits for the result of the running call.
-    async fn looked(&mut self) -> Option<io::Result<DiskSpace>> {
-        let seen = self.look.as_mut()?.await;
-        self.look = None;
+    async fn wait_for_call(&mut self) -> Option<io::Result<DiskSpace>> {
+        let seen = self.call.as_mut()?.await;
+        self.call = None;
         Some(seen.unwrap_or_else(|error| Err(io::Error::other(error))))
     }
 
@@ -91,9 +91,12 @@ impl DiskUsageWatcher {
         loop {
             let Some(place) = self.place.clone() else { return std::future::pending().await };
             sleep_until(self.next.max(Instant::now() + self.remaining_interval())).await;
-            self.look(place);
-            let seen =
-                self.looked().await.and_then(Result::ok).unwrap_or(DiskSpace { capacity: 0, available: u64::MAX });
+            self.start_call(place);
+            let seen = self
+                .wait_for_call()
+                .await
+                .and_then(Result::ok)
+                .unwrap_or(DiskSpace { capacity: 0, available: u64::MAX });
             self.next = Instant::now() + unreachable_for(&self.policy, seen);
             if matches!(demand(&self.policy, seen), Demand::Free { .. }) {
                 return;
@@ -115,10 +118,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_look_that_hangs_is_not_followed_by_another() {
+    async fn a_hanging_statvfs_is_not_followed_by_another() {
         let (release, hang) = mpsc::channel::<()>();
-        let (looks, hang) = (Arc::new(AtomicUsize::new(0)), Mutex::new(hang));
-        let count = looks.clone();
+        let (calls, hang) = (Arc::new(AtomicUsize::new(0)), Mutex::new(hang));
+        let count = calls.clone();
         let seen = DiskSpace { capacity: 1000, available: 900 };
         let room: DiskSpaceOf = Arc::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
@@ -132,14 +135,14 @@ mod tests {
             assert!(timeout(moment, watch.room(place)).await.is_err());
             assert!(timeout(moment, watch.wait_until_crossed()).await.is_err());
         }
-        assert!(looks.load(Ordering::Relaxed) <= 1, "one at a time");
+        assert!(calls.load(Ordering::Relaxed) <= 1, "one at a time");
         drop(release);
         let found = timeout(Duration::from_secs(60), watch.room(place)).await.expect("it hangs no more");
-        assert_eq!((found.ok(), looks.load(Ordering::Relaxed)), (Some(seen), 2), "one of now");
+        assert_eq!((found.ok(), calls.load(Ordering::Relaxed)), (Some(seen), 2), "one of now");
     }
 
     #[tokio::test]
-    async fn a_look_that_hangs_where_images_were_holds_up_none_where_they_are() {
+    async fn a_hanging_statvfs_of_the_old_mount_point_does_not_block_the_new_one() {
         let (release, hang) = mpsc::channel::<()>();
         let hang = Mutex::new(hang);
         let seen = DiskSpace { capacity: 1000, available: 900 };
@@ -157,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn where_images_have_moved_to_is_looked_at_at_once() {
+    async fn a_new_mount_point_is_checked_at_once() {
         let room: DiskSpaceOf = Arc::new(|place: &Path| {
             let available: u64 = if place == Path::new("/old") { 90 } else { 10 };
             Ok(DiskSpace { capacity: 100 << 30, available: available << 30 })

@@ -18,13 +18,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::{
-    backoff::{Failure, Key, PullBackoff},
-    credentials::{Credential, Credentials, docker::DockerConfigError},
+    backoff::{Key, LastPullFailure, PullBackoff},
+    credentials::{Credential, CredentialLookup, docker::DockerConfigError},
     gc::{Collector, CollectorDeps, CollectorHandle, GcError},
-    policy::{self, Presence, PullDecision, Verification},
+    policy::{self, ImagePresence, PullDecision, Verification},
     puller::{Parallelism, PullFailure, PullRequest, Puller},
     records::Records,
-    reference::{Reference, with_default_tag},
+    reference::{ImageReference, with_default_tag},
     settings::{ImagesConfig, ImagesDeps, ImagesError, OnPull, PullMoment},
     verify::{self, CheckResult, InitialDecision, PresentImage},
 };
@@ -32,8 +32,8 @@ use berth_config::{GoDuration, text::quote};
 use berth_cri::{CriError, ImageService};
 use berth_metrics::Images as Metrics;
 use berth_ports::{
-    Clock, ConcurrentStep, EnsureImage, Event, EventSink, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret,
-    ResolvedImage,
+    Clock, ConcurrentStep, EnsureImage, EventRecord, EventSink, ImageError, ImageProvider, ImageUser, PullPolicy,
+    PullSecret, ResolvedImage,
 };
 use berth_proto::cri;
 use berth_sys::single_flight::Role;
@@ -41,17 +41,17 @@ use berth_types::PodUid;
 
 /// How long a failed pull is shown as `ErrImagePull` before it is shown as `ImagePullBackOff`, as users
 /// expect; the back-off itself is not affected.
-const TOLD: Duration = Duration::from_secs(3);
+const ERR_IMAGE_PULL_PERIOD: Duration = Duration::from_secs(3);
 
 /// Image manager: pulls, verification, back-off, and garbage collection of images.
-pub struct Manager {
+pub struct ImageManager {
     images: Arc<dyn ImageService>,
     events: Arc<dyn EventSink>,
     clock: Arc<dyn Clock>,
     metrics: Arc<Metrics>,
     on_pull: OnPull,
     config: ImagesConfig,
-    credentials: Credentials,
+    credentials: CredentialLookup,
     records: Option<Records>,
     puller: Puller,
     backoff: Mutex<PullBackoff>,
@@ -63,7 +63,7 @@ pub struct Manager {
 struct ParsedRequest<'a> {
     request: &'a EnsureImage,
     spec: cri::ImageSpec,
-    reference: Reference,
+    reference: ImageReference,
     /// Looked up at most once, and only when needed.
     credentials: OnceCell<Result<Arc<[Credential]>, DockerConfigError>>,
     /// Step shown while the request is processed.
@@ -72,20 +72,24 @@ struct ParsedRequest<'a> {
 
 /// Labels of the metric of image requests.
 struct RequestLabels {
-    presence: Presence,
+    presence: ImagePresence,
     pull: &'static str,
 }
 
-impl Manager {
+impl ImageManager {
     /// Opens the pull records, and recovers pulls interrupted by a crash (spec 03b §3.3 item 3).
     ///
     /// # Errors
     /// The records cannot be opened, the images cannot be listed, or the plugin configuration is
     /// invalid.
     pub async fn new(deps: ImagesDeps, config: ImagesConfig) -> Result<Arc<Self>, ImagesError> {
-        let credentials =
-            Credentials::open(config.docker.clone(), config.plugins.clone(), &deps.registry, deps.accounts.clone())
-                .await?;
+        let credentials = CredentialLookup::open(
+            config.docker.clone(),
+            config.plugins.clone(),
+            &deps.registry,
+            deps.accounts.clone(),
+        )
+        .await?;
         let metrics = Arc::new(Metrics::new(&deps.registry));
         let records = match config.verification {
             Some(_) => Some(open_records(&deps, &config, &metrics).await?),
@@ -134,13 +138,13 @@ impl Manager {
         }
     }
 
-    /// All images, largest first; refreshed every 30 s while [`Manager::run`] runs.
+    /// All images, largest first; refreshed every 30 s while [`ImageManager::run`] runs.
     pub fn listed(&self) -> watch::Receiver<Arc<[cri::Image]>> {
         self.collector.listed()
     }
 
     /// Removes every image that is neither in use, pinned, nor younger than the minimum age; returns
-    /// the bytes freed. Called by eviction; requires that [`Manager::run`] is running.
+    /// the bytes freed. Called by eviction; requires that [`ImageManager::run`] is running.
     ///
     /// # Errors
     /// Images could not be listed or removed.
@@ -148,7 +152,7 @@ impl Manager {
         self.collector.delete_unused().await
     }
 
-    fn tell(&self, request: &EnsureImage, event: Event) {
+    fn record_event(&self, request: &EnsureImage, event: EventRecord) {
         self.events.record(match &request.field_path {
             Some(path) => event.at(path.clone()),
             None => event,
@@ -156,16 +160,16 @@ impl Manager {
     }
 
     fn normal(&self, request: &EnsureImage, reason: &'static str, message: String) {
-        self.tell(request, Event::normal(request.pod.id(), reason, message));
+        self.record_event(request, EventRecord::normal(request.pod.id(), reason, message));
     }
 
     fn warning(&self, request: &EnsureImage, reason: &'static str, message: String) {
-        self.tell(request, Event::warning(request.pod.id(), reason, message));
+        self.record_event(request, EventRecord::warning(request.pod.id(), reason, message));
     }
 
-    async fn resolve(&self, request: &EnsureImage, told: &mut RequestLabels) -> Result<ResolvedImage, ImageError> {
+    async fn resolve(&self, request: &EnsureImage, labels: &mut RequestLabels) -> Result<ResolvedImage, ImageError> {
         let asked = self.parse(request)?;
-        let resolved = self.ask(&asked, told).await;
+        let resolved = self.ask(&asked, labels).await;
         let name = format!("image {}", request.image);
         match &resolved {
             // Another request may have pulled it.
@@ -175,20 +179,20 @@ impl Manager {
         resolved
     }
 
-    async fn ask(&self, asked: &ParsedRequest<'_>, told: &mut RequestLabels) -> Result<ResolvedImage, ImageError> {
+    async fn ask(&self, asked: &ParsedRequest<'_>, labels: &mut RequestLabels) -> Result<ResolvedImage, ImageError> {
         let request = asked.request;
-        let image = if policy::looks(request.policy) { self.look(asked).await? } else { None };
-        told.presence = match (&image, policy::looks(request.policy)) {
-            (Some(_), _) => Presence::Present,
-            (None, true) => Presence::Absent,
-            (None, false) => Presence::Unknown,
+        let image = if policy::checks_presence(request.policy) { self.inspect(asked).await? } else { None };
+        labels.presence = match (&image, policy::checks_presence(request.policy)) {
+            (Some(_), _) => ImagePresence::Present,
+            (None, true) => ImagePresence::Absent,
+            (None, false) => ImagePresence::Unknown,
         };
         let verification = match &image {
-            Some(image) if policy::verifies(request.policy, told.presence) => self.verify(asked, image).await?,
+            Some(image) if policy::verifies(request.policy, labels.presence) => self.verify(asked, image).await?,
             _ => Verification::Off,
         };
-        let step = policy::decide(request.policy, told.presence, verification);
-        told.pull = step.label();
+        let step = policy::decide(request.policy, labels.presence, verification);
+        labels.pull = step.label();
         match (step, image) {
             (PullDecision::Use { event_text: words }, Some(image)) => {
                 self.normal(request, "Pulled", format!("Container image {} {words}", quote(&request.image)));
@@ -218,12 +222,12 @@ impl Manager {
             runtime_handler: if self.config.handler_in_calls { request.handler.clone() } else { String::new() },
             ..Default::default()
         };
-        let first = if policy::looks(request.policy) { "ImageStatus" } else { "credentials for" };
+        let first = if policy::checks_presence(request.policy) { "ImageStatus" } else { "credentials for" };
         let step = request.progress.start_concurrent(format!("{first} {image}"));
         Ok(ParsedRequest { request, spec, reference, credentials: OnceCell::new(), step })
     }
 
-    async fn look(&self, asked: &ParsedRequest<'_>) -> Result<Option<cri::Image>, ImageError> {
+    async fn inspect(&self, asked: &ParsedRequest<'_>) -> Result<Option<cri::Image>, ImageError> {
         self.images.image_status(asked.spec.clone()).await.map_err(|error| {
             let message = format!("Failed to inspect image {}: {error}", quote(&asked.request.image));
             self.warning(asked.request, "InspectFailed", message.clone());
@@ -357,14 +361,14 @@ impl Manager {
 
     fn check_backoff(&self, request: &EnsureImage, key: &Key, secrets: &[u8; 32]) -> Result<(), ImageError> {
         let now = Instant::now().into_std();
-        let held = self.backoff.lock().unwrap_or_else(PoisonError::into_inner).held(key, secrets, now);
-        let Some(held) = held else { return Ok(()) };
+        let active = self.backoff.lock().unwrap_or_else(PoisonError::into_inner).active(key, secrets, now);
+        let Some(active) = active else { return Ok(()) };
         let mut message = format!("Back-off pulling image {}", quote(&request.image));
         self.normal(request, "BackOff", message.clone());
-        if let Some(previous) = held.previous {
+        if let Some(previous) = active.previous {
             message = format!("{message}: {}: {}", previous.reason, previous.message);
         }
-        Err(ImageError { reason: "ImagePullBackOff", message, retry_at: Some(Instant::from_std(held.until)) })
+        Err(ImageError { reason: "ImagePullBackOff", message, retry_at: Some(Instant::from_std(active.until)) })
     }
 
     fn pull_failed(&self, request: &EnsureImage, key: Key, secrets: [u8; 32], failure: PullFailure) -> ImageError {
@@ -380,15 +384,15 @@ impl Manager {
                 policy::pull_failure(image, &error)
             }
         };
-        let previous = Failure { reason, message: message.clone() };
+        let previous = LastPullFailure { reason, message: message.clone() };
         let now = Instant::now().into_std();
         let retry = self.backoff.lock().unwrap_or_else(PoisonError::into_inner).failed(key, secrets, previous, now);
-        ImageError { reason, message, retry_at: Some(Instant::from_std(retry.min(now + TOLD))) }
+        ImageError { reason, message, retry_at: Some(Instant::from_std(retry.min(now + ERR_IMAGE_PULL_PERIOD))) }
     }
 }
 
 /// Reports the end of a pull when dropped, whatever its result.
-struct PullEndGuard<'a>(&'a Manager, &'a PodUid);
+struct PullEndGuard<'a>(&'a ImageManager, &'a PodUid);
 
 impl Drop for PullEndGuard<'_> {
     fn drop(&mut self) {
@@ -436,17 +440,17 @@ fn fingerprint(secrets: &[PullSecret]) -> [u8; 32] {
 }
 
 #[async_trait]
-impl ImageProvider for Manager {
+impl ImageProvider for ImageManager {
     async fn ensure(&self, request: EnsureImage) -> Result<ResolvedImage, ImageError> {
-        let mut told = RequestLabels { presence: Presence::Unknown, pull: "unknown" };
-        let answer = self.resolve(&request, &mut told).await;
+        let mut labels = RequestLabels { presence: ImagePresence::Unknown, pull: "unknown" };
+        let answer = self.resolve(&request, &mut labels).await;
         let policy = match request.policy {
             PullPolicy::Always => "always",
             PullPolicy::IfNotPresent => "ifnotpresent",
             PullPolicy::Never => "never",
         };
-        self.metrics.ensured(policy, told.presence.label(), told.pull);
-        debug!(image = %request.image, present = told.presence.label(), pull = told.pull, "Finished ensuring image");
+        self.metrics.ensured(policy, labels.presence.label(), labels.pull);
+        debug!(image = %request.image, present = labels.presence.label(), pull = labels.pull, "Finished ensuring image");
         answer
     }
 

@@ -1,7 +1,7 @@
 //! Image management: pull, credential verification, and garbage collection.
 //!
 //! Input: requests through [`berth_ports::ImageProvider`]. Output: a reference for `CreateContainer`,
-//! or an error, and events. The [`Manager`] owns the back-off and the running pulls; [`Manager::run`]
+//! or an error, and events. The [`ImageManager`] owns the back-off and the running pulls; [`ImageManager::run`]
 //! owns the image state for garbage collection. Implements spec 03b §1-4.
 
 mod backoff;
@@ -23,7 +23,7 @@ mod verify;
 pub use credentials::{DockerFolders, PluginConfigError, PluginFlags};
 pub use gc::{DiskSpaceOf, GcError, statvfs_disk_space};
 pub use gc_rank::{DiskSpace, GcPolicy};
-pub use manager::Manager;
+pub use manager::ImageManager;
 pub use puller::Parallelism;
 pub use settings::{ImagesConfig, ImagesDeps, ImagesError, OnPull, PullMoment};
 pub use verify::VerificationPolicy;

@@ -4,7 +4,7 @@ use berth_ports::PullPolicy;
 
 /// Whether the image is on this node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Presence {
+pub enum ImagePresence {
     /// The image is present.
     Present,
     /// The image is not present.
@@ -13,7 +13,7 @@ pub enum Presence {
     Unknown,
 }
 
-impl Presence {
+impl ImagePresence {
     /// The `present_locally` label.
     pub fn label(self) -> &'static str {
         match self {
@@ -57,23 +57,23 @@ impl PullDecision {
 }
 
 /// Whether presence must be checked before anything else.
-pub fn looks(policy: PullPolicy) -> bool {
+pub fn checks_presence(policy: PullPolicy) -> bool {
     policy != PullPolicy::Always
 }
 
 /// Whether the pod's permission to use the image must be verified.
-pub fn verifies(policy: PullPolicy, presence: Presence) -> bool {
-    policy != PullPolicy::Always && presence == Presence::Present
+pub fn verifies(policy: PullPolicy, presence: ImagePresence) -> bool {
+    policy != PullPolicy::Always && presence == ImagePresence::Present
 }
 
 /// Decides the step from presence and (if [`verifies`]) the pod's permission. Presence must not leak: a
 /// pod without permission is refused as if the image were absent.
-pub fn decide(policy: PullPolicy, presence: Presence, verification: Verification) -> PullDecision {
+pub fn decide(policy: PullPolicy, presence: ImagePresence, verification: Verification) -> PullDecision {
     match (policy, presence) {
         (PullPolicy::Always, _) => PullDecision::Pull,
-        (PullPolicy::Never, Presence::Absent | Presence::Unknown) => PullDecision::Refuse,
-        (PullPolicy::IfNotPresent, Presence::Absent | Presence::Unknown) => PullDecision::Pull,
-        (policy, Presence::Present) => match verification {
+        (PullPolicy::Never, ImagePresence::Absent | ImagePresence::Unknown) => PullDecision::Refuse,
+        (PullPolicy::IfNotPresent, ImagePresence::Absent | ImagePresence::Unknown) => PullDecision::Pull,
+        (policy, ImagePresence::Present) => match verification {
             Verification::Off => PullDecision::Use { event_text: "already present on machine" },
             Verification::NotNeeded => {
                 PullDecision::Use { event_text: "already present on machine and can be accessed by the pod" }
@@ -124,15 +124,15 @@ mod tests {
         let here = PullDecision::Use { event_text: "already present on machine" };
         let allowed = PullDecision::Use { event_text: "already present on machine and can be accessed by the pod" };
         let rows = [
-            ("always pulls", Always, Presence::Unknown, Needed, PullDecision::Pull),
-            ("AC-03b-1", IfNotPresent, Presence::Absent, Needed, PullDecision::Pull),
-            ("AC-03b-4", Never, Presence::Absent, Needed, PullDecision::Refuse),
-            ("gate off", IfNotPresent, Presence::Present, Off, here),
-            ("gate off", Never, Presence::Present, Off, here),
-            ("AC-03b-17, AC-03b-18", IfNotPresent, Presence::Present, NotNeeded, allowed),
-            ("not needed", Never, Presence::Present, NotNeeded, allowed),
-            ("AC-03b-15", IfNotPresent, Presence::Present, Needed, PullDecision::Pull),
-            ("AC-03b-16", Never, Presence::Present, Needed, PullDecision::Refuse),
+            ("always pulls", Always, ImagePresence::Unknown, Needed, PullDecision::Pull),
+            ("AC-03b-1", IfNotPresent, ImagePresence::Absent, Needed, PullDecision::Pull),
+            ("AC-03b-4", Never, ImagePresence::Absent, Needed, PullDecision::Refuse),
+            ("gate off", IfNotPresent, ImagePresence::Present, Off, here),
+            ("gate off", Never, ImagePresence::Present, Off, here),
+            ("AC-03b-17, AC-03b-18", IfNotPresent, ImagePresence::Present, NotNeeded, allowed),
+            ("not needed", Never, ImagePresence::Present, NotNeeded, allowed),
+            ("AC-03b-15", IfNotPresent, ImagePresence::Present, Needed, PullDecision::Pull),
+            ("AC-03b-16", Never, ImagePresence::Present, Needed, PullDecision::Refuse),
         ];
         for (name, policy, presence, verification, expected) in rows {
             assert_eq!(decide(policy, presence, verification), expected, "{name}");
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_told_once() {
+    fn equal_failures_are_reported_once() {
         let check = |texts: &[&str], expected: &str| {
             let texts: Vec<String> = texts.iter().map(|&t| t.to_owned()).collect();
             assert_eq!(aggregate(&texts), expected);

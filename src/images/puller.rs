@@ -66,7 +66,7 @@ pub struct PullRequest {
 
 /// A pulled image.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Pulled {
+pub struct PulledImage {
     /// The runtime's image reference.
     pub image_ref: String,
     /// Duration of the pull, without the time in the queue.
@@ -82,7 +82,7 @@ pub enum PullFailure {
     Call(String),
 }
 
-type Answer = Result<Pulled, PullFailure>;
+type Answer = Result<PulledImage, PullFailure>;
 /// Image, runtime handler, and credentials.
 type PullKey = (String, String, Vec<(String, String)>);
 
@@ -137,13 +137,13 @@ impl Puller {
         let (service, records) = (self.service.clone(), self.records.clone());
         let (turns, limit, metrics) = (self.turns.clone(), self.limit.clone(), self.metrics.clone());
         async move {
-            let waiting = Counted::new(&metrics.pull_queue_depth);
+            let waiting = GaugeGuard::new(&metrics.pull_queue_depth);
             if turns.available_permits() == 0 {
                 info!(image = %request.image, ahead = waiting.0.get() - 1, "Image pull is queued");
             }
             let turn = turns.acquire().await;
             drop(waiting);
-            let _inflight = Counted::new(&metrics.pulls_inflight);
+            let _inflight = GaugeGuard::new(&metrics.pulls_inflight);
             let answer = attempt(&*service, records.as_ref(), &limit, request).await;
             drop(turn);
             answer
@@ -152,16 +152,16 @@ impl Puller {
 }
 
 /// Increments a gauge while it lives.
-struct Counted(prometheus::IntGauge);
+struct GaugeGuard(prometheus::IntGauge);
 
-impl Counted {
+impl GaugeGuard {
     fn new(gauge: &prometheus::IntGauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -185,9 +185,9 @@ async fn attempt(
         (Ok((image_ref, proof)), Some(intent)) => {
             let PullRequest { image, repository, .. } = request;
             intent.succeeded(Pull { image, image_ref: image_ref.clone(), repository, proof }).await;
-            Ok(Pulled { image_ref, took })
+            Ok(PulledImage { image_ref, took })
         }
-        (Ok((image_ref, _)), None) => Ok(Pulled { image_ref, took }),
+        (Ok((image_ref, _)), None) => Ok(PulledImage { image_ref, took }),
         (Err(error), intent) => {
             if let Some(intent) = intent {
                 intent.failed().await;

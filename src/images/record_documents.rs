@@ -163,7 +163,7 @@ pub enum RecordError {
 }
 
 /// A decoded document.
-pub struct Decoded<T> {
+pub struct DecodedDocument<T> {
     /// The document's value.
     pub value: T,
     /// Whether it has an older version and should be rewritten.
@@ -182,21 +182,21 @@ fn check(kind: &str, expected: &str, version: &str) -> Result<bool, RecordError>
 ///
 /// # Errors
 /// Strict: unknown fields, kinds, and versions are rejected.
-pub fn decode_intent(data: &[u8]) -> Result<Decoded<String>, RecordError> {
+pub fn decode_intent(data: &[u8]) -> Result<DecodedDocument<String>, RecordError> {
     let intent: Intent = serde_json::from_slice(data).map_err(|e| RecordError::Syntax(e.to_string()))?;
     let outdated = check(&intent.kind, INTENT, &intent.api_version)?;
-    Ok(Decoded { value: intent.image, outdated })
+    Ok(DecodedDocument { value: intent.image, outdated })
 }
 
 /// Decodes a pulled record.
 ///
 /// # Errors
 /// Strict: unknown fields, kinds, and versions are rejected.
-pub fn decode_pulled(data: &[u8]) -> Result<Decoded<PulledRecord>, RecordError> {
+pub fn decode_pulled(data: &[u8]) -> Result<DecodedDocument<PulledRecord>, RecordError> {
     let mut record: PulledRecord = serde_json::from_slice(data).map_err(|e| RecordError::Syntax(e.to_string()))?;
     let outdated = check(&record.kind, PULLED, &record.api_version)?;
     record.api_version = V1BETA1.to_owned();
-    Ok(Decoded { value: record, outdated })
+    Ok(DecodedDocument { value: record, outdated })
 }
 
 /// An image that was in the runtime's store, and not by a pull, before a pull of its name began.
@@ -229,12 +229,12 @@ impl PreloadedImage {
 ///
 /// # Errors
 /// Strict: unknown fields, kinds, and versions are rejected.
-pub fn decode_preloaded(data: &[u8]) -> Result<Decoded<PreloadedImage>, RecordError> {
+pub fn decode_preloaded(data: &[u8]) -> Result<DecodedDocument<PreloadedImage>, RecordError> {
     let value: PreloadedImage = serde_json::from_slice(data).map_err(|e| RecordError::Syntax(e.to_string()))?;
     if value.kind != PRELOADED || value.api_version != PRELOADED_VERSION {
         return Err(RecordError::Unexpected { kind: value.kind, version: value.api_version });
     }
-    Ok(Decoded { value, outdated: false })
+    Ok(DecodedDocument { value, outdated: false })
 }
 
 /// Encodes the document of a preloaded image as one line.

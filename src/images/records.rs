@@ -20,8 +20,8 @@ use super::{
         PreloadedImage, Proof, PulledRecord, decode_intent, decode_preloaded, decode_pulled, encode_intent,
         encode_preloaded, encode_pulled,
     },
-    reference::Reference,
-    store::{Form, Store},
+    reference::ImageReference,
+    store::{Form, RecordStore},
 };
 use berth_metrics::Images;
 use berth_ports::Clock;
@@ -51,18 +51,18 @@ pub struct Pull {
     pub proof: Proof,
 }
 
-struct Inner {
+struct RecordsInner {
     counts: HashMap<String, usize>,
-    intents: Store<String>,
-    pulled: Store<PulledRecord>,
+    intents: RecordStore<String>,
+    pulled: RecordStore<PulledRecord>,
     /// For intents: images that were present before, and not by a pull.
-    preloaded: Store<PreloadedImage>,
+    preloaded: RecordStore<PreloadedImage>,
     clock: Arc<dyn Clock>,
 }
 
 /// Handle to the pull records. Cheap to clone.
 #[derive(Clone)]
-pub struct Records(Arc<Mutex<Inner>>);
+pub struct Records(Arc<Mutex<RecordsInner>>);
 
 fn capacity(wanted: usize, cap: usize) -> NonZeroUsize {
     NonZeroUsize::new(wanted.min(cap)).unwrap_or(NonZeroUsize::MIN)
@@ -82,13 +82,13 @@ impl Records {
     ) -> io::Result<Self> {
         let folder = root.join("image_manager");
         let intents_capacity = capacity(max_pods.saturating_mul(2).max(max_parallel.saturating_mul(2)), 1024);
-        let intents = Store::open(
+        let intents = RecordStore::open(
             folder.join("pulling"),
             Form { key: |image: &String| image.as_str(), encode: |image| encode_intent(image), decode: decode_intent },
             intents_capacity,
             Some(metrics.intents.clone()),
         )?;
-        let pulled = Store::open(
+        let pulled = RecordStore::open(
             folder.join("pulled"),
             Form {
                 key: |record: &PulledRecord| record.image_ref.as_str(),
@@ -98,7 +98,7 @@ impl Records {
             capacity(max_pods.saturating_mul(5), 2000),
             Some(metrics.records.clone()),
         )?;
-        let preloaded = Store::open(
+        let preloaded = RecordStore::open(
             folder.join("preloaded"),
             Form {
                 key: |preloaded: &PreloadedImage| preloaded.image.as_str(),
@@ -108,12 +108,12 @@ impl Records {
             intents_capacity,
             None,
         )?;
-        Ok(Self(Arc::new(Mutex::new(Inner { counts: HashMap::new(), intents, pulled, preloaded, clock }))))
+        Ok(Self(Arc::new(Mutex::new(RecordsInner { counts: HashMap::new(), intents, pulled, preloaded, clock }))))
     }
 
     async fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Inner) -> io::Result<T> + Send + 'static,
+        work: impl FnOnce(&mut RecordsInner) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let inner = self.0.clone();
         let task = tokio::task::spawn_blocking(move || work(&mut inner.lock().unwrap_or_else(PoisonError::into_inner)));
@@ -134,7 +134,7 @@ impl Records {
     pub async fn begin(&self, image: &str, present: Option<&str>) -> io::Result<Intent> {
         let (records, image, present) = (self.clone(), image.to_owned(), present.map(str::to_owned));
         // Created inside the job: a caller that stops waiting still removes the intent by the drop.
-        let begin = move |inner: &mut Inner| {
+        let begin = move |inner: &mut RecordsInner| {
             inner.begin(&image, present.as_deref())?;
             Ok(Intent { records: Some(records), image })
         };
@@ -225,7 +225,7 @@ impl Drop for Intent {
     }
 }
 
-impl Inner {
+impl RecordsInner {
     fn begin(&mut self, image: &str, present: Option<&str>) -> io::Result<()> {
         if !self.counts.contains_key(image) {
             // Before the intent: a preloaded record without an intent has no effect after a crash in
@@ -293,7 +293,7 @@ impl Inner {
             let image = by_name.get(&canonical(&intent)).filter(|image| !is_as_before(image));
             if let Some(image) = image {
                 info!(image = %intent, imageRef = %image.id, "Image pull was interrupted by a restart, access to the image requires credentials");
-                let repository = Reference::parse(&intent).map(|parsed| parsed.repository).unwrap_or_default();
+                let repository = ImageReference::parse(&intent).map(|parsed| parsed.repository).unwrap_or_default();
                 if let Err(error) = self.grant(&image.id, &repository, None) {
                     warn!(image = %intent, err = %error, "Failed to record image of an interrupted pull");
                     continue;
@@ -321,7 +321,7 @@ impl Inner {
 
 /// Canonical form of an image name.
 fn canonical(name: &str) -> String {
-    Reference::parse(name).map_or_else(|_| name.to_owned(), |parsed| parsed.canonical())
+    ImageReference::parse(name).map_or_else(|_| name.to_owned(), |parsed| parsed.canonical())
 }
 
 #[cfg(test)]
@@ -329,16 +329,16 @@ mod tests {
     use super::*;
     use berth_metrics::Registry;
 
-    struct Fixed(i64);
+    struct FixedClock(i64);
 
-    impl Clock for Fixed {
+    impl Clock for FixedClock {
         fn now(&self) -> Timestamp {
             Timestamp::from_second(self.0).expect("in range")
         }
     }
 
     fn open(root: &Path, now: i64) -> Records {
-        Records::open(root, 110, 1, Arc::new(Fixed(now)), &Images::new(&Registry::new())).expect("opens")
+        Records::open(root, 110, 1, Arc::new(FixedClock(now)), &Images::new(&Registry::new())).expect("opens")
     }
 
     fn image(id: &str, tag: &str) -> cri::Image {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_left_of_a_pull_that_nobody_waits_for() {
+    async fn an_abandoned_pull_leaves_no_intent() {
         use futures::FutureExt;
         let dir = tempfile::tempdir().expect("a directory");
         let records = open(dir.path(), 1000);
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_here_is_told_of_the_pull_that_runs() {
+    async fn preloaded_records_belong_to_running_pulls() {
         let dir = tempfile::tempdir().expect("a directory");
         let records = open(dir.path(), 1000);
         let first = records.begin("busybox", Some("sha256:1")).await.expect("written");

@@ -40,7 +40,7 @@ pub enum ReferenceError {
 
 /// A parsed image reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reference {
+pub struct ImageReference {
     /// Registry host and path, fully normalized: `docker.io/library/busybox`.
     pub repository: String,
     /// The tag, if given.
@@ -62,7 +62,7 @@ static REFERENCE: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(&format!("^({name})(?::({tag}))?(?:@({digest}))?$")).expect("a constant that the tests use")
 });
 
-impl Reference {
+impl ImageReference {
     /// Parses a name by the familiar-name rules.
     ///
     /// # Errors
@@ -109,8 +109,8 @@ impl Reference {
 ///
 /// # Errors
 /// The text is not a reference.
-pub fn with_default_tag(image: &str) -> Result<(String, Reference), ReferenceError> {
-    let parsed = Reference::parse(image)?;
+pub fn with_default_tag(image: &str) -> Result<(String, ImageReference), ReferenceError> {
+    let parsed = ImageReference::parse(image)?;
     let tagged = if parsed.tag.is_none() && parsed.digest.is_none() { format!("{image}:latest") } else { image.into() };
     Ok((tagged, parsed))
 }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_told_in_docker_s_words() {
+    fn invalid_references_give_docker_errors() {
         let long = format!("r.io/{}", "a".repeat(256));
         let rows = [
             // AC-03b-3
@@ -206,7 +206,7 @@ mod tests {
             (&long, "repository name must not be more than 255 characters"),
         ];
         for (written, expected) in rows {
-            let error = Reference::parse(written).expect_err(written);
+            let error = ImageReference::parse(written).expect_err(written);
             assert_eq!(error.to_string(), expected, "{written}");
         }
     }

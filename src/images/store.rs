@@ -14,7 +14,7 @@ use lru::LruCache;
 use sha2::{Digest, Sha256};
 use tracing::warn;
 
-use super::record_documents::{Decoded, RecordError};
+use super::record_documents::{DecodedDocument, RecordError};
 use berth_metrics::RecordGauges;
 use berth_sys::atomic_file::{read, replace};
 
@@ -27,11 +27,11 @@ pub struct Form<V> {
     /// Encodes a document.
     pub encode: fn(&V) -> Vec<u8>,
     /// Decodes a document strictly.
-    pub decode: fn(&[u8]) -> Result<Decoded<V>, RecordError>,
+    pub decode: fn(&[u8]) -> Result<DecodedDocument<V>, RecordError>,
 }
 
 /// A directory of documents.
-pub struct Store<V> {
+pub struct RecordStore<V> {
     folder: PathBuf,
     form: Form<V>,
     cache: LruCache<String, V>,
@@ -45,7 +45,7 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-impl<V: Clone> Store<V> {
+impl<V: Clone> RecordStore<V> {
     /// Opens the directory, reads its documents, and rewrites older versions.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl<V: Clone> Store<V> {
         self.folder.join(format!("sha256-{}", hex::encode(Sha256::digest(key))))
     }
 
-    fn read(&self, path: &Path) -> io::Result<Option<Decoded<V>>> {
+    fn read(&self, path: &Path) -> io::Result<Option<DecodedDocument<V>>> {
         read(path)?.map(|data| (self.form.decode)(&data).map_err(invalid)).transpose()
     }
 
@@ -187,10 +187,11 @@ mod tests {
     use crate::images::record_documents::{decode_intent, encode_intent};
     use berth_metrics::{Images, Registry};
 
-    fn open(folder: &Path, capacity: usize) -> Store<String> {
+    fn open(folder: &Path, capacity: usize) -> RecordStore<String> {
         let form = Form { key: |v: &String| v.as_str(), encode: |v| encode_intent(v), decode: decode_intent };
         let gauges = Some(Images::new(&Registry::new()).intents);
-        Store::open(folder.to_path_buf(), form, NonZeroUsize::new(capacity).expect("not zero"), gauges).expect("opens")
+        RecordStore::open(folder.to_path_buf(), form, NonZeroUsize::new(capacity).expect("not zero"), gauges)
+            .expect("opens")
     }
 
     #[test]

@@ -4,10 +4,10 @@
 
 use serde_json::{Map, Number, Value as Json, json};
 
-use super::record::{Record, Severity, Value};
+use super::record::{FieldValue, LogRecord, Severity};
 
 /// Formats a record as a line with its newline.
-pub(super) fn line(record: &Record<'_>) -> String {
+pub(super) fn line(record: &LogRecord<'_>) -> String {
     let mut object = Map::new();
     let millis = record.at.as_nanosecond() as f64 / 1e6;
     object.insert("ts".to_owned(), Number::from_f64(millis).map_or(Json::Null, Json::Number));
@@ -33,13 +33,13 @@ fn caller(file: &str) -> &str {
     slashes.nth(1).and_then(|at| file.get(at + 1..)).unwrap_or(file)
 }
 
-fn field(key: &str, value: &Value) -> Json {
+fn field(key: &str, value: &FieldValue) -> Json {
     match value {
-        Value::Text(text) if key == "pod" => reference(text),
-        Value::Text(text) => Json::String(text.clone()),
-        Value::Plain(plain) => serde_json::from_str(plain).unwrap_or_else(|_| Json::String(plain.clone())),
-        Value::List(items) if key == "pods" => items.iter().map(|item| reference(item)).collect(),
-        Value::List(items) => items.iter().cloned().collect(),
+        FieldValue::Text(text) if key == "pod" => reference(text),
+        FieldValue::Text(text) => Json::String(text.clone()),
+        FieldValue::Plain(plain) => serde_json::from_str(plain).unwrap_or_else(|_| Json::String(plain.clone())),
+        FieldValue::List(items) if key == "pods" => items.iter().map(|item| reference(item)).collect(),
+        FieldValue::List(items) => items.iter().cloned().collect(),
     }
 }
 

@@ -12,30 +12,30 @@ use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
 
 use super::{
     json,
-    record::{Fields, LevelOf, Record, Severity},
-    streams::Streams,
+    record::{Fields, LevelOf, LogRecord, Severity},
+    streams::OutputStreams,
     text,
     verbosity::{Verbosity, implied, is_ours},
 };
 
 /// Log format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Format {
+pub(super) enum LogFormat {
     Text,
     Json,
 }
 
 /// Layer that writes klog lines.
 pub(super) struct Klog {
-    format: Format,
+    format: LogFormat,
     verbosity: Arc<Verbosity>,
-    streams: Arc<Streams>,
+    streams: Arc<OutputStreams>,
     zone: TimeZone,
     pid: u32,
 }
 
 impl Klog {
-    pub(super) fn new(format: Format, verbosity: Arc<Verbosity>, streams: Arc<Streams>) -> Self {
+    pub(super) fn new(format: LogFormat, verbosity: Arc<Verbosity>, streams: Arc<OutputStreams>) -> Self {
         Self { format, verbosity, streams, zone: TimeZone::system(), pid: std::process::id() }
     }
 }
@@ -82,17 +82,22 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Klog {
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let said = Fields::of(event);
-        let mut fields = Fields { message: said.message, error: said.error, level: said.level, values: Vec::new() };
+        let event_fields = Fields::of(event);
+        let mut fields = Fields {
+            message: event_fields.message,
+            error: event_fields.error,
+            level: event_fields.level,
+            values: Vec::new(),
+        };
         for span in context.event_scope(event).into_iter().flat_map(|scope| scope.from_root()) {
             if let Some(known) = span.extensions().get::<Fields>() {
                 known.values.iter().for_each(|(key, value)| fields.add(key, value.clone()));
             }
         }
-        said.values.into_iter().for_each(|(key, value)| fields.add(key, value));
+        event_fields.values.into_iter().for_each(|(key, value)| fields.add(key, value));
         let metadata = event.metadata();
         let severity = Severity::of(*metadata.level());
-        let record = Record {
+        let record = LogRecord {
             severity,
             at: Timestamp::now(),
             file: metadata.file().unwrap_or("???"),
@@ -101,8 +106,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Klog {
             fields,
         };
         let line = match self.format {
-            Format::Text => text::line(&record, &self.zone, self.pid),
-            Format::Json => json::line(&record),
+            LogFormat::Text => text::line(&record, &self.zone, self.pid),
+            LogFormat::Json => json::line(&record),
         };
         self.streams.write(severity == Severity::Error, &line);
     }

@@ -26,14 +26,14 @@ use tracing::{Subscriber, error, info};
 use tracing_subscriber::{Registry, layer::SubscriberExt};
 
 pub use notices::log_notice;
-pub use streams::Streams;
+pub use streams::OutputStreams;
 
 use berth_config::{
-    Loaded, configz,
+    LoadedConfig, configz,
     fields::{LoggingConfiguration, OutputRoutingOptions},
     text::quote,
 };
-use layer::{Format, Klog};
+use layer::{Klog, LogFormat};
 use verbosity::Verbosity;
 
 /// Maximum flush period: the watchdog treats a log that was not flushed for two minutes as hanging, whatever period is
@@ -44,7 +44,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct LogHandle {
     verbosity: Arc<Verbosity>,
-    streams: Arc<Streams>,
+    streams: Arc<OutputStreams>,
 }
 
 impl LogHandle {
@@ -89,8 +89,8 @@ impl LogHandle {
 }
 
 /// Creates a subscriber that writes to `streams` as configured, and its handle.
-pub fn subscriber(config: &LoggingConfiguration, streams: Streams) -> (impl Subscriber + Send + Sync, LogHandle) {
-    let format = if config.format == "json" { Format::Json } else { Format::Text };
+pub fn subscriber(config: &LoggingConfiguration, streams: OutputStreams) -> (impl Subscriber + Send + Sync, LogHandle) {
+    let format = if config.format == "json" { LogFormat::Json } else { LogFormat::Text };
     let handle = LogHandle {
         verbosity: Arc::new(Verbosity::new(config.verbosity, &config.vmodule)),
         streams: Arc::new(streams),
@@ -107,7 +107,7 @@ pub fn start(config: &LoggingConfiguration) -> Result<LogHandle, tracing::subscr
     let OutputRoutingOptions { split_stream, info_buffer_size } =
         if config.format == "json" { &config.options.json } else { &config.options.text };
     let buffer = usize::try_from(info_buffer_size.amount().value()).unwrap_or(0);
-    let streams = if *split_stream { Streams::split(buffer) } else { Streams::standard_error() };
+    let streams = if *split_stream { OutputStreams::split(buffer) } else { OutputStreams::standard_error() };
     let (subscriber, handle) = subscriber(config, streams);
     tracing::subscriber::set_global_default(subscriber)?;
     Ok(handle)
@@ -115,7 +115,7 @@ pub fn start(config: &LoggingConfiguration) -> Result<LogHandle, tracing::subscr
 
 /// Writes the first records of every log: the version, notices from loading the configuration, and at higher verbosity
 /// the flags (1) and the effective configuration (5, secrets masked).
-pub fn open(loaded: &Loaded) {
+pub fn open(loaded: &LoadedConfig) {
     info!(kubeletVersion = %loaded.version, "Kubelet version");
     for (name, value) in &loaded.flag_values {
         info!(v = 1, "FLAG: --{name}={}", quote(&configz::masked_flag(name, value)));

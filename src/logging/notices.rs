@@ -4,7 +4,7 @@ use tracing::{info, warn};
 
 use berth_config::{Notice, UnimplementedSetting};
 
-/// Logs a notice.
+/// Logs a notice from loading the configuration at its own level, with its own message and keys.
 pub fn log_notice(notice: &Notice) {
     match notice {
         Notice::LenientDecoding { error, hints } => {
@@ -33,10 +33,10 @@ pub fn log_notice(notice: &Notice) {
         Notice::BadNodeIps { ips } => warn!(IPs = ?ips, "Could not parse some node IP(s), ignoring them"),
         Notice::BadClusterDns { ip } => warn!(IP = %ip, "Invalid clusterDNS IP"),
         Notice::CpusOverwritten { before: (kube, system), after: (kube_now, system_now) } => {
-            let said = "Option --reserved-cpus is specified, it will overwrite the cpu setting in KubeReserved and SystemReserved";
-            info!(kubeReservedCPUs = ?kube, systemReservedCPUs = ?system, "{said}");
-            let said = "After cpu setting is overwritten";
-            info!(kubeReservedCPUs = ?kube_now, systemReservedCPUs = ?system_now, "{said}");
+            let message = "Option --reserved-cpus is specified, it will overwrite the cpu setting in KubeReserved and SystemReserved";
+            info!(kubeReservedCPUs = ?kube, systemReservedCPUs = ?system, "{message}");
+            let message = "After cpu setting is overwritten";
+            info!(kubeReservedCPUs = ?kube_now, systemReservedCPUs = ?system_now, "{message}");
         }
         Notice::SwapIsOn => warn!("Swap is enabled, memory of pods may be written to disk"),
         Notice::CgroupOutsideReservation => {

@@ -27,7 +27,7 @@ impl Severity {
 
 /// Value of a field.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Value {
+pub(super) enum FieldValue {
     /// String, error, or other value printed as a string.
     Text(String),
     /// Number or boolean in JSON notation.
@@ -42,7 +42,7 @@ pub(super) struct Fields {
     pub(super) message: String,
     pub(super) error: Option<String>,
     pub(super) level: Option<u32>,
-    pub(super) values: Vec<(&'static str, Value)>,
+    pub(super) values: Vec<(&'static str, FieldValue)>,
 }
 
 impl Fields {
@@ -54,7 +54,7 @@ impl Fields {
 
     /// Adds a value. A later value replaces an earlier one with the same key and takes the later position, unless both
     /// are equal.
-    pub(super) fn add(&mut self, key: &'static str, value: Value) {
+    pub(super) fn add(&mut self, key: &'static str, value: FieldValue) {
         if let Some(at) = self.values.iter().position(|(known, _)| *known == key) {
             if self.values.get(at).is_some_and(|(_, known)| *known == value) {
                 return;
@@ -69,13 +69,13 @@ impl Fields {
             "message" => self.message = text,
             "err" | "error" => self.error = Some(text),
             // A field called "message" would replace the record's own message.
-            "eventMessage" => self.add("message", Value::Text(text)),
-            name => self.add(name.strip_prefix("r#").unwrap_or(name), Value::Text(text)),
+            "eventMessage" => self.add("message", FieldValue::Text(text)),
+            name => self.add(name.strip_prefix("r#").unwrap_or(name), FieldValue::Text(text)),
         }
     }
 
     fn plain(&mut self, field: &Field, value: impl ToString) {
-        self.add(field.name(), Value::Plain(value.to_string()));
+        self.add(field.name(), FieldValue::Plain(value.to_string()));
     }
 }
 
@@ -85,7 +85,7 @@ impl Visit for Fields {
         // Writing to a string fails only if the value's `Debug` fails; the text so far is used.
         let _ = write!(text, "{value:?}");
         match serde_json::from_str::<Vec<String>>(&text) {
-            Ok(list) if text.starts_with('[') => self.add(field.name(), Value::List(list)),
+            Ok(list) if text.starts_with('[') => self.add(field.name(), FieldValue::List(list)),
             _ => self.text(field, text),
         }
     }
@@ -146,7 +146,7 @@ impl Visit for LevelOf {
 
 /// Record ready to be formatted.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Record<'a> {
+pub(super) struct LogRecord<'a> {
     pub(super) severity: Severity,
     /// Time of the event; the format converts it to local time if needed.
     pub(super) at: jiff::Timestamp,

@@ -9,13 +9,13 @@ use std::{
 type Stream = Mutex<Box<dyn Write + Send>>;
 
 /// Output streams of the log.
-pub struct Streams {
+pub struct OutputStreams {
     info: Option<Stream>,
     all: Stream,
     flushed: Mutex<Instant>,
 }
 
-impl Streams {
+impl OutputStreams {
     /// Writes all records to standard error.
     pub fn standard_error() -> Self {
         Self::single(Box::new(io::stderr()))

@@ -41,10 +41,10 @@ fn config(change: impl FnOnce(&mut LoggingConfiguration)) -> LoggingConfiguratio
     config
 }
 
-fn written(config: &LoggingConfiguration, say: impl FnOnce(&LogHandle)) -> String {
+fn written(config: &LoggingConfiguration, emit: impl FnOnce(&LogHandle)) -> String {
     let paper = MemoryWriter::default();
-    let (subscriber, handle) = subscriber(config, Streams::single(Box::new(paper.clone())));
-    tracing::subscriber::with_default(subscriber, || say(&handle));
+    let (subscriber, handle) = subscriber(config, OutputStreams::single(Box::new(paper.clone())));
+    tracing::subscriber::with_default(subscriber, || emit(&handle));
     paper.text()
 }
 
@@ -122,7 +122,7 @@ fn records_of_all_crates_of_the_workspace_are_written() {
 
 #[test]
 fn verbosity_decides_and_can_be_changed() {
-    let say = || {
+    let emit = || {
         info!("v0");
         info!(v = 2, "v2");
         debug!("v4");
@@ -131,7 +131,7 @@ fn verbosity_decides_and_can_be_changed() {
         info!(target: "h2::codec", "foreign");
     };
     let at = |level: u32| {
-        let text = written(&config(|c| c.verbosity = level), |_| say());
+        let text = written(&config(|c| c.verbosity = level), |_| emit());
         bodies(&text).iter().map(|body| body.trim_matches('"').to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(at(0), ["v0", "always"]);
@@ -141,18 +141,18 @@ fn verbosity_decides_and_can_be_changed() {
     let text = written(&config(|_| {}), |handle| {
         handle.set_verbosity(2);
         assert_eq!(handle.verbosity(), 2);
-        say();
+        emit();
     });
     assert!(text.contains("v2"));
     let item = VModuleItem { file_pattern: "test*".to_owned(), verbosity: 4 };
-    let text = written(&config(|c| c.vmodule = vec![item]), |_| say());
+    let text = written(&config(|c| c.vmodule = vec![item]), |_| emit());
     assert!(text.contains("v4") && !text.contains("v6"));
 }
 
 #[test]
 fn split_streams_part_errors_from_the_rest() {
     let (out, err) = (MemoryWriter::default(), MemoryWriter::default());
-    let streams = Streams::pair(Box::new(out.clone()), Box::new(err.clone()));
+    let streams = OutputStreams::pair(Box::new(out.clone()), Box::new(err.clone()));
     let (subscriber, handle) = subscriber(&config(|_| {}), streams);
     tracing::subscriber::with_default(subscriber, || {
         info!("fine");
@@ -182,7 +182,7 @@ impl Write for Sink {
 async fn the_log_is_flushed_before_the_watchdog_misses_it() {
     for (period, each) in [(5, 5), (60, 60), (600, 60), (u64::MAX, 60)] {
         let sink = Sink(tokio::sync::watch::Sender::new(0));
-        let (_, handle) = subscriber(&config(|_| {}), Streams::single(Box::new(sink.clone())));
+        let (_, handle) = subscriber(&config(|_| {}), OutputStreams::single(Box::new(sink.clone())));
         let stop = CancellationToken::new();
         let began = tokio::time::Instant::now();
         let task = tokio::spawn(handle.keep_flushing(Duration::from_secs(period), stop.clone()));

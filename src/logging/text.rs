@@ -8,11 +8,11 @@ use std::fmt::Write as _;
 
 use jiff::tz::TimeZone;
 
-use super::record::{Record, Severity, Value};
+use super::record::{FieldValue, LogRecord, Severity};
 use berth_config::text::quote;
 
 /// Formats a record as a line with its newline. Writing to a string cannot fail, so the results are ignored.
-pub(super) fn line(record: &Record<'_>, zone: &TimeZone, pid: u32) -> String {
+pub(super) fn line(record: &LogRecord<'_>, zone: &TimeZone, pid: u32) -> String {
     let mut out = String::with_capacity(160);
     let letter = match record.severity {
         Severity::Info => 'I',
@@ -38,11 +38,11 @@ pub(super) fn line(record: &Record<'_>, zone: &TimeZone, pid: u32) -> String {
     }
     for (key, value) in &record.fields.values {
         match value {
-            Value::Text(value) => text(&mut out, key, value),
-            Value::Plain(value) => {
+            FieldValue::Text(value) => text(&mut out, key, value),
+            FieldValue::Plain(value) => {
                 let _ = write!(out, " {key}={value}");
             }
-            Value::List(items) => {
+            FieldValue::List(items) => {
                 let items: Vec<String> = items.iter().map(|item| quote(item)).collect();
                 let _ = write!(out, " {key}=[{}]", items.join(","));
             }

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_comes_before_the_log_is_full_as_fast_as_it_grew() {
+    fn the_next_check_comes_before_the_log_can_be_full() {
         for (name, size, at, expected) in [
             ("nothing was written", 1_000_000, 500, CheckResult::Idle),
             ("a line", 1_000_100, 500, CheckResult::Again(ms(1500))),

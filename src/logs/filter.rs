@@ -5,7 +5,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::line::{Head, LONGEST_HEAD, LineError, Second, Stamp, Stream, docker, head_near};
+use super::line::{Head, LONGEST_HEAD, LineError, LineStream, Second, Stamp, docker, head_near};
 
 /// Streams to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -14,7 +14,7 @@ pub enum LogStreams {
     #[default]
     All,
     /// One of the streams.
-    Only(Stream),
+    Only(LineStream),
 }
 
 /// Options of a log reader (spec 03b §10).
@@ -51,7 +51,7 @@ const LONGEST_JSON: usize = 256 * 1024;
 const SHOWN: usize = 1024;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Format {
+enum LineFormat {
     Unknown,
     Cri,
     Docker,
@@ -77,7 +77,7 @@ pub struct Filter {
     streams: LogStreams,
     bytes_left: Option<u64>,
     lines_left: Option<u64>,
-    format: Format,
+    format: LineFormat,
     place: LinePosition,
     second: Second,
     /// Start of a line whose head is incomplete.
@@ -96,7 +96,7 @@ impl Filter {
             streams: options.streams,
             bytes_left: options.limit_bytes,
             lines_left: if options.follow { None } else { options.tail },
-            format: Format::Unknown,
+            format: LineFormat::Unknown,
             place: LinePosition::Head,
             second: Second::default(),
             pending: Vec::new(),
@@ -145,8 +145,8 @@ impl Filter {
     }
 
     fn take_head<'b>(&mut self, bytes: &'b [u8], out: &mut Vec<u8>) -> Result<&'b [u8], LogFormatError> {
-        let is_no_head = self.format == Format::Unknown && self.pending.len() >= LONGEST_HEAD;
-        if self.format == Format::Docker || is_no_head {
+        let is_no_head = self.format == LineFormat::Unknown && self.pending.len() >= LONGEST_HEAD;
+        if self.format == LineFormat::Docker || is_no_head {
             return self.take_json(bytes, out);
         }
         if self.pending.is_empty() {
@@ -170,7 +170,7 @@ impl Filter {
     ) -> Result<&'b [u8], LogFormatError> {
         match head_near(line, &mut self.second) {
             Head::Parsed(header) => {
-                self.format = Format::Cri;
+                self.format = LineFormat::Cri;
                 let is_wanted = self.wants(header.time, header.stream);
                 if is_wanted && self.at_start {
                     self.stamp(header.time, out);
@@ -188,7 +188,7 @@ impl Filter {
                 self.pending = line.to_vec();
                 Ok(bytes.get(line.len().saturating_sub(had)..).unwrap_or_default())
             }
-            Head::Malformed(_) if self.format == Format::Unknown => {
+            Head::Malformed(_) if self.format == LineFormat::Unknown => {
                 self.pending = line.get(..had).unwrap_or_default().to_vec();
                 self.take_json(bytes, out)
             }
@@ -206,7 +206,7 @@ impl Filter {
         let (line, rest) = bytes.split_at(end.unwrap_or(bytes.len()));
         if self.pending.len() + line.len() > LONGEST_JSON {
             return match self.format {
-                Format::Docker => {
+                LineFormat::Docker => {
                     self.pending.clear();
                     self.malformed += 1;
                     self.place = LinePosition::Malformed;
@@ -226,17 +226,17 @@ impl Filter {
     /// Processes a complete line: JSON, or a first line of unknown format, or the last line.
     fn whole_line(&mut self, line: &[u8], out: &mut Vec<u8>) -> Result<(), LogFormatError> {
         let parsed = match self.format {
-            Format::Cri => Err(LineError::NoTag),
-            Format::Docker | Format::Unknown => docker(line),
+            LineFormat::Cri => Err(LineError::NoTag),
+            LineFormat::Docker | LineFormat::Unknown => docker(line),
         };
         let Ok(parsed) = parsed else {
-            if self.format == Format::Unknown {
+            if self.format == LineFormat::Unknown {
                 return Err(self.unsupported(line));
             }
             self.malformed += 1;
             return Ok(());
         };
-        self.format = Format::Docker;
+        self.format = LineFormat::Docker;
         if let Ok((time, stream)) = parsed.origin() {
             if self.wants(time, stream) {
                 if self.at_start {
@@ -272,16 +272,16 @@ impl Filter {
         bytes.get(end + 1..).unwrap_or_default()
     }
 
-    fn wants(&self, time: Stamp<'_>, stream: Stream) -> bool {
+    fn wants(&self, time: Stamp<'_>, stream: LineStream) -> bool {
         self.streams_want(stream) && self.since.is_none_or(|since| time.nanos() >= since)
     }
 
-    fn streams_want(&self, stream: Stream) -> bool {
+    fn streams_want(&self, stream: LineStream) -> bool {
         self.streams == LogStreams::All || self.streams == LogStreams::Only(stream)
     }
 
     /// Pieces of a filtered-out stream do not break the lines of the other stream.
-    fn passed(&mut self, stream: Stream, is_partial: bool) {
+    fn passed(&mut self, stream: LineStream, is_partial: bool) {
         if self.streams_want(stream) {
             self.at_start = !is_partial;
         }
@@ -352,14 +352,14 @@ mod tests {
         let at = |text: &str| Some(text.parse().expect("a time"));
         for (name, options, wanted) in [
             ("all", options(), "one\ntwo\nthree\nfour\n"),
-            ("stdout", LogOptions { streams: LogStreams::Only(Stream::Stdout), ..options() }, "one\nthree\nfour\n"),
-            ("stderr", LogOptions { streams: LogStreams::Only(Stream::Stderr), ..options() }, "two\n"),
+            ("stdout", LogOptions { streams: LogStreams::Only(LineStream::Stdout), ..options() }, "one\nthree\nfour\n"),
+            ("stderr", LogOptions { streams: LogStreams::Only(LineStream::Stderr), ..options() }, "two\n"),
             ("equal times are kept", LogOptions { since: at("2026-01-01T00:00:03Z"), ..options() }, "three\nfour\n"),
             ("bytes", LogOptions { limit_bytes: Some(6), ..options() }, "one\ntw"),
             ("no bytes", LogOptions { limit_bytes: Some(0), ..options() }, ""),
             (
                 "bytes of unwanted streams do not count",
-                LogOptions { limit_bytes: Some(3), streams: LogStreams::Only(Stream::Stderr), ..options() },
+                LogOptions { limit_bytes: Some(3), streams: LogStreams::Only(LineStream::Stderr), ..options() },
                 "two",
             ),
             ("physical lines of a tail", LogOptions { tail: Some(3), ..options() }, "one\ntwo\nthr"),

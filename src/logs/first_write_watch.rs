@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_first_write_is_told_once() {
+    async fn the_first_write_is_reported_once() {
         let dir = tempfile::tempdir().expect("a folder");
         let log = dir.path().join("0.log");
         let mut wakes = FirstWriteWatcher::new();

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 /// Output stream of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stream {
+pub enum LineStream {
     /// Standard output.
     Stdout,
     /// Standard error.
@@ -54,7 +54,7 @@ pub struct Header<'a> {
     /// Timestamp of the line.
     pub time: Stamp<'a>,
     /// Output stream of the line.
-    pub stream: Stream,
+    pub stream: LineStream,
     /// Whether the line continues in the next one of this stream: its newline is not part of the
     /// content.
     pub is_partial: bool,
@@ -108,10 +108,10 @@ fn plain_head<'a>(bytes: &'a [u8], second: &mut Second) -> Option<Header<'a>> {
     let end = memchr::memchr(b' ', bytes.get(..LONGEST_TIME)?)?;
     let rest = bytes.get(end + 1..end + 1 + REST)?;
     let (stream, is_partial) = match rest {
-        b"stdout F " => (Stream::Stdout, false),
-        b"stderr F " => (Stream::Stderr, false),
-        b"stdout P " => (Stream::Stdout, true),
-        b"stderr P " => (Stream::Stderr, true),
+        b"stdout F " => (LineStream::Stdout, false),
+        b"stderr F " => (LineStream::Stderr, false),
+        b"stdout P " => (LineStream::Stdout, true),
+        b"stderr P " => (LineStream::Stderr, true),
         _ => return None,
     };
     let time = Stamp::parse_near(bytes.get(..end)?, second)?;
@@ -131,8 +131,8 @@ fn any_head<'a>(bytes: &'a [u8], second: &mut Second) -> Head<'a> {
     };
     let Some((stream, rest)) = split(rest) else { return missing(LineError::NoStream) };
     let stream = match stream {
-        b"stdout" => Stream::Stdout,
-        b"stderr" => Stream::Stderr,
+        b"stdout" => LineStream::Stdout,
+        b"stderr" => LineStream::Stderr,
         _ => return Head::Malformed(LineError::BadStream),
     };
     let Some((tags, rest)) = split(rest) else { return missing(LineError::NoTag) };
@@ -165,10 +165,10 @@ impl DockerLine {
     ///
     /// # Errors
     /// The malformed part.
-    pub fn origin(&self) -> Result<(Stamp<'_>, Stream), LineError> {
+    pub fn origin(&self) -> Result<(Stamp<'_>, LineStream), LineError> {
         let stream = match self.stream.as_str() {
-            "stdout" => Stream::Stdout,
-            "stderr" => Stream::Stderr,
+            "stdout" => LineStream::Stdout,
+            "stderr" => LineStream::Stderr,
             _ => return Err(LineError::BadStream),
         };
         Ok((Stamp::parse(&self.time).ok_or(LineError::BadTime)?, stream))
@@ -330,10 +330,10 @@ mod tests {
     fn heads_of_lines() {
         let time = "2016-10-06T00:17:09.669794202Z";
         for (line, wanted) in [
-            ("stdout F hello\n", Ok((Stream::Stdout, false, "hello\n"))),
-            ("stderr P half\n", Ok((Stream::Stderr, true, "half\n"))),
-            ("stdout P:more:tags half\n", Ok((Stream::Stdout, true, "half\n"))),
-            ("stdout F \n", Ok((Stream::Stdout, false, "\n"))),
+            ("stdout F hello\n", Ok((LineStream::Stdout, false, "hello\n"))),
+            ("stderr P half\n", Ok((LineStream::Stderr, true, "half\n"))),
+            ("stdout P:more:tags half\n", Ok((LineStream::Stdout, true, "half\n"))),
+            ("stdout F \n", Ok((LineStream::Stdout, false, "\n"))),
             ("stdin F x\n", Err(LineError::BadStream)),
             ("stdout F\n", Err(LineError::NoTag)),
             ("stdout\n", Err(LineError::NoStream)),
@@ -356,7 +356,7 @@ mod tests {
     fn docker_lines() {
         let line = br#"{"log":"hello\n","stream":"stdout","time":"2016-10-20T18:39:20.57606443Z"}"#;
         let parsed = docker(line).expect("a line");
-        assert_eq!((parsed.log.as_str(), parsed.origin().map(|o| o.1)), ("hello\n", Ok(Stream::Stdout)));
+        assert_eq!((parsed.log.as_str(), parsed.origin().map(|o| o.1)), ("hello\n", Ok(LineStream::Stdout)));
         assert_eq!(docker(b"{}"), Err(LineError::BadStream));
         assert_eq!(docker(b"nonsense"), Err(LineError::BadJson));
     }

@@ -10,10 +10,10 @@ use tokio::sync::Notify;
 
 /// Locked paths. Cheap to clone; the mutex is held for a set operation only.
 #[derive(Clone, Debug, Default)]
-pub struct LogLocks(Arc<Inner>);
+pub struct LogLocks(Arc<LockedPaths>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct LockedPaths {
     paths: Mutex<HashSet<PathBuf>>,
     freed: Notify,
 }
@@ -39,8 +39,8 @@ impl LogLocks {
             let freed = self.0.freed.notified();
             tokio::pin!(freed);
             freed.as_mut().enable();
-            if let Some(held) = self.try_hold(path) {
-                return held;
+            if let Some(lock) = self.try_hold(path) {
+                return lock;
             }
             freed.await;
         }

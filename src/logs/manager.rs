@@ -71,25 +71,25 @@ pub struct LogsDeps {
 }
 
 /// Log manager; see the module documentation.
-pub struct Manager {
+pub struct LogManager {
     deps: Arc<LogsDeps>,
     config: Arc<LogsConfig>,
     busy: LogLocks,
     /// Notifies the rotation task of a started container.
     started: mpsc::Sender<RunningLog>,
     /// Receiver of started containers, until the rotation task takes it.
-    heard: Mutex<Option<mpsc::Receiver<RunningLog>>>,
+    started_receiver: Mutex<Option<mpsc::Receiver<RunningLog>>>,
 }
 
 /// Capacity for started containers; the next round finds the others.
 const STARTED: usize = 256;
 
-impl Manager {
+impl LogManager {
     /// Creates the manager without accessing any file.
     pub fn new(deps: LogsDeps, config: LogsConfig) -> Arc<Self> {
-        let (started, heard) = mpsc::channel(STARTED);
-        let (deps, config, heard) = (Arc::new(deps), Arc::new(config), Mutex::new(Some(heard)));
-        Arc::new(Self { deps, config, busy: LogLocks::default(), started, heard })
+        let (started, started_receiver) = mpsc::channel(STARTED);
+        let (deps, config, started_receiver) = (Arc::new(deps), Arc::new(config), Mutex::new(Some(started_receiver)));
+        Arc::new(Self { deps, config, busy: LogLocks::default(), started, started_receiver })
     }
 
     /// Creates `podLogsDir` (0750) and the directory of links (0755).
@@ -109,7 +109,7 @@ impl Manager {
     pub fn start_rotation(&self, running: RunningLogs, cancel: CancellationToken) -> Option<JoinHandle<()>> {
         let max = self.config.max_size.filter(|size| *size > 0)?;
         let (deps, config) = (self.deps.clone(), self.config.clone());
-        let started = self.heard.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let started = self.started_receiver.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let rotator = Rotator { deps, config, busy: self.busy.clone(), running, started, max };
         Some(tokio::spawn(rotator.run(cancel)))
     }
@@ -139,7 +139,7 @@ impl Manager {
 }
 
 #[async_trait]
-impl ContainerLogs for Manager {
+impl ContainerLogs for LogManager {
     async fn link(&self, file: ContainerLogFile) {
         let _ = self.started.try_send(RunningLog { container: file.id.clone(), path: file.path.clone() }); // see STARTED
         let Some(link) = self.link_of(&file) else { return };
@@ -152,10 +152,10 @@ impl ContainerLogs for Manager {
     }
 
     async fn remove(&self, file: ContainerLogFile) -> Result<(), String> {
-        let held = [self.busy.hold(&file.path).await, self.busy.hold(&packing(&file.path)).await];
+        let locks = [self.busy.hold(&file.path).await, self.busy.hold(&packing(&file.path)).await];
         let link = self.link_of(&file);
         let removed = spawn_blocking(move || {
-            let _held = held;
+            let _locks = locks;
             if !file.path.as_os_str().is_empty() {
                 dirs::remove_log(&file.path).map_err(|e| e.to_string())?;
             }
@@ -209,7 +209,7 @@ fn report(done: Result<io::Result<()>, tokio::task::JoinError>, what: &'static s
 }
 
 #[async_trait]
-impl TerminationMessages for Manager {
+impl TerminationMessages for LogManager {
     async fn message(&self, exit: ContainerExit) -> String {
         let (fallback, root) = (exit.message.clone(), self.config.pod_logs_dir.clone());
         spawn_blocking(move || termination::message(&exit, &root)).await.unwrap_or(fallback)

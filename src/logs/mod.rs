@@ -3,7 +3,7 @@
 //! The runtime writes `<podLogsDir>/<namespace>_<name>_<uid>/<container>/<restart>.log`; this module
 //! reads, rotates, links, and removes these files. Input: the traits [`ContainerLogs`] and
 //! [`TerminationMessages`], [`LogReader::read`] for the server. Output: file operations, and
-//! `ReopenContainerLog` after each rotation. State: [`Manager`] owns the set of locked logs, so that
+//! `ReopenContainerLog` after each rotation. State: [`LogManager`] owns the set of locked logs, so that
 //! removal and rotation of one log exclude each other.
 //!
 //! Memory is bounded for any input: lines are passed on in pieces, files are compressed as streams.
@@ -34,8 +34,8 @@ mod watch;
 
 pub use confined_path::PlaceError;
 pub use filter::{Filter, LogFormatError, LogOptions, LogStreams, since};
-pub use line::{DockerLine, Head, Header, LineError, Stamp, Stream, docker, head};
+pub use line::{DockerLine, Head, Header, LineError, LineStream, Stamp, docker, head};
 pub use log_instance::{NoInstance, instance};
-pub use manager::{LogsConfig, LogsDeps, Manager};
+pub use manager::{LogManager, LogsConfig, LogsDeps};
 pub use read::{LogReader, ObservedRunning, ReadError};
 pub use rotate::{RunningLog, RunningLogs};

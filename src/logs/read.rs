@@ -37,7 +37,7 @@ const LATE: Duration = Duration::from_millis(50);
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
 /// The same period while the observed state shows the container running: hundreds of followers must not
 /// load the runtime.
-const TOLD_PERIOD: Duration = Duration::from_secs(10);
+const OBSERVED_STATUS_PERIOD: Duration = Duration::from_secs(10);
 
 /// Why a log could not be read (to its end).
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ pub type ObservedRunning = Arc<dyn Fn(&ContainerId) -> Option<bool> + Send + Syn
 #[derive(Clone)]
 pub struct LogReader {
     cri: Arc<dyn RuntimeService>,
-    told: Option<ObservedRunning>,
+    observed_running: Option<ObservedRunning>,
     watches: Watches,
     /// `podLogsDir`.
     root: Arc<Path>,
@@ -92,13 +92,13 @@ impl LogReader {
     /// Creates a reader that uses the runtime to check whether a followed container still runs; only
     /// logs below `root`, which is `podLogsDir`, are read.
     pub fn new(cri: Arc<dyn RuntimeService>, root: &Path) -> Self {
-        Self { cri, told: None, watches: Watches::default(), root: Arc::from(root) }
+        Self { cri, observed_running: None, watches: Watches::default(), root: Arc::from(root) }
     }
 
     /// Sets the callback for the observed state of containers.
     #[must_use]
-    pub fn with_observed_state(mut self, told: ObservedRunning) -> Self {
-        self.told = Some(told);
+    pub fn with_observed_state(mut self, observed_running: ObservedRunning) -> Self {
+        self.observed_running = Some(observed_running);
         self
     }
 
@@ -130,7 +130,7 @@ impl LogReader {
         let watch = options.follow.then(|| self.watches.watch(&path));
         let log = OpenLog::open(&place, &path).await;
         let log = log.map_err(|source| ReadError::Open { path: path.clone(), source })?;
-        let mut reading = Reading::new(log, (place, path), Filter::new(options), out);
+        let mut reading = ReadSession::new(log, (place, path), Filter::new(options), out);
         reading.seek(options.tail).await?;
         match watch {
             Some(watch) => self.follow(&mut reading, watch, id).await?,
@@ -145,7 +145,7 @@ impl LogReader {
         Ok(())
     }
 
-    async fn follow(&self, reading: &mut Reading<'_>, mut watch: Watch, id: &ContainerId) -> Result<(), ReadError> {
+    async fn follow(&self, reading: &mut ReadSession<'_>, mut watch: Watch, id: &ContainerId) -> Result<(), ReadError> {
         let mut has_ended = false;
         let mut asked: Option<Instant> = None;
         loop {
@@ -163,9 +163,9 @@ impl LogReader {
             if has_ended {
                 return reading.finish().await;
             }
-            let told = self.told.as_ref().and_then(|told| told(id));
-            let period = if told == Some(true) { TOLD_PERIOD } else { STATUS_PERIOD };
-            has_ended = told == Some(false);
+            let observed = self.observed_running.as_ref().and_then(|told| told(id));
+            let period = if observed == Some(true) { OBSERVED_STATUS_PERIOD } else { STATUS_PERIOD };
+            has_ended = observed == Some(false);
             if !has_ended && asked.is_none_or(|at| at.elapsed() >= period) {
                 asked = Some(Instant::now());
                 has_ended = !self.is_running(id).await?;
@@ -188,7 +188,7 @@ impl LogReader {
 }
 
 /// One reading in progress.
-struct Reading<'a> {
+struct ReadSession<'a> {
     log: OpenLog,
     place: LogLocation,
     path: PathBuf,
@@ -197,14 +197,14 @@ struct Reading<'a> {
     offset: u64,
     bytes: Vec<u8>,
     /// Length of the incomplete line held back at the start of `bytes`.
-    held: usize,
+    incomplete: usize,
     chunk: Vec<u8>,
     out: &'a mut Pieces<'a>,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> ReadSession<'a> {
     fn new(log: OpenLog, (place, path): (LogLocation, PathBuf), filter: Filter, out: &'a mut Pieces<'a>) -> Self {
-        Self { log, place, path, filter, offset: 0, bytes: Vec::new(), held: 0, chunk: Vec::new(), out }
+        Self { log, place, path, filter, offset: 0, bytes: Vec::new(), incomplete: 0, chunk: Vec::new(), out }
     }
 
     async fn seek(&mut self, tail: Option<u64>) -> Result<(), ReadError> {
@@ -218,12 +218,12 @@ impl<'a> Reading<'a> {
     async fn drain(&mut self) -> Result<(), ReadError> {
         let mut size = SMALL;
         while !self.filter.is_done() {
-            self.bytes.resize((self.held + size).min(CHUNK), 0);
+            self.bytes.resize((self.incomplete + size).min(CHUNK), 0);
             let read = self.fill().await?;
             if read == 0 {
                 break;
             }
-            let filled = self.held + read;
+            let filled = self.incomplete + read;
             if filled == self.bytes.len() {
                 size = CHUNK;
             }
@@ -237,7 +237,7 @@ impl<'a> Reading<'a> {
                 tokio::task::yield_now().await; // do not starve other tasks on a long way to the first wanted line
             }
             self.bytes.copy_within(complete..filled, 0);
-            self.held = filled - complete;
+            self.incomplete = filled - complete;
         }
         self.rest();
         Ok(())
@@ -245,7 +245,7 @@ impl<'a> Reading<'a> {
 
     /// Reads into the buffer after the held-back bytes.
     async fn fill(&mut self) -> Result<usize, ReadError> {
-        let (bytes, read) = self.log.read_at(std::mem::take(&mut self.bytes), self.held, self.offset).await;
+        let (bytes, read) = self.log.read_at(std::mem::take(&mut self.bytes), self.incomplete, self.offset).await;
         self.bytes = bytes;
         let read = read.map_err(|e| self.unreadable(e))?;
         self.offset += read as u64;
@@ -254,15 +254,15 @@ impl<'a> Reading<'a> {
 
     /// Releases all memory but the held-back bytes: the log may be idle for days.
     fn rest(&mut self) {
-        self.bytes.truncate(self.held);
+        self.bytes.truncate(self.incomplete);
         self.bytes.shrink_to_fit();
         self.chunk = Vec::new();
     }
 
     /// Ends the file: an incomplete last line is written as is.
     async fn finish(&mut self) -> Result<(), ReadError> {
-        let held = std::mem::take(&mut self.held);
-        self.pass(held).await?;
+        let incomplete = std::mem::take(&mut self.incomplete);
+        self.pass(incomplete).await?;
         self.filter.finish(&mut self.chunk)?;
         self.flush().await?;
         Ok(())

@@ -86,7 +86,7 @@ pub(super) struct Rotator {
     pub max: u64,
 }
 
-/// State of a log.
+/// Growth and rotation state of one container log, kept per log path.
 struct LogState {
     container: ContainerId,
     pace: GrowthRate,
@@ -209,22 +209,22 @@ impl RotationTask {
         if new.is_empty() {
             return;
         }
-        for looked in look(self.wakes.armer(), new).await {
-            let (is_armed, now) = (looked.watch.is_some(), self.now());
-            if let Some(watch) = looked.watch {
-                self.wakes.armed(watch, looked.log.path.clone());
+        for check in check_sizes(self.wakes.armer(), new).await {
+            let (is_armed, now) = (check.watch.is_some(), self.now());
+            if let Some(watch) = check.watch {
+                self.wakes.armed(watch, check.log.path.clone());
             }
-            let size = looked.size.unwrap_or_default();
+            let size = check.size.unwrap_or_default();
             // It may have reached the limit under an earlier agent.
             let due = (size >= self.rotator.max).then_some(now);
             let known = LogState {
-                container: looked.log.container,
+                container: check.log.container,
                 pace: GrowthRate::new(size, now),
                 due,
                 is_armed,
                 is_rotating: false,
             };
-            self.known.insert(looked.log.path, known);
+            self.known.insert(check.log.path, known);
         }
     }
 
@@ -236,8 +236,8 @@ impl RotationTask {
             let last = self.known.get(&log.path).filter(|known| !known.is_armed).map(|known| known.pace.size());
             (log, Some(last.unwrap_or(u64::MAX)))
         });
-        for looked in look(self.wakes.armer(), logs.collect()).await {
-            let Some((log, size)) = self.take(looked) else { continue };
+        for check in check_sizes(self.wakes.armer(), logs.collect()).await {
+            let Some((log, size)) = self.take(check) else { continue };
             if let Some(known) = self.known.get_mut(&log.path) {
                 known.is_rotating = true;
             }
@@ -276,20 +276,20 @@ impl RotationTask {
     }
 
     /// Processes the result of a check; returns the log if it needs a rotation or its check failed.
-    fn take(&mut self, looked: SizeCheck) -> Option<(RunningLog, io::Result<u64>)> {
+    fn take(&mut self, check: SizeCheck) -> Option<(RunningLog, io::Result<u64>)> {
         let now = self.now();
-        let known = self.known.get_mut(&looked.log.path)?;
-        if let Some(watch) = looked.watch {
+        let known = self.known.get_mut(&check.log.path)?;
+        if let Some(watch) = check.watch {
             known.is_armed = true;
-            self.wakes.armed(watch, looked.log.path.clone());
+            self.wakes.armed(watch, check.log.path.clone());
         }
         known.due = None;
-        let size = match looked.size {
+        let size = match check.size {
             Ok(size) => size,
-            Err(error) => return Some((looked.log, Err(error))),
+            Err(error) => return Some((check.log, Err(error))),
         };
         match known.pace.record_check(size, self.rotator.max, now) {
-            CheckResult::Rotate => return Some((looked.log, Ok(size))),
+            CheckResult::Rotate => return Some((check.log, Ok(size))),
             CheckResult::Again(due) => (known.due, known.is_armed) = (Some(due), false),
             CheckResult::Idle => {}
         }
@@ -305,9 +305,9 @@ impl RotationTask {
         self.packing.spawn(async move {
             let Ok(_place) = packers.acquire().await else { return };
             drop(waits);
-            let Some(held) = busy.try_hold(&packing(&log)) else { return };
+            let Some(lock) = busy.try_hold(&packing(&log)) else { return };
             let job = spawn_blocking(move || {
-                let _held: LogLock = held;
+                let _lock: LogLock = lock;
                 if let Err(error) = pack(&log, max_files) {
                     error!(err = %error, path = %log.display(), "Failed to compress rotated logs");
                 }
@@ -339,10 +339,10 @@ pub(super) fn packing(log: &Path) -> PathBuf {
 
 /// Checks the sizes of logs. A log that still has its last size, or had none, gets an inotify watch for
 /// the next write: added before its size is read again, so that no write is missed.
-async fn look(mut armer: WatchAdder, logs: Vec<(RunningLog, Option<u64>)>) -> Vec<SizeCheck> {
-    let looked = spawn_blocking(move || {
+async fn check_sizes(mut armer: WatchAdder, logs: Vec<(RunningLog, Option<u64>)>) -> Vec<SizeCheck> {
+    let checks = spawn_blocking(move || {
         let size = |path: &Path| fs::metadata(path).map(|meta| meta.len());
-        let look = |(log, last): (RunningLog, Option<u64>)| {
+        let check = |(log, last): (RunningLog, Option<u64>)| {
             let mut found = size(&log.path);
             let is_idle = found.is_ok() && last.is_none_or(|last| found.as_ref().is_ok_and(|found| *found == last));
             let watch = if is_idle { armer.arm(&log.path) } else { None };
@@ -351,9 +351,9 @@ async fn look(mut armer: WatchAdder, logs: Vec<(RunningLog, Option<u64>)>) -> Ve
             }
             SizeCheck { log, size: found, watch }
         };
-        logs.into_iter().map(look).collect()
+        logs.into_iter().map(check).collect()
     });
-    looked.await.unwrap_or_default()
+    checks.await.unwrap_or_default()
 }
 
 impl Rotator {
@@ -361,7 +361,7 @@ impl Rotator {
     async fn rotate_if_due(&self, log: &RunningLog, size: io::Result<u64>) -> bool {
         let (id, path) = (&log.container, &log.path);
         // A log that is being removed needs no rotation.
-        let Some(_held) = self.busy.try_hold(path) else { return false };
+        let Some(_lock) = self.busy.try_hold(path) else { return false };
         let max = self.max;
         let size = match self.size(id, path, size).await {
             Ok(size) if size < max => return false,

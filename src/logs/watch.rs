@@ -109,7 +109,7 @@ impl WatchState {
         }
     }
 
-    fn tell<T>(&self, event: &Event<T>) {
+    fn dispatch<T>(&self, event: &Event<T>) {
         if event.mask.contains(EventMask::Q_OVERFLOW) {
             // The lost events may concern any follower.
             for folder in self.folders.values() {
@@ -136,7 +136,7 @@ async fn pass_on(events: EventStream<Vec<u8>>, state: Weak<Mutex<WatchState>>) {
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         for event in &burst {
             match event {
-                Ok(event) => state.tell(event),
+                Ok(event) => state.dispatch(event),
                 // Followers observe closed channels, and depend on the tick.
                 Err(error) => {
                     debug!(err = %error, "Watch of log directories failed");

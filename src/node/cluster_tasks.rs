@@ -22,7 +22,7 @@ use super::{
     status::{DevicePluginResources, NodeImage, StatusSettings},
     status_writer::StatusWriter,
 };
-use berth_api::{Store, api::ApiClient};
+use berth_api::{ReflectorStore, api::ApiClient};
 use berth_metrics::NodeMetrics;
 use berth_ports::{Clock, EventSink, NodeFacts, RuntimeState, TaskLiveness};
 use berth_types::api;
@@ -60,7 +60,7 @@ pub struct NodeDeps {
     /// API client.
     pub api: Arc<dyn ApiClient>,
     /// Watch cache of this node's object.
-    pub nodes: Store<api::Node>,
+    pub nodes: ReflectorStore<api::Node>,
     /// Facts about the node: pressures, shutdown, and features are read; labels, taints, addresses, and extended
     /// resources are written.
     pub facts: watch::Sender<Arc<NodeFacts>>,

@@ -23,8 +23,8 @@ use super::{
     csi_object::{CsiNodeAction, created, due},
 };
 use berth_api::{
-    Store,
-    api::{ApiClient, ApiError, Call, Resource, Typed, Verb},
+    ReflectorStore,
+    api::{ApiClient, ApiError, Call, Resource, TypedClient, Verb},
 };
 use berth_ports::{NodeDriver, NodeDrivers};
 use berth_sys::backoff::Backoff;
@@ -74,15 +74,15 @@ impl CsiDrivers {
     }
 
     /// Publishes all known drivers to every new node object of that name, until stopped.
-    pub async fn follow(self: Arc<Self>, mut nodes: Store<api::Node>, stop: CancellationToken) {
+    pub async fn follow(self: Arc<Self>, mut nodes: ReflectorStore<api::Node>, stop: CancellationToken) {
         let live = async {
-            let mut told = None;
+            let mut published_uid = None;
             loop {
                 let uid = nodes.get("", &self.node).and_then(|node| node.metadata.uid.clone());
-                if uid.is_some() && uid != told && self.republish().await {
-                    told.clone_from(&uid);
+                if uid.is_some() && uid != published_uid && self.republish().await {
+                    published_uid.clone_from(&uid);
                 }
-                if uid == told {
+                if uid == published_uid {
                     nodes.changed().await;
                 } else {
                     let _ = timeout(AGAIN, nodes.changed()).await;
@@ -95,22 +95,22 @@ impl CsiDrivers {
     /// Publishes all known drivers again; returns whether all writes succeeded.
     async fn republish(&self) -> bool {
         let all: Vec<NodeDriver> = self.known().values().cloned().collect();
-        let mut is_told = true;
+        let mut is_published = true;
         for driver in all {
             info!(node = %self.node, driver = %driver.name, "Node object was recreated, publishing CSI driver");
             if let Err(error) = self.install(&driver).await {
                 warn!(node = %self.node, driver = %driver.name, err = %error, "Failed to publish CSI driver");
-                is_told = false;
+                is_published = false;
             }
         }
-        is_told
+        is_published
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<String, NodeDriver>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn told(&self) -> Option<String> {
+    fn written_node_uid(&self) -> Option<String> {
         self.written_node_uid.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -151,7 +151,7 @@ impl CsiDrivers {
             Err(error) if error.is_not_found() => self.create().await?,
             Err(error) => return Err(error.into()),
         };
-        if self.told().is_some_and(|uid| due(found.clone(), &uid) == CsiNodeAction::Replace) {
+        if self.written_node_uid().is_some_and(|uid| due(found.clone(), &uid) == CsiNodeAction::Replace) {
             // The CSINode belongs to a deleted node: its entries are not valid for this one.
             let call = Call::new(Verb::Delete, Resource::CSI_NODES, "", &self.node);
             self.api.call(call.within(DEADLINE)).await?;

@@ -150,7 +150,7 @@ pub fn add_driver(mut csi_node: Value, driver: &NodeDriver) -> Edit {
     Edit::Write(written(csi_node))
 }
 
-/// Removes a driver.
+/// Removes a driver from `spec.drivers` of the CSINode; no edit if it is absent.
 pub fn remove_driver(mut csi_node: Value, driver: &str) -> Edit {
     let Some(all) = drivers(&mut csi_node) else { return Edit::Nothing };
     let before = all.len();
@@ -185,19 +185,19 @@ mod tests {
     }
 
     #[test]
-    fn a_label_that_says_otherwise_is_told() {
+    fn a_conflicting_topology_label_is_an_error() {
         // AC-07-24
         let node = json!({"metadata": {"uid": "u", "labels": {"zone": "a"}}});
-        let told = node_with(&node, &driver(0, &[("zone", "b")])).expect_err("a collision");
+        let error = node_with(&node, &driver(0, &[("zone", "b")])).expect_err("a collision");
         let text = r#"detected topology value collision: driver reported "zone":"b" but existing label is "zone":"a""#;
-        assert_eq!(told.to_string(), text);
+        assert_eq!(error.to_string(), text);
         let nameless = NodeDriver { node_id: String::new(), ..driver(0, &[]) };
-        let told = node_with(&node, &nameless).expect_err("no ID").to_string();
-        assert_eq!(told, "error adding CSI driver node info: driverNodeID must not be empty");
+        let error = node_with(&node, &nameless).expect_err("no ID").to_string();
+        assert_eq!(error, "error adding CSI driver node info: driverNodeID must not be empty");
     }
 
     #[test]
-    fn the_node_says_what_drivers_call_it() {
+    fn the_node_annotation_lists_driver_node_ids() {
         let other =
             json!({"metadata": {"uid": "u", "annotations": {NODE_IDS: "{\"e\":\"x\"}"}, "labels": {"zone": "a"}}});
         let patch = node_with(&other, &driver(0, &[("zone", "a"), ("rack", "7")])).expect("fits");

@@ -15,8 +15,8 @@ use super::{
     node_wait::wait_for_node,
 };
 use berth_api::{
-    Store,
-    api::{ApiClient, ApiError, Call, Resource, Typed},
+    ReflectorStore,
+    api::{ApiClient, ApiError, Call, Resource, TypedClient},
 };
 use berth_sys::backoff::Backoff;
 use berth_types::api;
@@ -33,7 +33,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Task that initializes the CSINode.
 pub(super) struct CsiNodeInitializer {
     pub(super) api: Arc<dyn ApiClient>,
-    pub(super) nodes: Store<api::Node>,
+    pub(super) nodes: ReflectorStore<api::Node>,
     pub(super) name: String,
     /// Whether this node is registered.
     pub(super) registered: watch::Receiver<bool>,
@@ -81,10 +81,10 @@ impl CsiNodeInitializer {
     /// Retries until the object is correct; returns the UID of the node that owns it.
     async fn initialize(&mut self, mut found: Option<Value>) -> String {
         // A 404 was a response, too: the object can be created without another read.
-        let mut look = false;
+        let mut should_read = false;
         let mut backoff = BACKOFF;
         loop {
-            if look {
+            if should_read {
                 match self.get().await {
                     Ok(answer) => found = answer,
                     Err(err) => error!(node = %self.name, %err, "Failed to read CSINode"),
@@ -100,7 +100,7 @@ impl CsiNodeInitializer {
                     error!(node = %self.name, %err, interval = ?backoff.peek(), "Failed to initialize CSINode, will retry")
                 }
             }
-            look = true;
+            should_read = true;
             tokio::select! {
                 () = sleep(backoff.peek()) => {
                     backoff.next_delay();

@@ -5,14 +5,14 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Machine,
+    MachineInfo,
     identity::{IdentityError, hostname},
     reservations::{ReservationConfig, ReservationError, Reservations},
 };
 use berth_ports::NodeFacts;
 use berth_types::{
     api,
-    quantity::{Amount, Format},
+    quantity::{Amount, QuantityFormat},
     resources::{Amounts, CPU, EPHEMERAL_STORAGE, HUGEPAGES_PREFIX, MEMORY, PODS, amount_of, is_hugepage, zero},
 };
 
@@ -55,7 +55,7 @@ pub enum NodeError {
 ///
 /// # Errors
 /// The configuration does not fit the machine.
-pub fn facts(config: &NodeConfig, machine: &Machine) -> Result<NodeFacts, NodeError> {
+pub fn facts(config: &NodeConfig, machine: &MachineInfo) -> Result<NodeFacts, NodeError> {
     let name = hostname(&config.hostname_override, &machine.hostname)?;
     let capacity = capacity(config, machine);
     let reserved = Reservations::new(&config.reserved, &machine.cpus, &capacity)?;
@@ -72,9 +72,9 @@ pub fn facts(config: &NodeConfig, machine: &Machine) -> Result<NodeFacts, NodeEr
 }
 
 /// Node capacity.
-pub fn capacity(config: &NodeConfig, machine: &Machine) -> Amounts {
-    let binary = |bytes: u64| Amount::from_value(i64::try_from(bytes).unwrap_or(i64::MAX), Format::BinarySi);
-    let decimal = |count: i64| Amount::from_value(count, Format::DecimalSi);
+pub fn capacity(config: &NodeConfig, machine: &MachineInfo) -> Amounts {
+    let binary = |bytes: u64| Amount::from_value(i64::try_from(bytes).unwrap_or(i64::MAX), QuantityFormat::BinarySi);
+    let decimal = |count: i64| Amount::from_value(count, QuantityFormat::DecimalSi);
     let cores = i64::try_from(machine.cpus.len()).unwrap_or(i64::MAX);
     let max_pods = i64::from(config.max_pods);
     let pods = match i64::from(config.pods_per_core) {
@@ -169,14 +169,14 @@ mod tests {
     use super::*;
     use crate::node::CpuSet;
 
-    fn machine() -> Machine {
-        Machine {
+    fn machine() -> MachineInfo {
+        MachineInfo {
             cpus: CpuSet::parse("0-3").expect("a set"),
             memory: 8 << 30,
             hugepages: [(2 << 20, 1 << 30), (1 << 30, 0)].into(),
             root_filesystem: Some(100 << 30),
             hostname: "Node-A".to_owned(),
-            ..Machine::default()
+            ..MachineInfo::default()
         }
     }
 

@@ -5,13 +5,13 @@ use std::{net::IpAddr, sync::Arc};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use berth_api::Store;
+use berth_api::ReflectorStore;
 use berth_ports::NodeFacts;
 use berth_types::api;
 
 /// Updates the facts from the node object of that name until stopped.
 pub(super) async fn follow_node(
-    mut nodes: Store<api::Node>,
+    mut nodes: ReflectorStore<api::Node>,
     name: String,
     facts: watch::Sender<Arc<NodeFacts>>,
     stop: CancellationToken,
@@ -52,9 +52,9 @@ fn with_node(facts: &NodeFacts, node: &api::Node) -> NodeFacts {
         next.host_ips = ips;
     }
     // This machine's own capacity is measured here; extended resources exist only in the object.
-    for (own, told) in [(&mut next.capacity, status.capacity), (&mut next.allocatable, status.allocatable)] {
+    for (own, reported) in [(&mut next.capacity, status.capacity), (&mut next.allocatable, status.allocatable)] {
         own.retain(|name, _| !berth_types::resources::is_extended(name));
-        for (name, quantity) in told.unwrap_or_default() {
+        for (name, quantity) in reported.unwrap_or_default() {
             own.entry(name).or_insert(quantity.0);
         }
     }
@@ -104,11 +104,11 @@ mod tests {
         .expect("a node");
         publish(&sender, &node);
         assert!(receiver.has_changed().expect("open"));
-        let told = receiver.borrow_and_update().clone();
-        let ips: Vec<String> = told.host_ips.iter().map(IpAddr::to_string).collect();
+        let received = receiver.borrow_and_update().clone();
+        let ips: Vec<String> = received.host_ips.iter().map(IpAddr::to_string).collect();
         assert_eq!(ips, ["10.0.0.1", "fd00::1"]);
-        assert_eq!((told.labels["a"].as_str(), told.taints.len()), ("b", 1));
-        assert_eq!(told.capacity, text(&[("cpu", "4"), ("x.y/gpu", "2")]));
+        assert_eq!((received.labels["a"].as_str(), received.taints.len()), ("b", 1));
+        assert_eq!(received.capacity, text(&[("cpu", "4"), ("x.y/gpu", "2")]));
         publish(&sender, &node);
         assert!(!receiver.has_changed().expect("open"));
         publish(&sender, &api::Node::default());

@@ -19,17 +19,17 @@ use super::{
     host_network::HostNetwork,
     status::{
         DevicePluginResources,
-        addresses::{InterfaceAddress, Network},
+        addresses::{HostNetworkState, InterfaceAddress},
         tests::settings,
     },
 };
 use berth_api::{
-    Snapshot, Store,
+    ReflectorStore, Snapshot,
     api::{ApiError, Call, Verb},
     testing::{FakeApi, refused},
 };
 use berth_metrics::{NodeMetrics, Registry};
-use berth_ports::{Clock, Event, EventSink, NodeFacts, RuntimeState};
+use berth_ports::{Clock, EventRecord, EventSink, NodeFacts, RuntimeState};
 use berth_types::api;
 
 /// Stored objects by resource, and injected faults.
@@ -60,25 +60,25 @@ pub(super) struct Fixture {
 /// Network whose observation a test sets.
 #[derive(Default)]
 pub(super) struct FakeNetwork {
-    network: Mutex<Network>,
+    network: Mutex<HostNetworkState>,
     moved: Notify,
 }
 
 impl FakeNetwork {
-    pub(super) fn set(&self, network: Network) {
+    pub(super) fn set(&self, network: HostNetworkState) {
         *lock(&self.network) = network;
         self.moved.notify_one();
     }
 
-    fn get(&self) -> Network {
+    fn get(&self) -> HostNetworkState {
         lock(&self.network).clone()
     }
 }
 
 #[async_trait]
 impl HostNetwork for FakeNetwork {
-    async fn observe(&self) -> io::Result<Network> {
-        Ok(Network { resolved: Vec::new(), ..self.get() })
+    async fn observe(&self) -> io::Result<HostNetworkState> {
+        Ok(HostNetworkState { resolved: Vec::new(), ..self.get() })
     }
 
     async fn resolve(&self, _: &str) -> io::Result<Vec<IpAddr>> {
@@ -95,7 +95,7 @@ impl HostNetwork for FakeNetwork {
 pub(super) struct Events(Mutex<Vec<String>>);
 
 impl EventSink for Events {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         lock(&self.0).push(event.reason.into_owned());
     }
 }
@@ -140,10 +140,10 @@ impl Fixture {
         let objects = Arc::new(Mutex::new(Objects::default()));
         let synced = Snapshot { synced: true, ..Snapshot::default() };
         let snapshots = watch::Sender::new(Arc::new(synced));
-        let (state, told) = (objects.clone(), snapshots.clone());
+        let (state, sender) = (objects.clone(), snapshots.clone());
         let api = FakeApi::new(move |call| {
             let answer = lock(&state).answer(call);
-            publish(&told, &lock(&state));
+            publish(&sender, &lock(&state));
             answer
         });
         let network = Arc::new(FakeNetwork::default());
@@ -169,7 +169,7 @@ impl Fixture {
         let reported = self.reported.clone();
         NodeDeps {
             api: self.api.clone(),
-            nodes: Store::new(self.snapshots.subscribe()),
+            nodes: ReflectorStore::new(self.snapshots.subscribe()),
             facts: self.facts.clone(),
             runtime: self.runtime.subscribe(),
             runtime_version: self.runtime_version.subscribe(),
@@ -245,9 +245,9 @@ impl Fixture {
     }
 }
 
-pub(super) fn network_of(ip: &str) -> Network {
+pub(super) fn network_of(ip: &str) -> HostNetworkState {
     let address = InterfaceAddress { interface: "eth0".to_owned(), ip: ip.parse().expect("an address"), is_up: true };
-    Network { addresses: vec![address], default_v4: vec!["eth0".to_owned()], ..Network::default() }
+    HostNetworkState { addresses: vec![address], default_v4: vec!["eth0".to_owned()], ..HostNetworkState::default() }
 }
 
 /// Default configuration of a node `n`.
@@ -320,7 +320,7 @@ impl Objects {
                 if body["metadata"]["uid"].is_string() && body["metadata"]["uid"] != object["metadata"]["uid"] {
                     let mut status = refused(422, "Invalid", "uid: field is immutable").status().cloned().expect("one");
                     let field = "metadata.uid".to_owned();
-                    status.causes.push(berth_api::api::Cause { field, ..Default::default() });
+                    status.causes.push(berth_api::api::ApiStatusCause { field, ..Default::default() });
                     return Err(ApiError::Refused(Box::new(status)));
                 }
                 merge(&mut object, &body);

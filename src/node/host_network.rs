@@ -17,16 +17,16 @@ use tracing::{debug, warn};
 
 use super::{
     routes::{default_v4, default_v6},
-    status::addresses::{InterfaceAddress, Network},
+    status::addresses::{HostNetworkState, InterfaceAddress},
 };
-use berth_sys::netlink::{Protocol, Socket};
+use berth_sys::netlink::{NetlinkFamily, Socket};
 
 /// rtnetlink multicast groups of IPv4 and IPv6 address changes, as a bit mask.
 const ADDRESS_NEWS: u32 = 0x10 | 0x100;
 /// Timeout of a name resolution.
 const NAME_LIMIT: Duration = Duration::from_secs(3);
 /// Timeout of reading the interfaces: the kernel answers at once, but blocking threads may be exhausted.
-const LOOK_LIMIT: Duration = Duration::from_secs(5);
+const READ_LIMIT: Duration = Duration::from_secs(5);
 /// Minimum time between two resolutions of the name.
 const NAME_AGE: Duration = Duration::from_secs(10);
 
@@ -37,7 +37,7 @@ pub trait HostNetwork: Send + Sync + 'static {
     ///
     /// # Errors
     /// The error of the kernel, or a timeout.
-    async fn observe(&self) -> io::Result<Network>;
+    async fn observe(&self) -> io::Result<HostNetworkState>;
 
     /// Resolves a name to addresses.
     ///
@@ -57,8 +57,8 @@ pub struct KernelNetwork {
 
 #[async_trait]
 impl HostNetwork for KernelNetwork {
-    async fn observe(&self) -> io::Result<Network> {
-        let read = timeout(LOOK_LIMIT, tokio::task::spawn_blocking(read)).await;
+    async fn observe(&self) -> io::Result<HostNetworkState> {
+        let read = timeout(READ_LIMIT, tokio::task::spawn_blocking(read)).await;
         read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map_err(io::Error::other)?
     }
 
@@ -69,11 +69,11 @@ impl HostNetwork for KernelNetwork {
     async fn changed(&self) {
         let mut news = self.news.lock().await;
         if news.is_none() {
-            *news = Socket::subscribe(Protocol::Route, ADDRESS_NEWS).and_then(Socket::into_async).ok();
+            *news = Socket::subscribe(NetlinkFamily::Route, ADDRESS_NEWS).and_then(Socket::into_async).ok();
         }
         let Some(socket) = news.as_ref() else { return std::future::pending().await };
-        let told = socket.readable().await;
-        match told {
+        let result = socket.readable().await;
+        match result {
             Ok(mut ready) => {
                 // The content is not needed: addresses are read again. Lost notifications (an error) count as a change,
                 // too.
@@ -88,7 +88,7 @@ impl HostNetwork for KernelNetwork {
     }
 }
 
-fn read() -> io::Result<Network> {
+fn read() -> io::Result<HostNetworkState> {
     let addresses = getifaddrs()?.filter_map(|found| {
         let address = found.address?;
         let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
@@ -98,7 +98,7 @@ fn read() -> io::Result<Network> {
     });
     // A kernel without one of the IP versions has no file for it.
     let table = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    Ok(Network {
+    Ok(HostNetworkState {
         addresses: addresses.collect(),
         default_v4: default_v4(&table("/proc/net/route")),
         default_v6: default_v6(&table("/proc/net/ipv6_route")),
@@ -109,20 +109,20 @@ fn read() -> io::Result<Network> {
 /// Network observer that keeps the last good observation.
 pub(super) struct NetworkObserver {
     pub(super) network: Arc<dyn HostNetwork>,
-    last: Network,
+    last: HostNetworkState,
     /// When the name was last resolved.
     asked: Option<Instant>,
 }
 
 impl NetworkObserver {
     pub(super) fn new(network: Arc<dyn HostNetwork>) -> Self {
-        Self { network, last: Network::default(), asked: None }
+        Self { network, last: HostNetworkState::default(), asked: None }
     }
 
     /// Observes the network; resolves `name` if given.
-    pub(super) async fn observe(&mut self, name: Option<&str>) -> Network {
+    pub(super) async fn observe(&mut self, name: Option<&str>) -> HostNetworkState {
         match self.network.observe().await {
-            Ok(seen) => self.last = Network { resolved: std::mem::take(&mut self.last.resolved), ..seen },
+            Ok(seen) => self.last = HostNetworkState { resolved: std::mem::take(&mut self.last.resolved), ..seen },
             Err(err) => warn!(%err, "Failed to read host network addresses"),
         }
         if let Some(name) = name {
@@ -155,10 +155,10 @@ mod tests {
         let fake = Arc::new(FakeNetwork::default());
         let mut watched = NetworkObserver::new(fake.clone());
         let ip: IpAddr = "10.0.0.2".parse().expect("an address");
-        fake.set(Network { resolved: vec![ip], ..Network::default() });
+        fake.set(HostNetworkState { resolved: vec![ip], ..HostNetworkState::default() });
         assert_eq!(watched.observe(None).await.resolved, Vec::<IpAddr>::new());
         assert_eq!(watched.observe(Some("n")).await.resolved, [ip]);
-        fake.set(Network::default());
+        fake.set(HostNetworkState::default());
         tokio::time::advance(NAME_AGE * 2).await;
         assert_eq!(watched.observe(Some("n")).await.resolved, [ip]);
     }

@@ -19,11 +19,11 @@ use super::{
     report_schedule::jittered,
 };
 use berth_api::{
-    Store,
-    api::{ApiClient, ApiError, Call, Resource, Typed},
+    ReflectorStore,
+    api::{ApiClient, ApiError, Call, Resource, TypedClient},
 };
 use berth_metrics::NodeMetrics;
-use berth_ports::{Clock, Event, EventSink, TaskLiveness};
+use berth_ports::{Clock, EventRecord, EventSink, TaskLiveness};
 use berth_sys::backoff::Backoff;
 use berth_types::api;
 
@@ -52,7 +52,7 @@ pub(super) struct LeaseController {
     pub(super) api: Arc<dyn ApiClient>,
     pub(super) beat: HeartbeatDeadline,
     pub(super) holder: Holder,
-    pub(super) nodes: Store<api::Node>,
+    pub(super) nodes: ReflectorStore<api::Node>,
     /// Whether this node is registered.
     pub(super) registered: watch::Receiver<bool>,
     /// Changes when the API server becomes reachable again.
@@ -135,11 +135,11 @@ impl LeaseController {
     /// Pauses while the node object does not exist after it was observed: it was deleted on purpose, and a renewed
     /// lease would keep the node alive.
     async fn pause_while_node_missing(&mut self) {
-        let mut told = false;
+        let mut is_logged = false;
         while !self.has_node() && self.node_observed && self.nodes.snapshot().synced {
-            if !told {
+            if !is_logged {
                 info!(node = %self.holder.node, "Node object does not exist, pausing lease renewal");
-                told = true;
+                is_logged = true;
                 self.last = None;
             }
             self.liveness.mark_idle();
@@ -231,7 +231,7 @@ impl LeaseController {
     fn report_conflict(&mut self, text: String) {
         if self.reported_conflict.as_ref() != Some(&text) {
             warn!(node = %self.holder.node, text, "Node name is used by another agent");
-            self.events.record(Event::node_warning(name_conflict::REASON, text.clone()));
+            self.events.record(EventRecord::node_warning(name_conflict::REASON, text.clone()));
             self.reported_conflict = Some(text);
         }
     }

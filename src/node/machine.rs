@@ -21,7 +21,7 @@ pub struct MachineError {
 
 /// Capacity and identity of the machine. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Machine {
+pub struct MachineInfo {
     /// Logical CPUs that are online.
     pub cpus: CpuSet,
     /// `MemTotal` of `/proc/meminfo`, in bytes.
@@ -52,7 +52,7 @@ pub struct Machine {
     pub max_pids: u64,
 }
 
-impl Machine {
+impl MachineInfo {
     /// Reads the machine. `root` is `/` (a copy in tests); `root_dir` is the agent's root directory. Blocking, but
     /// bounded: kernel files and one `statvfs` of a local disk.
     ///
@@ -198,10 +198,10 @@ mod tests {
         ("proc/sys/kernel/random/boot_id", "boot-1\n"),
     ];
 
-    fn read(more: &[(&str, &str)]) -> Result<Machine, MachineError> {
+    fn read(more: &[(&str, &str)]) -> Result<MachineInfo, MachineError> {
         let files: Vec<_> = BASIC.iter().chain(more).copied().collect();
         let root = tree(&files);
-        Machine::read(root.path(), root.path())
+        MachineInfo::read(root.path(), root.path())
     }
 
     #[test]
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_firmware_is_told_by_its_own_id() {
+    fn a_machine_without_firmware_is_identified_by_its_machine_id() {
         let uuid = |more: &[(&str, &str)]| read(more).expect("complete").system_uuid;
         let id = ("etc/machine-id", "abc\n");
         assert_eq!(uuid(&[id]), "abc");
@@ -242,21 +242,21 @@ mod tests {
         assert_eq!((machine.hugepages.len(), machine.apparmor_enabled), (0, false));
         assert_eq!((machine.os_image.as_str(), machine.machine_id.as_str()), ("Unknown", ""));
         let empty = tree(&[]);
-        let error = Machine::read(empty.path(), empty.path()).expect_err("nothing there").to_string();
+        let error = MachineInfo::read(empty.path(), empty.path()).expect_err("nothing there").to_string();
         assert!(error.starts_with("failed to read memory of the machine from"), "{error}");
         let root = tree(&[BASIC[0], BASIC[2], ("proc/cpuinfo", "processor\t: 0\nmodel name\t: x\nprocessor\t: 1\n")]);
-        assert_eq!(Machine::read(root.path(), root.path()).expect("complete").cpus.to_string(), "0-1");
+        assert_eq!(MachineInfo::read(root.path(), root.path()).expect("complete").cpus.to_string(), "0-1");
     }
 
     #[test]
     fn a_real_kernel_is_understood() {
-        let machine = Machine::read(Path::new("/"), Path::new("/")).expect("this runs on Linux");
+        let machine = MachineInfo::read(Path::new("/"), Path::new("/")).expect("this runs on Linux");
         assert!(!machine.cpus.is_empty() && machine.memory > 0 && machine.max_pids > 0, "{machine:?}");
         assert!(machine.kernel_version.is_some() && machine.root_filesystem.is_some(), "{machine:?}");
     }
 
     #[test]
-    fn releases_tell_versions() {
+    fn kernel_versions_are_parsed_from_releases() {
         for (release, version) in [
             ("6.8.0-45-generic", Some((6, 8))),
             ("4.15.0", Some((4, 15))),

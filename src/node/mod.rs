@@ -8,7 +8,7 @@
 //!                                         └─► CSINode, slices        ─► csinodes, resourceslices
 //! ```
 //!
-//! In: kernel files, the node section of the configuration, state of other modules as values. Out: a [`Machine`], read
+//! In: kernel files, the node section of the configuration, state of other modules as values. Out: a [`MachineInfo`], read
 //! once at startup, [`facts()`] about it, and in a cluster ([`cluster_tasks`]) the node object, updated by one task, and the
 //! lease, renewed by another. This module never changes the machine.
 //!
@@ -54,6 +54,6 @@ pub use csi_drivers::CsiDrivers;
 pub use facts::{NodeConfig, NodeError, allocatable, architecture, capacity, declared_features, facts};
 pub use host_network::{HostNetwork, KernelNetwork};
 pub use initial_node::RegistrationSettings;
-pub use machine::{Machine, MachineError, max_pids};
+pub use machine::{MachineError, MachineInfo, max_pids};
 pub use runtime_version::runtime_version;
 pub use standalone_addresses::StandaloneAddresses;

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn alive_is_whom_the_control_plane_hears() {
+    fn a_node_is_alive_unless_its_ready_condition_is_unknown() {
         for (status, expected) in [("True", true), ("False", true), ("Unknown", false)] {
             let node = json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
             assert_eq!(is_alive(&serde_json::from_value(node).expect("a node")), expected, "{status}");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_of_somebody_else_counts_while_it_lasts() {
+    fn a_foreign_lease_counts_until_it_expires() {
         let now: Timestamp = "2026-01-01T00:01:00Z".parse().expect("a time");
         for (what, lease, expected) in [
             ("no lease", json!({}), None),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::{sync::watch, time::sleep};
 
-use berth_api::Store;
+use berth_api::ReflectorStore;
 use berth_types::api;
 
 /// Maximum wait for a pending registration.
@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Returns once the node exists, as reported by the watch or by its registration, or after a timeout: nobody may be
 /// registering it.
-pub(super) async fn wait_for_node(nodes: &Store<api::Node>, name: &str, registered: &watch::Receiver<bool>) {
+pub(super) async fn wait_for_node(nodes: &ReflectorStore<api::Node>, name: &str, registered: &watch::Receiver<bool>) {
     let (mut registered, mut nodes) = (registered.clone(), nodes.clone());
     let shows_up = async {
         while nodes.get("", name).is_none() {

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::NodeAddress;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use berth_api::Store;
+use berth_api::ReflectorStore;
 use berth_ports::AttachedVolumes;
 use berth_types::api;
 
@@ -41,7 +41,7 @@ pub fn uid(node: Option<&api::Node>) -> String {
 
 /// Publishes a value that `read` extracts from the own Node object whenever it changes, until stopped.
 pub fn of_node<T: PartialEq + Send + Sync + 'static>(
-    nodes: Store<api::Node>,
+    nodes: ReflectorStore<api::Node>,
     name: String,
     read: fn(Option<&api::Node>) -> T,
     stop: CancellationToken,
@@ -51,15 +51,15 @@ pub fn of_node<T: PartialEq + Send + Sync + 'static>(
 }
 
 async fn follow<T: PartialEq>(
-    mut nodes: Store<api::Node>,
+    mut nodes: ReflectorStore<api::Node>,
     name: String,
-    told: watch::Sender<T>,
+    sender: watch::Sender<T>,
     read: fn(Option<&api::Node>) -> T,
     stop: CancellationToken,
 ) {
     loop {
         let read = read(nodes.get("", &name).as_deref());
-        told.send_if_modified(|known| {
+        sender.send_if_modified(|known| {
             let moved = *known != read;
             *known = read;
             moved
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_node_says_what_is_attached() {
+    fn attached_volumes_are_read_from_the_node() {
         let status = json!({"status": {"volumesAttached": [{"name": "a", "devicePath": "/dev/a"}, {"name": "b", "devicePath": ""}]}});
         let node: api::Node = serde_json::from_value(status).expect("a node");
         let found = attached(Some(&node)).expect("read");
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_says_how_long_objects_serve() {
+    fn the_object_ttl_is_read_from_the_node() {
         for (annotations, expected) in [
             (json!({}), 60),
             (json!({OBJECT_TTL: "15"}), 15),

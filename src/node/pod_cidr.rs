@@ -67,18 +67,18 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_not_taken_is_told_again_until_something_else_is_said() {
+    async fn a_rejected_pod_cidr_is_retried_until_it_changes() {
         let (send, ranges) = watch::channel(String::new());
-        let (stop, told) = (CancellationToken::new(), Arc::new(Mutex::new(Vec::new())));
-        let (begun, seen) = (Instant::now(), told.clone());
-        let tell = move |range: String| {
+        let (stop, calls) = (CancellationToken::new(), Arc::new(Mutex::new(Vec::new())));
+        let (begun, seen) = (Instant::now(), calls.clone());
+        let update = move |range: String| {
             let outcome = if range == "b" { Ok(()) } else { Err("no") };
             seen.lock().expect("whole").push((range, begun.elapsed().as_secs()));
             async move { outcome }.boxed()
         };
         let task = tokio::spawn({
             let stop = stop.clone();
-            async move { follow_pod_cidr(ranges, Box::new(tell), stop).await }
+            async move { follow_pod_cidr(ranges, Box::new(update), stop).await }
         });
         tokio::task::yield_now().await;
         send.send_replace("a".to_owned());
@@ -89,6 +89,6 @@ mod tests {
         task.await.expect("no panic");
         let of = |range: &str, at: &[u64]| at.iter().map(|at| (range.to_owned(), *at)).collect::<Vec<_>>();
         let expected = [of("a", &[0, 1, 3, 7, 15, 31, 63, 123]), of("b", &[130])].concat();
-        assert_eq!(*told.lock().expect("whole"), expected);
+        assert_eq!(*calls.lock().expect("whole"), expected);
     }
 }

@@ -11,8 +11,8 @@ use super::{
     facts_publisher, initial_node::initial, name_conflict, node_reconciler::reconcile, patch::node_patch,
     status_writer::StatusWriter,
 };
-use berth_api::api::{ApiError, Call, Resource, Typed};
-use berth_ports::Event;
+use berth_api::api::{ApiError, Call, Resource, TypedClient};
+use berth_ports::EventRecord;
 use berth_sys::backoff::Backoff;
 use berth_types::api;
 
@@ -25,7 +25,7 @@ impl StatusWriter {
     /// Retries with back-off until the node is registered.
     pub(super) async fn register(&mut self) {
         let mut backoff = BACKOFF;
-        let mut told = String::new();
+        let mut reported = String::new();
         loop {
             self.wait_for_attempt(&mut backoff).await;
             self.start.attempted(self.deps.clock.now());
@@ -38,10 +38,10 @@ impl StatusWriter {
                 Err(err) => {
                     error!(node = self.name(), %err, "Unable to register node with API server");
                     // A rejected object needs an operator: each error is recorded as one event.
-                    if err.is_invalid() && told != err.to_string() {
-                        told = err.to_string();
+                    if err.is_invalid() && reported != err.to_string() {
+                        reported = err.to_string();
                         let text = format!("create nodes {}: {err}", self.name());
-                        self.deps.events.record(Event::node_warning("APIWriteRefused", text));
+                        self.deps.events.record(EventRecord::node_warning("APIWriteRefused", text));
                     }
                 }
             }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::CpuSet;
 use berth_config::eviction::{Signal, level};
 use berth_types::{
-    quantity::{Amount, Format, QuantityError},
+    quantity::{Amount, QuantityError, QuantityFormat},
     resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, amount_of},
 };
 
@@ -130,7 +130,7 @@ impl Reservations {
             }
             kube.remove(CPU);
             let count = i64::try_from(reserved.len()).unwrap_or(i64::MAX);
-            system.insert(CPU.to_owned(), Amount::from_value(count, Format::DecimalSi));
+            system.insert(CPU.to_owned(), Amount::from_value(count, QuantityFormat::DecimalSi));
         }
         let reserved = Self { kube, system, eviction: eviction(&config.eviction_hard, capacity)? };
         reserved.check(capacity)?;

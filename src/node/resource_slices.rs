@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use berth_api::{
-    Store,
+    ReflectorStore,
     api::{ApiClient, Call, Resource, Verb},
 };
 use berth_sys::backoff::Backoff;
@@ -26,7 +26,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// Deletes all ResourceSlices of the node once the node object exists.
 pub(super) async fn delete_resource_slices(
     api: Arc<dyn ApiClient>,
-    nodes: Store<api::Node>,
+    nodes: ReflectorStore<api::Node>,
     name: String,
     chance: Arc<dyn Fn() -> f64 + Send + Sync>,
     stop: CancellationToken,
@@ -39,7 +39,7 @@ pub(super) async fn delete_resource_slices(
 
 async fn try_to_wipe(
     api: Arc<dyn ApiClient>,
-    mut nodes: Store<api::Node>,
+    mut nodes: ReflectorStore<api::Node>,
     name: &str,
     chance: Arc<dyn Fn() -> f64 + Send + Sync>,
 ) {
@@ -100,7 +100,7 @@ mod tests {
         let api = FakeApi::new(move |_| answers.pop().expect("asked three times"));
         let wiping = tokio::spawn(delete_resource_slices(
             api.clone(),
-            Store::new(receiver),
+            ReflectorStore::new(receiver),
             "n".to_owned(),
             Arc::new(|| 0.0),
             CancellationToken::new(),

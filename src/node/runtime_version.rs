@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_told_as_the_reference_reads_them() {
+    fn versions_are_parsed_as_kubelet_parses_them() {
         for (raw, expected) in [
             ("1.6.20~ds1", "1.6.20"),
             ("v1.7.0", "1.7.0"),

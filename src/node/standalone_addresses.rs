@@ -11,7 +11,7 @@ use tracing::warn;
 use super::{
     facts_publisher::dual_stack_pair,
     host_network::HostNetwork,
-    status::addresses::{Network, by_default_route},
+    status::addresses::{HostNetworkState, by_default_route},
 };
 use berth_ports::NodeFacts;
 
@@ -43,7 +43,7 @@ impl StandaloneAddresses {
         }
     }
 
-    fn publish(&self, network: &Network) {
+    fn publish(&self, network: &HostNetworkState) {
         let ips = chosen(&self.configured, &self.hostname, network);
         self.facts.send_if_modified(|facts| {
             let is_news = !ips.is_empty() && facts.host_ips != ips;
@@ -57,7 +57,7 @@ impl StandaloneAddresses {
 
 /// Chooses the addresses: configured ones, else the host name, else the default route. Resolves no name: a standalone
 /// node starts without waiting for a resolver.
-fn chosen(configured: &[IpAddr], hostname: &str, network: &Network) -> Vec<IpAddr> {
+fn chosen(configured: &[IpAddr], hostname: &str, network: &HostNetworkState) -> Vec<IpAddr> {
     let specific = configured.iter().copied().filter(|ip| !ip.is_unspecified());
     let named = || hostname.parse().ok();
     let prefers_v6 = configured.first().is_some_and(IpAddr::is_ipv6);
@@ -74,13 +74,13 @@ mod tests {
     use super::*;
     use crate::node::{fixture::FakeNetwork, status::addresses::InterfaceAddress};
 
-    fn network(ip: &str) -> Network {
+    fn network(ip: &str) -> HostNetworkState {
         let own = InterfaceAddress { interface: "eth0".to_owned(), ip: ip.parse().expect("an address"), is_up: true };
-        Network {
+        HostNetworkState {
             addresses: vec![own],
             default_v4: vec!["eth0".to_owned()],
             default_v6: vec!["eth0".to_owned()],
-            ..Network::default()
+            ..HostNetworkState::default()
         }
     }
 
@@ -97,14 +97,14 @@ mod tests {
             ("::", "n", "10.0.0.2", "10.0.0.2"),
         ] {
             let configured: Vec<IpAddr> = configured.split(',').filter_map(|ip| ip.parse().ok()).collect();
-            let told: Vec<String> =
+            let addresses: Vec<String> =
                 chosen(&configured, hostname, &network(own)).iter().map(IpAddr::to_string).collect();
-            assert_eq!(told.join(","), expected, "{configured:?} {hostname} {own}");
+            assert_eq!(addresses.join(","), expected, "{configured:?} {hostname} {own}");
         }
     }
 
     #[tokio::test]
-    async fn an_address_that_goes_is_told_until_another_comes() {
+    async fn a_lost_address_is_published_until_another_appears() {
         let fake = Arc::new(FakeNetwork::default());
         let facts = watch::Sender::new(Arc::<NodeFacts>::default());
         let own = StandaloneAddresses {
@@ -113,13 +113,15 @@ mod tests {
             network: fake.clone(),
             facts: facts.clone(),
         };
-        let told = || facts.borrow().host_ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
-        for (seen, expected) in
-            [(network("10.0.0.2"), "10.0.0.2"), (Network::default(), "10.0.0.2"), (network("10.0.0.3"), "10.0.0.3")]
-        {
+        let published = || facts.borrow().host_ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
+        for (seen, expected) in [
+            (network("10.0.0.2"), "10.0.0.2"),
+            (HostNetworkState::default(), "10.0.0.2"),
+            (network("10.0.0.3"), "10.0.0.3"),
+        ] {
             fake.set(seen);
             own.publish_once().await;
-            assert_eq!(told(), expected);
+            assert_eq!(published(), expected);
         }
     }
 }

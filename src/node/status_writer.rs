@@ -34,8 +34,8 @@ use super::{
     startup_metrics::StartupMetrics,
     status::{Draft, NodeObservation, ReportedState, addresses, draft},
 };
-use berth_api::api::{ApiError, Call, Resource, Typed};
-use berth_ports::{Event, NodeFacts};
+use berth_api::api::{ApiError, Call, Resource, TypedClient};
+use berth_ports::{EventRecord, NodeFacts};
 use berth_types::api;
 
 /// Attempts of one status update.
@@ -85,7 +85,7 @@ pub(super) struct StatusWriter {
     logged_errors: Vec<String>,
 }
 
-/// Result of an update.
+/// Outcome of one node status update, after all its attempts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum UpdateResult {
     /// The server accepted or rejected the status, or no report was due.
@@ -144,13 +144,13 @@ impl StatusWriter {
         let _ = timeout(FIRST_CHECK, storage.wait_for(Option::is_none)).await;
         loop {
             let began = Instant::now();
-            let told = self.update().await;
-            if told == UpdateResult::NoNode {
+            let result = self.update().await;
+            if result == UpdateResult::NoNode {
                 self.deps.liveness.status.mark_idle();
                 self.node_is_gone().await;
             }
-            self.gone = told == UpdateResult::NoNode;
-            self.wait_for_change(began, told).await;
+            self.gone = result == UpdateResult::NoNode;
+            self.wait_for_change(began, result).await;
         }
     }
 
@@ -168,7 +168,7 @@ impl StatusWriter {
     }
 
     /// Waits until the next update is due or an input changes.
-    async fn wait_for_change(&mut self, began: Instant, told: UpdateResult) {
+    async fn wait_for_change(&mut self, began: Instant, result: UpdateResult) {
         let pause = jittered(self.config.update_frequency, (self.deps.random)());
         self.deps.liveness.status.expect_within(pause);
         let next = Instant::now() + pause;
@@ -177,7 +177,7 @@ impl StatusWriter {
         self.reached.mark_unchanged();
         tokio::select! {
             () = sleep_until(next) => return,
-            () = wait_for_change(&mut self.reached), if told == UpdateResult::Failed => {}
+            () = wait_for_change(&mut self.reached), if result == UpdateResult::Failed => {}
             () = wait_for_change(&mut deps.runtime) => {}
             () = wait_for_change(&mut self.facts) => {}
             () = wait_for_change(&mut deps.runtime_version) => {}
@@ -231,7 +231,9 @@ impl StatusWriter {
 
     /// Computes the status and patches it if a report is due.
     async fn report(&mut self, base: &api::Node) -> Result<(), ApiError> {
-        if let Some(why) = self.last_accepted.as_ref().and_then(|told| name_conflict::conflicting_machine(base, told)) {
+        if let Some(why) =
+            self.last_accepted.as_ref().and_then(|accepted| name_conflict::conflicting_machine(base, accepted))
+        {
             self.name_is_taken(&format!("Another machine also reports status as this node: {why}"));
         }
         let Draft { node, .. } = self.draft(base).await;
@@ -257,7 +259,7 @@ impl StatusWriter {
     /// drops parts of it receives it once per period, as from kubelet.
     fn is_already_reported(&self, node: &api::Node) -> bool {
         let is_same =
-            |said: &Option<api::Node>| said.as_ref().is_some_and(|said| change(said, node) != StatusChange::Urgent);
+            |sent: &Option<api::Node>| sent.as_ref().is_some_and(|sent| change(sent, node) != StatusChange::Urgent);
         let is_fresh = self.last_report.elapsed() < self.config.update_frequency;
         is_same(&self.last_rejected) || (is_fresh && is_same(&self.last_accepted))
     }
@@ -281,7 +283,7 @@ impl StatusWriter {
     fn refused(&mut self, node: api::Node, err: &ApiError) {
         if self.last_rejected.as_ref().is_none_or(|refused| change(refused, &node) == StatusChange::Urgent) {
             let text = format!("patch nodes {}: {err}", self.name());
-            self.deps.events.record(Event::node_warning("APIWriteRefused", text));
+            self.deps.events.record(EventRecord::node_warning("APIWriteRefused", text));
         }
         self.last_rejected = Some(node);
         self.last_report = Instant::now();
@@ -353,10 +355,10 @@ impl StatusWriter {
 
     /// Reports another agent with this node's name, at most once per hour.
     pub(super) fn name_is_taken(&mut self, text: &str) {
-        if self.conflict_reported_at.is_none_or(|told| told.elapsed() >= HOUR) {
+        if self.conflict_reported_at.is_none_or(|reported_at| reported_at.elapsed() >= HOUR) {
             self.conflict_reported_at = Some(Instant::now());
             warn!(node = self.name(), text, "Node name is used by another machine");
-            self.deps.events.record(Event::node_warning(name_conflict::REASON, text));
+            self.deps.events.record(EventRecord::node_warning(name_conflict::REASON, text));
         }
     }
 

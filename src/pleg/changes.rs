@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_look_tells_of_the_dead_too() {
+    fn a_first_observation_reports_exited_containers_too() {
         let new = pod([container("c1", "main", Exited)]);
         let found = between(None, &new);
         assert_eq!(found.len(), 1);

@@ -31,7 +31,7 @@ pub struct PlegDeps {
     pub messages: Arc<dyn TerminationMessages>,
     /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Metrics.
+    /// Metrics of relists and event streams.
     pub metrics: PlegMetrics,
     /// Receives dead containers so that they can be pruned (spec 03b §6). Bounded and lossy: when full,
     /// the report is dropped and counted; garbage collection finds the container later.

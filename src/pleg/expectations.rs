@@ -87,7 +87,7 @@ mod tests {
     use crate::pleg::convert::fixtures::{container, pod};
 
     #[test]
-    fn looks_are_repeated_until_the_event_shows() {
+    fn observations_are_repeated_until_the_event_shows() {
         let mut open = Expectations::default();
         open.add("c1", Expect::Stopped);
         open.add("c2", Expect::Started);

@@ -44,7 +44,7 @@ pub enum HintError {
     Broken(String),
 }
 
-/// A stream of hints.
+/// Stream of hints from one event source; it is not read after its first error.
 pub type HintStream = BoxStream<'static, Result<Hint, HintError>>;
 
 /// A source of hints.

@@ -13,9 +13,9 @@ use berth_types::{
 /// State of a sandbox or container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectState {
-    /// A sandbox.
+    /// Sandbox with its CRI state.
     Sandbox(SandboxState),
-    /// A container.
+    /// Container with its CRI state.
     Container(ContainerState),
 }
 
@@ -28,7 +28,7 @@ impl ObjectState {
 
 /// One object of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Listed<'a> {
+pub struct ListedObject<'a> {
     /// The runtime's ID.
     pub id: &'a str,
     /// UID of the pod it belongs to.
@@ -93,7 +93,7 @@ impl Inventory {
     }
 
     /// The pods for which a complete list differs from the last observations.
-    pub fn audit<'a>(&mut self, list: impl Iterator<Item = Listed<'a>>) -> HashSet<PodUid> {
+    pub fn audit<'a>(&mut self, list: impl Iterator<Item = ListedObject<'a>>) -> HashSet<PodUid> {
         self.audit += 1;
         let mut differing = HashSet::new();
         let mut matched = 0;
@@ -149,11 +149,11 @@ mod tests {
     use super::*;
     use crate::pleg::convert::fixtures::{container, pod, sandbox};
 
-    fn running(id: &'static str, uid: &'static str) -> Listed<'static> {
-        Listed { id, pod: uid, state: ObjectState::Container(Running) }
+    fn running(id: &'static str, uid: &'static str) -> ListedObject<'static> {
+        ListedObject { id, pod: uid, state: ObjectState::Container(Running) }
     }
 
-    fn audited(inventory: &mut Inventory, list: &[Listed<'static>]) -> Vec<String> {
+    fn audited(inventory: &mut Inventory, list: &[ListedObject<'static>]) -> Vec<String> {
         let mut found: Vec<String> = inventory.audit(list.iter().copied()).iter().map(ToString::to_string).collect();
         found.sort();
         found
@@ -173,13 +173,13 @@ mod tests {
         assert!(audited(&mut inventory, &same).is_empty(), "nothing changed");
         assert_eq!(audited(&mut inventory, &same[..1]), ["b"], "vanished");
         assert_eq!(audited(&mut inventory, &same[..1]), ["b"], "until a look says so");
-        let exited = Listed { state: ObjectState::Container(Exited), ..same[1] };
+        let exited = ListedObject { state: ObjectState::Container(Exited), ..same[1] };
         assert_eq!(audited(&mut inventory, &[same[0], exited]), ["b"], "another state");
         assert_eq!(audited(&mut inventory, &[same[0], same[1], running("c1", "c")]), ["c"], "new");
     }
 
     #[test]
-    fn totals_follow_the_looks() {
+    fn totals_follow_the_observations() {
         // AC-08-7: a state that empties goes back to 0.
         let mut inventory = Inventory::default();
         let mut first = pod([container("c1", "main", Running), container("c2", "side", Exited)]);

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     convert,
-    inventory::{Listed, ObjectState},
+    inventory::{ListedObject, ObjectState},
 };
 use berth_cri::{CriError, RuntimeService};
 use berth_proto::cri;
@@ -58,13 +58,13 @@ pub(super) async fn list(cri: Arc<dyn RuntimeService>, start: ListStart, limit: 
 
 impl List {
     /// All objects that belong to a pod. Objects without a pod UID are foreign.
-    pub fn objects(&self) -> impl Iterator<Item = Listed<'_>> {
-        let sandboxes = self.sandboxes.iter().map(|s| Listed {
+    pub fn objects(&self) -> impl Iterator<Item = ListedObject<'_>> {
+        let sandboxes = self.sandboxes.iter().map(|s| ListedObject {
             id: &s.id,
             pod: convert::sandbox_uid(s),
             state: ObjectState::Sandbox(convert::sandbox_state(s.state)),
         });
-        let containers = self.containers.iter().map(|c| Listed {
+        let containers = self.containers.iter().map(|c| ListedObject {
             id: &c.id,
             pod: convert::container_uid(c),
             state: ObjectState::Container(convert::container_state(c.state)),
@@ -73,7 +73,7 @@ impl List {
     }
 
     /// UIDs of all pods in the runtime.
-    pub fn held(&self) -> HashSet<&str> {
+    pub fn pod_uids(&self) -> HashSet<&str> {
         self.objects().map(|item| item.pod).collect()
     }
 

@@ -15,7 +15,7 @@ use super::{
     hints::{Follower, StreamState},
     owner::{Inbox, LastGood, Owner, OwnerDeps, Waiter},
     pod_query::PodQuerier,
-    store::Store,
+    store::ObservationStore,
 };
 use berth_ports::{PodObserver, PodView, RuntimePods};
 use berth_types::{
@@ -26,7 +26,7 @@ use berth_types::{
 /// A pod whose query has been running for long.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StuckPod {
-    /// The pod.
+    /// Identity of the pod that is being queried.
     pub pod: PodRef,
     /// How long the query has been running.
     pub since: Duration,
@@ -34,7 +34,7 @@ pub struct StuckPod {
 
 /// Handle to PLEG and its pod store; see the module documentation.
 pub struct Pleg {
-    store: Arc<Store>,
+    store: Arc<ObservationStore>,
     waiters: mpsc::Sender<Waiter>,
     last_good: LastGood,
     unhealthy_after: Duration,
@@ -42,7 +42,7 @@ pub struct Pleg {
 
 /// Starts PLEG with the first complete list. The task ends when `cancel` is cancelled.
 pub fn start(deps: PlegDeps, config: PlegConfig, cancel: CancellationToken) -> (Arc<Pleg>, JoinHandle<()>) {
-    let (store, marked) = Store::new();
+    let (store, marked) = ObservationStore::new();
     let (hints, hinted) = mpsc::channel(1024);
     let (waiters, waiting) = mpsc::channel(64);
     let (state, stream) = watch::channel(StreamState::default());
@@ -65,7 +65,7 @@ pub fn start(deps: PlegDeps, config: PlegConfig, cancel: CancellationToken) -> (
     };
     let owner = Owner::new(OwnerDeps {
         store,
-        looker: Arc::new(PodQuerier { cri: deps.cri, messages: deps.messages }),
+        querier: Arc::new(PodQuerier { cri: deps.cri, messages: deps.messages }),
         config,
         clock: deps.clock,
         metrics: deps.metrics,

@@ -27,11 +27,11 @@ use super::{
     list::{List, ListEnd, ListStart, list},
     pod_query::PodQuerier,
     query_task::{QueryResult, QueryTask},
-    store::{Mark, Store},
+    store::{Mark, ObservationStore},
 };
 use berth_cri::CriError;
 use berth_metrics::PlegMetrics;
-use berth_ports::{Clock, Observation, RuntimePods};
+use berth_ports::{Clock, LatestObservation, RuntimePods};
 use berth_sys::backoff::Backoff;
 use berth_types::{
     PodUid,
@@ -63,8 +63,8 @@ pub(super) type LastGood = Arc<watch::Sender<Option<Instant>>>;
 
 /// Dependencies of the task.
 pub(super) struct OwnerDeps {
-    pub store: Arc<Store>,
-    pub looker: Arc<PodQuerier>,
+    pub store: Arc<ObservationStore>,
+    pub querier: Arc<PodQuerier>,
     pub config: PlegConfig,
     pub clock: Arc<dyn Clock>,
     pub metrics: PlegMetrics,
@@ -79,7 +79,7 @@ struct PodRecord {
     last: Option<Arc<ObservedPod>>,
     /// Sequence number of the query that `last` came from, or of the running one.
     seq: u64,
-    is_looking: bool,
+    is_querying: bool,
     failures: u32,
     promised: Expectations,
 }
@@ -118,7 +118,7 @@ pub(super) struct Owner {
     leaving_due: Option<Instant>,
     seq: u64,
     places: Arc<Semaphore>,
-    looks: JoinSet<QueryResult>,
+    queries: JoinSet<QueryResult>,
     listing: JoinSet<ListEnd>,
     stream: StreamState,
 }
@@ -138,7 +138,7 @@ impl Owner {
             leaving_due: None,
             seq: 0,
             places,
-            looks: JoinSet::new(),
+            queries: JoinSet::new(),
             listing: JoinSet::new(),
             stream: StreamState::default(),
         }
@@ -152,7 +152,7 @@ impl Owner {
             tokio::select! {
                 biased; // cancellation wins over work, results win over new marks
                 () = cancel.cancelled() => return,
-                Some(Ok(end)) = self.looks.join_next() => self.on_query_end(end),
+                Some(Ok(end)) = self.queries.join_next() => self.on_query_end(end),
                 Some(Ok(end)) = self.listing.join_next() => self.listed(end),
                 Some(uid) = inbox.marked.recv() => self.marked(uid),
                 Some(hint) = inbox.hints.recv() => self.hinted(hint),
@@ -195,7 +195,7 @@ impl Owner {
 
     /// Removes a pod that is gone from the runtime, unless it has a view or a running query.
     fn forget(&mut self, uid: &PodUid) -> bool {
-        let gone = |r: &PodRecord| !r.is_looking && r.last.as_ref().is_none_or(|pod| pod.is_absent());
+        let gone = |r: &PodRecord| !r.is_querying && r.last.as_ref().is_none_or(|pod| pod.is_absent());
         let forgotten = self.records.get(uid).is_some_and(gone) && self.tools.store.forget_unused(uid);
         if forgotten {
             self.records.remove(uid);
@@ -205,41 +205,41 @@ impl Owner {
 
     fn marked(&mut self, uid: PodUid) {
         // A mark set during a query stays set: the next query follows that one.
-        let is_looking = self.records.get(&uid).is_some_and(|r| r.is_looking);
-        if !is_looking && self.tools.store.is_marked(&uid) {
-            self.begin_look(uid);
+        let is_querying = self.records.get(&uid).is_some_and(|r| r.is_querying);
+        if !is_querying && self.tools.store.is_marked(&uid) {
+            self.begin_query(uid);
         }
     }
 
-    fn begin_look(&mut self, uid: PodUid) {
+    fn begin_query(&mut self, uid: PodUid) {
         self.seq += 1;
         let record = self.records.entry(uid.clone()).or_default();
-        record.is_looking = true;
+        record.is_querying = true;
         record.seq = self.seq;
         let task = QueryTask {
             uid,
             last: record.last.clone(),
             store: self.tools.store.clone(),
-            looker: self.tools.looker.clone(),
+            querier: self.tools.querier.clone(),
             clock: self.tools.clock.clone(),
             places: self.places.clone(),
             patience: self.tools.config.query_permit_timeout,
             deadline: self.tools.config.query_timeout,
         };
-        self.looks.spawn(task.run());
+        self.queries.spawn(task.run());
     }
 
     fn on_query_end(&mut self, end: QueryResult) {
         self.tools.metrics.pod_relist_duration.observe(end.took.as_secs_f64());
         let uid = end.uid;
         let record = self.records.entry(uid.clone()).or_default();
-        record.is_looking = false;
+        record.is_querying = false;
         match end.result {
             Ok(pod) => self.on_observation(&uid, Arc::new(pod)),
             Err(error) => self.failed(&uid, end.generation, error),
         }
         if self.tools.store.is_marked(&uid) {
-            self.begin_look(uid);
+            self.begin_query(uid);
         } else if self.records.get(&uid).is_some_and(|r| r.last.as_ref().is_none_or(|pod| pod.is_absent()))
             && !self.forget(&uid)
         {
@@ -254,7 +254,7 @@ impl Owner {
         record.failures = 0;
         let again = record.promised.check(&pod);
         self.inventory.replace(last.as_deref(), &pod);
-        let seen = Observation { pod: pod.clone(), generation: pod.generation, error: None };
+        let seen = LatestObservation { pod: pod.clone(), generation: pod.generation, error: None };
         self.tools.store.publish(seen);
         if let Some(delay) = again {
             self.again.insert((Instant::now() + delay, uid.clone()));
@@ -275,7 +275,7 @@ impl Owner {
             warn!(pod = %pod.id.object_name(), podUID = %uid, err = %error,
                 attempts = record.failures, "Unable to retrieve pod status");
         }
-        self.tools.store.publish(Observation { pod, generation, error: Some(error.into()) });
+        self.tools.store.publish(LatestObservation { pod, generation, error: Some(error.into()) });
     }
 
     /// Logs container events and reports dead containers to the pruner.
@@ -328,7 +328,7 @@ impl Owner {
         self.lists.last_start = Some(now);
         let queued = std::mem::take(&mut self.lists.queued);
         self.lists.served.extend(queued);
-        let (cri, limit) = (self.tools.looker.cri.clone(), self.tools.config.list_deadline);
+        let (cri, limit) = (self.tools.querier.cri.clone(), self.tools.config.list_deadline);
         let lost = || CriError::Invalid("list of the runtime's pods panicked".to_owned());
         self.listing.spawn(async move {
             let listing = AssertUnwindSafe(list(cri, start, limit)).catch_unwind();
@@ -370,9 +370,10 @@ impl Owner {
         let records = &self.records;
         let last = |uid: &PodUid| records.get(uid).and_then(|r| r.last.clone());
         let pods = list.pods(&differing, start, last);
-        self.tools.store.listed(start.generation, start.wall, &list.held(), pods);
-        let told: HashSet<&str> = list.objects().filter(|o| self.suspects.contains_key(o.id)).map(|o| o.pod).collect();
-        self.distrust_stream(differing.iter().any(|uid| !told.contains(uid.as_str())));
+        self.tools.store.listed(start.generation, start.wall, &list.pod_uids(), pods);
+        let suspected: HashSet<&str> =
+            list.objects().filter(|o| self.suspects.contains_key(o.id)).map(|o| o.pod).collect();
+        self.distrust_stream(differing.iter().any(|uid| !suspected.contains(uid.as_str())));
         for uid in &differing {
             self.tools.store.mark(uid, Mark::Changed);
         }
@@ -436,9 +437,9 @@ impl Owner {
         let is_urgent = !matches!(hint.expect, Expect::Started);
         match pod {
             Some(uid) if is_urgent => {
-                let is_held = self.inventory.state_of(&hint.object).is_some();
-                let is_looking = self.records.get(&uid).is_some_and(|r| r.is_looking);
-                if hint.expect == Expect::Gone && !is_held && !is_looking {
+                let is_known = self.inventory.state_of(&hint.object).is_some();
+                let is_querying = self.records.get(&uid).is_some_and(|r| r.is_querying);
+                if hint.expect == Expect::Gone && !is_known && !is_querying {
                     return; // a query has already shown it
                 }
                 let record = self.records.entry(uid.clone()).or_default();

@@ -42,7 +42,7 @@ pub(super) struct PodQuerier {
 
 impl PodQuerier {
     /// Observes one pod. No timeout beyond those of the calls.
-    pub async fn look(&self, at: QueryParams<'_>) -> Result<ObservedPod, CriError> {
+    pub async fn observe(&self, at: QueryParams<'_>) -> Result<ObservedPod, CriError> {
         let labels = HashMap::from([(convert::UID_LABEL.to_owned(), at.pod.uid.to_string())]);
         let (sandboxes, containers) = tokio::try_join!(
             self.cri

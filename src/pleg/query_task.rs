@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     pod_query::{PodQuerier, QueryParams},
-    store::{Mark, QueryStart, Store},
+    store::{Mark, ObservationStore, QueryStart},
 };
 use berth_cri::CriError;
 use berth_ports::Clock;
@@ -34,8 +34,8 @@ pub(super) struct QueryResult {
 pub(super) struct QueryTask {
     pub uid: PodUid,
     pub last: Option<Arc<ObservedPod>>,
-    pub store: Arc<Store>,
-    pub looker: Arc<PodQuerier>,
+    pub store: Arc<ObservationStore>,
+    pub querier: Arc<PodQuerier>,
     pub clock: Arc<dyn Clock>,
     pub places: Arc<Semaphore>,
     pub patience: Duration,
@@ -52,13 +52,13 @@ impl QueryTask {
         };
         let generation = beginning.generation;
         let result = {
-            let look = AssertUnwindSafe(timeout(self.deadline, self.look(&beginning))).catch_unwind();
-            tokio::pin!(look);
+            let query = AssertUnwindSafe(timeout(self.deadline, self.observe(&beginning))).catch_unwind();
+            tokio::pin!(query);
             let outcome = tokio::select! {
-                outcome = &mut look => outcome,
+                outcome = &mut query => outcome,
                 () = sleep(self.patience) => {
                     drop(place);
-                    look.await
+                    query.await
                 }
             };
             match outcome {
@@ -74,7 +74,7 @@ impl QueryTask {
         self.end(generation, began, result)
     }
 
-    async fn look(&self, beginning: &QueryStart) -> Result<ObservedPod, CriError> {
+    async fn observe(&self, beginning: &QueryStart) -> Result<ObservedPod, CriError> {
         let at = QueryParams {
             pod: &beginning.pod,
             last: self.last.as_deref(),
@@ -82,7 +82,7 @@ impl QueryTask {
             generation: beginning.generation,
             began_at: self.clock.now(),
         };
-        self.looker.look(at).await
+        self.querier.observe(at).await
     }
 
     fn end(self, generation: Generation, began: Instant, result: Result<ObservedPod, String>) -> QueryResult {

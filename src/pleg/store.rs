@@ -22,7 +22,7 @@ use tokio::{
     time::Instant,
 };
 
-use berth_ports::{Observation, PodView, RuntimePods};
+use berth_ports::{LatestObservation, PodView, RuntimePods};
 use berth_types::{
     PodRef, PodUid,
     observed::{Generation, ObservedPod},
@@ -46,33 +46,33 @@ pub(super) struct QueryStart {
     pub generation: Generation,
 }
 
-struct Slot {
+struct PodSlot {
     pod: PodRef,
-    sender: watch::Sender<Option<Observation>>,
+    sender: watch::Sender<Option<LatestObservation>>,
     /// State from the last list, until a query has confirmed it.
     listed: Option<Arc<ObservedPod>>,
     mark: Mark,
-    looking_since: Option<Instant>,
+    query_started_at: Option<Instant>,
     /// Generation at the end of the last action on the pod.
     acted: Generation,
 }
 
 #[derive(Default)]
 struct Index {
-    slots: HashMap<PodUid, Slot>,
+    slots: HashMap<PodUid, PodSlot>,
     /// Start of the last complete list.
     listed: Option<(Generation, Timestamp)>,
 }
 
 /// Slots and generation counter; see the module documentation.
-pub(super) struct Store {
+pub(super) struct ObservationStore {
     index: Mutex<Index>,
     generation: AtomicU64,
     /// Marked pods, each at most once until its query begins.
     marked: mpsc::UnboundedSender<PodUid>,
 }
 
-impl Store {
+impl ObservationStore {
     pub fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<PodUid>) {
         let (marked, receiver) = mpsc::unbounded_channel();
         (Arc::new(Self { index: Mutex::default(), generation: AtomicU64::new(0), marked }), receiver)
@@ -90,7 +90,7 @@ impl Store {
         let listed = index.listed;
         let slot = index.slots.entry(pod.uid.clone()).or_insert_with(|| {
             let empty = listed.map(|(generation, at)| nothing(pod.clone(), generation, at));
-            Slot::new(pod.clone(), empty)
+            PodSlot::new(pod.clone(), empty)
         });
         if slot.pod.name.is_empty() {
             slot.pod = pod.clone();
@@ -115,7 +115,7 @@ impl Store {
         let mut index = self.lock();
         let slot = index.slots.entry(pod.clone()).or_insert_with(|| {
             let unnamed = PodRef { uid: pod.clone(), name: "".into(), namespace: "".into() };
-            Slot::new(unnamed, None)
+            PodSlot::new(unnamed, None)
         });
         let was = slot.mark;
         slot.mark = was.max(mark);
@@ -136,19 +136,19 @@ impl Store {
         let mut index = self.lock();
         let slot = index.slots.get_mut(pod)?;
         let mark = std::mem::replace(&mut slot.mark, Mark::Clean);
-        slot.looking_since = Some(Instant::now());
+        slot.query_started_at = Some(Instant::now());
         Some(QueryStart { pod: slot.pod.clone(), mark, generation: self.now() })
     }
 
     /// Publishes an observation, even an unchanged one: its generation is new.
-    pub fn publish(&self, seen: Observation) {
+    pub fn publish(&self, seen: LatestObservation) {
         let mut index = self.lock();
         let Some(slot) = index.slots.get_mut(&seen.pod.id.uid) else { return };
         if seen.error.is_none() {
             slot.listed = None;
             slot.pod = seen.pod.id.clone();
         }
-        slot.looking_since = None;
+        slot.query_started_at = None;
         slot.sender.send_replace(Some(seen));
     }
 
@@ -158,18 +158,18 @@ impl Store {
         &self,
         generation: Generation,
         began_at: Timestamp,
-        held: &HashSet<&str>,
+        present: &HashSet<&str>,
         differing: Vec<Arc<ObservedPod>>,
     ) {
         let mut index = self.lock();
         index.listed = Some((generation, began_at));
         for slot in index.slots.values_mut() {
-            if slot.sender.borrow().is_none() && !held.contains(slot.pod.uid.as_str()) {
+            if slot.sender.borrow().is_none() && !present.contains(slot.pod.uid.as_str()) {
                 slot.sender.send_replace(Some(nothing(slot.pod.clone(), generation, began_at)));
             }
         }
         for pod in differing {
-            let slot = index.slots.entry(pod.id.uid.clone()).or_insert_with(|| Slot::new(pod.id.clone(), None));
+            let slot = index.slots.entry(pod.id.uid.clone()).or_insert_with(|| PodSlot::new(pod.id.clone(), None));
             slot.listed = Some(pod);
         }
     }
@@ -177,14 +177,14 @@ impl Store {
     /// Removes a pod without view and mark that is gone from the runtime.
     pub fn forget_unused(&self, pod: &PodUid) -> bool {
         let mut index = self.lock();
-        let unused = index.slots.get(pod).is_none_or(Slot::is_unused);
+        let unused = index.slots.get(pod).is_none_or(PodSlot::is_unused);
         if unused {
             index.slots.remove(pod);
         }
         unused
     }
 
-    /// Removes every pod that [`Store::forget_unused`] would remove; returns them.
+    /// Removes every pod that [`ObservationStore::forget_unused`] would remove; returns them.
     pub fn sweep(&self) -> Vec<PodUid> {
         let mut index = self.lock();
         if index.listed.is_none() {
@@ -202,21 +202,21 @@ impl Store {
     pub fn known(&self) -> Option<RuntimePods> {
         let index = self.lock();
         index.listed?;
-        let pods = index.slots.iter().filter_map(|(uid, slot)| Some((uid.clone(), slot.held()?)));
+        let pods = index.slots.iter().filter_map(|(uid, slot)| Some((uid.clone(), slot.last_known()?)));
         Some(RuntimePods { pods: pods.collect() })
     }
 
-    /// One pod of [`Store::known`].
+    /// One pod of [`ObservationStore::known`].
     pub fn known_pod(&self, pod: &PodUid) -> Option<Arc<ObservedPod>> {
         let index = self.lock();
         index.listed?;
-        index.slots.get(pod)?.held()
+        index.slots.get(pod)?.last_known()
     }
 
     /// Whether anything of a pod may be alive; true before the first complete list.
     pub fn may_be_alive(&self, pod: &PodUid) -> bool {
         let index = self.lock();
-        let alive = |slot: &Slot| slot.held().is_some_and(|seen| seen.is_alive());
+        let alive = |slot: &PodSlot| slot.last_known().is_some_and(|seen| seen.is_alive());
         index.listed.is_none() || index.slots.get(pod).is_some_and(alive)
     }
 
@@ -232,7 +232,7 @@ impl Store {
     /// Pods whose query has been running for longer than `limit`.
     pub fn stuck(&self, limit: Duration) -> Vec<(PodRef, Duration)> {
         let index = self.lock();
-        let since = index.slots.values().filter_map(|s| Some((s.pod.clone(), s.looking_since?.elapsed())));
+        let since = index.slots.values().filter_map(|s| Some((s.pod.clone(), s.query_started_at?.elapsed())));
         since.filter(|(_, age)| *age > limit).collect()
     }
 
@@ -247,20 +247,20 @@ impl Store {
     }
 }
 
-impl Slot {
-    fn new(pod: PodRef, seen: Option<Observation>) -> Self {
+impl PodSlot {
+    fn new(pod: PodRef, seen: Option<LatestObservation>) -> Self {
         Self {
             pod,
             sender: watch::Sender::new(seen),
             listed: None,
             mark: Mark::Clean,
-            looking_since: None,
+            query_started_at: None,
             acted: Generation(0),
         }
     }
 
     /// The last known state, unless the pod is gone.
-    fn held(&self) -> Option<Arc<ObservedPod>> {
+    fn last_known(&self) -> Option<Arc<ObservedPod>> {
         let latest = self.listed.clone().or_else(|| self.sender.borrow().as_ref().map(|seen| seen.pod.clone()));
         latest.filter(|pod| !pod.is_absent())
     }
@@ -270,13 +270,13 @@ impl Slot {
         holds_nothing
             && self.sender.receiver_count() == 0
             && self.mark == Mark::Clean
-            && self.looking_since.is_none()
+            && self.query_started_at.is_none()
             && self.listed.as_ref().is_none_or(|pod| pod.is_absent())
     }
 }
 
-fn nothing(pod: PodRef, generation: Generation, began_at: Timestamp) -> Observation {
-    Observation { pod: Arc::new(ObservedPod::empty(pod, generation, began_at)), generation, error: None }
+fn nothing(pod: PodRef, generation: Generation, began_at: Timestamp) -> LatestObservation {
+    LatestObservation { pod: Arc::new(ObservedPod::empty(pod, generation, began_at)), generation, error: None }
 }
 
 #[cfg(test)]
@@ -290,8 +290,8 @@ mod tests {
     }
 
     #[test]
-    fn marks_coalesce_until_a_look_begins() {
-        let (store, mut marked) = Store::new();
+    fn marks_coalesce_until_a_query_begins() {
+        let (store, mut marked) = ObservationStore::new();
         let uid = PodUid::from("u1");
         let first = store.acted(&uid);
         store.mark(&uid, Mark::Changed);
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_the_runtime_does_not_hold_is_empty_after_the_first_list() {
-        let (store, mut marked) = Store::new();
+        let (store, mut marked) = ObservationStore::new();
         let mut early = store.view(&pod("u1"));
         assert!(early.latest().is_none());
         assert!(store.known().is_none());
@@ -319,23 +319,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_follows_a_pod_anew_waits_for_a_look_after_the_last_action() {
-        let (store, _marked) = Store::new();
+    async fn a_new_view_waits_for_an_observation_after_the_last_action() {
+        let (store, _marked) = ObservationStore::new();
         let (id, uid) = (pod("u1"), PodUid::from("u1"));
-        let look = |generation| nothing(id.clone(), generation, Timestamp::UNIX_EPOCH);
+        let observation = |generation| nothing(id.clone(), generation, Timestamp::UNIX_EPOCH);
         drop(store.view(&id));
         let before = store.now();
-        store.publish(look(before));
+        store.publish(observation(before));
         let acted = store.acted(&uid);
         let mut second = store.view(&id);
         assert_eq!(second.fresh(Generation(0)).now_or_never(), None, "that look is older than the action");
-        store.publish(look(acted));
+        store.publish(observation(acted));
         assert_eq!(second.fresh(Generation(0)).await.generation, acted);
     }
 
     #[test]
     fn slots_live_as_long_as_views_or_runtime_objects() {
-        let (store, _marked) = Store::new();
+        let (store, _marked) = ObservationStore::new();
         store.listed(store.now(), Timestamp::UNIX_EPOCH, &HashSet::new(), Vec::new());
         let view = store.view(&pod("u1"));
         assert!(!store.forget_unused(&"u1".into()));

@@ -41,7 +41,7 @@ impl Socket {
         let label = self.path.display().to_string();
         while wanted.borrow_and_update().is_some() {
             self.metrics.add(&label, World::Desired);
-            let Some(held) = self.until_registered(&mut wanted).await else {
+            let Some(registered) = self.until_registered(&mut wanted).await else {
                 if wanted.has_changed().is_err() {
                     return;
                 }
@@ -51,8 +51,8 @@ impl Socket {
             if wanted.changed().await.is_err() {
                 return;
             }
-            info!(path = %label, plugin = %held.plugin.name, "Plugin socket was removed, deregistering plugin");
-            held.handler.deregister(&held.plugin).await;
+            info!(path = %label, plugin = %registered.plugin.name, "Plugin socket was removed, deregistering plugin");
+            registered.handler.deregister(&registered.plugin).await;
             self.metrics.remove(&label, World::Actual);
         }
         self.metrics.remove(&label, World::Desired);
@@ -73,7 +73,7 @@ impl Socket {
                 Err(error) => Err(error),
             };
             match done {
-                Ok(held) => return Some(held),
+                Ok(registered) => return Some(registered),
                 Err(error) => {
                     warn!(path = %self.path.display(), durationBeforeRetry = ?backoff.peek(), err = cut(&error), "Failed to register plugin");
                 }
@@ -94,9 +94,9 @@ impl Socket {
 
     async fn register(&self, registrant: &mut Registrant, plugin: PluginInfo) -> Result<RegisteredPlugin, String> {
         let taken = self.take(&plugin).await;
-        let told = registrant.notify(taken.as_ref().map(drop).map_err(String::as_str)).await;
+        let notification = registrant.notify(taken.as_ref().map(drop).map_err(String::as_str)).await;
         let handler = taken?;
-        if let Err(error) = told {
+        if let Err(error) = notification {
             handler.deregister(&plugin).await;
             let socket = self.path.display();
             return Err(format!(

@@ -17,25 +17,25 @@ const DEEPEST: usize = 8;
 
 /// Identity of a socket, to detect a replacement under the same path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Identity {
+pub struct SocketIdentity {
     device: u64,
     inode: u64,
     /// Creation time, because inodes are reused at once; `None` if the file system does not provide it.
     created: Option<SystemTime>,
 }
 
-impl Identity {
+impl SocketIdentity {
     /// Whether the file system distinguishes successive sockets of one path.
     pub fn is_certain(&self) -> bool {
         self.created.is_some()
     }
 }
 
-/// Result of a walk.
+/// Plugin sockets and watched directories below the root of a walk.
 #[derive(Default)]
 pub struct WalkResult {
     /// Sockets by path.
-    pub sockets: BTreeMap<PathBuf, Identity>,
+    pub sockets: BTreeMap<PathBuf, SocketIdentity>,
     /// Watched directories.
     pub directories: BTreeMap<PathBuf, WatchDescriptor>,
     /// Whether a limit was exceeded.
@@ -85,7 +85,7 @@ fn list(directory: &Path, depth: usize, left: &mut Vec<(PathBuf, usize)>, found:
                 found.is_cut = true;
                 return Ok(());
             }
-            let identity = Identity { device: meta.dev(), inode: meta.ino(), created: meta.created().ok() };
+            let identity = SocketIdentity { device: meta.dev(), inode: meta.ino(), created: meta.created().ok() };
             found.sockets.insert(entry.path(), identity);
         }
     }

@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 
 use super::{
     registration_task::Socket,
-    walk::{Identity, MOST, WalkResult, walk},
+    walk::{MOST, SocketIdentity, WalkResult, walk},
 };
 use berth_metrics::PluginMetrics;
 use berth_ports::PluginHandler;
@@ -52,7 +52,7 @@ pub struct WatcherDeps {
 
 /// Task of a socket, and the socket's identity at the last walk.
 struct KnownSocket {
-    identity: Identity,
+    identity: SocketIdentity,
     wanted: watch::Sender<Option<u64>>,
 }
 
@@ -90,7 +90,7 @@ impl Watcher {
 
     async fn live(&mut self) {
         loop {
-            match self.look().await {
+            match self.walk_directory().await {
                 Ok(walked) => self.apply_walk(walked),
                 Err(error) => {
                     warn!(path = %self.deps.directory.display(), err = %error, "Failed to walk plugin directory");
@@ -102,7 +102,7 @@ impl Watcher {
         }
     }
 
-    async fn look(&mut self) -> io::Result<WalkResult> {
+    async fn walk_directory(&mut self) -> io::Result<WalkResult> {
         if self.events.is_none() {
             self.events = Some(Inotify::init()?.into_event_stream(vec![0; 4096])?);
         }
@@ -134,7 +134,7 @@ impl Watcher {
         }
     }
 
-    fn found(&mut self, path: PathBuf, identity: Identity, came: &BTreeSet<PathBuf>) {
+    fn found(&mut self, path: PathBuf, identity: SocketIdentity, came: &BTreeSet<PathBuf>) {
         let is_another = match self.known.get(&path) {
             None => true,
             Some(known) => {

@@ -33,10 +33,10 @@ impl ResultsCheckpoint {
         let passed = |result: Option<ProbeResult>| result.map(|r| r == ProbeResult::Success);
         let mut saved = Self::default();
         for (id, results) in results {
-            let said = SavedResult { started: passed(results.startup), ready: passed(results.readiness) };
-            if said != SavedResult::default() {
+            let result = SavedResult { started: passed(results.startup), ready: passed(results.readiness) };
+            if result != SavedResult::default() {
                 let known = saved.containers.entry(id.to_string()).or_default();
-                *known = SavedResult { started: said.started.or(known.started), ready: said.ready.or(known.ready) };
+                *known = SavedResult { started: result.started.or(known.started), ready: result.ready.or(known.ready) };
             }
         }
         saved
@@ -44,13 +44,13 @@ impl ResultsCheckpoint {
 
     /// Converts the content to results.
     pub fn into_results(self) -> HashMap<ContainerId, ProbeResults> {
-        let result = |said: Option<bool>| said.map(|p| if p { ProbeResult::Success } else { ProbeResult::Failure });
-        let one = |said: SavedResult| ProbeResults {
-            startup: result(said.started),
-            readiness: result(said.ready),
+        let result = |passed: Option<bool>| passed.map(|p| if p { ProbeResult::Success } else { ProbeResult::Failure });
+        let one = |saved: SavedResult| ProbeResults {
+            startup: result(saved.started),
+            readiness: result(saved.ready),
             liveness: None,
         };
-        self.containers.into_iter().map(|(id, said)| (ContainerId::from(id), one(said))).collect()
+        self.containers.into_iter().map(|(id, saved)| (ContainerId::from(id), one(saved))).collect()
     }
 
     /// Parses the file.
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_survives_the_round_trip_and_damage_is_told() {
+    fn the_file_survives_a_round_trip_and_damage_is_detected() {
         let results = ProbeResults { startup: Some(ProbeResult::Success), readiness: None, liveness: None };
         let id: ContainerId = "c".into();
         let saved = ResultsCheckpoint::of([(&id, &results), (&"none".into(), &ProbeResults::default())]);

@@ -253,8 +253,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_that_does_not_answer_leaves_the_others_their_share() {
-        let heard = TcpListener::bind("127.0.0.3:0").await.expect("a port");
-        let port = heard.local_addr().expect("bound").port();
+        let listener = TcpListener::bind("127.0.0.3:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
         let _deaf = deaf(SocketAddr::from(([127, 0, 0, 2], port))).await;
         let dialler = |last: &[[u8; 4]]| {
             let mut dialler = Connector::new().expect("TLS");

@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_code_is_the_verdict_and_the_output_what_is_told() {
+    fn the_exit_code_determines_the_outcome_and_the_output_its_message() {
         let late = CriError::ExecTimedOut { command: "x y".to_owned(), limit: Duration::from_secs(1) };
         let long = "o".repeat(MOST_OUTPUT - 2);
         for (answer, expected) in [

@@ -9,7 +9,7 @@ use std::{
 
 use jiff::Timestamp;
 
-use super::{kind::Kind, outcome::Outcome};
+use super::{kind::ProbeKind, outcome::Outcome};
 use berth_types::ContainerId;
 
 /// Maximum number of runs per probe.
@@ -49,7 +49,7 @@ const SUCCESS: &str = "success";
 #[derive(Clone, Default)]
 pub struct Runs(Arc<Mutex<VecDeque<Run>>>);
 
-type Probes = Vec<(Kind, Runs)>;
+type Probes = Vec<(ProbeKind, Runs)>;
 
 #[derive(Default)]
 struct HistoryMaps {
@@ -64,7 +64,7 @@ pub struct Histories(Mutex<HistoryMaps>);
 
 impl Histories {
     /// Returns the runs of one probe; empty at first.
-    pub fn begin(&self, container: &ContainerId, kind: Kind) -> Runs {
+    pub fn begin(&self, container: &ContainerId, kind: ProbeKind) -> Runs {
         let mut all = self.lock();
         let probes = all.current.entry(container.clone()).or_default();
         if let Some((_, runs)) = probes.iter().find(|(known, _)| *known == kind) {
@@ -79,7 +79,7 @@ impl Histories {
 
     /// Ends the history of a probe. A probe that only succeeded does not explain the end of its instance and is
     /// dropped.
-    pub fn forget(&self, container: &ContainerId, kind: Kind) {
+    pub fn forget(&self, container: &ContainerId, kind: ProbeKind) {
         let mut all = self.lock();
         let Some(probes) = all.current.get_mut(container) else { return };
         let Some(at) = probes.iter().position(|(known, _)| *known == kind) else { return };
@@ -109,11 +109,13 @@ impl Histories {
         let all = self.lock();
         let current = all.current.get(container).map(Vec::as_slice).unwrap_or_default();
         let gone = all.gone.iter().find(|(known, _)| known == container).map(|(_, probes)| probes.as_slice());
-        let is_over = |kind: &Kind| !current.iter().any(|(known, _)| known == kind);
+        let is_over = |kind: &ProbeKind| !current.iter().any(|(known, _)| known == kind);
         let gone = gone.unwrap_or_default().iter().filter(|(kind, _)| is_over(kind));
-        let told =
-            |(kind, runs): &(Kind, Runs)| History { kind: kind.label(), runs: runs.lock().iter().cloned().collect() };
-        current.iter().chain(gone).map(told).collect()
+        let to_history = |(kind, runs): &(ProbeKind, Runs)| History {
+            kind: kind.label(),
+            runs: runs.lock().iter().cloned().collect(),
+        };
+        current.iter().chain(gone).map(to_history).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, HistoryMaps> {
@@ -168,17 +170,17 @@ mod tests {
     fn runs_are_gathered_and_bounded() {
         let (all, id) = (Histories::default(), ContainerId::from("c"));
         let failure = |text: &str| Outcome::Failure(text.to_owned());
-        all.begin(&id, Kind::Readiness).add(&failure("a"), at(1));
-        all.begin(&id, Kind::Readiness).add(&failure("b"), at(2));
-        all.begin(&id, Kind::Readiness).add(&Outcome::Success, at(3));
-        all.begin(&id, Kind::Liveness).add(&Outcome::Success, at(3));
-        let told = all.of(&id);
+        all.begin(&id, ProbeKind::Readiness).add(&failure("a"), at(1));
+        all.begin(&id, ProbeKind::Readiness).add(&failure("b"), at(2));
+        all.begin(&id, ProbeKind::Readiness).add(&Outcome::Success, at(3));
+        all.begin(&id, ProbeKind::Liveness).add(&Outcome::Success, at(3));
+        let histories = all.of(&id);
         let run = Run { outcome: "failure", text: "b".to_owned(), times: 2, first: at(1), last: at(2) };
-        assert_eq!((told.len(), &told[0].runs[0]), (2, &run));
-        assert_eq!(told[0].runs[1].outcome, "success");
+        assert_eq!((histories.len(), &histories[0].runs[0]), (2, &run));
+        assert_eq!(histories[0].runs[1].outcome, "success");
         for second in 0..100 {
-            all.begin(&id, Kind::Readiness).add(&failure(&"x".repeat(10_000)), at(second));
-            all.begin(&id, Kind::Readiness).add(&Outcome::Success, at(second));
+            all.begin(&id, ProbeKind::Readiness).add(&failure(&"x".repeat(10_000)), at(second));
+            all.begin(&id, ProbeKind::Readiness).add(&Outcome::Success, at(second));
         }
         let runs = &all.of(&id)[0].runs;
         assert!(runs.len() == RUNS && runs.iter().all(|run| run.text.len() <= TEXT));
@@ -189,22 +191,22 @@ mod tests {
         let all = Histories::default();
         let failure = Outcome::Failure("HTTP probe failed with statuscode: 500".to_owned());
         let (id, well) = (ContainerId::from("c"), ContainerId::from("w"));
-        all.begin(&id, Kind::Liveness).add(&Outcome::Success, at(1));
-        all.begin(&id, Kind::Liveness).add(&failure, at(2));
-        all.begin(&id, Kind::Readiness).add(&Outcome::Success, at(1));
-        all.begin(&well, Kind::Liveness).add(&Outcome::Success, at(1));
-        for kind in [Kind::Liveness, Kind::Readiness] {
+        all.begin(&id, ProbeKind::Liveness).add(&Outcome::Success, at(1));
+        all.begin(&id, ProbeKind::Liveness).add(&failure, at(2));
+        all.begin(&id, ProbeKind::Readiness).add(&Outcome::Success, at(1));
+        all.begin(&well, ProbeKind::Liveness).add(&Outcome::Success, at(1));
+        for kind in [ProbeKind::Liveness, ProbeKind::Readiness] {
             all.forget(&id, kind);
             all.forget(&well, kind);
         }
-        let told = all.of(&id);
-        assert_eq!((told.len(), told[0].kind, told[0].runs[1].times), (1, "Liveness", 1));
+        let histories = all.of(&id);
+        assert_eq!((histories.len(), histories[0].kind, histories[0].runs[1].times), (1, "Liveness", 1));
         assert!(all.of(&well).is_empty(), "it was never in trouble");
         assert!(all.lock().current.is_empty());
         for number in 0..1000 {
             let id = ContainerId::from(format!("{number}").as_str());
-            all.begin(&id, Kind::Startup).add(&failure, at(number));
-            all.forget(&id, Kind::Startup);
+            all.begin(&id, ProbeKind::Startup).add(&failure, at(number));
+            all.forget(&id, ProbeKind::Startup);
         }
         assert_eq!(all.lock().gone.len(), GONE);
         assert!(all.of(&id).is_empty() && all.of(&ContainerId::from("999")).len() == 1);

@@ -41,9 +41,9 @@ const MOST_HEADER_LIST: u32 = 512 << 10;
 const WINDOW: u32 = (64 << 10) - 1;
 
 /// Transport of requests and responses.
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+trait ProbeStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ProbeStream for S {}
 
 /// Result of one request.
 enum ProbeResponse {
@@ -136,7 +136,7 @@ async fn exchange(
 }
 
 async fn over_http1(
-    stream: Box<dyn Stream>,
+    stream: Box<dyn ProbeStream>,
     ask: &HttpRequest,
     host: &str,
     is_long: bool,

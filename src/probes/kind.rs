@@ -8,7 +8,7 @@ use berth_types::{ContainerKind, Pod, api};
 
 /// Kind of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Kind {
+pub enum ProbeKind {
     /// Determines whether the container has started; the other probes wait for it.
     Startup,
     /// Determines whether the container may receive requests.
@@ -17,7 +17,7 @@ pub enum Kind {
     Liveness,
 }
 
-impl Kind {
+impl ProbeKind {
     /// All kinds, in the order in which their probes are started.
     pub const ALL: [Self; 3] = [Self::Startup, Self::Readiness, Self::Liveness];
 
@@ -118,10 +118,10 @@ impl ProbeTiming {
 pub struct DeclaredProbe<'a> {
     /// Container of the probe.
     pub container: &'a api::Container,
-    /// Kind of that container.
+    /// Whether the container is a regular one or a sidecar (`Init`).
     pub container_kind: ContainerKind,
     /// Kind of the probe.
-    pub kind: Kind,
+    pub kind: ProbeKind,
     /// Spec of the probe.
     pub probe: &'a api::Probe,
 }
@@ -131,7 +131,7 @@ pub fn declared(pod: &Pod) -> impl Iterator<Item = DeclaredProbe<'_>> {
     let regular = pod.containers().iter().map(|c| (ContainerKind::Regular, c));
     let sidecars = pod.init_containers().iter().filter(|c| Pod::is_sidecar(c)).map(|c| (ContainerKind::Init, c));
     regular.chain(sidecars).flat_map(|(place, container)| {
-        Kind::ALL.into_iter().filter_map(move |kind| {
+        ProbeKind::ALL.into_iter().filter_map(move |kind| {
             Some(DeclaredProbe { container, container_kind: place, kind, probe: kind.of(container)? })
         })
     })
@@ -159,9 +159,9 @@ mod tests {
         assert_eq!(pace(odd), default, "never a period of nothing");
         let all = json!({"periodSeconds": 2, "timeoutSeconds": 3, "successThreshold": 4, "failureThreshold": 5,
             "initialDelaySeconds": 6});
-        let told = pace(all);
-        assert_eq!((told.period.as_secs(), told.timeout.as_secs()), (2, 3));
-        assert_eq!((told.success_threshold, told.failure_threshold, told.initial_delay), (4, 5, 6));
+        let timing = pace(all);
+        assert_eq!((timing.period.as_secs(), timing.timeout.as_secs()), (2, 3));
+        assert_eq!((timing.success_threshold, timing.failure_threshold, timing.initial_delay), (4, 5, 6));
     }
 
     #[test]
@@ -180,7 +180,12 @@ mod tests {
         let all: Vec<_> = declared(&pod).map(|d| (d.container.name.as_str(), d.kind)).collect();
         assert_eq!(
             all,
-            [("a", Kind::Startup), ("a", Kind::Readiness), ("a", Kind::Liveness), ("side", Kind::Liveness)]
+            [
+                ("a", ProbeKind::Startup),
+                ("a", ProbeKind::Readiness),
+                ("a", ProbeKind::Liveness),
+                ("side", ProbeKind::Liveness)
+            ]
         );
     }
 }

@@ -24,7 +24,7 @@ pub const LOOKUPS: usize = 16;
 const OF_ONE_POD: usize = 4;
 
 /// Addresses of a name; empty if it has none. Each includes its scope; the port is meaningless.
-type Found = Arc<[SocketAddr]>;
+type HostAddresses = Arc<[SocketAddr]>;
 /// Resolver function.
 type Resolve = dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync;
 
@@ -33,7 +33,7 @@ pub struct HostResolver {
     permits: Arc<Semaphore>,
     /// Remaining permits of the pods that have started lookups.
     shares: Mutex<HashMap<PodUid, Arc<Semaphore>>>,
-    under_way: SingleFlight<String, Found>,
+    under_way: SingleFlight<String, HostAddresses>,
     resolve: Arc<Resolve>,
 }
 
@@ -92,15 +92,15 @@ impl HostResolver {
     }
 
     /// Begins a lookup, unless somebody else has meanwhile.
-    fn begin(&self, host: &str, permits: [OwnedSemaphorePermit; 2]) -> Flight<Found> {
+    fn begin(&self, host: &str, permits: [OwnedSemaphorePermit; 2]) -> Flight<HostAddresses> {
         let (resolve, name) = (self.resolve.clone(), host.to_owned());
-        let look_up = move || {
-            let found = Found::from(resolve(&name));
+        let lookup = move || {
+            let found = HostAddresses::from(resolve(&name));
             drop(permits); // not before the lookup has really ended
             found
         };
         self.under_way
-            .join_or_spawn(host.to_owned(), || async { tokio::task::spawn_blocking(look_up).await.unwrap_or_default() })
+            .join_or_spawn(host.to_owned(), || async { tokio::task::spawn_blocking(lookup).await.unwrap_or_default() })
     }
 }
 
@@ -121,13 +121,13 @@ mod tests {
     /// A resolver with an address for each name but `none`; names that begin with `hangs` block until released. Sends
     /// each requested name.
     fn of_which_some_hang() -> (HostResolver, mpsc::Sender<()>, tokio::sync::mpsc::UnboundedReceiver<String>) {
-        let (release, held) = mpsc::channel::<()>();
-        let held = Mutex::new(held);
+        let (release, released) = mpsc::channel::<()>();
+        let released = Mutex::new(released);
         let (begun, names) = tokio::sync::mpsc::unbounded_channel();
         let lookups = HostResolver::by(move |host| {
             let _ = begun.send(host.to_owned());
             if host.starts_with("hangs") {
-                let _ = held.lock().expect("no panic").recv();
+                let _ = released.lock().expect("no panic").recv();
             }
             if host == "none" { Vec::new() } else { vec![SocketAddr::from(([10, 0, 0, 1], 0))] }
         });

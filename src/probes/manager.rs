@@ -63,7 +63,7 @@ impl RegisteredPods {
 }
 
 /// Implementation of [`ProbeManager`].
-pub struct Manager {
+pub struct ProbeManagerHandle {
     known: Arc<RegisteredPods>,
     /// Unbounded, but at most three orders per life of a pod, and one for each end of a container.
     orders: mpsc::UnboundedSender<ProbeCommand>,
@@ -77,7 +77,7 @@ pub async fn open(
     deps: ProbeDeps,
     file: Arc<dyn StateFile>,
     stop: CancellationToken,
-) -> (Arc<Manager>, impl Future<Output = ()> + Send + 'static, impl Future<Output = ()> + Send + 'static) {
+) -> (Arc<ProbeManagerHandle>, impl Future<Output = ()> + Send + 'static, impl Future<Output = ()> + Send + 'static) {
     let saved = match file.read().await {
         Ok(Some(content)) => ResultsCheckpoint::decode(&content),
         Ok(None) => Ok(ResultsCheckpoint::default()),
@@ -94,10 +94,10 @@ pub async fn open(
     let owner = ProbeScheduler::new(deps, results.clone(), known.clone());
     let probing = owner.run(ordered, questions, stop.clone());
     let saving = save(results.clone(), file, saved, stop);
-    (Arc::new(Manager { known, orders, asked, results }), probing, saving)
+    (Arc::new(ProbeManagerHandle { known, orders, asked, results }), probing, saving)
 }
 
-impl ProbeManager for Manager {
+impl ProbeManager for ProbeManagerHandle {
     fn add(&self, pod: &Arc<Pod>) {
         if declared(pod).next().is_none() {
             return;
@@ -139,7 +139,7 @@ impl ProbeManager for Manager {
     }
 }
 
-impl Manager {
+impl ProbeManagerHandle {
     /// Recent probe outcomes of an instance.
     pub fn history(&self, container: &ContainerId) -> Vec<History> {
         self.results.histories.of(container)

@@ -44,5 +44,5 @@ mod url;
 pub use attempt::Handlers;
 pub use history::{History, Run};
 pub use lookup::LOOKUPS;
-pub use manager::{Manager, open};
+pub use manager::{ProbeManagerHandle, open};
 pub use scheduler::ProbeDeps;

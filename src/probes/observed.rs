@@ -29,7 +29,7 @@ pub struct Instance {
     pub is_started: bool,
 }
 
-/// State of an instance.
+/// State of a container instance in the pod status, as far as probes depend on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InstanceState {
     /// Running, with the start time if the runtime reports it.
@@ -82,7 +82,7 @@ mod tests {
     };
     use serde_json::{Value, json};
 
-    fn look(policy: &str, container: Value, own: Value, restart_all: bool) -> Option<Instance> {
+    fn observe_instance(policy: &str, container: Value, own: Value, restart_all: bool) -> Option<Instance> {
         let mut container = container;
         container["name"] = "c".into();
         container["livenessProbe"] = json!({"tcpSocket": {"port": 1}});
@@ -95,14 +95,14 @@ mod tests {
 
     #[test]
     fn an_instance_is_what_has_an_id() {
-        assert_eq!(look("Always", json!({}), json!({"state": {"waiting": {}}}), false), None);
+        assert_eq!(observe_instance("Always", json!({}), json!({"state": {"waiting": {}}}), false), None);
         let own = json!({"containerID": "containerd://x", "started": true, "state": {"waiting": {}}});
         let expected = Instance { id: "x".into(), state: InstanceState::Waiting, is_started: true };
-        assert_eq!(look("Always", json!({}), own, false), Some(expected));
+        assert_eq!(observe_instance("Always", json!({}), own, false), Some(expected));
         let own = json!({"containerID": "containerd://x", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}});
         let at = "2026-01-01T00:00:00Z".parse().expect("a time");
         let expected = Instance { id: "x".into(), state: InstanceState::Running(Some(at)), is_started: false };
-        assert_eq!(look("Always", json!({}), own, false), Some(expected));
+        assert_eq!(observe_instance("Always", json!({}), own, false), Some(expected));
     }
 
     #[test]
@@ -120,8 +120,8 @@ mod tests {
             ("Always", rule, 42, false, InstanceState::WillRestart),
         ] {
             let own = json!({"containerID": "containerd://x", "state": {"terminated": {"exitCode": code}}});
-            let told = look(policy, container.clone(), own, restart_all).map(|i| i.state);
-            assert_eq!(told, Some(expected), "{policy} {container} {code}");
+            let state = observe_instance(policy, container.clone(), own, restart_all).map(|i| i.state);
+            assert_eq!(state, Some(expected), "{policy} {container} {code}");
         }
     }
 }

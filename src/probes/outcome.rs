@@ -2,7 +2,7 @@
 //!
 //! Implements spec 05 §1.1, §1.9.
 
-use super::kind::Kind;
+use super::kind::ProbeKind;
 use berth_ports::ProbeResult;
 
 /// Maximum size of a response that is retained, in bytes.
@@ -61,7 +61,7 @@ impl Outcome {
     }
 
     /// Reason and message of the warning event; `None` for a success.
-    pub fn event(&self, kind: Kind) -> Option<(&'static str, String)> {
+    pub fn event(&self, kind: ProbeKind) -> Option<(&'static str, String)> {
         let kind = kind.label();
         match self {
             Self::Success => None,
@@ -99,26 +99,30 @@ mod tests {
     #[test]
     fn each_outcome_has_its_word() {
         for (outcome, kind, expected) in [
-            (Outcome::Success, Kind::Startup, None),
-            (Outcome::Warning("w".to_owned()), Kind::Readiness, Some(("ProbeWarning", "Readiness probe warning: w"))),
+            (Outcome::Success, ProbeKind::Startup, None),
+            (
+                Outcome::Warning("w".to_owned()),
+                ProbeKind::Readiness,
+                Some(("ProbeWarning", "Readiness probe warning: w")),
+            ),
             (
                 Outcome::Failure("HTTP probe failed with statuscode: 500".to_owned()),
-                Kind::Liveness, // AC-05-1
+                ProbeKind::Liveness, // AC-05-1
                 Some(("Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 500")),
             ),
             (
                 Outcome::unknown("e"),
-                Kind::Startup,
+                ProbeKind::Startup,
                 Some(("Unhealthy", "Startup probe errored and resulted in unknown state: e")),
             ),
             (
                 Outcome::Error { state: ErrorState::Failure, text: "e".to_owned() },
-                Kind::Startup,
+                ProbeKind::Startup,
                 Some(("Unhealthy", "Startup probe errored and resulted in failure state: e")),
             ),
         ] {
-            let told = outcome.event(kind);
-            assert_eq!(told.as_ref().map(|(reason, text)| (*reason, text.as_str())), expected);
+            let event = outcome.event(kind);
+            assert_eq!(event.as_ref().map(|(reason, text)| (*reason, text.as_str())), expected);
         }
     }
 

@@ -7,7 +7,7 @@ use tracing::{debug, info};
 
 use super::{
     history::Runs,
-    kind::{DeclaredProbe, Handler, Kind, ProbeTiming},
+    kind::{DeclaredProbe, Handler, ProbeKind, ProbeTiming},
     observed::PodObservation,
     outcome::Outcome,
     request::ProbeRequest,
@@ -40,7 +40,7 @@ pub struct Probe {
     /// Time of the scheduled attempt.
     pub next_attempt_at: Option<Instant>,
     /// Last observation of its container.
-    pub look: Option<CachedObservation>,
+    pub last_observation: Option<CachedObservation>,
     /// Last published result of its instance.
     pub last_published: Option<ProbeResult>,
     /// History of its instance, after the first attempt.
@@ -86,7 +86,7 @@ impl Probe {
             turn,
             base,
             next_attempt_at: None,
-            look: None,
+            last_observation: None,
             last_published: None,
             runs: None,
             attempt: None,
@@ -97,7 +97,7 @@ impl Probe {
     }
 
     /// Kind of the probe.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ProbeKind {
         self.turn.fixed().kind
     }
 
@@ -147,6 +147,6 @@ impl Probe {
 
 /// Address of a pod for probes. A host-network pod without an address is probed on 127.0.0.1.
 pub fn address(pod: &Pod, status: &api::PodStatus) -> Option<String> {
-    let told = status.pod_ip.clone().filter(|ip| !ip.is_empty());
-    told.or_else(|| pod.is_host_network().then(|| "127.0.0.1".to_owned()))
+    let pod_ip = status.pod_ip.clone().filter(|ip| !ip.is_empty());
+    pod_ip.or_else(|| pod.is_host_network().then(|| "127.0.0.1".to_owned()))
 }

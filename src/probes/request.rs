@@ -9,20 +9,20 @@ use std::{
 };
 
 use super::{
-    kind::{Kind, ProbeTiming},
+    kind::{ProbeKind, ProbeTiming},
     outcome::Outcome,
     target::{self, HttpRequest},
 };
 use berth_types::{ContainerId, Pod, api};
 
-/// Request of a probe.
+/// Inputs of a probe's attempts on one container instance, with the request resolved once.
 pub struct ProbeRequest {
     /// Pod of the probe.
     pub pod: Arc<Pod>,
     /// Name of the container.
     pub container: Arc<str>,
     /// Kind of the probe.
-    pub kind: Kind,
+    pub kind: ProbeKind,
     /// Container instance.
     pub id: ContainerId,
     /// Address of the pod, if it has one.
@@ -66,7 +66,7 @@ pub enum ProbeAction {
 
 impl ProbeRequest {
     /// Creates the request of one probe of an instance; `ip` is the address of its pod.
-    pub fn new(pod: Arc<Pod>, container: Arc<str>, kind: Kind, id: ContainerId, ip: Option<String>) -> Self {
+    pub fn new(pod: Arc<Pod>, container: Arc<str>, kind: ProbeKind, id: ContainerId, ip: Option<String>) -> Self {
         Self { pod, container, kind, id, ip, made: OnceLock::new() }
     }
 
@@ -125,7 +125,7 @@ mod tests {
 
     fn ask(probe: &Value, ip: Option<&str>) -> ProbeRequest {
         let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": probe}]}));
-        ProbeRequest::new(pod, "c".into(), Kind::Readiness, "c-0".into(), ip.map(str::to_owned))
+        ProbeRequest::new(pod, "c".into(), ProbeKind::Readiness, "c-0".into(), ip.map(str::to_owned))
     }
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_an_address_is_asked_where_the_probe_says() {
+    fn a_pod_without_an_address_is_probed_at_the_host_of_the_probe() {
         let nowhere = Outcome::unknown(target::NO_ADDRESS);
         for (probe, has_host) in [
             (json!({"httpGet": {"port": 1}}), false),
@@ -152,7 +152,7 @@ mod tests {
             for ip in [None, Some("10.0.0.1")] {
                 let ask = ask(&probe, ip);
                 let expected = (!has_host && ip.is_none()).then_some(&nowhere);
-                let nobody = match &ask.resolved().what {
+                let invalid = match &ask.resolved().what {
                     ProbeAction::Invalid(outcome) => Some(outcome),
                     ProbeAction::Tcp { host, .. } if has_host => {
                         assert_eq!(host, "h");
@@ -164,18 +164,18 @@ mod tests {
                     }
                     ProbeAction::Http(_) | ProbeAction::Command(_) => None,
                 };
-                assert_eq!(nobody, expected, "{probe} {ip:?}");
+                assert_eq!(invalid, expected, "{probe} {ip:?}");
             }
         }
     }
 
     #[test]
-    fn a_probe_that_is_not_there_asks_nobody() {
+    fn a_missing_probe_sends_no_request() {
         let of = |container: &str, kind| {
             let there = ask(&json!({"tcpSocket": {"port": 1}}), None);
             ProbeRequest::new(there.pod.clone(), container.into(), kind, "c-0".into(), None)
         };
-        for ask in [of("d", Kind::Readiness), of("c", Kind::Liveness)] {
+        for ask in [of("d", ProbeKind::Readiness), of("c", ProbeKind::Liveness)] {
             let ProbeAction::Invalid(outcome) = &ask.resolved().what else { panic!("nobody") };
             assert_eq!(*outcome, Outcome::unknown("probe not found in the pod spec"));
         }

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{checkpoint::ResultsCheckpoint, history::Histories, kind::Kind};
+use super::{checkpoint::ResultsCheckpoint, history::Histories, kind::ProbeKind};
 use berth_ports::{ProbeResult, ProbeResults};
 use berth_types::ContainerId;
 
@@ -30,11 +30,11 @@ pub struct Results {
 }
 
 /// The field of a probe kind.
-pub fn result_mut(results: &mut ProbeResults, kind: Kind) -> &mut Option<ProbeResult> {
+pub fn result_mut(results: &mut ProbeResults, kind: ProbeKind) -> &mut Option<ProbeResult> {
     match kind {
-        Kind::Startup => &mut results.startup,
-        Kind::Readiness => &mut results.readiness,
-        Kind::Liveness => &mut results.liveness,
+        ProbeKind::Startup => &mut results.startup,
+        ProbeKind::Readiness => &mut results.readiness,
+        ProbeKind::Liveness => &mut results.liveness,
     }
 }
 
@@ -59,7 +59,7 @@ impl Results {
     }
 
     /// Sets the initial result, unless there is one; a result of an earlier agent takes precedence over `seed`.
-    pub fn seed(&self, container: &ContainerId, kind: Kind, seed: Option<ProbeResult>) {
+    pub fn seed(&self, container: &ContainerId, kind: ProbeKind, seed: Option<ProbeResult>) {
         let mut state = self.lock();
         let before = state.restored.get_mut(container).and_then(|results| result_mut(results, kind).take());
         if let Some(result) = before.or(seed) {
@@ -68,7 +68,7 @@ impl Results {
     }
 
     /// Sets a result; returns whether it changed.
-    pub fn set(&self, container: &ContainerId, kind: Kind, result: ProbeResult) -> bool {
+    pub fn set(&self, container: &ContainerId, kind: ProbeKind, result: ProbeResult) -> bool {
         let mut state = self.lock();
         let place = result_mut(state.current.entry(container.clone()).or_default(), kind);
         let is_news = place.replace(result) != Some(result);
@@ -80,7 +80,7 @@ impl Results {
     }
 
     /// Deletes result and history of one probe.
-    pub fn forget(&self, container: &ContainerId, kind: Kind) {
+    pub fn forget(&self, container: &ContainerId, kind: ProbeKind) {
         self.histories.forget(container, kind);
         let mut state = self.lock();
         if let Some(results) = state.current.get_mut(container) {
@@ -129,15 +129,15 @@ mod tests {
     fn only_news_is_news() {
         let results = Results::default();
         let id: ContainerId = "c".into();
-        results.seed(&id, Kind::Readiness, Some(Failure));
-        assert!(!results.set(&id, Kind::Readiness, Failure), "as it began");
-        assert!(results.set(&id, Kind::Readiness, Success) && !results.set(&id, Kind::Readiness, Success));
-        assert!(results.set(&id, Kind::Startup, Success), "the first word");
-        results.seed(&id, Kind::Readiness, Some(Failure));
+        results.seed(&id, ProbeKind::Readiness, Some(Failure));
+        assert!(!results.set(&id, ProbeKind::Readiness, Failure), "as it began");
+        assert!(results.set(&id, ProbeKind::Readiness, Success) && !results.set(&id, ProbeKind::Readiness, Success));
+        assert!(results.set(&id, ProbeKind::Startup, Success), "the first word");
+        results.seed(&id, ProbeKind::Readiness, Some(Failure));
         let expected = ProbeResults { startup: Some(Success), readiness: Some(Success), liveness: None };
         assert_eq!(results.of(&id), expected, "what is there stays");
-        results.forget(&id, Kind::Readiness);
-        results.forget(&id, Kind::Startup);
+        results.forget(&id, ProbeKind::Readiness);
+        results.forget(&id, ProbeKind::Startup);
         assert_eq!(results.of(&id), ProbeResults::default());
         assert!(results.lock().current.is_empty());
     }
@@ -146,16 +146,16 @@ mod tests {
     fn ac_05_11_an_earlier_agents_results_stand_until_they_are_replaced() {
         let before = Results::default();
         let id: ContainerId = "c".into();
-        before.set(&id, Kind::Readiness, Success);
-        before.set(&id, Kind::Startup, Success);
-        before.set(&id, Kind::Liveness, Failure);
+        before.set(&id, ProbeKind::Readiness, Success);
+        before.set(&id, ProbeKind::Startup, Success);
+        before.set(&id, ProbeKind::Liveness, Failure);
         let after = Results::new(before.to_save());
         let expected = ProbeResults { startup: Some(Success), readiness: Some(Success), liveness: None };
         assert_eq!(after.of(&id), expected);
         assert_eq!(Results::new(after.to_save()).of(&id), expected, "twice");
-        after.seed(&id, Kind::Readiness, Some(Failure));
+        after.seed(&id, ProbeKind::Readiness, Some(Failure));
         assert_eq!(after.of(&id), expected, "no seed over it");
-        after.set(&id, Kind::Readiness, Failure);
+        after.set(&id, ProbeKind::Readiness, Failure);
         assert!(after.forget_restored(|container| *container == id), "its startup is still to be asked for");
         assert_eq!(after.of(&id), ProbeResults { readiness: Some(Failure), ..expected });
         assert!(!after.forget_restored(|_| false));

@@ -33,7 +33,7 @@ use tracing::error;
 
 use super::{
     attempt::{self, ProbeRequest, Prober},
-    kind::{Kind, ProbeTiming, declared},
+    kind::{ProbeKind, ProbeTiming, declared},
     manager::RegisteredPods,
     observed::{PodObservation, seen},
     outcome::Outcome,
@@ -43,7 +43,7 @@ use super::{
     time_grid::Schedule,
 };
 use berth_metrics::{ProbeMetrics, ProbeTimeliness, ProbeTimelinessMetrics};
-use berth_ports::{Clock, Event, EventSink, ProbeResult, ProbedPods, TaskLiveness};
+use berth_ports::{Clock, EventRecord, EventSink, ProbeResult, ProbedPods, TaskLiveness};
 use berth_sys::panics::panic_message;
 use berth_types::{ContainerId, Pod, PodUid};
 
@@ -83,7 +83,7 @@ pub struct ProbeDeps {
     /// Start of the agent, by the wall clock.
     pub started_at: jiff::Timestamp,
     /// Reports that the task is alive.
-    pub pulse: TaskLiveness,
+    pub liveness: TaskLiveness,
 }
 
 type ProbeId = u64;
@@ -142,7 +142,7 @@ impl ProbeScheduler {
         tokio::pin!(restored_until, stopped);
         let mut holds_restored = true;
         loop {
-            self.deps.pulse.mark_idle();
+            self.deps.liveness.mark_idle();
             let next = self.moments.first().map(|(at, _)| *at);
             tokio::select! {
                 biased;
@@ -165,22 +165,22 @@ impl ProbeScheduler {
     fn forget_restored(&self) -> bool {
         let to_come = self.probes.values().filter(|probe| probe.turn.instance().is_none());
         let instances: HashSet<ContainerId> =
-            to_come.filter_map(|probe| Some(Self::look(&*self.deps.pods, probe)?.0.instance?.id)).collect();
+            to_come.filter_map(|probe| Some(Self::observe(&*self.deps.pods, probe)?.0.instance?.id)).collect();
         self.results.forget_restored(|container| instances.contains(container))
     }
 
     /// Observation of a probe's container, and the pod's address; `None` if the pod has no status.
-    fn look(pods: &dyn ProbedPods, probe: &Probe) -> Option<(PodObservation, Option<String>)> {
+    fn observe(pods: &dyn ProbedPods, probe: &Probe) -> Option<(PodObservation, Option<String>)> {
         let known = pods.status(probe.pod.uid())?;
         let seen = seen(&probe.pod, &probe.declared(&probe.pod)?, &known.status, known.restart_all);
         Some((seen, address(&probe.pod, &known.status)))
     }
 
     fn on_order(&mut self, order: ProbeCommand) {
-        self.deps.pulse.report_progress();
+        self.deps.liveness.report_progress();
         match order {
             ProbeCommand::Add(pod) => self.add(&pod),
-            ProbeCommand::StopLiveness(uid) => self.end_all(&uid, |kind| kind != Kind::Readiness),
+            ProbeCommand::StopLiveness(uid) => self.end_all(&uid, |kind| kind != ProbeKind::Readiness),
             ProbeCommand::Remove(uid) => self.end_all(&uid, |_| true),
         }
     }
@@ -218,18 +218,18 @@ impl ProbeScheduler {
     }
 
     fn on_trigger(&mut self, pod: &PodUid, container: &str) {
-        self.deps.pulse.report_progress();
+        self.deps.liveness.report_progress();
         let ids = self.by_pod.get(pod).map(Vec::as_slice).unwrap_or_default();
         let is_it = |probe: &Probe| {
             *probe.container == *container
                 && match probe.kind() {
-                    Kind::Readiness => true,
+                    ProbeKind::Readiness => true,
                     // An additional attempt would let it fail sooner than its period and threshold allow.
-                    Kind::Startup => {
-                        let seen = Self::look(&*self.deps.pods, probe).and_then(|(seen, _)| seen.instance);
+                    ProbeKind::Startup => {
+                        let seen = Self::observe(&*self.deps.pods, probe).and_then(|(seen, _)| seen.instance);
                         seen.is_some_and(|instance| probe.turn.instance() != Some(&instance.id))
                     }
-                    Kind::Liveness => false,
+                    ProbeKind::Liveness => false,
                 }
         };
         let asked: Vec<ProbeId> = ids.iter().copied().filter(|id| self.probes.get(id).is_some_and(is_it)).collect();
@@ -267,29 +267,29 @@ impl ProbeScheduler {
 
     /// Handles a scheduled attempt of a probe; `due` is the scheduled time.
     fn on_moment(&mut self, id: ProbeId, due: Instant) {
-        self.deps.pulse.report_progress();
+        self.deps.liveness.report_progress();
         let now = Instant::now();
         let asked = self.probes.get(&id).filter(|probe| probe.is_triggered).map(|probe| *probe.turn.fixed());
         let restarted = asked.map(|fixed| self.schedule.at_or_after(now + fixed.pace.period, fixed.pace.period));
         let Some(probe) = self.probes.get_mut(&id) else { return };
         // Read before the status: a change meanwhile causes another read.
         let changes = self.deps.pods.changes();
-        let look = match probe.look.take() {
-            Some(look) if look.changes == changes => look,
+        let observation = match probe.last_observation.take() {
+            Some(cached) if cached.changes == changes => cached,
             before => {
-                let found = Self::look(&*self.deps.pods, probe);
+                let found = Self::observe(&*self.deps.pods, probe);
                 // Most changes are those of other pods.
-                let ask = before.filter(|look| look.found == found).and_then(|look| look.ask);
+                let ask = before.filter(|cached| cached.found == found).and_then(|cached| cached.ask);
                 CachedObservation { changes, found, ask }
             }
         };
-        let look = probe.look.insert(look);
+        let observation = probe.last_observation.insert(observation);
         probe.retry_at = None;
         if let Some(base) = restarted {
             (probe.base, probe.is_triggered, probe.triggered_at) = (base, false, Some(now));
         }
         let clocks = ClockReading { uptime: now - self.begun, wall: self.deps.clock.now() };
-        let step = probe.turn.begin(look.found.as_ref().map(|(seen, _)| seen), clocks);
+        let step = probe.turn.begin(observation.found.as_ref().map(|(seen, _)| seen), clocks);
         let kind = probe.turn.fixed().kind;
         if let Some(gone) = &step.forget {
             self.results.forget(gone, kind);
@@ -307,10 +307,10 @@ impl ProbeScheduler {
             (Next::Stop, _) => self.end(id),
             (Next::Probe, Some(instance)) => {
                 let make = || {
-                    let ip = look.found.as_ref().and_then(|(_, ip)| ip.clone());
+                    let ip = observation.found.as_ref().and_then(|(_, ip)| ip.clone());
                     Arc::new(ProbeRequest::new(probe.pod.clone(), probe.container.clone(), kind, instance.clone(), ip))
                 };
-                let ask = look.ask.get_or_insert_with(make).clone();
+                let ask = observation.ask.get_or_insert_with(make).clone();
                 let attempt = attempt(id, due, self.deps.asker.clone(), ask, self.permits.clone(), probe.pace.clone());
                 probe.attempt = Some(self.attempts.spawn(attempt));
             }
@@ -319,7 +319,7 @@ impl ProbeScheduler {
     }
 
     fn on_ended(&mut self, AttemptResult { id, begun, outcome }: AttemptResult) {
-        self.deps.pulse.report_progress();
+        self.deps.liveness.report_progress();
         let Some(probe) = self.probes.get_mut(&id) else { return };
         probe.attempt = None;
         match outcome {
@@ -345,7 +345,7 @@ impl ProbeScheduler {
             return;
         }
         if let Some((reason, text)) = outcome.event(kind) {
-            let event = Event::warning(probe.pod.id(), reason, text).at(probe.place.field_path(&probe.container));
+            let event = EventRecord::warning(probe.pod.id(), reason, text).at(probe.place.field_path(&probe.container));
             self.deps.events.record(event);
         }
         let Some(result) = outcome.result() else { return };
@@ -357,10 +357,10 @@ impl ProbeScheduler {
         }
         let passed = becomes == ProbeResult::Success;
         match kind {
-            Kind::Readiness => self.deps.pods.set_ready(&probe.pod, instance, passed),
-            Kind::Startup => self.deps.pods.set_started(&probe.pod, instance, passed),
-            Kind::Liveness if passed => return, // liveness was success by default
-            Kind::Liveness => {}
+            ProbeKind::Readiness => self.deps.pods.set_ready(&probe.pod, instance, passed),
+            ProbeKind::Startup => self.deps.pods.set_started(&probe.pod, instance, passed),
+            ProbeKind::Liveness if passed => return, // liveness was success by default
+            ProbeKind::Liveness => {}
         }
         self.deps.pods.wake(probe.pod.uid());
     }
@@ -375,7 +375,7 @@ impl ProbeScheduler {
         self.known.mark_partly_started(uid);
     }
 
-    fn end_all(&mut self, uid: &PodUid, which: impl Fn(Kind) -> bool) {
+    fn end_all(&mut self, uid: &PodUid, which: impl Fn(ProbeKind) -> bool) {
         let Some(ids) = self.by_pod.remove(uid) else { return };
         let (gone, stay): (Vec<_>, Vec<_>) =
             ids.into_iter().partition(|id| self.probes.get(id).is_none_or(|probe| which(probe.kind())));

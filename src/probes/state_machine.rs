@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::{
-    kind::{Kind, ProbeTiming},
+    kind::{ProbeKind, ProbeTiming},
     observed::{Instance, InstanceState, PodObservation},
 };
 use berth_ports::ProbeResult;
@@ -38,7 +38,7 @@ pub struct ClockReading {
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeProperties {
     /// Kind of the probe.
-    pub kind: Kind,
+    pub kind: ProbeKind,
     /// Timing and thresholds.
     pub pace: ProbeTiming,
     /// Whether its container is a sidecar.
@@ -60,7 +60,7 @@ pub enum Next {
 
 /// Actions of one scheduled attempt, in this order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Step {
+pub struct ProbeStep {
     /// Delete the result of an instance that no longer exists.
     pub forget: Option<ContainerId>,
     /// Initial result, unless there is one.
@@ -71,7 +71,7 @@ pub struct Step {
     pub next: Next,
 }
 
-impl Step {
+impl ProbeStep {
     fn of(next: Next) -> Self {
         Self { forget: None, seed: None, set: None, next }
     }
@@ -118,13 +118,13 @@ impl ProbeStateMachine {
     }
 
     /// Evaluates a scheduled attempt. `observed` is `None` if the pod has no status yet.
-    pub fn begin(&mut self, seen: Option<&PodObservation>, now: ClockReading) -> Step {
-        let Some(seen) = seen else { return Step::of(Next::Wait) };
+    pub fn begin(&mut self, seen: Option<&PodObservation>, now: ClockReading) -> ProbeStep {
+        let Some(seen) = seen else { return ProbeStep::of(Next::Wait) };
         if seen.is_over {
-            return Step::of(Next::Stop);
+            return ProbeStep::of(Next::Stop);
         }
-        let Some(instance) = &seen.instance else { return Step::of(Next::Wait) };
-        let mut step = Step::of(Next::Wait);
+        let Some(instance) = &seen.instance else { return ProbeStep::of(Next::Wait) };
+        let mut step = ProbeStep::of(Next::Wait);
         if self.instance.as_ref() != Some(&instance.id) {
             step.forget = self.instance.replace(instance.id.clone());
             step.seed = self.seed(instance);
@@ -142,7 +142,7 @@ impl ProbeStateMachine {
                 return step;
             }
         };
-        if seen.is_deleting && self.fixed.kind != Kind::Readiness {
+        if seen.is_deleting && self.fixed.kind != ProbeKind::Readiness {
             step.set = Some(ProbeResult::Success); // so that no restart is caused
             step.next = Next::Stop;
             return step;
@@ -157,7 +157,7 @@ impl ProbeStateMachine {
         let since = self.running_since.unwrap_or(now.uptime);
         let is_early = now.uptime.saturating_sub(since).as_secs() < self.fixed.pace.initial_delay;
         // A startup probe ends when the others begin.
-        if !is_early && instance.is_started != (self.fixed.kind == Kind::Startup) {
+        if !is_early && instance.is_started != (self.fixed.kind == ProbeKind::Startup) {
             step.next = Next::Probe;
         }
         step
@@ -184,7 +184,9 @@ impl ProbeStateMachine {
             return None;
         }
         // The container will be restarted, or has started: either way, no attempt is needed until the instance changes.
-        if self.fixed.kind == Kind::Startup || (self.fixed.kind, result) == (Kind::Liveness, ProbeResult::Failure) {
+        if self.fixed.kind == ProbeKind::Startup
+            || (self.fixed.kind, result) == (ProbeKind::Liveness, ProbeResult::Failure)
+        {
             self.on_hold = true;
             self.run = 0;
         }
@@ -199,13 +201,13 @@ impl ProbeStateMachine {
         let border = self.fixed.agent_started.checked_sub(BEFORE_AGENT);
         if matches!((started_at, border), (Some(at), Ok(border)) if at < border) {
             // The result of an earlier agent stays valid; a sidecar without a result would block the start of the pod.
-            let has_started = self.fixed.kind == Kind::Startup && self.fixed.is_sidecar && instance.is_started;
+            let has_started = self.fixed.kind == ProbeKind::Startup && self.fixed.is_sidecar && instance.is_started;
             return has_started.then_some(ProbeResult::Success);
         }
         match self.fixed.kind {
-            Kind::Readiness => Some(ProbeResult::Failure),
-            Kind::Liveness => Some(ProbeResult::Success),
-            Kind::Startup => None,
+            ProbeKind::Readiness => Some(ProbeResult::Failure),
+            ProbeKind::Liveness => Some(ProbeResult::Success),
+            ProbeKind::Startup => None,
         }
     }
 }

@@ -289,8 +289,8 @@ mod tests {
             {"name": "A", "value": "1"}, {"name": "N"}, {"name": "F", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}));
         let action =
             serde_json::from_value(json!({"command": ["x", "$(A)$(N)", "$(F) $(NONE) $$(A)"]})).expect("an action");
-        let told = command(&action, &container).expect("short");
-        assert_eq!(told, ["x", "1", "$(F) $(NONE) $(A)"]);
+        let expanded = command(&action, &container).expect("short");
+        assert_eq!(expanded, ["x", "1", "$(F) $(NONE) $(A)"]);
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub struct Url {
 
 /// URL reference, before it is resolved.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Reference {
+struct UrlReference {
     scheme: Option<String>,
     authority: Option<(String, Option<u16>)>,
     path: String,
@@ -100,7 +100,7 @@ fn rooted(path: String) -> String {
     if path.starts_with('/') { path } else { format!("/{path}") }
 }
 
-fn parse(text: &str) -> Result<Reference, &'static str> {
+fn parse(text: &str) -> Result<UrlReference, &'static str> {
     if text.bytes().any(|b| b.is_ascii_control()) {
         return Err("net/url: invalid control character in URL");
     }
@@ -120,7 +120,7 @@ fn parse(text: &str) -> Result<Reference, &'static str> {
     if !has_sound_escapes(path) {
         return Err("invalid URL escape");
     }
-    Ok(Reference { scheme, authority, path: escaped(path, Escape::Unfit), query })
+    Ok(UrlReference { scheme, authority, path: escaped(path, Escape::Unfit), query })
 }
 
 fn split_scheme(text: &str) -> Result<(Option<String>, &str), &'static str> {
@@ -245,8 +245,8 @@ mod tests {
             ("ftp://10.0.0.1/", "ftp://10.0.0.1/"),
             ("mailto:x", "mailto:///x"),
         ] {
-            let told = from.join(location).map(|(url, _)| url.to_string());
-            assert_eq!(told, Ok(expected.to_owned()), "{location:?}");
+            let target = from.join(location).map(|(url, _)| url.to_string());
+            assert_eq!(target, Ok(expected.to_owned()), "{location:?}");
         }
         for bad in ["http://[::1", "http://10.0.0.1:99999/", "http://a b/", "/%zz", "\u{7f}", ":x"] {
             assert!(from.join(bad).is_err(), "{bad:?}");

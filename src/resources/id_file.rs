@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_files_are_told_apart() {
+    fn malformed_files_have_distinct_errors() {
         let one = |host: u32, container: u32| format!(r#"{{"hostId":{host},"containerId":{container},"length":1}}"#);
         let file = |uids: &str, gids: &str| format!(r#"{{"uidMappings":[{uids}],"gidMappings":[{gids}]}}"#);
         let two = format!("{},{}", one(1, 0), one(1, 0));

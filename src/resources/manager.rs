@@ -11,20 +11,20 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    names::{Driver, PodTree},
+    names::{CgroupDriver, PodTree},
     node_allocatable::{self, Enforcement, Reservation},
     shares::BurstableShares,
     slices::Slices,
     tree::{EnsureResult, Tree},
     userns::IdRanges,
-    values::{self, Amounts, Limits, PodRules},
+    values::{self, Amounts, CgroupLimits, PodRules},
 };
 use berth_metrics::CgroupMetrics;
 use berth_ports::{
-    ContainerTuning, Event, EventSink, PodCgroup, PodCgroupValues, ResourceError, ResourceManager, UserNamespaces,
+    ContainerTuning, EventRecord, EventSink, PodCgroup, PodCgroupValues, ResourceError, ResourceManager, UserNamespaces,
 };
 use berth_sys::cgroup::{
-    Hierarchy, Presence,
+    CgroupPresence, Hierarchy,
     systemd::{
         self, Units,
         cgroup_watcher::{WriteEvents, WrittenCgroups},
@@ -68,16 +68,16 @@ pub struct ManagerDeps {
     pub units: Option<Arc<dyn Units>>,
 }
 
-/// Owner of the pod cgroups. Call [`Manager::start`] before the first pod, and run [`Manager::run`] in
+/// Owner of the pod cgroups. Call [`PodCgroupManager::start`] before the first pod, and run [`PodCgroupManager::run`] in
 /// the background.
-pub struct Manager {
+pub struct PodCgroupManager {
     config: ManagerConfig,
     events: Arc<dyn EventSink>,
     ids: Arc<IdRanges>,
     names: PodTree,
     /// `None` without pod cgroups (`cgroupsPerQOS: false`).
     groups: Option<Arc<CgroupState>>,
-    /// Notifications of changes in slices, until [`Manager::run`] takes them.
+    /// Notifications of changes in slices, until [`PodCgroupManager::run`] takes them.
     writes: Mutex<Option<WriteEvents>>,
 }
 
@@ -86,10 +86,10 @@ struct CgroupState {
     tree: Tree,
     shares: BurstableShares,
     rules: PodRules,
-    kubepods: Limits,
+    kubepods: CgroupLimits,
 }
 
-impl Manager {
+impl PodCgroupManager {
     /// Creates the manager without changing any cgroup. Must be called within a Tokio runtime.
     /// `hierarchy` is not needed without pod cgroups.
     ///
@@ -114,14 +114,14 @@ impl Manager {
             );
             kubepods.cpuset_cpus.clone_from(&config.online_cpus);
             let slices = match config.rules.driver {
-                Driver::Cgroupfs => None,
-                Driver::Systemd => {
+                CgroupDriver::Cgroupfs => None,
+                CgroupDriver::Systemd => {
                     let units = deps.units.ok_or_else(|| ResourceError(systemd::NOT_RUNNING.to_owned()))?;
-                    let heard = systemd::cgroup_watcher::watch();
-                    let heard = heard.map_err(|error| warn!(err = %error, "Failed to watch systemd slices")).ok();
-                    let (watch, heard) = heard.unzip();
-                    writes = heard;
-                    Some(Slices::new(systemd::Driver::new(units), watch))
+                    let result = systemd::cgroup_watcher::watch();
+                    let watcher = result.map_err(|error| warn!(err = %error, "Failed to watch systemd slices")).ok();
+                    let (watch, notifications) = watcher.unzip();
+                    writes = notifications;
+                    Some(Slices::new(systemd::SystemdDriver::new(units), watch))
                 }
             };
             let tree = Tree::new(hierarchy, names.clone(), deps.metrics, slices);
@@ -155,7 +155,7 @@ impl Manager {
         let compressible = reservation.enforcement == Enforcement::Compressible;
         let mut limits = values::of_amounts(&reservation.amounts, &self.config.rules.hugepage_sizes);
         if compressible {
-            limits = Limits { cpu_shares: limits.cpu_shares, ..Limits::default() };
+            limits = CgroupLimits { cpu_shares: limits.cpu_shares, ..CgroupLimits::default() };
         }
         let path = cgroup.clone();
         let done = blocking("reserved cgroup", move || groups.enforce_limits(&path, &limits)).await;
@@ -163,11 +163,11 @@ impl Manager {
         match &done {
             Ok(()) => {
                 let text = format!("Updated limits on {} reserved cgroup {cgroup}", who.to_lowercase());
-                self.events.record(Event::node_normal("NodeAllocatableEnforced", text));
+                self.events.record(EventRecord::node_normal("NodeAllocatableEnforced", text));
             }
             Err(e) => {
                 let text = format!("Failed to enforce {who} {what} Cgroup Limits on {cgroup:?}: {e}");
-                self.events.record(Event::node_warning("FailedNodeAllocatableEnforcement", text));
+                self.events.record(EventRecord::node_warning("FailedNodeAllocatableEnforcement", text));
             }
         }
         done
@@ -184,7 +184,7 @@ impl Manager {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                written = heard(&mut writes) => {
+                written = next_write(&mut writes) => {
                     self.repair(written).await;
                     continue;
                 }
@@ -215,8 +215,8 @@ impl Manager {
     async fn enforce_on_pods(&self, groups: Arc<CgroupState>) -> bool {
         let done = blocking("kubepods", move || groups.tree.update(&groups.tree.names.kubepods(), &groups.kubepods));
         let event = match done.await {
-            Ok(()) => Event::node_normal("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods"),
-            Err(e) => Event::node_warning(
+            Ok(()) => EventRecord::node_normal("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods"),
+            Err(e) => EventRecord::node_warning(
                 "FailedNodeAllocatableEnforcement",
                 format!("Failed to update Node Allocatable Limits {:?}: {e}", ["kubepods"]),
             ),
@@ -231,7 +231,7 @@ impl CgroupState {
     fn start(&self) -> Result<(), ResourceError> {
         let names = &self.tree.names;
         match self.tree.presence(names.root())? {
-            Presence::Complete => {}
+            CgroupPresence::Complete => {}
             missing => {
                 return Err(ResourceError(format!(
                     "invalid configuration: cgroup root {} is not usable: {missing:?}",
@@ -305,11 +305,11 @@ impl CgroupState {
     fn has_pod(&self, pod: &Pod) -> Result<bool, ResourceError> {
         let name = self.tree.names.pod(Qos::of(pod), pod.uid())?;
         match self.tree.presence(&name)? {
-            Presence::Complete => Ok(true),
-            Presence::Absent => Ok(false),
-            Presence::Partial(_) => {
+            CgroupPresence::Complete => Ok(true),
+            CgroupPresence::Absent => Ok(false),
+            CgroupPresence::Partial(_) => {
                 self.tree.ensure(&name, &values::of_pod(pod, &self.rules))?;
-                Ok(self.tree.presence(&name)? == Presence::Complete)
+                Ok(self.tree.presence(&name)? == CgroupPresence::Complete)
             }
         }
     }
@@ -324,12 +324,12 @@ impl CgroupState {
         Ok(())
     }
 
-    fn enforce_limits(&self, cgroup: &str, limits: &Limits) -> Result<(), ResourceError> {
+    fn enforce_limits(&self, cgroup: &str, limits: &CgroupLimits) -> Result<(), ResourceError> {
         let group = self.tree.foreign(cgroup)?;
         match self.tree.presence_of(&group)? {
-            Presence::Complete => self.tree.update_group(&group, limits),
-            Presence::Absent => Err(ResourceError(format!("{cgroup:?} cgroup does not exist"))),
-            Presence::Partial(missing) => {
+            CgroupPresence::Complete => self.tree.update_group(&group, limits),
+            CgroupPresence::Absent => Err(ResourceError(format!("{cgroup:?} cgroup does not exist"))),
+            CgroupPresence::Partial(missing) => {
                 Err(ResourceError(format!("cgroup {cgroup:?} has some missing controllers: {}", missing.join(", "))))
             }
         }
@@ -337,7 +337,7 @@ impl CgroupState {
 }
 
 #[async_trait]
-impl ResourceManager for Manager {
+impl ResourceManager for PodCgroupManager {
     fn cgroup_parent(&self, pod: &Pod) -> String {
         if self.groups.is_none() {
             return String::new();
@@ -369,7 +369,7 @@ impl ResourceManager for Manager {
         if !ensured.complaints.is_empty() {
             let text = format!("limits of the pod's cgroup are incomplete: {}", ensured.complaints.join("; "));
             warn!(pod = %pod.id(), err = %text, "Pod cgroup incomplete");
-            self.events.record(Event::warning(pod.id(), "PodCgroupIncomplete", text));
+            self.events.record(EventRecord::warning(pod.id(), "PodCgroupIncomplete", text));
         }
         Ok(PodCgroup { parent, created: ensured.created })
     }
@@ -421,12 +421,12 @@ impl ResourceManager for Manager {
     async fn apply_pod_values(&self, pod: &Pod, values: PodCgroupValues) -> Result<(), ResourceError> {
         let Some(groups) = self.groups.clone() else { return Ok(()) };
         let name = self.names.pod(Qos::of(pod), pod.uid())?;
-        let limits = Limits {
+        let limits = CgroupLimits {
             cpu_shares: values.cpu_shares,
             cpu_quota: values.cpu_quota,
             cpu_period: values.cpu_period,
             memory: values.memory_limit,
-            ..Limits::default()
+            ..CgroupLimits::default()
         };
         let pod = pod.clone();
         blocking("pod cgroup", move || {
@@ -446,7 +446,7 @@ impl ResourceManager for Manager {
 }
 
 /// The next notification of changes in slices; pending forever without a watch.
-async fn heard(writes: &mut Option<WriteEvents>) -> WrittenCgroups {
+async fn next_write(writes: &mut Option<WriteEvents>) -> WrittenCgroups {
     match writes {
         Some(writes) => writes.next().await,
         None => std::future::pending().await,

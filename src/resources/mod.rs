@@ -7,7 +7,7 @@
 //!  pod workers, housekeeping ─► Manager ─► weight of Burstable pods, node allocatable
 //! ```
 //!
-//! [`Manager`] implements [`ResourceManager`](berth_ports::ResourceManager): it owns the sum of the
+//! [`PodCgroupManager`] implements [`ResourceManager`](berth_ports::ResourceManager): it owns the sum of the
 //! requests of Burstable pods and updates the QoS cgroups when that changes. File work runs on the
 //! blocking pool, each call with a timeout. [`IdRanges`] allocates host IDs. Implements spec 06 §5,
 //! 06a.
@@ -27,7 +27,7 @@ pub mod userns;
 pub mod values;
 
 pub use id_space::IdSpace;
-pub use manager::{Manager, ManagerConfig, ManagerDeps};
+pub use manager::{ManagerConfig, ManagerDeps, PodCgroupManager};
 pub use node_allocatable::{Enforcement, Reservation, ReservedFor};
 pub use userns::IdRanges;
-pub use values::{Amounts, Driver, PodRules};
+pub use values::{Amounts, CgroupDriver, PodRules};

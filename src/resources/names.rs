@@ -4,7 +4,7 @@ use berth_types::{PodUid, qos::Qos};
 
 /// `cgroupDriver`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Driver {
+pub enum CgroupDriver {
     /// The agent creates directories.
     #[default]
     Cgroupfs,
@@ -54,10 +54,10 @@ impl CgroupName {
     }
 
     /// Path below the root of a hierarchy; with systemd the chain of slices.
-    pub fn path(&self, driver: Driver) -> String {
+    pub fn path(&self, driver: CgroupDriver) -> String {
         match driver {
-            Driver::Cgroupfs => format!("/{}", self.0.join("/")),
-            Driver::Systemd => {
+            CgroupDriver::Cgroupfs => format!("/{}", self.0.join("/")),
+            CgroupDriver::Systemd => {
                 let escaped: Vec<String> = self.0.iter().map(|c| c.replace('-', "_")).collect();
                 let slices: Vec<String> =
                     (1..=escaped.len()).map(|n| format!("{}.slice", escaped[..n].join("-"))).collect();
@@ -70,8 +70,8 @@ impl CgroupName {
     ///
     /// # Errors
     /// The path is not valid for that driver.
-    pub fn parse(path: &str, driver: Driver) -> Result<Self, NameError> {
-        if driver == Driver::Cgroupfs {
+    pub fn parse(path: &str, driver: CgroupDriver) -> Result<Self, NameError> {
+        if driver == CgroupDriver::Cgroupfs {
             return Self::root(path);
         }
         let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
@@ -91,7 +91,7 @@ impl CgroupName {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PodTree {
     root: CgroupName,
-    driver: Driver,
+    driver: CgroupDriver,
 }
 
 /// Prefix of a pod's component.
@@ -102,12 +102,12 @@ impl PodTree {
     ///
     /// # Errors
     /// The root is not a valid name.
-    pub fn new(cgroup_root: &str, driver: Driver) -> Result<Self, NameError> {
+    pub fn new(cgroup_root: &str, driver: CgroupDriver) -> Result<Self, NameError> {
         Ok(Self { root: CgroupName::root(cgroup_root)?, driver })
     }
 
     /// The cgroup driver, which determines the notation.
-    pub fn driver(&self) -> Driver {
+    pub fn driver(&self) -> CgroupDriver {
         self.driver
     }
 
@@ -146,8 +146,8 @@ impl PodTree {
     /// The UID of the pod that a directory below a QoS class belongs to; `None` for other cgroups.
     pub fn uid_of(&self, directory: &str) -> Option<PodUid> {
         let component = match self.driver {
-            Driver::Cgroupfs => directory.to_owned(),
-            Driver::Systemd => directory.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"),
+            CgroupDriver::Cgroupfs => directory.to_owned(),
+            CgroupDriver::Systemd => directory.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"),
         };
         // Strips only the first prefix: a UID may itself contain `pod`.
         let uid = component.strip_prefix(POD_PREFIX)?;
@@ -182,27 +182,27 @@ mod tests {
     #[test]
     fn a_name_has_two_notations() {
         let pod = name(&["kubepods", "burstable", "pod1234-abcd"]);
-        assert_eq!(pod.path(Driver::Cgroupfs), "/kubepods/burstable/pod1234-abcd");
+        assert_eq!(pod.path(CgroupDriver::Cgroupfs), "/kubepods/burstable/pod1234-abcd");
         // AC-06a-1
         assert_eq!(
-            pod.path(Driver::Systemd),
+            pod.path(CgroupDriver::Systemd),
             "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_abcd.slice"
         );
-        assert_eq!(CgroupName::default().path(Driver::Cgroupfs), "/");
-        assert_eq!(CgroupName::default().path(Driver::Systemd), "/");
-        assert_eq!(name(&["kubelet", "kubepods"]).path(Driver::Systemd), "/kubelet.slice/kubelet-kubepods.slice");
+        assert_eq!(CgroupName::default().path(CgroupDriver::Cgroupfs), "/");
+        assert_eq!(CgroupName::default().path(CgroupDriver::Systemd), "/");
+        assert_eq!(name(&["kubelet", "kubepods"]).path(CgroupDriver::Systemd), "/kubelet.slice/kubelet-kubepods.slice");
     }
 
     #[test]
     fn slices_are_read_back() {
         let path = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_abcd.slice";
         let expected = name(&["kubepods", "burstable", "pod1234-abcd"]);
-        assert_eq!(CgroupName::parse(path, Driver::Systemd), Ok(expected));
+        assert_eq!(CgroupName::parse(path, CgroupDriver::Systemd), Ok(expected));
         for bad in ["-a.slice", "a--b.slice", "a.scope", "/x/a-.slice"] {
-            let error = CgroupName::parse(bad, Driver::Systemd).unwrap_err().to_string();
+            let error = CgroupName::parse(bad, CgroupDriver::Systemd).unwrap_err().to_string();
             assert!(error.starts_with("invalid slice name: "), "{error}");
         }
-        assert_eq!(CgroupName::parse("/", Driver::Systemd), Ok(CgroupName::default()));
+        assert_eq!(CgroupName::parse("/", CgroupDriver::Systemd), Ok(CgroupName::default()));
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn pods_live_below_their_class() {
-        let tree = PodTree::new("/kubelet", Driver::Cgroupfs).expect("a tree");
+        let tree = PodTree::new("/kubelet", CgroupDriver::Cgroupfs).expect("a tree");
         let path = |class| tree.pod(class, &"u1".into()).map(|n| tree.path(&n)).expect("a name");
         assert_eq!(path(Qos::Guaranteed), "/kubelet/kubepods/podu1");
         assert_eq!(path(Qos::Burstable), "/kubelet/kubepods/burstable/podu1");
@@ -230,21 +230,21 @@ mod tests {
     fn directories_of_pods_are_recognised() {
         let tree = |driver| PodTree::new("", driver).expect("a tree");
         let uid = |driver, directory| tree(driver).uid_of(directory).map(|u| u.to_string());
-        assert_eq!(uid(Driver::Cgroupfs, "pod12-ab").as_deref(), Some("12-ab"));
-        assert_eq!(uid(Driver::Cgroupfs, "podmy-pod").as_deref(), Some("my-pod"));
+        assert_eq!(uid(CgroupDriver::Cgroupfs, "pod12-ab").as_deref(), Some("12-ab"));
+        assert_eq!(uid(CgroupDriver::Cgroupfs, "podmy-pod").as_deref(), Some("my-pod"));
         for other in ["burstable", "besteffort", "pod", "system"] {
-            assert_eq!(uid(Driver::Cgroupfs, other), None, "{other}");
+            assert_eq!(uid(CgroupDriver::Cgroupfs, other), None, "{other}");
         }
-        assert_eq!(uid(Driver::Systemd, "kubepods-burstable-pod12_ab.slice").as_deref(), Some("12-ab"));
-        assert_eq!(uid(Driver::Systemd, "kubepods-burstable.slice"), None);
-        assert_eq!(uid(Driver::Systemd, "cri-containerd-x.scope"), None);
+        assert_eq!(uid(CgroupDriver::Systemd, "kubepods-burstable-pod12_ab.slice").as_deref(), Some("12-ab"));
+        assert_eq!(uid(CgroupDriver::Systemd, "kubepods-burstable.slice"), None);
+        assert_eq!(uid(CgroupDriver::Systemd, "cri-containerd-x.scope"), None);
     }
 
     proptest! {
         #[test]
         fn both_notations_are_read_back(components in prop::collection::vec("[a-z0-9][a-z0-9-]{0,20}", 0..4)) {
             let name = CgroupName(components);
-            for driver in [Driver::Cgroupfs, Driver::Systemd] {
+            for driver in [CgroupDriver::Cgroupfs, CgroupDriver::Systemd] {
                 let back = CgroupName::parse(&name.path(driver), driver);
                 prop_assert_eq!(back, Ok(name.clone()));
             }

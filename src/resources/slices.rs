@@ -16,14 +16,14 @@ use super::{tree::controller, values::Write};
 use berth_sys::cgroup::{
     CgroupError, CgroupResult, GroupPath, Hierarchy,
     systemd::{
-        Driver,
+        SystemdDriver,
         cgroup_watcher::{CgroupWatcher, WrittenCgroups},
     },
 };
 
 /// Slices, with the values of those that belong to the agent.
 pub(super) struct Slices {
-    driver: Driver,
+    driver: SystemdDriver,
     watch: Option<CgroupWatcher>,
     /// Content of the files after they were written. Locked while they are written, so that a restore
     /// never writes values from before a change.
@@ -38,7 +38,7 @@ impl fmt::Debug for Slices {
 
 impl Slices {
     /// Creates the set for this driver; without a watch nothing is restored.
-    pub(super) fn new(driver: Driver, watch: Option<CgroupWatcher>) -> Self {
+    pub(super) fn new(driver: SystemdDriver, watch: Option<CgroupWatcher>) -> Self {
         Self { driver, watch, kept: Mutex::default() }
     }
 
@@ -108,8 +108,8 @@ impl Slices {
                 continue;
             }
             info!(cgroupName = %group, files = ?changed, "Restoring slice values changed by another process");
-            let told = self.driver.set(&group, &files(&wanted)).err();
-            for error in told.into_iter().chain(write(&group, &wanted)) {
+            let driver_error = self.driver.set(&group, &files(&wanted)).err();
+            for error in driver_error.into_iter().chain(write(&group, &wanted)) {
                 warn!(cgroupName = %group, err = %error, "Failed to restore slice value");
             }
             // Record the actual content, or the same difference would be repaired forever.

@@ -6,14 +6,14 @@ use prometheus::Histogram;
 use tracing::debug;
 
 use super::{
-    names::{CLASSES, CgroupName, Driver, NameError, PodTree},
+    names::{CLASSES, CgroupDriver, CgroupName, NameError, PodTree},
     slices::Slices,
-    values::{self, FileController, Limits, Version, Write},
+    values::{self, CgroupLimits, CgroupVersion, FileController, Write},
 };
 use berth_metrics::CgroupMetrics;
 use berth_ports::{PodCgroupValues, ResourceError};
 use berth_sys::cgroup::{
-    CgroupError, CgroupResult, Controller, GroupPath, Hierarchy, Presence,
+    CgroupError, CgroupPresence, CgroupResult, Controller, GroupPath, Hierarchy,
     systemd::{cgroup_watcher::WrittenCgroups, names::path_of},
 };
 use berth_types::{ContainerId, PodUid, cpu, qos::Qos};
@@ -48,23 +48,23 @@ impl Tree {
         Self { hierarchy, names, metrics, slices }
     }
 
-    pub(super) fn version(&self) -> Version {
+    pub(super) fn version(&self) -> CgroupVersion {
         match self.hierarchy {
-            Hierarchy::V1(_) => Version::V1,
-            Hierarchy::V2(_) => Version::V2,
+            Hierarchy::V1(_) => CgroupVersion::V1,
+            Hierarchy::V2(_) => CgroupVersion::V2,
         }
     }
 
     /// Whether the cgroup exists with all controllers.
-    pub(super) fn presence(&self, name: &CgroupName) -> Result<Presence, ResourceError> {
+    pub(super) fn presence(&self, name: &CgroupName) -> Result<CgroupPresence, ResourceError> {
         self.hierarchy.presence(&self.group(name)?).map_err(text_of)
     }
 
     /// Creates the cgroup with its values if it is missing, and repairs one that lacks controllers.
-    pub(super) fn ensure(&self, name: &CgroupName, limits: &Limits) -> Result<EnsureResult, ResourceError> {
+    pub(super) fn ensure(&self, name: &CgroupName, limits: &CgroupLimits) -> Result<EnsureResult, ResourceError> {
         let group = self.group(name)?;
         let before = self.hierarchy.presence(&group).map_err(text_of)?;
-        if before == Presence::Complete {
+        if before == CgroupPresence::Complete {
             if let Some(slices) = &self.slices {
                 slices.adopt(&self.hierarchy, &group, &self.writes(limits));
             }
@@ -76,17 +76,17 @@ impl Tree {
             if let Some(slices) = &self.slices {
                 slices.keep(&self.hierarchy, &group, &self.writes(limits));
             }
-            Ok(EnsureResult { created: before == Presence::Absent, made_above: !made.is_empty(), complaints })
+            Ok(EnsureResult { created: before == CgroupPresence::Absent, made_above: !made.is_empty(), complaints })
         })
     }
 
     /// Writes the values of an existing cgroup.
-    pub(super) fn update(&self, name: &CgroupName, limits: &Limits) -> Result<(), ResourceError> {
+    pub(super) fn update(&self, name: &CgroupName, limits: &CgroupLimits) -> Result<(), ResourceError> {
         self.update_group(&self.group(name)?, limits)
     }
 
     /// Like [`Self::update`], for a cgroup that is not part of the pod tree.
-    pub(super) fn update_group(&self, group: &GroupPath, limits: &Limits) -> Result<(), ResourceError> {
+    pub(super) fn update_group(&self, group: &GroupPath, limits: &CgroupLimits) -> Result<(), ResourceError> {
         timed(&self.metrics.update, || {
             let write = || self.apply(group, limits);
             let failures = match &self.slices {
@@ -113,7 +113,7 @@ impl Tree {
     pub(super) fn remove_pod(&self, uid: &PodUid) -> Result<(), ResourceError> {
         for name in self.names.pod_anywhere(uid) {
             let group = self.group(&name)?;
-            if self.hierarchy.presence(&group).map_err(text_of)? == Presence::Absent {
+            if self.hierarchy.presence(&group).map_err(text_of)? == CgroupPresence::Absent {
                 continue;
             }
             timed(&self.metrics.destroy, || self.remove(&group))
@@ -142,12 +142,12 @@ impl Tree {
     pub(super) fn values(&self, name: &CgroupName, wanted: Option<u64>) -> Result<PodCgroupValues, ResourceError> {
         let group = self.group(name)?;
         let (quota, period, memory) = match self.version() {
-            Version::V1 => (
+            CgroupVersion::V1 => (
                 self.number(&group, Controller::Cpu, "cpu.cfs_quota_us")?,
                 self.number(&group, Controller::Cpu, "cpu.cfs_period_us")?,
                 self.number(&group, Controller::Memory, "memory.limit_in_bytes")?,
             ),
-            Version::V2 => {
+            CgroupVersion::V2 => {
                 let text = self.read(&group, Controller::Cpu, "cpu.max")?;
                 let (quota, period) = text.split_once(' ').unwrap_or((&text, "100000"));
                 let quota = if quota == "max" { -1 } else { number(quota, &group, "cpu.max")? };
@@ -157,7 +157,7 @@ impl Tree {
         };
         let shares = self.shares(&group)?;
         let is_wanted = |wanted: &u64| {
-            self.version() == Version::V2 && cpu::shares_of_weight(cpu::linear_weight(*wanted)) == shares
+            self.version() == CgroupVersion::V2 && cpu::shares_of_weight(cpu::linear_weight(*wanted)) == shares
         };
         Ok(PodCgroupValues {
             cpu_shares: Some(wanted.filter(is_wanted).unwrap_or(shares)),
@@ -182,15 +182,15 @@ impl Tree {
             group = child.and_then(|child| group.child(child)).ok_or_else(missing)?;
         }
         let file = match self.version() {
-            Version::V1 => "memory.usage_in_bytes",
-            Version::V2 => "memory.current",
+            CgroupVersion::V1 => "memory.usage_in_bytes",
+            CgroupVersion::V2 => "memory.current",
         };
         Ok(self.number(&group, Controller::Memory, file)?.max(0).unsigned_abs())
     }
 
     /// The path of a cgroup from the configuration; that of a slice follows from its name.
     pub(super) fn foreign(&self, path: &str) -> Result<GroupPath, ResourceError> {
-        let slice = path.rsplit('/').next().filter(|_| self.names.driver() == Driver::Systemd);
+        let slice = path.rsplit('/').next().filter(|_| self.names.driver() == CgroupDriver::Systemd);
         match slice.and_then(|slice| path_of(slice).ok()) {
             Some(group) => Ok(group),
             None => Self::parse(path),
@@ -201,7 +201,7 @@ impl Tree {
         GroupPath::parse(path).ok_or_else(|| ResourceError(format!("invalid cgroup path {path:?}")))
     }
 
-    pub(super) fn presence_of(&self, group: &GroupPath) -> Result<Presence, ResourceError> {
+    pub(super) fn presence_of(&self, group: &GroupPath) -> Result<CgroupPresence, ResourceError> {
         self.hierarchy.presence(group).map_err(text_of)
     }
 
@@ -211,8 +211,8 @@ impl Tree {
 
     fn shares(&self, group: &GroupPath) -> Result<u64, ResourceError> {
         match self.version() {
-            Version::V1 => Ok(self.number(group, Controller::Cpu, "cpu.shares")?.max(0).unsigned_abs()),
-            Version::V2 => {
+            CgroupVersion::V1 => Ok(self.number(group, Controller::Cpu, "cpu.shares")?.max(0).unsigned_abs()),
+            CgroupVersion::V2 => {
                 let weight = self.number(group, Controller::Cpu, "cpu.weight")?.max(0).unsigned_abs();
                 Ok(cpu::shares_of_weight(weight))
             }
@@ -220,7 +220,7 @@ impl Tree {
     }
 
     /// Creates the cgroup and missing parents; returns the created parents.
-    fn make(&self, group: &GroupPath, limits: &Limits) -> CgroupResult<Vec<GroupPath>> {
+    fn make(&self, group: &GroupPath, limits: &CgroupLimits) -> CgroupResult<Vec<GroupPath>> {
         match &self.slices {
             None => self.hierarchy.create(group),
             Some(slices) => slices.make(&self.hierarchy, group, &self.writes(limits)),
@@ -235,14 +235,14 @@ impl Tree {
     }
 
     /// The files to write for limits, for available controllers.
-    fn writes(&self, limits: &Limits) -> Vec<Write> {
+    fn writes(&self, limits: &CgroupLimits) -> Vec<Write> {
         let mut writes = values::writes(limits, self.version());
         writes.retain(|write| self.hierarchy.has(controller(write.owner)));
         writes
     }
 
     /// Writes the files of available controllers; continues after a failure.
-    fn apply(&self, group: &GroupPath, limits: &Limits) -> Vec<CgroupError> {
+    fn apply(&self, group: &GroupPath, limits: &CgroupLimits) -> Vec<CgroupError> {
         let writes = self.writes(limits);
         writes.iter().filter_map(|write| self.apply_one(group, write, &writes).err()).collect()
     }

@@ -31,9 +31,9 @@ const FILE: &str = "userns";
 const SUBIDS_LIMIT: Duration = Duration::from_secs(10);
 
 /// The host ID ranges of all pods on this node.
-pub struct IdRanges(Arc<Shared>);
+pub struct IdRanges(Arc<IdRangesInner>);
 
-struct Shared {
+struct IdRangesInner {
     pods: PathBuf,
     table: Mutex<IdTable>,
 }
@@ -44,7 +44,7 @@ impl IdRanges {
     /// # Errors
     /// A pod's file is malformed or does not fit: its IDs might be allocated twice.
     pub async fn open(root_dir: &Path, space: IdSpace) -> Result<Self, ResourceError> {
-        let shared = Arc::new(Shared { pods: root_dir.join("pods"), table: Mutex::new(IdTable::new(space)) });
+        let shared = Arc::new(IdRangesInner { pods: root_dir.join("pods"), table: Mutex::new(IdTable::new(space)) });
         let job = shared.clone();
         blocking("user namespaces", move || job.read_all()).await?;
         Ok(Self(shared))
@@ -59,7 +59,7 @@ impl IdRanges {
     }
 }
 
-impl Shared {
+impl IdRangesInner {
     fn table(&self) -> MutexGuard<'_, IdTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -240,7 +240,7 @@ mod tests {
     async fn a_range_that_cannot_be_written_down_is_not_given_out() {
         let root = tempfile::tempdir().expect("a directory");
         fs::write(root.path().join("pods"), "a file in the way").expect("writable");
-        let shared = Shared { pods: root.path().join("pods"), table: Mutex::new(IdTable::new(space())) };
+        let shared = IdRangesInner { pods: root.path().join("pods"), table: Mutex::new(IdTable::new(space())) };
         assert!(shared.assign(&"a".into()).is_err());
         assert_eq!(shared.table().of(&"a".into()), None);
         assert!(shared.assign(&"../x".into()).is_err());

@@ -1,11 +1,11 @@
 //! Cgroup values of pods, QoS classes, and the node. Pure. Implements spec 06a §4-7.
 //!
-//! [`Limits`] are the values of a cgroup; [`writes`] converts them to the files of either cgroup
+//! [`CgroupLimits`] are the values of a cgroup; [`writes`] converts them to the files of either cgroup
 //! version, in the order in which the kernel accepts them.
 
 use std::collections::BTreeMap;
 
-pub use super::names::Driver;
+pub use super::names::CgroupDriver;
 use berth_sys::cgroup::systemd::rounded_quota;
 use berth_types::{
     Pod, api, cpu,
@@ -19,7 +19,7 @@ const UNBOUNDED: u64 = 1 << 62;
 
 /// Values of a cgroup; absent ones are not written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Limits {
+pub struct CgroupLimits {
     /// CPU weight in shares.
     pub cpu_shares: Option<u64>,
     /// CPU quota in microseconds per period; -1 for none.
@@ -39,9 +39,9 @@ pub struct Limits {
 /// Amounts of the node's resources.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Amounts {
-    /// CPU in milli-CPU.
+    /// CPU amount in milli-CPU; `None` leaves the CPU weight unset.
     pub cpu_milli: Option<i64>,
-    /// Memory in bytes.
+    /// Memory amount in bytes; `None` and 0 set no limit.
     pub memory_bytes: Option<i64>,
     /// Number of processes.
     pub pids: Option<i64>,
@@ -79,11 +79,11 @@ pub struct PodRules {
     /// Huge page sizes of the node, in bytes.
     pub hugepage_sizes: Vec<u64>,
     /// `cgroupDriver`.
-    pub driver: Driver,
+    pub driver: CgroupDriver,
 }
 
 /// Values of a pod's cgroup.
-pub fn of_pod(pod: &Pod, rules: &PodRules) -> Limits {
+pub fn of_pod(pod: &Pod, rules: &PodRules) -> CgroupLimits {
     let requests = resources::pod_requests(pod.spec(), Overhead::Included);
     let limits = resources::pod_limits(pod.spec(), Overhead::Included);
     let class = Qos::of(pod);
@@ -92,7 +92,7 @@ pub fn of_pod(pod: &Pod, rules: &PodRules) -> Limits {
     let has_memory = class == Qos::Guaranteed || (class == Qos::Burstable && is_limited(pod, MEMORY));
     let shares = if class == Qos::BestEffort { cpu::MIN_SHARES } else { cpu::shares(milli(requests.get(CPU))) };
     let quota = if rules.cpu_cfs_quota { quota(milli(limits.get(CPU)), rules) } else { -1 };
-    Limits {
+    CgroupLimits {
         cpu_shares: Some(shares),
         cpu_quota: has_cpu.then_some(quota),
         cpu_period: has_cpu.then_some(rules.cpu_period_us),
@@ -105,25 +105,25 @@ pub fn of_pod(pod: &Pod, rules: &PodRules) -> Limits {
 
 /// Values of a QoS class's cgroup: the requests of Burstable pods determine its weight; BestEffort gets
 /// the minimum.
-pub fn of_class(class: Qos, requested_milli: i64, hugepage_sizes: &[u64]) -> Limits {
+pub fn of_class(class: Qos, requested_milli: i64, hugepage_sizes: &[u64]) -> CgroupLimits {
     let shares = if class == Qos::Burstable { cpu::shares(requested_milli) } else { cpu::MIN_SHARES };
-    Limits {
+    CgroupLimits {
         cpu_shares: Some(shares),
         hugepages: hugepage_sizes.iter().map(|&size| (size, UNBOUNDED)).collect(),
-        ..Limits::default()
+        ..CgroupLimits::default()
     }
 }
 
 /// Values of a cgroup with an amount of the node: kubepods, or a reservation.
-pub fn of_amounts(amounts: &Amounts, hugepage_sizes: &[u64]) -> Limits {
+pub fn of_amounts(amounts: &Amounts, hugepage_sizes: &[u64]) -> CgroupLimits {
     let mut hugepages: BTreeMap<u64, u64> = hugepage_sizes.iter().map(|&size| (size, 0)).collect();
     hugepages.extend(&amounts.hugepages);
-    Limits {
+    CgroupLimits {
         cpu_shares: amounts.cpu_milli.map(cpu::shares),
         memory: amounts.memory_bytes.filter(|bytes| *bytes > 0),
         pids: amounts.pids.filter(|pids| *pids > 0),
         hugepages,
-        ..Limits::default()
+        ..CgroupLimits::default()
     }
 }
 
@@ -153,7 +153,7 @@ fn is_limited(pod: &Pod, resource: &str) -> bool {
 
 fn quota(milli: i64, rules: &PodRules) -> i64 {
     let quota = cpu::quota(milli, rules.cpu_period_us);
-    if rules.driver == Driver::Systemd { rounded_quota(quota, rules.cpu_period_us) } else { quota }
+    if rules.driver == CgroupDriver::Systemd { rounded_quota(quota, rules.cpu_period_us) } else { quota }
 }
 
 /// Huge page limits come from requests; sizes without a request are limited to 0.
@@ -169,7 +169,7 @@ fn pod_hugepages(requests: &resources::Amounts, rules: &PodRules) -> BTreeMap<u6
 
 /// Version of the cgroup hierarchy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Version {
+pub enum CgroupVersion {
     /// cgroup v1: a hierarchy per controller.
     V1,
     /// cgroup v2: the unified hierarchy.
@@ -209,14 +209,14 @@ fn write(owner: FileController, file: impl Into<String>, value: impl ToString) -
 }
 
 /// The files to write for limits, in order.
-pub fn writes(limits: &Limits, version: Version) -> Vec<Write> {
+pub fn writes(limits: &CgroupLimits, version: CgroupVersion) -> Vec<Write> {
     match version {
-        Version::V1 => writes_v1(limits),
-        Version::V2 => writes_v2(limits),
+        CgroupVersion::V1 => writes_v1(limits),
+        CgroupVersion::V2 => writes_v2(limits),
     }
 }
 
-fn writes_v2(limits: &Limits) -> Vec<Write> {
+fn writes_v2(limits: &CgroupLimits) -> Vec<Write> {
     let mut all = Vec::new();
     all.extend(limits.pids.map(|n| write(FileController::Pids, "pids.max", pids(n))));
     all.extend(limits.memory.filter(|n| *n != 0).map(|n| write(FileController::Memory, "memory.max", or_max(n))));
@@ -239,7 +239,7 @@ fn writes_v2(limits: &Limits) -> Vec<Write> {
     all
 }
 
-fn writes_v1(limits: &Limits) -> Vec<Write> {
+fn writes_v1(limits: &CgroupLimits) -> Vec<Write> {
     let mut all = Vec::new();
     all.extend(limits.pids.map(|n| write(FileController::Pids, "pids.max", pids(n))));
     all.extend(limits.memory.filter(|n| *n != 0).map(|n| write(FileController::Memory, "memory.limit_in_bytes", n)));

@@ -50,7 +50,7 @@ impl Default for Gates {
 }
 
 /// Inputs of the decision.
-pub struct Inputs<'a> {
+pub struct PodActionInputs<'a> {
     /// The pod with its allocated resources.
     pub pod: &'a Pod,
     /// Observation of the runtime after the last action.
@@ -67,7 +67,7 @@ pub struct Inputs<'a> {
 
 /// Cause of a container kill: determines its grace period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cause {
+pub enum ContainerKillReason {
     /// Any cause without a special grace period.
     Unspecified,
     /// The startup probe failed.
@@ -88,7 +88,7 @@ pub struct Kill {
     /// Message of the `Killing` event.
     pub message: String,
     /// Cause of the kill.
-    pub cause: Cause,
+    pub cause: ContainerKillReason,
 }
 
 /// An instance to remove for a restart of all containers; its logs are kept.
@@ -107,7 +107,7 @@ pub struct Reset {
 pub struct PodActions {
     /// Kill all containers and stop all sandboxes.
     pub kill_pod: bool,
-    /// Create a sandbox.
+    /// Whether a new sandbox is created; only after everything is stopped (`kill_pod`).
     pub create_sandbox: bool,
     /// The newest sandbox; `None` if there is none, or if its replacement records no event.
     pub sandbox: Option<SandboxId>,
@@ -128,7 +128,7 @@ pub struct PodActions {
 }
 
 /// Computes the actions of one sync (spec 03a §3).
-pub fn compute(inputs: &Inputs) -> PodActions {
+pub fn compute(inputs: &PodActionInputs) -> PodActions {
     let mut actions = sandbox_need(inputs.pod, inputs.observed);
     if inputs.restart_all {
         actions.reset = resets(inputs.pod, inputs.observed);
@@ -177,7 +177,7 @@ fn sandbox_need(pod: &Pod, observed: &ObservedPod) -> PodActions {
 }
 
 /// Decides what to start in a new sandbox. Spec 03a §3.2.
-fn into_new_sandbox(inputs: &Inputs, actions: &mut PodActions) {
+fn into_new_sandbox(inputs: &PodActionInputs, actions: &mut PodActions) {
     let (pod, observed) = (inputs.pod, inputs.observed);
     let existed = actions.attempt != 0;
     if pod.restart_policy() == RestartPolicy::Never && existed && !observed.containers.is_empty() {
@@ -230,7 +230,7 @@ fn resets(pod: &Pod, observed: &ObservedPod) -> Vec<Reset> {
 }
 
 /// Spec 03a §3.4: an ephemeral container is started once and never restarted.
-fn fresh_ephemeral(inputs: &Inputs) -> Vec<usize> {
+fn fresh_ephemeral(inputs: &PodActionInputs) -> Vec<usize> {
     let all = inputs.pod.ephemeral_containers().iter().enumerate();
     all.filter(|(_, c)| inputs.observed.newest(&c.name).is_none()).map(|(i, _)| i).collect()
 }
@@ -241,7 +241,7 @@ enum ContainerAction {
     Start,
     Kill {
         message: String,
-        cause: Cause,
+        cause: ContainerKillReason,
         restart: bool,
     },
     /// It keeps running, unless a resize requires a restart.
@@ -249,7 +249,7 @@ enum ContainerAction {
 }
 
 /// Computes the actions for regular containers. Spec 03a §3.6.
-fn regular(inputs: &Inputs, actions: &mut PodActions) {
+fn regular(inputs: &PodActionInputs, actions: &mut PodActions) {
     let mut kept = false;
     for (index, container) in inputs.pod.containers().iter().enumerate() {
         let newest = inputs.observed.newest(&container.name);
@@ -265,7 +265,7 @@ fn regular(inputs: &Inputs, actions: &mut PodActions) {
                 actions.kill.push(Kill { id: instance.id.clone(), name: container.name.clone(), message, cause });
             }
             (ContainerAction::Keep, Some(instance)) => {
-                let target = resize::Target { kind: ContainerKind::Regular, index, id: instance.id.clone() };
+                let target = resize::ResizeTarget { kind: ContainerKind::Regular, index, id: instance.id.clone() };
                 kept |= settle_resize(inputs, container, target, actions);
             }
             (ContainerAction::Kill { .. } | ContainerAction::Keep, None) => {}
@@ -277,7 +277,7 @@ fn regular(inputs: &Inputs, actions: &mut PodActions) {
     }
 }
 
-fn next(inputs: &Inputs, container: &api::Container, newest: Option<&ObservedContainer>) -> ContainerAction {
+fn next(inputs: &PodActionInputs, container: &api::Container, newest: Option<&ObservedContainer>) -> ContainerAction {
     let pod = inputs.pod;
     let Some(instance) = newest else {
         return if restart::should_start(pod, container, None) {
@@ -296,44 +296,50 @@ fn next(inputs: &Inputs, container: &api::Container, newest: Option<&ObservedCon
     match instance.state {
         ContainerState::Running if !is_active(inputs.observed, instance) => killed(
             format!("Container {} runs in a previous sandbox", container.name),
-            Cause::Unspecified,
+            ContainerKillReason::Unspecified,
             may_again && !pod.is_deleting(),
         ),
         ContainerState::Running => running(inputs, container, instance, may_again, killed),
         _ if !restart::should_start(pod, container, Some(instance)) => ContainerAction::Leave,
-        ContainerState::Unknown => {
-            ContainerAction::Kill { message: unknown.to_owned(), cause: Cause::Unspecified, restart: true }
-        }
+        ContainerState::Unknown => ContainerAction::Kill {
+            message: unknown.to_owned(),
+            cause: ContainerKillReason::Unspecified,
+            restart: true,
+        },
         ContainerState::Created | ContainerState::Exited => ContainerAction::Start,
     }
 }
 
 fn running(
-    inputs: &Inputs,
+    inputs: &PodActionInputs,
     container: &api::Container,
     instance: &ObservedContainer,
     may_again: bool,
-    killed: impl Fn(String, Cause, bool) -> ContainerAction,
+    killed: impl Fn(String, ContainerKillReason, bool) -> ContainerAction,
 ) -> ContainerAction {
     let name = &container.name;
     if definition_changed(container, instance) {
-        return killed(format!("Container {name} definition changed"), Cause::Unspecified, true);
+        return killed(format!("Container {name} definition changed"), ContainerKillReason::Unspecified, true);
     }
     let probed = inputs.probes.get(&instance.id).copied().unwrap_or_default();
     if probed.liveness == Some(ProbeVerdict::Failure) {
-        return killed(format!("Container {name} failed liveness probe"), Cause::LivenessProbe, may_again);
+        return killed(
+            format!("Container {name} failed liveness probe"),
+            ContainerKillReason::LivenessProbe,
+            may_again,
+        );
     }
     if probed.startup == Some(ProbeVerdict::Failure) {
-        return killed(format!("Container {name} failed startup probe"), Cause::StartupProbe, may_again);
+        return killed(format!("Container {name} failed startup probe"), ContainerKillReason::StartupProbe, may_again);
     }
     ContainerAction::Keep
 }
 
 /// Checks the resources of a running container; returns whether it keeps running (spec 03a §3.8).
 pub(super) fn settle_resize(
-    inputs: &Inputs,
+    inputs: &PodActionInputs,
     container: &api::Container,
-    target: resize::Target,
+    target: resize::ResizeTarget,
     actions: &mut PodActions,
 ) -> bool {
     match resize::check(inputs.pod, container, inputs.actuated) {
@@ -349,7 +355,7 @@ pub(super) fn settle_resize(
                 id: target.id,
                 name: container.name.clone(),
                 message: format!("Container {} resize requires restart", container.name),
-                cause: Cause::Unspecified,
+                cause: ContainerKillReason::Unspecified,
             });
             actions.resize.pod = true;
             false

@@ -23,12 +23,12 @@ pub const FORGET_AFTER: Duration = Duration::from_secs(600);
 
 /// Identity of a back-off: pod UID and a hash of the container's definition.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Key {
+pub struct BackoffKey {
     pod: PodUid,
     shape: u64,
 }
 
-impl Key {
+impl BackoffKey {
     /// The key of one container of a pod.
     pub fn of(pod: &Pod, container: &api::Container) -> Self {
         let resources = serde_json::to_string(&container.resources).unwrap_or_default();
@@ -39,7 +39,7 @@ impl Key {
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Entry {
+struct BackoffEntry {
     /// Its next delay is the one after the next crash.
     backoff: Backoff,
     updated: Timestamp,
@@ -72,14 +72,14 @@ pub enum StartDecision {
 
 /// Initial and maximum delay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct BackoffLimits {
     /// Delay after the second crash.
     pub initial: Duration,
     /// Maximum delay.
     pub max: Duration,
 }
 
-impl Limits {
+impl BackoffLimits {
     /// Builds the limits from the gate `ReduceDefaultCrashLoopBackOffDecay` and
     /// `maxContainerRestartPeriod`.
     pub fn new(reduced: bool, configured_max: Option<Duration>) -> Self {
@@ -89,7 +89,7 @@ impl Limits {
     }
 }
 
-impl Default for Limits {
+impl Default for BackoffLimits {
     fn default() -> Self {
         Self::new(false, None)
     }
@@ -98,23 +98,23 @@ impl Default for Limits {
 /// Crash loop back-offs of all containers.
 #[derive(Debug)]
 pub struct CrashBackoff {
-    limits: Limits,
-    entries: HashMap<Key, Entry>,
+    limits: BackoffLimits,
+    entries: HashMap<BackoffKey, BackoffEntry>,
 }
 
 impl CrashBackoff {
     /// Creates an empty set of back-offs.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: BackoffLimits) -> Self {
         Self { limits, entries: HashMap::new() }
     }
 
     /// Requests the start of a container whose newest exited instance finished at `finished`; if it may
     /// be started, the next delay is set.
-    pub fn turn(&mut self, key: Key, finished: Timestamp, now: Now) -> StartDecision {
+    pub fn turn(&mut self, key: BackoffKey, finished: Timestamp, now: Now) -> StartDecision {
         let valid = self.entries.get_mut(&key).filter(|e| !older(e.updated, finished));
         let Some(entry) = valid else {
             let backoff = Backoff::new(self.limits.initial, self.limits.max);
-            self.entries.insert(key, Entry { backoff, updated: now.wall, wait: None });
+            self.entries.insert(key, BackoffEntry { backoff, updated: now.wall, wait: None });
             return StartDecision::Start;
         };
         let delay = entry.backoff.peek();
@@ -127,7 +127,7 @@ impl CrashBackoff {
             return StartDecision::Wait { delay, until };
         }
         entry.backoff.next_delay();
-        *entry = Entry { updated: now.wall, wait: None, ..*entry };
+        *entry = BackoffEntry { updated: now.wall, wait: None, ..*entry };
         StartDecision::Start
     }
 
@@ -174,13 +174,13 @@ mod tests {
         Timestamp::from_second(1_700_000_000 + seconds).expect("in range")
     }
 
-    fn key(image: &str) -> Key {
+    fn key(image: &str) -> BackoffKey {
         let object = serde_json::json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"containers": [{"name": "c", "image": image}]},
         });
         let pod = Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete");
-        Key::of(&pod, &pod.containers()[0])
+        BackoffKey::of(&pod, &pod.containers()[0])
     }
 
     /// Both clocks at that second, without clock adjustments.
@@ -189,7 +189,7 @@ mod tests {
     }
 
     /// Lets the container crash `runs` seconds after each start; returns the delays before each start.
-    fn schedule(limits: Limits, runs: i64, times: usize) -> Vec<u64> {
+    fn schedule(limits: BackoffLimits, runs: i64, times: usize) -> Vec<u64> {
         let (mut backoff, zero) = (CrashBackoff::new(limits), Instant::now());
         let mut finished = 0;
         (0..times)
@@ -211,16 +211,16 @@ mod tests {
 
     #[test]
     fn delays_double_up_to_the_maximum() {
-        assert_eq!(schedule(Limits::default(), 5, 8), [0, 10, 20, 40, 80, 160, 300, 300]);
-        assert_eq!(schedule(Limits::new(true, None), 5, 8), [0, 1, 2, 4, 8, 16, 32, 60]);
-        let short = Limits::new(false, Some(Duration::from_secs(3)));
+        assert_eq!(schedule(BackoffLimits::default(), 5, 8), [0, 10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(schedule(BackoffLimits::new(true, None), 5, 8), [0, 1, 2, 4, 8, 16, 32, 60]);
+        let short = BackoffLimits::new(false, Some(Duration::from_secs(3)));
         assert_eq!(schedule(short, 5, 4), [0, 3, 3, 3]);
     }
 
     #[test]
     fn a_third_crash_waits_twenty_seconds_from_its_finish() {
         // AC-03a-17
-        let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
+        let (mut backoff, zero) = (CrashBackoff::new(BackoffLimits::default()), Instant::now());
         assert_eq!(backoff.turn(key("i"), at(0), now(zero, 0)), StartDecision::Start);
         assert_eq!(backoff.turn(key("i"), at(5), now(zero, 15)), StartDecision::Start);
         let wait = StartDecision::Wait { delay: Duration::from_secs(20), until: now(zero, 40).steady };
@@ -232,7 +232,7 @@ mod tests {
     fn a_clock_that_is_set_neither_lengthens_nor_ends_a_wait() {
         let second = Duration::from_secs(1);
         for hours in [-1, 1] {
-            let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
+            let (mut backoff, zero) = (CrashBackoff::new(BackoffLimits::default()), Instant::now());
             backoff.turn(key("i"), at(0), now(zero, 0));
             let wait = StartDecision::Wait { delay: second * 10, until: zero + second * 11 };
             assert_eq!(backoff.turn(key("i"), at(1), now(zero, 1)), wait);
@@ -240,7 +240,7 @@ mod tests {
             assert_eq!(backoff.turn(key("i"), at(1), set(2)), wait, "{hours}");
             assert_eq!(backoff.turn(key("i"), at(1), set(11)), StartDecision::Start, "{hours}");
         }
-        let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
+        let (mut backoff, zero) = (CrashBackoff::new(BackoffLimits::default()), Instant::now());
         backoff.turn(key("i"), at(3600), Now { wall: at(3600), ..now(zero, 0) });
         let wait = StartDecision::Wait { delay: second * 10, until: zero + second * 12 };
         assert_eq!(backoff.turn(key("i"), at(3601), now(zero, 2)), wait, "set back before it was asked about");
@@ -248,13 +248,13 @@ mod tests {
 
     #[test]
     fn ten_minutes_of_running_well_are_forgiven() {
-        assert_eq!(schedule(Limits::default(), 599, 4), [0, 10, 20, 40]);
-        assert_eq!(schedule(Limits::default(), 601, 3), [0, 0, 0]);
+        assert_eq!(schedule(BackoffLimits::default(), 599, 4), [0, 10, 20, 40]);
+        assert_eq!(schedule(BackoffLimits::default(), 601, 3), [0, 0, 0]);
     }
 
     #[test]
     fn another_image_starts_at_once_and_a_gone_pod_is_forgotten() {
-        let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
+        let (mut backoff, zero) = (CrashBackoff::new(BackoffLimits::default()), Instant::now());
         backoff.turn(key("i"), at(0), now(zero, 0));
         assert!(matches!(backoff.turn(key("i"), at(1), now(zero, 1)), StartDecision::Wait { .. }));
         assert_eq!(backoff.turn(key("j"), at(1), now(zero, 1)), StartDecision::Start);

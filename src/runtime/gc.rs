@@ -18,7 +18,7 @@ use super::{
     manager::RuntimeManager,
     pod_sync::Logs,
 };
-use berth_ports::{ContainerLogFile, Event, PodStateProvider, RemovalPredicate};
+use berth_ports::{ContainerLogFile, EventRecord, PodStateProvider, RemovalPredicate};
 use berth_proto::cri;
 use berth_types::{
     ContainerId, PodRef, PodUid, SandboxId,
@@ -28,7 +28,7 @@ use berth_types::{
 /// Period of garbage collection.
 const PERIOD: Duration = Duration::from_secs(60);
 /// Polling interval, before the first round, for all pod sources to be ready.
-const FIRST_LOOK: Duration = Duration::from_secs(2);
+const SOURCES_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Capacity of the removal queue; garbage collection removes what did not fit.
 const QUEUE: usize = 50;
 
@@ -97,31 +97,31 @@ impl RuntimeManager {
 
     /// Runs garbage collection once the pod sources are ready, or after one period, and then every
     /// minute until stopped. The first round removes what a killed agent left behind.
-    pub async fn run_gc(self: Arc<Self>, fates: Arc<dyn PodStateProvider>, stop: CancellationToken) {
+    pub async fn run_gc(self: Arc<Self>, pod_states: Arc<dyn PodStateProvider>, stop: CancellationToken) {
         let mut failing = false;
         let mut first = Some(Instant::now() + PERIOD);
         loop {
-            let pause = if first.is_some() { FIRST_LOOK } else { PERIOD };
+            let pause = if first.is_some() { SOURCES_POLL_INTERVAL } else { PERIOD };
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
             }
-            if first.is_some_and(|latest| Instant::now() < latest && !fates.sources_ready()) {
+            if first.is_some_and(|latest| Instant::now() < latest && !pod_states.sources_ready()) {
                 continue;
             }
             first = None;
             let collected = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                collected = self.collect_garbage(&fates, GcMode::Normal) => collected,
+                collected = self.collect_garbage(&pod_states, GcMode::Normal) => collected,
             };
             match collected {
                 Ok(()) => failing = false,
                 Err(err) => {
                     error!(err, "Container garbage collection failed");
                     if !std::mem::replace(&mut failing, true) {
-                        self.deps.events.record(Event::node_warning("ContainerGCFailed", err));
+                        self.deps.events.record(EventRecord::node_warning("ContainerGCFailed", err));
                     }
                 }
             }
@@ -132,14 +132,14 @@ impl RuntimeManager {
     ///
     /// # Errors
     /// The joined texts of failed lists and removals.
-    pub async fn collect_garbage(&self, fates: &Arc<dyn PodStateProvider>, mode: GcMode) -> Result<(), String> {
+    pub async fn collect_garbage(&self, pod_states: &Arc<dyn PodStateProvider>, mode: GcMode) -> Result<(), String> {
         let mut failures = Vec::new();
         self.backoff().purge(self.deps.clock.now());
-        let ready = fates.sources_ready();
+        let ready = pod_states.sources_ready();
         let may_go = |pod: &PodUid| {
             ready
-                && (fates.should_pod_content_be_removed(pod)
-                    || (mode == GcMode::EvictTerminated && fates.is_terminated(pod)))
+                && (pod_states.should_pod_content_be_removed(pod)
+                    || (mode == GcMode::EvictTerminated && pod_states.is_terminated(pod)))
         };
         let raw = self.deps.cri.list_containers(None).await.map_err(|e| e.to_string())?;
         let owners: HashMap<ContainerId, PodRef> =
@@ -159,7 +159,7 @@ impl RuntimeManager {
         if let Err(err) = self.collect_sandboxes(&left, &may_go).await {
             failures.push(err);
         }
-        self.collect_logs(fates, ready, left).await;
+        self.collect_logs(pod_states, ready, left).await;
         match failures.as_slice() {
             [] => Ok(()),
             [one] => Err(one.clone()),
@@ -206,10 +206,15 @@ impl RuntimeManager {
         if failures.is_empty() { Ok(()) } else { Err(failures.join(", ")) }
     }
 
-    async fn collect_logs(&self, fates: &Arc<dyn PodStateProvider>, ready: bool, containers: Vec<ListedContainer>) {
+    async fn collect_logs(
+        &self,
+        pod_states: &Arc<dyn PodStateProvider>,
+        ready: bool,
+        containers: Vec<ListedContainer>,
+    ) {
         if ready {
-            let fates = fates.clone();
-            let may_go: RemovalPredicate = Arc::new(move |pod| fates.should_pod_content_be_removed(pod));
+            let pod_states = pod_states.clone();
+            let may_go: RemovalPredicate = Arc::new(move |pod| pod_states.should_pod_content_be_removed(pod));
             self.deps.logs.remove_directories(may_go).await;
         }
         let alive = containers.into_iter().filter(|c| c.state != ContainerState::Exited).map(|c| c.id).collect();

@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::actions::Cause;
+use super::actions::ContainerKillReason;
 use berth_types::{ContainerKind, Pod, api};
 
 /// Minimum grace period, so that a signal can be handled at all.
@@ -75,11 +75,11 @@ impl StopFacts {
     }
 
     /// The grace period without an override (spec 03a §9).
-    pub fn period(&self, cause: Cause) -> Duration {
+    pub fn period(&self, cause: ContainerKillReason) -> Duration {
         let probe = match cause {
-            Cause::StartupProbe => self.startup_probe,
-            Cause::LivenessProbe => self.liveness_probe,
-            Cause::Unspecified | Cause::FailedPostStartHook => None,
+            ContainerKillReason::StartupProbe => self.startup_probe,
+            ContainerKillReason::LivenessProbe => self.liveness_probe,
+            ContainerKillReason::Unspecified | ContainerKillReason::FailedPostStartHook => None,
         };
         let seconds = match (self.deletion, self.termination) {
             (Some(deletion), _) => deletion,
@@ -118,7 +118,7 @@ mod tests {
         Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete")
     }
 
-    fn seconds(metadata: Value, grace: Option<i64>, cause: Cause) -> u64 {
+    fn seconds(metadata: Value, grace: Option<i64>, cause: ContainerKillReason) -> u64 {
         let probe = json!({"terminationGracePeriodSeconds": 5});
         let pod = pod(
             metadata,
@@ -130,16 +130,16 @@ mod tests {
 
     #[test]
     fn the_most_special_grace_period_wins() {
-        assert_eq!(seconds(json!({}), None, Cause::Unspecified), 2);
-        assert_eq!(seconds(json!({}), Some(60), Cause::Unspecified), 60);
+        assert_eq!(seconds(json!({}), None, ContainerKillReason::Unspecified), 2);
+        assert_eq!(seconds(json!({}), Some(60), ContainerKillReason::Unspecified), 60);
         // AC-03a-9
-        assert_eq!(seconds(json!({}), Some(60), Cause::LivenessProbe), 5);
-        assert_eq!(seconds(json!({}), Some(60), Cause::StartupProbe), 60);
-        assert_eq!(seconds(json!({}), Some(3), Cause::LivenessProbe), 5, "may be larger");
-        assert_eq!(seconds(json!({}), None, Cause::LivenessProbe), 2);
+        assert_eq!(seconds(json!({}), Some(60), ContainerKillReason::LivenessProbe), 5);
+        assert_eq!(seconds(json!({}), Some(60), ContainerKillReason::StartupProbe), 60);
+        assert_eq!(seconds(json!({}), Some(3), ContainerKillReason::LivenessProbe), 5, "may be larger");
+        assert_eq!(seconds(json!({}), None, ContainerKillReason::LivenessProbe), 2);
         // AC-03a-10
-        assert_eq!(seconds(json!({"deletionGracePeriodSeconds": 0}), Some(60), Cause::LivenessProbe), 0);
-        assert_eq!(seconds(json!({"deletionGracePeriodSeconds": -4}), Some(60), Cause::Unspecified), 0);
+        assert_eq!(seconds(json!({"deletionGracePeriodSeconds": 0}), Some(60), ContainerKillReason::LivenessProbe), 0);
+        assert_eq!(seconds(json!({"deletionGracePeriodSeconds": -4}), Some(60), ContainerKillReason::Unspecified), 0);
     }
 
     #[test]
@@ -151,10 +151,10 @@ mod tests {
             (PORTS.to_owned(), r#"[{"name":"http","containerPort":80}]"#.to_owned()),
         ]);
         let facts = StopFacts::from_annotations(&annotations);
-        assert_eq!(facts.period(Cause::Unspecified), Duration::from_secs(7));
+        assert_eq!(facts.period(ContainerKillReason::Unspecified), Duration::from_secs(7));
         assert!(facts.pre_stop.is_some_and(|hook| hook.exec.is_some()));
         assert_eq!(facts.ports.len(), 1);
-        assert_eq!(StopFacts::from_annotations(&HashMap::new()).period(Cause::Unspecified), MINIMUM);
+        assert_eq!(StopFacts::from_annotations(&HashMap::new()).period(ContainerKillReason::Unspecified), MINIMUM);
     }
 
     #[test]

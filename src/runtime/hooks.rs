@@ -6,12 +6,12 @@ use std::{net::IpAddr, time::Duration};
 
 use super::{http_hook::HttpHook, manager::RuntimeManager};
 use berth_cri::CriError;
-use berth_ports::Event;
+use berth_ports::EventRecord;
 use berth_types::{ContainerId, PodRef, api};
 
 /// A hook to run.
 #[derive(Clone, Copy)]
-pub(super) struct Hook<'a> {
+pub(super) struct LifecycleHook<'a> {
     pub(super) handler: &'a api::LifecycleHandler,
     pub(super) pod: &'a PodRef,
     pub(super) container: &'a str,
@@ -32,7 +32,7 @@ impl RuntimeManager {
     ///
     /// # Errors
     /// The message for the container's status or the log.
-    pub(super) async fn run_hook(&self, hook: &Hook<'_>) -> Result<(), String> {
+    pub(super) async fn run_hook(&self, hook: &LifecycleHook<'_>) -> Result<(), String> {
         let handler = hook.handler;
         let place = format!("for Container \"{}\" in Pod \"{}\" failed", hook.container, hook.pod);
         if let Some(exec) = &handler.exec {
@@ -61,7 +61,7 @@ impl RuntimeManager {
         Err("Cannot run handler: invalid handler: neither exec, httpGet nor sleep is set".to_owned())
     }
 
-    async fn run_http(&self, hook: &Hook<'_>, action: &api::HTTPGetAction) -> Result<(), String> {
+    async fn run_http(&self, hook: &LifecycleHook<'_>, action: &api::HTTPGetAction) -> Result<(), String> {
         let http = HttpHook::new(action, hook.ips, hook.ports)?;
         let fell_back = http.run().await?;
         if fell_back {
@@ -70,7 +70,7 @@ impl RuntimeManager {
                 "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
                 http.authority()
             );
-            let event = Event::warning(hook.pod, "LifecycleHTTPFallback", text);
+            let event = EventRecord::warning(hook.pod, "LifecycleHTTPFallback", text);
             self.deps.events.record(match hook.field_path {
                 Some(path) => event.at(path),
                 None => event,

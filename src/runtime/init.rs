@@ -4,7 +4,9 @@
 //! has a status shows the progress of initialization (spec 03a §3.5).
 
 use super::{
-    actions::{Cause, Inputs, Kill, PodActions, ProbeVerdict, definition_changed, settle_resize},
+    actions::{
+        ContainerKillReason, Kill, PodActionInputs, PodActions, ProbeVerdict, definition_changed, settle_resize,
+    },
     resize,
 };
 use berth_types::{
@@ -17,7 +19,7 @@ const UNKNOWN: &str = "Init container is in \"unknown\" state, try killing it be
 
 /// State of the iteration.
 struct InitIteration<'i, 'a> {
-    inputs: &'i Inputs<'a>,
+    inputs: &'i PodActionInputs<'a>,
     /// All init containers are done: regular containers may run.
     initialised: bool,
     /// A later container has run in this sandbox, so this one was initialized before.
@@ -28,7 +30,7 @@ struct InitIteration<'i, 'a> {
 struct InitFailed;
 
 /// Adds the actions for init containers; returns whether regular containers may run.
-pub(super) fn walk(inputs: &Inputs, actions: &mut PodActions) -> bool {
+pub(super) fn walk(inputs: &PodActionInputs, actions: &mut PodActions) -> bool {
     let all = inputs.pod.init_containers();
     if all.is_empty() {
         return true;
@@ -60,7 +62,7 @@ pub(super) fn walk(inputs: &Inputs, actions: &mut PodActions) -> bool {
 }
 
 /// Exited containers do not count: after a reboot all containers are exited.
-fn any_regular_started(inputs: &Inputs) -> bool {
+fn any_regular_started(inputs: &PodActionInputs) -> bool {
     inputs.pod.containers().iter().any(|container| {
         let newest = inputs.observed.active().find(|c| *c.name == *container.name);
         newest.is_some_and(|c| matches!(c.state, ContainerState::Created | ContainerState::Running))
@@ -96,7 +98,13 @@ impl InitIteration<'_, '_> {
                 if !sidecar && restart::effective_policy(self.inputs.pod, container) == RestartPolicy::Never {
                     return Err(InitFailed);
                 }
-                self.replace(index, container, instance, (UNKNOWN.to_owned(), Cause::Unspecified), actions);
+                self.replace(
+                    index,
+                    container,
+                    instance,
+                    (UNKNOWN.to_owned(), ContainerKillReason::Unspecified),
+                    actions,
+                );
             }
         }
         Ok(())
@@ -115,7 +123,8 @@ impl InitIteration<'_, '_> {
             match probed.startup {
                 None => return,
                 Some(ProbeVerdict::Failure) => {
-                    let why = (format!("Init container {name} failed startup probe"), Cause::StartupProbe);
+                    let why =
+                        (format!("Init container {name} failed startup probe"), ContainerKillReason::StartupProbe);
                     return self.replace(index, container, instance, why, actions);
                 }
                 Some(ProbeVerdict::Success) => {}
@@ -127,14 +136,15 @@ impl InitIteration<'_, '_> {
             actions.start_init.push(index + 1);
         }
         if definition_changed(container, instance) {
-            let why = (format!("Init container {name} definition changed"), Cause::Unspecified);
+            let why = (format!("Init container {name} definition changed"), ContainerKillReason::Unspecified);
             return self.replace(index, container, instance, why, actions);
         }
         if container.liveness_probe.is_some() {
             match probed.liveness {
                 None => return,
                 Some(ProbeVerdict::Failure) => {
-                    let why = (format!("Init container {name} failed liveness probe"), Cause::LivenessProbe);
+                    let why =
+                        (format!("Init container {name} failed liveness probe"), ContainerKillReason::LivenessProbe);
                     return self.replace(index, container, instance, why, actions);
                 }
                 Some(ProbeVerdict::Success) => {}
@@ -156,7 +166,7 @@ impl InitIteration<'_, '_> {
         index: usize,
         container: &api::Container,
         instance: &ObservedContainer,
-        (message, cause): (String, Cause),
+        (message, cause): (String, ContainerKillReason),
         actions: &mut PodActions,
     ) {
         actions.kill.push(Kill { id: instance.id.clone(), name: container.name.clone(), message, cause });
@@ -164,7 +174,7 @@ impl InitIteration<'_, '_> {
     }
 
     fn resize(&self, index: usize, container: &api::Container, instance: &ObservedContainer, actions: &mut PodActions) {
-        let target = resize::Target { kind: ContainerKind::Init, index, id: instance.id.clone() };
+        let target = resize::ResizeTarget { kind: ContainerKind::Init, index, id: instance.id.clone() };
         settle_resize(self.inputs, container, target, actions);
     }
 }

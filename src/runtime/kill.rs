@@ -16,14 +16,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    actions::{self, Cause},
+    actions::{self, ContainerKillReason},
     grace::{self, MINIMUM, StopFacts, whole_seconds},
-    hooks::Hook,
+    hooks::LifecycleHook,
     manager::RuntimeManager,
 };
 use berth_cri::CriResult;
 use berth_ports::{
-    ActionKind, ActionOutcome, ConcurrentStep, Event, Grace, KillPod, PodProgress, StartFailure, SyncOutcome,
+    ActionKind, ActionOutcome, ConcurrentStep, EventRecord, Grace, KillPod, PodProgress, StartFailure, SyncOutcome,
 };
 use berth_types::{
     ContainerId, Pod, PodRef,
@@ -49,7 +49,7 @@ pub(super) struct KillRequest {
     facts: Option<StopFacts>,
     /// Message of the event; `None` for `Stopping container N`.
     message: Option<String>,
-    cause: Cause,
+    cause: ContainerKillReason,
     grace: GraceSource,
     turns: Option<Arc<SidecarOrdering>>,
 }
@@ -77,7 +77,7 @@ impl KillRequest {
             id: id.clone(),
             name,
             message: None,
-            cause: Cause::Unspecified,
+            cause: ContainerKillReason::Unspecified,
             grace: GraceSource::None,
             turns: None,
         }
@@ -127,7 +127,12 @@ struct LiveGrace {
 
 impl LiveGrace {
     /// `first` receives whether the period is not zero, and starts the first step.
-    fn new(facts: &StopFacts, cause: Cause, given: GraceSource, first: impl FnOnce(bool) -> ConcurrentStep) -> Self {
+    fn new(
+        facts: &StopFacts,
+        cause: ContainerKillReason,
+        given: GraceSource,
+        first: impl FnOnce(bool) -> ConcurrentStep,
+    ) -> Self {
         let own = || Grace::of(facts.period(cause)).0;
         let (period, given) = match given {
             GraceSource::None => (own(), None),
@@ -212,7 +217,7 @@ impl RuntimeManager {
                 name: instance.name.clone(),
                 facts: request.pod.as_ref().and_then(|pod| StopFacts::from_spec(pod, &instance.name)),
                 message: None,
-                cause: Cause::Unspecified,
+                cause: ContainerKillReason::Unspecified,
                 grace: GraceSource::Live(request.grace.clone()),
                 turns: turns.clone(),
             };
@@ -258,14 +263,15 @@ impl RuntimeManager {
         };
         let mut grace = LiveGrace::new(&facts, cause, grace, first);
         let message = message.unwrap_or_else(|| format!("Stopping container {name}"));
-        self.deps.events.record(at(Event::normal(&pod, "Killing", message), &facts));
+        self.deps.events.record(at(EventRecord::normal(&pod, "Killing", message), &facts));
         info!(pod = %pod.object_name(), podUID = %pod.uid, containerName = %name, containerID = %id,
             gracePeriod = whole_seconds(grace.left()).as_secs(), "Killing container with a grace period");
         let mut late = None;
         if let Some(handler) = facts.pre_stop.as_ref().filter(|_| !grace.left().is_zero()) {
             grace.enter(format!("preStop hook of {name}"));
             let field_path = facts.field_path.as_deref();
-            let hook = Hook { handler, pod: &pod, container: &name, id: &id, ips, ports: &facts.ports, field_path };
+            let hook =
+                LifecycleHook { handler, pod: &pod, container: &name, id: &id, ips, ports: &facts.ports, field_path };
             late = self.pre_stop(hook, &facts, &mut grace).await;
         }
         if let Some(turns) = turns.as_ref().filter(|_| !grace.left().is_zero()) {
@@ -287,13 +293,13 @@ impl RuntimeManager {
     /// Runs the preStop hook within the grace period; returns the hook if it is still running then.
     async fn pre_stop<'a>(
         &'a self,
-        hook: Hook<'a>,
+        hook: LifecycleHook<'a>,
         facts: &StopFacts,
         grace: &mut LiveGrace,
     ) -> Option<BoxFuture<'a, Result<(), String>>> {
         let mut running = async move { self.run_hook(&hook).await }.boxed();
         let failed = || {
-            let event = Event::warning(hook.pod, "FailedPreStopHook", "PreStopHook failed");
+            let event = EventRecord::warning(hook.pod, "FailedPreStopHook", "PreStopHook failed");
             self.deps.events.record(at(event, facts));
         };
         match grace.within(&mut running).await {
@@ -320,10 +326,10 @@ impl RuntimeManager {
     /// Calls `StopContainer`, and again with a shorter timeout if the grace period is shortened. The
     /// first success counts.
     async fn stop_container(&self, id: &ContainerId, grace: &mut LiveGrace) -> CriResult<()> {
-        let mut told = grace.for_runtime();
-        let mut ends = Instant::now() + told;
+        let mut timeout = grace.for_runtime();
+        let mut ends = Instant::now() + timeout;
         let mut calls = FuturesUnordered::new();
-        calls.push(self.deps.cri.stop_container(id.as_str(), told));
+        calls.push(self.deps.cri.stop_container(id.as_str(), timeout));
         loop {
             tokio::select! {
                 biased;
@@ -334,11 +340,11 @@ impl RuntimeManager {
                     Some(Ok(())) | None => return Ok(()),
                 },
                 () = grace.shortened() => {
-                    told = grace.for_runtime();
-                    if Instant::now() + told < ends {
-                        ends = Instant::now() + told;
-                        info!(containerID = %id, gracePeriod = told.as_secs(), "Shortening grace period of container");
-                        calls.push(self.deps.cri.stop_container(id.as_str(), told));
+                    timeout = grace.for_runtime();
+                    if Instant::now() + timeout < ends {
+                        ends = Instant::now() + timeout;
+                        info!(containerID = %id, gracePeriod = timeout.as_secs(), "Shortening grace period of container");
+                        calls.push(self.deps.cri.stop_container(id.as_str(), timeout));
                     }
                 }
             }
@@ -383,7 +389,7 @@ async fn run_with_overdue_hook<T>(
     }
 }
 
-fn at(event: Event, facts: &StopFacts) -> Event {
+fn at(event: EventRecord, facts: &StopFacts) -> EventRecord {
     match &facts.field_path {
         Some(path) => event.at(path.clone()),
         None => event,
@@ -425,8 +431,8 @@ mod tests {
         let live = GraceSource::Live(watch::channel(Some(Grace::from_secs(i64::MAX))).1);
         for given in [GraceSource::None, live] {
             let step = PodProgress::new().start_concurrent("StopContainer main");
-            let told = LiveGrace::new(&facts, Cause::Unspecified, given, |_| step).for_runtime();
-            assert!(told > most / 10 && told < most, "{told:?}");
+            let timeout = LiveGrace::new(&facts, ContainerKillReason::Unspecified, given, |_| step).for_runtime();
+            assert!(timeout > most / 10 && timeout < most, "{timeout:?}");
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     actions::Gates,
     actuated_store::ActuatedStore,
-    backoff::{CrashBackoff, Limits},
+    backoff::{BackoffLimits, CrashBackoff},
     creation::CreationTracker,
     gc::PruneQueue,
     gc_rank::GcPolicy,
@@ -65,7 +65,7 @@ pub struct RuntimeConfig {
     /// `podLogsDir`: base of log paths that the runtime does not report.
     pub pod_logs_dir: PathBuf,
     /// Limits of the crash loop back-off.
-    pub backoff: Limits,
+    pub backoff: BackoffLimits,
     /// Limits of retained dead containers.
     pub gc: GcPolicy,
     /// Feature gates.
@@ -79,7 +79,7 @@ impl RuntimeConfig {
             name: name.into(),
             request_timeout: Duration::from_secs(120),
             pod_logs_dir: "/var/log/pods".into(),
-            backoff: Limits::default(),
+            backoff: BackoffLimits::default(),
             gc: GcPolicy::default(),
             gates: Gates::default(),
         }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tracing::{error, warn};
 
 use super::{
-    actions::{self, ContainerProbeResults, Inputs, PodActions, ProbeVerdict},
+    actions::{self, ContainerProbeResults, PodActionInputs, PodActions, ProbeVerdict},
     creation::{CreateError, CreateKey},
     image_volumes::ImageVolumes,
     kill::KillRequest,
@@ -17,8 +17,8 @@ use super::{
 };
 use berth_cri::CriError;
 use berth_ports::{
-    ActionKind, ActionOutcome, ContainerLogFile, Event, KillPod, ProbeResult, ProbeResults, StartFailure, SyncOutcome,
-    SyncPod,
+    ActionKind, ActionOutcome, ContainerLogFile, EventRecord, KillPod, ProbeResult, ProbeResults, StartFailure,
+    SyncOutcome, SyncPod,
 };
 use berth_proto::cri;
 use berth_types::{
@@ -53,7 +53,7 @@ pub(super) struct PodSync<'a> {
 pub(super) async fn pass(rt: &RuntimeManager, req: &SyncPod) -> SyncOutcome {
     let actuated = rt.deps.actuated.get(req.pod.uid());
     let probes = probed(rt, req);
-    let actions = actions::compute(&Inputs {
+    let actions = actions::compute(&PodActionInputs {
         pod: &req.pod,
         observed: &req.observed,
         probes: &probes,
@@ -130,7 +130,7 @@ impl PodSync<'_> {
         self.req.stopping.is_cancelled()
     }
 
-    pub(super) fn event(&self, event: Event) {
+    pub(super) fn event(&self, event: EventRecord) {
         self.rt.deps.events.record(event);
     }
 
@@ -146,7 +146,7 @@ impl PodSync<'_> {
     async fn kill_pod(&mut self) -> Result<(), SyncHalted> {
         if self.actions.create_sandbox && self.actions.sandbox.is_some() {
             let message = "Pod sandbox changed, it will be killed and re-created.";
-            self.event(Event::normal(self.req.pod.id(), "SandboxChanged", message));
+            self.event(EventRecord::normal(self.req.pod.id(), "SandboxChanged", message));
         }
         if !self.actions.create_sandbox && !self.req.observed.is_alive() {
             self.outcome.is_finished = true;
@@ -284,7 +284,7 @@ impl PodSync<'_> {
                 if !self.stopping() {
                     metrics.started_pods_errors.inc();
                     let text = format!("Failed to create pod sandbox: {err}");
-                    self.event(Event::warning(pod.id(), "FailedCreatePodSandBox", text));
+                    self.event(EventRecord::warning(pod.id(), "FailedCreatePodSandBox", text));
                     let message = format!("Failed to create sandbox for pod \"{}\": {err}", pod.id());
                     let name = pod.name().to_owned();
                     self.failed(ActionKind::CreatePodSandbox, &name, "CreatePodSandboxError", message);
@@ -342,7 +342,7 @@ impl PodSync<'_> {
             Err(err) => {
                 step.fail();
                 let text = format!("Unable to get pod sandbox status: {err}");
-                self.event(Event::warning(self.req.pod.id(), "FailedPodSandBoxStatus", text));
+                self.event(EventRecord::warning(self.req.pod.id(), "FailedPodSandBoxStatus", text));
                 self.outcome.error = Some(err.to_string());
                 Err(SyncHalted)
             }

@@ -30,14 +30,14 @@ use super::{
         dns::{self, DnsSettings, HostDns},
         hosts,
         mounts::{self, MountInputs, PlannedMount, Volume},
-        resources::{self, Cpus, Machine},
+        resources::{self, Cpus, ResourceInputs},
         sandbox::{self, SandboxParts},
         security::{self, ImageAccount, SecurityInputs},
         userns::{self, HostIds},
     },
 };
 use berth_ports::{
-    ContainerTuning, Event, EventSink, HandlerFeatures, ImageUser, NodeFacts, ObjectSource, ResourceManager,
+    ContainerTuning, EventRecord, EventSink, HandlerFeatures, ImageUser, NodeFacts, ObjectSource, ResourceManager,
     RuntimeState, UserNamespaces,
 };
 use berth_proto::cri;
@@ -64,7 +64,7 @@ pub struct PreparerConfig {
     pub cluster_dns: Vec<String>,
     /// `clusterDomain`; `""` for none.
     pub cluster_domain: String,
-    /// Name of this node.
+    /// Node name for `spec.nodeName` in environment variables of pods whose spec has none.
     pub node_name: String,
     /// `seccompDefault`.
     pub seccomp_default: bool,
@@ -75,7 +75,7 @@ pub struct PreparerConfig {
     /// Paths masked besides the fixed ones: `sys::machine::thermal_throttle_paths`.
     pub machine_masked: Vec<String>,
     /// Machine facts that resource values depend on.
-    pub machine: Machine,
+    pub machine: ResourceInputs,
 }
 
 /// Dependencies of the preparer.
@@ -117,7 +117,7 @@ impl Preparer {
             Err(e) => vec![e.0],
         };
         for message in complaints {
-            self.deps.events.record(Event::node_warning("CheckLimitsForResolvConf", message));
+            self.deps.events.record(EventRecord::node_warning("CheckLimitsForResolvConf", message));
         }
     }
 
@@ -137,9 +137,9 @@ impl Preparer {
         };
         let made = dns::of_pod(pod, &settings, host.as_ref());
         for warning in made.warnings {
-            self.deps.events.record(Event::warning(pod.id(), warning.reason, warning.message));
+            self.deps.events.record(EventRecord::warning(pod.id(), warning.reason, warning.message));
             if let Some(message) = warning.on_node {
-                self.deps.events.record(Event::node_warning(warning.reason, message));
+                self.deps.events.record(EventRecord::node_warning(warning.reason, message));
             }
         }
         Ok(made.config)

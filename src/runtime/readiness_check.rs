@@ -210,10 +210,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_not_known_is_told_as_such() {
+    async fn an_unknown_runtime_status_is_reported_as_unknown() {
         // AC-05-28
         let now = Instant::now();
-        let told = |conditions: Option<&[(&str, bool)]>| {
+        let errors = |conditions: Option<&[(&str, bool)]>| {
             let seen =
                 conditions.map_or_else(LastSuccess::default, |c| apply_status(&LastSuccess::default(), reply(c), now));
             let state = evaluate(&seen, &[], now);
@@ -238,12 +238,12 @@ mod tests {
                 "",
             ),
         ] {
-            assert_eq!(told(conditions), (runtime, network.to_owned()), "{conditions:?}");
+            assert_eq!(errors(conditions), (runtime, network.to_owned()), "{conditions:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn all_troubles_are_told_together() {
+    async fn all_errors_are_aggregated() {
         let now = Instant::now();
         let seen =
             apply_status(&LastSuccess::default(), reply(&[("RuntimeReady", false), ("NetworkReady", true)]), now);

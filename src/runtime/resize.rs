@@ -51,7 +51,7 @@ fn amount(list: Option<&BTreeMap<String, Quantity>>, name: &str) -> Option<Amoun
 
 /// Whether a value increases or decreases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
+pub enum ResizeDirection {
     /// The value increases.
     Up,
     /// The value decreases.
@@ -62,9 +62,9 @@ pub enum Direction {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Update {
     /// Direction of the CPU limit, else of the request.
-    pub cpu: Option<Direction>,
+    pub cpu: Option<ResizeDirection>,
     /// Direction of the memory limit, else of the request.
-    pub memory: Option<Direction>,
+    pub memory: Option<ResizeDirection>,
     /// Resources last applied.
     pub from: Amounts,
     /// Desired resources.
@@ -84,7 +84,7 @@ pub enum Check {
 
 /// A container to resize.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Target {
+pub struct ResizeTarget {
     /// Kind of the container: selects the list.
     pub kind: ContainerKind,
     /// Index in that list.
@@ -101,9 +101,9 @@ pub struct ResizePlan {
     /// Whether the pod-level resources differ.
     pub pod_level: bool,
     /// CPU updates: decreases before increases.
-    pub cpu: Vec<(Target, Update)>,
+    pub cpu: Vec<(ResizeTarget, Update)>,
     /// Memory updates: decreases before increases.
-    pub memory: Vec<(Target, Update)>,
+    pub memory: Vec<(ResizeTarget, Update)>,
 }
 
 impl ResizePlan {
@@ -113,11 +113,11 @@ impl ResizePlan {
     }
 
     /// Adds the changes of one container in the order in which they are applied.
-    pub fn add(&mut self, target: Target, update: Update) {
+    pub fn add(&mut self, target: ResizeTarget, update: Update) {
         for (list, direction) in [(&mut self.cpu, update.cpu), (&mut self.memory, update.memory)] {
             match direction {
-                Some(Direction::Up) => list.push((target.clone(), update)),
-                Some(Direction::Down) => list.insert(0, (target.clone(), update)),
+                Some(ResizeDirection::Up) => list.push((target.clone(), update)),
+                Some(ResizeDirection::Down) => list.insert(0, (target.clone(), update)),
                 None => {}
             }
         }
@@ -156,10 +156,10 @@ pub fn check(pod: &Pod, container: &api::Container, actuated: Option<&PodResourc
     })
 }
 
-fn direction(from: i64, to: i64) -> Option<Direction> {
+fn direction(from: i64, to: i64) -> Option<ResizeDirection> {
     match to.cmp(&from) {
-        std::cmp::Ordering::Greater => Some(Direction::Up),
-        std::cmp::Ordering::Less => Some(Direction::Down),
+        std::cmp::Ordering::Greater => Some(ResizeDirection::Up),
+        std::cmp::Ordering::Less => Some(ResizeDirection::Down),
         std::cmp::Ordering::Equal => None,
     }
 }
@@ -235,7 +235,7 @@ mod tests {
         check(&pod, &pod.containers()[0], Some(&actuated))
     }
 
-    fn directions(now: Value, before: Value) -> (Option<Direction>, Option<Direction>) {
+    fn directions(now: Value, before: Value) -> (Option<ResizeDirection>, Option<ResizeDirection>) {
         match outcome(now, before, json!([])) {
             Check::Update(update) => (update.cpu, update.memory),
             other => panic!("{other:?}"),
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn limits_decide_the_direction_before_requests() {
-        use Direction::{Down, Up};
+        use ResizeDirection::{Down, Up};
         let cpu = |request: &str, limit: &str| json!({"requests": {"cpu": request}, "limits": {"cpu": limit}});
         assert_eq!(directions(cpu("1", "3"), cpu("2", "2")), (Some(Up), None));
         assert_eq!(directions(cpu("1", "2"), cpu("2", "2")), (Some(Down), None));
@@ -282,11 +282,11 @@ mod tests {
 
     #[test]
     fn decreases_come_before_increases() {
-        let target = |index| Target { kind: ContainerKind::Regular, index, id: "x".into() };
+        let target = |index| ResizeTarget { kind: ContainerKind::Regular, index, id: "x".into() };
         let mut plan = ResizePlan::default();
-        plan.add(target(0), Update { cpu: Some(Direction::Up), ..Update::default() });
-        plan.add(target(1), Update { cpu: Some(Direction::Down), ..Update::default() });
-        plan.add(target(2), Update { cpu: Some(Direction::Up), ..Update::default() });
+        plan.add(target(0), Update { cpu: Some(ResizeDirection::Up), ..Update::default() });
+        plan.add(target(1), Update { cpu: Some(ResizeDirection::Down), ..Update::default() });
+        plan.add(target(2), Update { cpu: Some(ResizeDirection::Up), ..Update::default() });
         assert_eq!(plan.cpu.iter().map(|(t, _)| t.index).collect::<Vec<_>>(), [1, 0, 2]);
         assert!(plan.memory.is_empty());
     }

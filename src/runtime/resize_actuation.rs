@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::{
     pod_sync::PodSync,
-    resize::{self, Direction, Target, Update},
+    resize::{self, ResizeDirection, ResizeTarget, Update},
 };
 use berth_cri::CriError;
 use berth_ports::{ActionKind, PodCgroupValues};
@@ -83,7 +83,7 @@ impl PodSync<'_> {
         current: &mut PodCgroupValues,
     ) -> Result<(), String> {
         for part in LIMIT_THEN_REQUEST {
-            self.move_pod(resource, part, Direction::Up, wanted, current).await?;
+            self.move_pod(resource, part, ResizeDirection::Up, wanted, current).await?;
         }
         let updates = match resource {
             Resource::Memory => self.actions.resize.memory.clone(),
@@ -93,7 +93,7 @@ impl PodSync<'_> {
             self.update_container(resource, &target).await?;
         }
         for part in REQUEST_THEN_LIMIT {
-            self.move_pod(resource, part, Direction::Down, wanted, current).await?;
+            self.move_pod(resource, part, ResizeDirection::Down, wanted, current).await?;
         }
         Ok(())
     }
@@ -104,15 +104,15 @@ impl PodSync<'_> {
         &self,
         resource: Resource,
         part: Part,
-        way: Direction,
+        way: ResizeDirection,
         wanted: PodCgroupValues,
         current: &mut PodCgroupValues,
     ) -> Result<(), String> {
         let Some((next, change)) = moved(resource, part, way, wanted, *current) else { return Ok(()) };
         let pod = &self.req.pod;
-        self.tell_runtime(next).await.map_err(|e| e.to_string())?;
+        self.update_sandbox_resources(next).await.map_err(|e| e.to_string())?;
         if let Err(err) = self.rt.deps.resources.apply_pod_values(pod, change).await {
-            if let Err(err) = self.tell_runtime(*current).await {
+            if let Err(err) = self.update_sandbox_resources(*current).await {
                 warn!(pod = %pod.object_name(), podUID = %pod.uid(), %err, "Failed to roll back pod resources in the runtime");
             }
             return Err(err.to_string());
@@ -121,7 +121,7 @@ impl PodSync<'_> {
         Ok(())
     }
 
-    async fn tell_runtime(&self, values: PodCgroupValues) -> Result<(), CriError> {
+    async fn update_sandbox_resources(&self, values: PodCgroupValues) -> Result<(), CriError> {
         let Some(sandbox) = &self.sandbox else { return Ok(()) };
         let overhead = self.rt.deps.prepare.pod_resources(&self.req.pod).overhead;
         let resources = without(values, &overhead);
@@ -131,7 +131,7 @@ impl PodSync<'_> {
         }
     }
 
-    async fn update_container(&mut self, resource: Resource, target: &Target) -> Result<(), String> {
+    async fn update_container(&mut self, resource: Resource, target: &ResizeTarget) -> Result<(), String> {
         let pod = self.req.pod.clone();
         let Some(container) = definition(&pod, target) else { return Ok(()) };
         let applied = self.actuated.as_ref().and_then(|a| a.containers.get(&container.name));
@@ -187,7 +187,7 @@ fn usage(stats: &[cri::ContainerStats], id: &ContainerId) -> Option<u64> {
     Some(used.value)
 }
 
-fn definition<'a>(pod: &'a Pod, target: &Target) -> Option<&'a api::Container> {
+fn definition<'a>(pod: &'a Pod, target: &ResizeTarget) -> Option<&'a api::Container> {
     match target.kind {
         ContainerKind::Init => pod.init_containers().get(target.index),
         ContainerKind::Regular => pod.containers().get(target.index),
@@ -209,7 +209,7 @@ fn too_low(what: &str, limit: i64, used: Result<u64, String>) -> Option<String> 
 fn moved(
     resource: Resource,
     part: Part,
-    way: Direction,
+    way: ResizeDirection,
     wanted: PodCgroupValues,
     current: PodCgroupValues,
 ) -> Option<(PodCgroupValues, PodCgroupValues)> {
@@ -235,8 +235,8 @@ fn moved(
         }
     };
     let moves = match way {
-        Direction::Up => to > from,
-        Direction::Down => to < from,
+        ResizeDirection::Up => to > from,
+        ResizeDirection::Down => to < from,
     };
     moves.then_some((next, change))
 }

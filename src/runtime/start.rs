@@ -10,17 +10,17 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info};
 
 use super::{
-    actions::{self, Cause, Kill},
-    backoff::{Key, Now, StartDecision},
+    actions::{self, ContainerKillReason, Kill},
+    backoff::{BackoffKey, Now, StartDecision},
     creation::{CreateError, CreateKey},
-    hooks::Hook,
+    hooks::LifecycleHook,
     image_volumes::{self, ImageTask, VolumeImages},
     kill::KillRequest,
     manager::bare,
     pod_sync::{PodSync, SyncHalted},
     prepare::ContainerRequest,
 };
-use berth_ports::{ActionKind, ContainerLogFile, EnsureImage, Event, ImageError, PullPolicy, ResolvedImage};
+use berth_ports::{ActionKind, ContainerLogFile, EnsureImage, EventRecord, ImageError, PullPolicy, ResolvedImage};
 use berth_proto::cri;
 use berth_types::{
     ContainerId, ContainerKind, SandboxId, api,
@@ -39,15 +39,15 @@ pub(super) enum NotStarted {
 }
 
 /// Result of a start step; the error is `None` if the pod is stopping and nothing is reported.
-type Attempt<T> = Result<T, Option<Failure>>;
+type Attempt<T> = Result<T, Option<ContainerStartError>>;
 
-struct Failure {
+struct ContainerStartError {
     code: &'static str,
     message: String,
     retry_at: Option<Instant>,
 }
 
-impl Failure {
+impl ContainerStartError {
     fn new(code: &'static str, message: impl Into<String>) -> Option<Self> {
         Some(Self { code, message: message.into(), retry_at: None })
     }
@@ -110,8 +110,8 @@ impl PodSync<'_> {
         if let Some((message, until)) = self.backing_off(subject.container) {
             let pod = self.req.pod.id();
             let text = format!("Back-off restarting failed container {} in pod {pod}", subject.container.name);
-            self.record_event(subject, Event::warning(pod, "BackOff", text));
-            let failure = Failure { code: "CrashLoopBackOff", message, retry_at: Some(until) };
+            self.record_event(subject, EventRecord::warning(pod, "BackOff", text));
+            let failure = ContainerStartError { code: "CrashLoopBackOff", message, retry_at: Some(until) };
             self.record(subject, failure);
             return Err(NotStarted::BackOff);
         }
@@ -125,7 +125,7 @@ impl PodSync<'_> {
         let newest = self.req.observed.containers.iter().find(exited)?;
         let finished = newest.finished_at.unwrap_or(newest.created_at);
         let now = Now { wall: self.rt.deps.clock.now(), steady: Instant::now().into_std() };
-        let key = Key::of(&self.req.pod, container);
+        let key = BackoffKey::of(&self.req.pod, container);
         match self.rt.backoff().turn(key, finished, now) {
             StartDecision::Start => None,
             StartDecision::Wait { delay, until } => {
@@ -145,7 +145,7 @@ impl PodSync<'_> {
         if self.created_instance(subject).is_some() {
             return Ok(None);
         }
-        let config_error = |text: String| Failure::new("CreateContainerConfigError", text);
+        let config_error = |text: String| ContainerStartError::new("CreateContainerConfigError", text);
         let sandbox = self.sandbox_config().await.map_err(config_error)?;
         let handler = self.handler().await.map_err(config_error)?;
         let request = EnsureImage {
@@ -202,9 +202,9 @@ impl PodSync<'_> {
         };
         let made = made.inspect_err(|failure| self.record_failure_event(subject, failure))?;
         let pod = self.req.pod.clone();
-        self.record_event(subject, Event::normal(pod.id(), "Created", "Container created"));
+        self.record_event(subject, EventRecord::normal(pod.id(), "Created", "Container created"));
         self.start_created(subject, &made).await?;
-        self.record_event(subject, Event::normal(pod.id(), "Started", "Container started"));
+        self.record_event(subject, EventRecord::normal(pod.id(), "Started", "Container started"));
         let file = ContainerLogFile {
             pod: pod.id().clone(),
             container: subject.container.name.as_str().into(),
@@ -240,10 +240,10 @@ impl PodSync<'_> {
         answer.map_err(|failed| self.not_pulled(subject, failed))
     }
 
-    fn not_pulled(&self, subject: StartTarget<'_>, failed: ImageError) -> Option<Failure> {
+    fn not_pulled(&self, subject: StartTarget<'_>, failed: ImageError) -> Option<ContainerStartError> {
         let text = format!("Error: {}", failed.reason);
-        self.record_event(subject, Event::warning(self.req.pod.id(), "Failed", text));
-        Some(Failure { code: failed.reason, message: failed.message, retry_at: failed.retry_at })
+        self.record_event(subject, EventRecord::warning(self.req.pod.id(), "Failed", text));
+        Some(ContainerStartError { code: failed.reason, message: failed.message, retry_at: failed.retry_at })
     }
 
     /// A created instance in the newest sandbox that still matches the specification: an earlier start
@@ -258,7 +258,7 @@ impl PodSync<'_> {
 
     async fn adopt(&mut self, subject: StartTarget<'_>) -> Attempt<CreatedContainer> {
         let Some(created) = self.created_instance(subject) else {
-            return Err(Failure::new("CreateContainerError", "created container not found"));
+            return Err(ContainerStartError::new("CreateContainerError", "created container not found"));
         };
         let made = CreatedContainer { id: created.id.clone(), log_path: created.log_path.clone().into() };
         info!(pod = %self.req.pod.object_name(), podUID = %self.req.pod.uid(),
@@ -275,7 +275,7 @@ impl PodSync<'_> {
         let StartTarget { kind, container, .. } = subject;
         let rt = self.rt;
         let pod = self.req.pod.clone();
-        let config_error = |text: String| Failure::new("CreateContainerConfigError", text);
+        let config_error = |text: String| ContainerStartError::new("CreateContainerConfigError", text);
         let sandbox = self.sandbox.clone().ok_or_else(|| config_error("the pod has no sandbox".to_owned()))?;
         self.clear_stale(container).await;
         let sandbox_config = self.sandbox_config().await.map_err(config_error)?;
@@ -291,14 +291,14 @@ impl PodSync<'_> {
             .resources
             .before_create(&pod, kind, &container.name, &mut config)
             .await
-            .map_err(|e| Failure::new("PreCreateHookError", e.to_string()))?;
+            .map_err(|e| ContainerStartError::new("PreCreateHookError", e.to_string()))?;
         let log_path = std::path::Path::new(&sandbox_config.log_directory).join(&config.log_path);
         let id = self.create_once(container, (sandbox, sandbox_config), config).await?;
         rt.deps
             .resources
             .before_start(&pod, &container.name, &id)
             .await
-            .map_err(|e| Failure::new("PreStartHookError", e.to_string()))?;
+            .map_err(|e| ContainerStartError::new("PreStartHookError", e.to_string()))?;
         Ok(CreatedContainer { id, log_path })
     }
 
@@ -373,11 +373,11 @@ impl PodSync<'_> {
                 if image_volumes::is_mount_failure(&err) {
                     metrics.image_volumes_failed.inc_by(images);
                 }
-                Err(Failure::new("CreateContainerError", bare(&err)))
+                Err(ContainerStartError::new("CreateContainerError", bare(&err)))
             }
             Err(CreateError::Reserved(err, again)) => {
                 let retry_at = Some(Instant::now() + again);
-                Err(Some(Failure { code: "CreateContainerError", message: bare(&err), retry_at }))
+                Err(Some(ContainerStartError { code: "CreateContainerError", message: bare(&err), retry_at }))
             }
         }
     }
@@ -403,7 +403,7 @@ impl PodSync<'_> {
         self.outcome.acted = true;
         let Err(err) = self.rt.deps.cri.start_container(made.id.as_str()).await else { return Ok(()) };
         step.fail();
-        let failure = Failure::new("RunContainerError", bare(&err).replace(made.id.as_str(), name));
+        let failure = ContainerStartError::new("RunContainerError", bare(&err).replace(made.id.as_str(), name));
         self.record_failure_event(subject, &failure);
         // Second failed start of a created instance: the next sync creates a new one.
         if self.created_instance(subject).is_some() && !err.is_timeout() {
@@ -417,7 +417,7 @@ impl PodSync<'_> {
         let Some(handler) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else { return Ok(()) };
         let pod = self.req.pod.clone();
         let path = subject.kind.field_path(&container.name);
-        let hook = Hook {
+        let hook = LifecycleHook {
             handler,
             pod: pod.id(),
             container: &container.name,
@@ -436,12 +436,12 @@ impl PodSync<'_> {
         let Err(message) = ran else { return Ok(()) };
         error!(pod = %pod.object_name(), podUID = %pod.uid(), containerName = container.name, containerID = %id,
             err = message, "Failed to execute PostStartHook");
-        self.record_event(subject, Event::warning(pod.id(), "FailedPostStartHook", "PostStartHook failed"));
+        self.record_event(subject, EventRecord::warning(pod.id(), "FailedPostStartHook", "PostStartHook failed"));
         let kill = Kill {
             id: id.clone(),
             name: container.name.clone(),
             message: "FailedPostStartHook".to_owned(),
-            cause: Cause::FailedPostStartHook,
+            cause: ContainerKillReason::FailedPostStartHook,
         };
         let killed = tokio::select! {
             biased;
@@ -451,15 +451,15 @@ impl PodSync<'_> {
         if let Err(err) = killed {
             error!(containerID = %id, %err, "Failed to kill container after PostStartHook failed");
         }
-        Err(Failure::new("PostStartHookError", message))
+        Err(ContainerStartError::new("PostStartHookError", message))
     }
 
-    fn record_event(&self, subject: StartTarget, event: Event) {
+    fn record_event(&self, subject: StartTarget, event: EventRecord) {
         self.event(event.at(subject.kind.field_path(&subject.container.name)));
     }
 
     /// Records the event of a failed step.
-    fn record_failure_event(&self, subject: StartTarget, failure: &Option<Failure>) {
+    fn record_failure_event(&self, subject: StartTarget, failure: &Option<ContainerStartError>) {
         let Some(failure) = failure else { return };
         let before = match failure.code {
             "PreCreateHookError" => "Internal PreCreateContainer hook failed",
@@ -467,10 +467,10 @@ impl PodSync<'_> {
             _ => "Error",
         };
         let text = format!("{before}: {}", failure.message);
-        self.record_event(subject, Event::warning(self.req.pod.id(), "Failed", text));
+        self.record_event(subject, EventRecord::warning(self.req.pod.id(), "Failed", text));
     }
 
-    fn record(&mut self, subject: StartTarget, failure: Failure) {
+    fn record(&mut self, subject: StartTarget, failure: ContainerStartError) {
         if let Some(at) = failure.retry_at {
             self.outcome.retry_at = Some(self.outcome.retry_at.map_or(at, |known| known.min(at)));
         }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::{node_logs::MachineLogs, pprof::ProcessProfiles};
 use crate::logging::LogHandle;
-use berth_config::{Loaded, configz};
+use berth_config::{LoadedConfig, configz};
 use berth_metrics::SliMetrics;
 use berth_server::{
     Tools,
@@ -31,7 +31,7 @@ pub struct DebugEndpointDeps {
 }
 
 /// Builds the debugging endpoints.
-pub fn tools(loaded: &Loaded, parts: DebugEndpointDeps) -> Tools {
+pub fn tools(loaded: &LoadedConfig, parts: DebugEndpointDeps) -> Tools {
     let DebugEndpointDeps { log, slis, started, pods, checkpoints, why } = parts;
     let flags = loaded.flag_values.iter();
     Tools {

@@ -10,7 +10,9 @@ use berth_runtime::{
     streams::{self, PreparedStream, StreamRequest},
 };
 use berth_server::ports::{
-    stream_targets::{CommandKind, PodPorts, Process, ProcessStreams, Size, StreamTarget, StreamTargets, Terminal},
+    stream_targets::{
+        CommandKind, PodPorts, ProcessStreams, ProcessTarget, Size, StreamTarget, StreamTargets, Terminal,
+    },
     streams::StreamSet,
 };
 
@@ -46,21 +48,21 @@ impl StreamTargets for RuntimeTargets {
 struct PreparedProcess(PreparedStream);
 
 #[async_trait]
-impl Process for PreparedProcess {
+impl ProcessTarget for PreparedProcess {
     async fn start(self: Box<Self>, size: Option<Size>) -> Result<ProcessStreams, String> {
         let size = size.map(|Size { columns, rows }| (columns, rows));
         let command = self.0.start(size).await.map_err(|error| error.text)?;
-        let streams::Command { stdin, stdout, stderr, terminal, end } = command;
-        let terminal = terminal.map(|terminal| Box::new(Sized(terminal)) as Box<dyn Terminal>);
+        let streams::CommandStreams { stdin, stdout, stderr, terminal, end } = command;
+        let terminal = terminal.map(|terminal| Box::new(ResizableTerminal(terminal)) as Box<dyn Terminal>);
         let end = Box::pin(async move { end.await.map_err(|error| error.text) });
         Ok(ProcessStreams { stdin, stdout, stderr, terminal, end })
     }
 }
 
-struct Sized(streams::Terminal);
+struct ResizableTerminal(streams::Terminal);
 
 #[async_trait]
-impl Terminal for Sized {
+impl Terminal for ResizableTerminal {
     async fn resize(&self, size: Size) {
         if let Err(cause) = self.0.resize(size.columns, size.rows).await {
             tracing::debug!(err = %cause, "Failed to resize terminal");

@@ -66,8 +66,8 @@ impl ContainerLogs for PodLogs {
             timestamps: query.timestamps,
             streams: match query.stream {
                 None | Some(LogStream::All) => LogStreams::All,
-                Some(LogStream::Stdout) => LogStreams::Only(logs::Stream::Stdout),
-                Some(LogStream::Stderr) => LogStreams::Only(logs::Stream::Stderr),
+                Some(LogStream::Stdout) => LogStreams::Only(logs::LineStream::Stdout),
+                Some(LogStream::Stderr) => LogStreams::Only(logs::LineStream::Stderr),
             },
             follow: query.follow,
         };
@@ -76,8 +76,8 @@ impl ContainerLogs for PodLogs {
             format!("unable to retrieve container logs for {}://{id}", self.runtime)
         })?;
         let (observer, pod) = (self.observer.clone(), source.pod.uid().clone());
-        let told = move |id: &ContainerId| is_running(&*observer.known_pod(&pod)?, id);
-        let reader = self.reader.clone().with_observed_state(Arc::new(told));
+        let observed_running = move |id: &ContainerId| is_running(&*observer.known_pod(&pod)?, id);
+        let reader = self.reader.clone().with_observed_state(Arc::new(observed_running));
         reader.read(&path, id, &options, out).await.map_err(|err| err.to_string())
     }
 }

@@ -31,7 +31,7 @@ const UNITS_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum size of that list in bytes.
 const UNITS_BYTES: usize = 4 << 20;
 
-/// Logs of this machine.
+/// [`NodeLogs`] of this machine: files below `/var/log`, and the journal through `journalctl`.
 pub struct MachineLogs {
     root: PathBuf,
     journalctl: PathBuf,
@@ -77,7 +77,7 @@ impl NodeLogs for MachineLogs {
 }
 
 fn entry(root: &Path, path: &Path) -> Result<NodeEntry, NodeLogError> {
-    let told = |error: io::Error| {
+    let to_error = |error: io::Error| {
         let shown = root.join(path);
         let shown = shown.display();
         match error.kind() {
@@ -86,10 +86,10 @@ fn entry(root: &Path, path: &Path) -> Result<NodeEntry, NodeLogError> {
             _ => NodeLogError::Other(format!("open {shown}: {error}")),
         }
     };
-    match beneath::open(root, path).map_err(told)? {
-        OpenedEntry::File(file) => read_head(file).map(NodeEntry::File).map_err(told),
+    match beneath::open(root, path).map_err(to_error)? {
+        OpenedEntry::File(file) => read_head(file).map(NodeEntry::File).map_err(to_error),
         OpenedEntry::Directory(directory) => {
-            let entries = beneath::list(&directory, MOST_NAMES).map_err(told)?;
+            let entries = beneath::list(&directory, MOST_NAMES).map_err(to_error)?;
             let modified = File::from(directory).metadata().and_then(|metadata| metadata.modified()).ok();
             Ok(NodeEntry::Directory(NodeDirectory { entries, modified }))
         }

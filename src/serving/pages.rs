@@ -24,7 +24,7 @@ use crate::{
     engine::{PodReader, SyncLoopLiveness},
     logging::LogHandle,
 };
-use berth_metrics::{Registry, SliMetrics, exposition::Format};
+use berth_metrics::{Registry, SliMetrics, exposition::ExpositionFormat};
 use berth_server::ports::{Health, SnapshotPages};
 use berth_status::StatusManager;
 use berth_types::{Pod, PodSpec, PodUid, api};
@@ -45,9 +45,9 @@ pub struct AgentPages {
     kept: Mutex<Vec<CachedMetricsPage>>,
 }
 
-/// Cached metrics page.
+/// Encoded metrics page, plain or gzip-compressed, shared by scrapes for 1 s.
 struct CachedMetricsPage {
-    format: Format,
+    format: ExpositionFormat,
     is_zipped: bool,
     made: Instant,
     bytes: Bytes,
@@ -164,7 +164,7 @@ impl SnapshotPages for AgentPages {
         bytes
     }
 
-    fn metrics(&self, format: Format, is_zipped: bool) -> Result<Bytes, String> {
+    fn metrics(&self, format: ExpositionFormat, is_zipped: bool) -> Result<Bytes, String> {
         // Concurrent requests wait for this lock and share the page (single-flight).
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|page| page.made.elapsed() < FRESH);
@@ -211,7 +211,7 @@ pub struct HealthDeps {
     /// Log, checked for its last successful flush.
     pub log: LogHandle,
     /// Liveness of all other long-running tasks.
-    pub pulses: TaskLivenessRegistry,
+    pub liveness: TaskLivenessRegistry,
     /// SLI metrics that count the check results.
     pub slis: SliMetrics,
 }
@@ -226,7 +226,7 @@ pub struct AgentHealth {
 impl AgentHealth {
     /// Creates checks for the tasks that are registered so far.
     pub fn new(deps: HealthDeps) -> Self {
-        let names = ["log", "syncloop"].into_iter().chain(deps.pulses.names()).collect();
+        let names = ["log", "syncloop"].into_iter().chain(deps.liveness.names()).collect();
         Self { deps, names }
     }
 
@@ -266,7 +266,7 @@ impl Health for AgentHealth {
             "syncloop" => self.deps.heartbeat.check(self.deps.sync_frequency).map(str::to_owned),
             "log" => (self.deps.log.since_flush() >= LOG_LIMIT).then(|| "logging blocked".to_owned()),
             other => {
-                let silent = self.deps.pulses.overdue_for(other)?;
+                let silent = self.deps.liveness.overdue_for(other)?;
                 Some(format!("no heartbeat for {} s", silent.as_secs()))
             }
         }

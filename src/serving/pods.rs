@@ -14,7 +14,7 @@ use berth_server::ports::{Allocatable, Claim, ExclusiveAllocations, ExclusiveRes
 use berth_status::StatusManager;
 use berth_types::{Pod, PodUid, api};
 
-/// Pods of the engine.
+/// [`PodDirectory`] and [`PodFeed`] adapter: desired pods of the engine with their statuses.
 pub struct EnginePods {
     /// Desired pods.
     pub pods: PodReader,

@@ -14,7 +14,7 @@ use flate2::{Compression, write::GzEncoder};
 use prost::Message;
 use tracing::info;
 
-use super::pprof_encoder::{self, Sampling, StackMemory, Symbol, estimate};
+use super::pprof_encoder::{self, SamplingWindow, StackMemory, Symbol, estimate};
 use berth_proto::profile::Profile;
 use berth_server::ports::{MemoryView, ProfileError, Profiles};
 use berth_sys::{
@@ -34,7 +34,8 @@ impl Profiles for ProcessProfiles {
         })?;
         let start = now();
         tokio::time::sleep(time).await;
-        let sampling = Sampling { start, duration: nanos(time), period: 1_000_000_000 / i64::from(SAMPLES_PER_SECOND) };
+        let sampling =
+            SamplingWindow { start, duration: nanos(time), period: 1_000_000_000 / i64::from(SAMPLES_PER_SECOND) };
         blocking(move || {
             let stacks = profiler.stacks();
             drop(profiler);
@@ -59,7 +60,8 @@ impl Profiles for ProcessProfiles {
         blocking(move || {
             let after = heap_profile::samples()?;
             info!(stacks = after.len(), "Collected heap profile");
-            let sampling = Sampling { start, duration, period: i64::try_from(SAMPLE_INTERVAL).unwrap_or(i64::MAX) };
+            let sampling =
+                SamplingWindow { start, duration, period: i64::try_from(SAMPLE_INTERVAL).unwrap_or(i64::MAX) };
             let comment = comment(is_first && time.is_none());
             let stacks = since(before, after);
             gzip(&pprof_encoder::heap(&stacks, (&mappings()?, sampling), (view, &comment), symbols))
@@ -180,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_came_between_is_told() {
+    fn only_samples_between_the_two_profiles_count() {
         let sample = |stack: u64, allocated: u64, freed: u64| HeapSample {
             frames: vec![stack],
             allocated: BlockSum { blocks: allocated, bytes: allocated << 30 },
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_told_by_name() {
+    fn threads_are_listed_by_name() {
         assert_eq!(thread("12 (a) b) S 1 2").map(|t| t.1).as_deref(), Some("12 a) b sleeping\n"));
         assert_eq!(thread("12 (a"), None);
         let text = ProcessProfiles.threads();

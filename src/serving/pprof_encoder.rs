@@ -36,10 +36,10 @@ pub struct Symbol {
 
 /// Time and interval of a sampling, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sampling {
+pub struct SamplingWindow {
     /// Start, since the Unix epoch.
     pub start: i64,
-    /// Duration.
+    /// Duration in nanoseconds; 0 for a heap profile without a requested duration.
     pub duration: i64,
     /// Interval between two samples: CPU time, or bytes.
     pub period: i64,
@@ -64,7 +64,7 @@ pub fn mappings(maps: &str) -> Vec<CodeMapping> {
 pub fn cpu(
     stacks: &[Vec<u64>],
     mappings: &[CodeMapping],
-    sampling: Sampling,
+    sampling: SamplingWindow,
     symbols: impl Fn(u64) -> Vec<Symbol>,
 ) -> Profile {
     let mut encoder = Encoder::new(&[("samples", "count"), ("cpu", "nanoseconds")], mappings, symbols);
@@ -90,7 +90,7 @@ pub struct StackMemory {
 /// Encodes a heap profile with the four values of Go's. `sampling.period` is in bytes; `pprof -comments` shows `comment`.
 pub fn heap(
     stacks: &[StackMemory],
-    (mappings, sampling): (&[CodeMapping], Sampling),
+    (mappings, sampling): (&[CodeMapping], SamplingWindow),
     (view, comment): (MemoryView, &str),
     symbols: impl Fn(u64) -> Vec<Symbol>,
 ) -> Profile {
@@ -226,12 +226,12 @@ impl<'a, S: Fn(u64) -> Vec<Symbol>> Encoder<'a, S> {
         at
     }
 
-    fn finish(mut self, samples: Vec<(Vec<u64>, Vec<i64>)>, period: (&str, &str), sampling: Sampling) -> Profile {
+    fn finish(mut self, samples: Vec<(Vec<u64>, Vec<i64>)>, period: (&str, &str), sampling: SamplingWindow) -> Profile {
         let sample = |(location_id, value)| Sample { location_id, value, label: vec![] };
         let mut sample: Vec<Sample> = samples.into_iter().map(sample).collect();
         sample.sort_by(|a, b| b.value.cmp(&a.value).then_with(|| a.location_id.cmp(&b.location_id)));
         let period_type = Some(self.value_type(period));
-        let Sampling { start: time_nanos, duration: duration_nanos, period } = sampling;
+        let SamplingWindow { start: time_nanos, duration: duration_nanos, period } = sampling;
         Profile { sample, period_type, period, time_nanos, duration_nanos, ..self.profile }
     }
 }
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn equal_stacks_are_one_sample_and_places_are_shared() {
         let mapped = [CodeMapping { start: 0x100, limit: 0x200, offset: 0, file: "berth".to_owned() }];
-        let sampling = Sampling { start: 1, duration: 2, period: 10 };
+        let sampling = SamplingWindow { start: 1, duration: 2, period: 10 };
         let name = |address: u64| match address {
             0x110 => vec![Symbol {
                 function: "<T>::leaf".to_owned(),
@@ -294,7 +294,7 @@ mod tests {
             }]
         };
         let noted = [StackMemory { frames: vec![0x10, 0x20, 0x30, 0x40, 0x50], allocated: (4, 40), live: (-1, -10) }];
-        let sampling = Sampling { start: 1, duration: 2, period: 512 };
+        let sampling = SamplingWindow { start: 1, duration: 2, period: 512 };
         let profile = heap(&noted, (&[], sampling), (MemoryView::InUse, "so it is"), names);
         let text = |at: i64| profile.string_table[usize::try_from(at).expect("in the table")].as_str();
         let kinds: Vec<(&str, &str)> = profile.sample_type.iter().map(|k| (text(k.r#type), text(k.unit))).collect();

@@ -81,11 +81,11 @@ mod tests {
             let issued = authority.serving("x", &names, Validity::days(at(0), 30)).expect("issued");
             serving.write(&issued).expect("written");
             let seen = CertificateInfo::read(&issued.certificate).expect("a certificate");
-            let told = startup_hint(&HintInput { address, port: 7, now: at(day) }, &serving, &admin);
+            let hint = startup_hint(&HintInput { address, port: 7, now: at(day) }, &serving, &admin);
             let client = format!("--cert '{0}/berth-admin.crt' --key '{0}/berth-admin.key'", directory.display());
             let expected = expected.replace("DIR", &folder.path().display().to_string());
             let expected = expected.replace("PIN", seen.pin()).replace("CLIENT", &client);
-            assert_eq!(told, format!("curl {expected}"), "{names:?}");
+            assert_eq!(hint, format!("curl {expected}"), "{names:?}");
         }
         assert_eq!(quoted(Path::new("/it's")), r"'/it'\''s'");
         // A client certificate is not accepted as a server's.

@@ -7,19 +7,19 @@ use bytes::Bytes;
 
 use crate::{
     engine::PodReader,
-    node::Machine,
+    node::MachineInfo,
     resources::{
-        Driver,
+        CgroupDriver,
         names::{CLASSES, PodTree},
     },
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_cri::{ImageService, RuntimeService};
-use berth_metrics::{Registry, StatsMetrics, StatsSource, exposition::Format};
+use berth_metrics::{Registry, StatsMetrics, StatsSource, exposition::ExpositionFormat};
 use berth_ports::{ClaimedVolumes, Clock, PodObserver};
 use berth_server::ports::{MetricsPage, Statistics, SummaryForm};
 use berth_stats::{
-    Compressed, Form, Host, MeasurementTasks, PodCgroupPaths, PodDirectories, PodPaths, StatsConfig, StatsDeps,
+    Form, Host, MeasurementTasks, PageCompression, PodCgroupPaths, PodDirectories, PodPaths, StatsConfig, StatsDeps,
     StatsProvider, Storage, VolumePath, host,
 };
 use berth_types::{PodRef, PodSpec, PodUid, api};
@@ -39,8 +39,8 @@ pub struct StatsPagesDeps {
     /// Name of the runtime, from which the name of its process is derived.
     pub runtime_name: Arc<str>,
     /// Cgroup driver.
-    pub driver: Driver,
-    /// Name of the node.
+    pub driver: CgroupDriver,
+    /// `nodeName` of the stats summary.
     pub node_name: String,
     /// Desired pods.
     pub pods: PodReader,
@@ -56,7 +56,11 @@ pub struct StatsPagesDeps {
 
 /// Creates the stats pages, and the surveyors that measure directories: run these until the agent stops. Blocking, but
 /// reads kernel files only.
-pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsPagesDeps) -> (Arc<StatsPages>, MeasurementTasks) {
+pub fn open(
+    loaded: &LoadedConfig,
+    machine: &MachineInfo,
+    parts: StatsPagesDeps,
+) -> (Arc<StatsPages>, MeasurementTasks) {
     let directories = Directories {
         root: loaded.root_directory(),
         logs: PathBuf::from(&loaded.config.pod_logs_dir),
@@ -80,7 +84,7 @@ pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsPagesDeps) -> (Arc<S
     (Arc::new(StatsPages { provider, probes: parts.probes, started }), surveyors)
 }
 
-fn config(loaded: &Loaded, machine: &Machine, node_name: String, runtime: &str) -> StatsConfig {
+fn config(loaded: &LoadedConfig, machine: &MachineInfo, node_name: String, runtime: &str) -> StatsConfig {
     let root = PathBuf::from("/");
     let cpus = u64::try_from(machine.cpus.len()).unwrap_or_default();
     let (cores, sockets) = host::topology(&root, cpus);
@@ -124,7 +128,7 @@ fn max_open() -> usize {
 }
 
 /// Cgroup names of pods as configured.
-pub fn groups(loaded: &Loaded, driver: Driver) -> Arc<dyn PodCgroupPaths> {
+pub fn groups(loaded: &LoadedConfig, driver: CgroupDriver) -> Arc<dyn PodCgroupPaths> {
     let tree = PodTree::new(&loaded.config.cgroup_root, driver).ok();
     Arc::new(Groups(tree.filter(|_| loaded.config.cgroups_per_qos)))
 }
@@ -227,8 +231,8 @@ impl Statistics for StatsPages {
         self.provider.summary(form).await
     }
 
-    async fn metrics(&self, page: MetricsPage, format: Format, is_zipped: bool) -> Result<Bytes, String> {
-        let compressed = if is_zipped { Compressed::Gzip } else { Compressed::No };
+    async fn metrics(&self, page: MetricsPage, format: ExpositionFormat, is_zipped: bool) -> Result<Bytes, String> {
+        let compressed = if is_zipped { PageCompression::Gzip } else { PageCompression::No };
         let page = match page {
             MetricsPage::Resource => berth_stats::MetricsPage::Resource,
             MetricsPage::Cadvisor => berth_stats::MetricsPage::Cadvisor,
@@ -297,7 +301,7 @@ mod tests {
 
     #[test]
     fn groups_are_named_by_the_resources_room() {
-        let tree = PodTree::new("", Driver::Systemd).ok();
+        let tree = PodTree::new("", CgroupDriver::Systemd).ok();
         let groups = Groups(tree);
         assert_eq!(groups.above()[0], "/kubepods.slice");
         assert_eq!(

@@ -17,7 +17,7 @@ use berth_cri::{CriError, RuntimeService};
 use berth_ports::PodObserver;
 use berth_proto::cri;
 use berth_server::{
-    ports::streams::{Sandbox, StreamError, StreamSet, Streams},
+    ports::streams::{Sandbox, StreamError, StreamProvider, StreamSet},
     streaming::Tls,
 };
 use berth_sys::tls::ServerVerifier;
@@ -55,7 +55,7 @@ impl RuntimeStreams {
 }
 
 #[async_trait]
-impl Streams for RuntimeStreams {
+impl StreamProvider for RuntimeStreams {
     fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
         self.pods.desired().iter().find(|pod| pod.name() == name && pod.namespace() == namespace).cloned()
     }

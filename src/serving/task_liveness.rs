@@ -14,9 +14,9 @@ pub struct TaskLivenessRegistry(Arc<Mutex<Vec<(&'static str, TaskLiveness)>>>);
 impl TaskLivenessRegistry {
     /// Registers a task; its name becomes that of a health check.
     pub fn of(&self, name: &'static str) -> TaskLiveness {
-        let pulse = TaskLiveness::default();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((name, pulse.clone()));
-        pulse
+        let liveness = TaskLiveness::default();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((name, liveness.clone()));
+        liveness
     }
 
     /// Names of all registered tasks.

@@ -19,14 +19,14 @@ use tracing::{error, info, warn};
 use super::{
     classes::{ShutdownClass, ShutdownPlan},
     ports::Pods,
-    state_file::Record,
+    state_file::ShutdownRecord,
 };
 use berth_metrics::ShutdownMetrics;
-use berth_ports::{Clock, Event, EventSink, StateFile};
+use berth_ports::{Clock, EventRecord, EventSink, StateFile};
 use berth_types::Pod;
 
 /// Timeout for publishing the final statuses of a class.
-const TOLD: Duration = Duration::from_secs(5);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Addition to the total of all classes, so that final statuses are not cut off.
 const SPARE: Duration = Duration::from_millis(800);
 /// Maximum overrun of a class, if other classes left that much time.
@@ -38,7 +38,7 @@ const WRITE: Duration = Duration::from_secs(2);
 
 /// Cause of a shutdown of pods.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Cause {
+pub enum DrainCause {
     /// The machine shuts down.
     Machine,
     /// The agent was terminated with the configuration to terminate its pods.
@@ -67,7 +67,7 @@ pub struct Drain {
     deps: DrainDeps,
     opened: Instant,
     /// Active causes; each is cancelled separately. The mutex is never held across an await.
-    causes: Shared<BTreeSet<Cause>>,
+    causes: Shared<BTreeSet<DrainCause>>,
     /// Whether pods were terminated. Locked during the shutdown, so that it runs only once.
     gone: Mutex<bool>,
 }
@@ -76,8 +76,8 @@ impl Drain {
     /// Reads the times of the last shutdown.
     pub async fn open(plan: ShutdownPlan, deps: DrainDeps) -> Self {
         let record = match deps.file.read().await {
-            Ok(Some(content)) => Record::decode(&content),
-            Ok(None) => Ok(Record::default()),
+            Ok(Some(content)) => ShutdownRecord::decode(&content),
+            Ok(None) => Ok(ShutdownRecord::default()),
             Err(error) => Err(error.to_string()),
         };
         match record {
@@ -99,13 +99,13 @@ impl Drain {
         self.gone.try_lock().is_err()
     }
 
-    fn causes(&self) -> MutexGuard<'_, BTreeSet<Cause>> {
+    fn causes(&self) -> MutexGuard<'_, BTreeSet<DrainCause>> {
         self.causes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Terminates all pods, and admits none from now on. A second caller waits for the running
     /// shutdown.
-    pub async fn begin(&self, cause: Cause) {
+    pub async fn begin(&self, cause: DrainCause) {
         self.causes().insert(cause);
         let mut gone = self.gone.lock().await;
         if *gone || !self.causes().contains(&cause) {
@@ -113,10 +113,10 @@ impl Drain {
         }
         *gone = true;
         info!(?cause, "Shutdown manager detected new shutdown event, isNodeShuttingDownNow");
-        self.deps.events.record(Event::node_normal("Shutdown", "Shutdown manager detected shutdown event"));
+        self.deps.events.record(EventRecord::node_normal("Shutdown", "Shutdown manager detected shutdown event"));
         self.deps.pods.set_shutting_down(true);
         let start = Some(self.deps.clock.now());
-        self.write(Record { start, end: None }).await;
+        self.write(ShutdownRecord { start, end: None }).await;
         let ends = Instant::now() + self.plan.total() + SPARE;
         let waited = self.wait_until_known().await;
         let mut groups = self.plan.groups(&self.deps.pods.active());
@@ -135,7 +135,7 @@ impl Drain {
             let others = u32::try_from(groups.len() - at).unwrap_or(u32::MAX);
             self.terminate_class(*class, pods, spare / others).await;
         }
-        self.write(Record { start, end: Some(self.deps.clock.now()) }).await;
+        self.write(ShutdownRecord { start, end: Some(self.deps.clock.now()) }).await;
         info!("Shutdown manager completed processing shutdown event, node will shutdown shortly");
     }
 
@@ -144,7 +144,7 @@ impl Drain {
     ///
     /// # Errors
     /// Another active cause.
-    pub async fn cancel(&self, cause: Cause) -> Result<(), Cause> {
+    pub async fn cancel(&self, cause: DrainCause) -> Result<(), DrainCause> {
         self.causes().remove(&cause);
         self.no_cause()?;
         let mut gone = self.gone.lock().await;
@@ -153,12 +153,14 @@ impl Drain {
             return Ok(());
         }
         info!("Shutdown manager detected shutdown cancellation");
-        self.deps.events.record(Event::node_normal("Shutdown", "Shutdown manager detected shutdown cancellation"));
+        self.deps
+            .events
+            .record(EventRecord::node_normal("Shutdown", "Shutdown manager detected shutdown cancellation"));
         self.deps.pods.set_shutting_down(false);
         Ok(())
     }
 
-    fn no_cause(&self) -> Result<(), Cause> {
+    fn no_cause(&self) -> Result<(), DrainCause> {
         self.causes().first().map_or(Ok(()), |cause| Err(*cause))
     }
 
@@ -192,13 +194,13 @@ impl Drain {
             info!(?period, "Shutdown manager pod killing time out");
             pods.iter().zip(&done).filter(|(_, done)| !done.load(Relaxed)).for_each(|(pod, _)| ends.report_late(pod));
         }
-        let left = (period + spare).saturating_sub(begun.elapsed()).min(TOLD);
+        let left = (period + spare).saturating_sub(begun.elapsed()).min(STATUS_TIMEOUT);
         if timeout(left, self.deps.pods.wait_until_published(&uids)).await.is_err() {
             warn!(pods = uids.len(), "Timed out sending final pod statuses to the API server, continuing shutdown");
         }
     }
 
-    async fn write(&self, record: Record) {
+    async fn write(&self, record: ShutdownRecord) {
         self.deps.metrics.set(record.start, record.end);
         let path = self.deps.file.path().display();
         match timeout(WRITE, self.deps.file.replace(record.encode())).await {
@@ -212,13 +214,13 @@ impl Drain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shutdown::fixture::{pod, world, world_told_after};
+    use crate::shutdown::fixture::{pod, world, world_known_after};
 
     #[tokio::test(start_paused = true)]
     async fn critical_pods_go_when_the_last_words_of_the_others_are_out() {
         // AC-05-29
         let (world, drain) = world(vec![pod("c", 2_000_000_000, 3), pod("a", 0, 5), pod("b", 0, 60)], 100).await;
-        drain.begin(Cause::Machine).await;
+        drain.begin(DrainCause::Machine).await;
         let expected = [
             "0 Shutdown manager detected shutdown event",
             "0 down true",
@@ -232,14 +234,14 @@ mod tests {
             "23400 written true true",
         ];
         assert_eq!(world.log(), expected);
-        drain.begin(Cause::Machine).await;
+        drain.begin(DrainCause::Machine).await;
         assert_eq!(world.log(), [""; 0], "nobody goes twice");
         // AC-05-30
-        assert_eq!(drain.cancel(Cause::Requested).await, Err(Cause::Machine), "it is not theirs");
+        assert_eq!(drain.cancel(DrainCause::Requested).await, Err(DrainCause::Machine), "it is not theirs");
         assert_eq!(world.log(), [""; 0]);
-        assert_eq!(drain.cancel(Cause::Machine).await, Ok(()));
+        assert_eq!(drain.cancel(DrainCause::Machine).await, Ok(()));
         assert_eq!(world.log(), ["23400 Shutdown manager detected shutdown cancellation", "23400 down false"]);
-        assert_eq!(drain.cancel(Cause::Machine).await, Ok(()), "nothing to be cancelled");
+        assert_eq!(drain.cancel(DrainCause::Machine).await, Ok(()), "nothing to be cancelled");
         assert_eq!(world.log(), [""; 0]);
     }
 
@@ -253,33 +255,33 @@ mod tests {
             (3500, &["3500 known", "3500 end a 17", "20575 end c 10"]),
             (5001, &[]),
         ] {
-            let (world, drain) = world_told_after(pods(), 0, known_after, "10s").await;
+            let (world, drain) = world_known_after(pods(), 0, known_after, "10s").await;
             let begun = Instant::now();
-            drain.begin(Cause::Machine).await;
+            drain.begin(DrainCause::Machine).await;
             let log = world.log();
             assert!(log[1].ends_with("down true"), "nobody comes meanwhile: {log:?}");
-            let told: Vec<&str> =
+            let lines: Vec<&str> =
                 log.iter().map(String::as_str).filter(|l| l.contains("known") || l.contains(" end ")).collect();
-            assert_eq!(told, expected, "{known_after}");
+            assert_eq!(lines, expected, "{known_after}");
             assert!(begun.elapsed() <= Duration::from_secs(31), "{known_after}: {:?}", begun.elapsed());
         }
         // An agent that has run for long does not wait for its sources.
-        let (world, drain) = world_told_after(pods(), 0, 60_000, "10s").await;
+        let (world, drain) = world_known_after(pods(), 0, 60_000, "10s").await;
         tokio::time::sleep(Duration::from_secs(15)).await;
-        drain.begin(Cause::Machine).await;
+        drain.begin(DrainCause::Machine).await;
         assert_eq!(world.log().last().map(String::as_str), Some("15000 written true true"));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_waited_for_is_taken_from_time_that_nobody_needs() {
+    async fn waiting_for_sources_takes_spare_time() {
         let critical = || pod("c", 2_000_000_000, 60);
         for (name, pods, period, expected) in [
             ("a class without pods", vec![critical()], "10s", &["3500 end c 10"][..]),
             ("a class without time", vec![critical(), pod("a", 0, 60)], "30s", &["3500 end a 0", "3575 end c 27"]),
         ] {
-            let (world, drain) = world_told_after(pods, 0, 3500, period).await;
+            let (world, drain) = world_known_after(pods, 0, 3500, period).await;
             let begun = Instant::now();
-            drain.begin(Cause::Machine).await;
+            drain.begin(DrainCause::Machine).await;
             let mut ends = world.log();
             ends.retain(|line| line.contains(" end "));
             assert_eq!(ends, expected, "{name}");
@@ -288,9 +290,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_not_ended_in_its_time_is_told_of() {
+    async fn a_pod_that_exceeds_its_time_is_reported() {
         let (world, drain) = world(vec![pod("late", 0, 60), pod("a", 0, 5), pod("c", 2_000_000_000, 3)], 0).await;
-        drain.begin(Cause::Machine).await;
+        drain.begin(DrainCause::Machine).await;
         let mut late = world.log();
         late.retain(|line| line.ends_with(" late late"));
         assert_eq!(late, ["20200 late late"]);
@@ -298,10 +300,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pods_are_admitted_again_when_no_cause_is_left() {
-        use Cause::{Machine, Requested, Terminated};
+        use DrainCause::{Machine, Requested, Terminated};
         /// Cause to cancel, and the expected result.
-        type Told = (Cause, Result<(), Cause>);
-        let table: [(&[Cause], &[Told]); 5] = [
+        type CancelCase = (DrainCause, Result<(), DrainCause>);
+        let table: [(&[DrainCause], &[CancelCase]); 5] = [
             (&[Requested], &[(Machine, Err(Requested)), (Machine, Err(Requested)), (Requested, Ok(()))]),
             (&[Requested, Machine], &[(Machine, Err(Requested)), (Requested, Ok(()))]),
             (&[Requested, Machine], &[(Requested, Err(Machine)), (Requested, Err(Machine)), (Machine, Ok(()))]),
@@ -322,27 +324,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_takes_back_one_of_two_causes_is_told_while_pods_go() {
+    async fn cancelling_one_of_two_causes_fails_at_once_during_a_drain() {
         let (world, drain) = world(vec![pod("a", 0, 5)], 0).await;
         let (drain, begun) = (Arc::new(drain), Instant::now());
         let goes = tokio::spawn({
             let drain = drain.clone();
-            async move { drain.begin(Cause::Requested).await }
+            async move { drain.begin(DrainCause::Requested).await }
         });
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(drain.goes_on());
-        assert_eq!(drain.cancel(Cause::Machine).await, Err(Cause::Requested));
+        assert_eq!(drain.cancel(DrainCause::Machine).await, Err(DrainCause::Requested));
         assert_eq!(begun.elapsed(), Duration::from_secs(1), "a lock is to be had again at once");
         goes.await.expect("ended");
         assert!(!drain.goes_on());
-        assert_eq!(drain.cancel(Cause::Requested).await, Ok(()));
+        assert_eq!(drain.cancel(DrainCause::Requested).await, Ok(()));
         assert_eq!(world.log().last().map(String::as_str), Some("5000 down false"));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_ends_at_the_last_moment_is_heard_before_the_next_class_goes() {
+    async fn final_statuses_are_published_before_the_next_class_terminates() {
         let (world, drain) = world(vec![pod("c", 2_000_000_000, 10), pod("a", 0, 20)], 350).await;
-        drain.begin(Cause::Machine).await;
+        drain.begin(DrainCause::Machine).await;
         let log = world.log();
         let ends: Vec<&str> = log
             .iter()
@@ -355,16 +357,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_one_class_leaves_is_for_the_last_words_of_the_others() {
         let (world, drain) = world(vec![pod("c", 2_000_000_000, 10), pod("a", 0, 1)], 3000).await;
-        drain.begin(Cause::Machine).await;
+        drain.begin(DrainCause::Machine).await;
         let log = world.log();
         assert!(log.contains(&"4000 end c 10".to_owned()) && log.contains(&"17000 told 1".to_owned()), "{log:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn words_that_do_not_arrive_hold_nobody_up_for_long() {
+    async fn unpublished_statuses_delay_the_drain_only_briefly() {
         let begun = Instant::now();
         let (world, drain) = world(vec![pod("c", 2_000_000_000, 60), pod("a", 0, 60)], 600_000).await;
-        drain.begin(Cause::Machine).await;
+        drain.begin(DrainCause::Machine).await;
         assert!(begun.elapsed() <= Duration::from_secs(31), "configured and a second: {:?}", begun.elapsed());
         assert!(world.log().contains(&"20400 end c 10".to_owned()), "half of what may be spared");
     }

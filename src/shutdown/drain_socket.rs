@@ -27,7 +27,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::drain::{Cause, Drain};
+use super::drain::{Drain, DrainCause};
 
 /// Mode of the socket: accessible to its owner only.
 const MODE: u32 = 0o600;
@@ -144,13 +144,13 @@ impl DrainSocket {
 
     /// Retries until the socket is bound; logs a failure once.
     async fn listen(&self) -> UnixListener {
-        let mut told = false;
+        let mut has_warned = false;
         loop {
             match bind(&self.path) {
                 Ok(listener) => return listener,
-                Err(error) if !told => {
+                Err(error) if !has_warned => {
                     warn!(err = %error, path = %self.path.display(), "Failed to listen on drain socket, retrying every second");
-                    told = true;
+                    has_warned = true;
                 }
                 Err(_) => {}
             }
@@ -204,23 +204,25 @@ async fn answer(stream: UnixStream, drain: Arc<Drain>) {
         Err(why) => return respond(&mut write, DrainResponse::Refused(why)).await,
     };
     info!(user, pid, ?ask, "Received drain request");
-    let said = match ask {
+    let response = match ask {
         DrainRequest::Drain => {
             respond(&mut write, DrainResponse::Begun(drain.total().as_secs())).await;
-            drain.begin(Cause::Requested).await;
+            drain.begin(DrainCause::Requested).await;
             DrainResponse::Done
         }
         // Would wait for the whole drain, and then admit pods when the client no longer expects it.
         DrainRequest::Cancel if drain.goes_on() => {
             DrainResponse::Refused("drain in progress, retry after it has completed".to_owned())
         }
-        DrainRequest::Cancel => match drain.cancel(Cause::Requested).await {
+        DrainRequest::Cancel => match drain.cancel(DrainCause::Requested).await {
             Ok(()) => DrainResponse::Done,
-            Err(Cause::Machine) => DrainResponse::Refused("machine is shutting down".to_owned()),
-            Err(Cause::Terminated | Cause::Requested) => DrainResponse::Refused("agent is shutting down".to_owned()),
+            Err(DrainCause::Machine) => DrainResponse::Refused("machine is shutting down".to_owned()),
+            Err(DrainCause::Terminated | DrainCause::Requested) => {
+                DrainResponse::Refused("agent is shutting down".to_owned())
+            }
         },
     };
-    respond(&mut write, said).await;
+    respond(&mut write, response).await;
 }
 
 /// A client that does not read is not waited for.
@@ -233,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn requests_and_responses_round_trip() {
         for ask in [DrainRequest::Drain, DrainRequest::Cancel] {
             assert_eq!(ask.as_str().parse(), Ok(ask));
         }

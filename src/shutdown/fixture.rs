@@ -12,9 +12,9 @@ use jiff::Timestamp;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{Drain, DrainDeps, PodTimeLimits, Pods, ShutdownPlan, state_file::Record};
+use super::{Drain, DrainDeps, PodTimeLimits, Pods, ShutdownPlan, state_file::ShutdownRecord};
 use berth_metrics::{Registry, ShutdownMetrics};
-use berth_ports::{Clock, Event, EventSink, StateFile};
+use berth_ports::{Clock, EventRecord, EventSink, StateFile};
 use berth_types::{Pod, PodUid};
 
 /// Pods that terminate when their grace period is over, and whose final statuses take a while.
@@ -76,7 +76,7 @@ impl Pods for FakeNode {
 }
 
 impl EventSink for FakeNode {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         self.note(event.message);
     }
 }
@@ -92,7 +92,7 @@ impl StateFile for FakeNode {
     }
 
     async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
-        let record = Record::decode(&content).expect("ours");
+        let record = ShutdownRecord::decode(&content).expect("ours");
         self.note(format!("written {} {}", record.start.is_some(), record.end.is_some()));
         Ok(())
     }
@@ -118,12 +118,12 @@ pub(super) fn pod(name: &str, priority: i32, takes: i64) -> Arc<Pod> {
 /// These pods on a node with grace periods of 20 s, and 10 s for critical pods; `words` is the time
 /// that final statuses take, in ms.
 pub(super) async fn world(pods: Vec<Arc<Pod>>, words: u64) -> (Arc<FakeNode>, Drain) {
-    world_told_after(pods, words, 0, "10s").await
+    world_known_after(pods, words, 0, "10s").await
 }
 
 /// As [`world`], where critical pods get `critical` of 30 s; the pods are unknown before `known_after`
 /// ms.
-pub(super) async fn world_told_after(
+pub(super) async fn world_known_after(
     pods: Vec<Arc<Pod>>,
     words: u64,
     known_after: u64,

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    drain::{Cause, Drain},
+    drain::{Drain, DrainCause},
     ports::{LoginManager, LoginSession},
 };
 use berth_config::GoDuration;
@@ -27,8 +27,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Timeout for verifying a signal: the drain waits for it.
 const CHECK: Duration = Duration::from_secs(1);
 /// Number of checks whether logind has applied the longer delay, and the delay after the first one.
-const LOOKS: u32 = 5;
-const FIRST_LOOK: Duration = Duration::from_millis(100);
+const DELAY_CHECKS: u32 = 5;
+const FIRST_CHECK_DELAY: Duration = Duration::from_millis(100);
 /// First and maximum retry delay for extending logind's delay.
 const ROOM_AGAIN: Duration = Duration::from_secs(60);
 const ROOM_AT_LEAST: Duration = Duration::from_secs(3600);
@@ -109,12 +109,12 @@ impl InhibitorLock {
     /// Runs until stopped; reconnects whenever the bus is lost.
     pub async fn run(self, stop: CancellationToken) {
         // A lock outlives its bus connection: it is released once pods are terminated, or replaced.
-        let (mut lock, mut told) = (None, String::new());
+        let (mut lock, mut last_error) = (None, String::new());
         while let Some(ended) = stop.run_until_cancelled(self.listen(&mut lock)).await {
             let text = ended.to_string();
-            if text != told {
+            if text != last_error {
                 warn!(err = %text, "Failed to watch for machine shutdown, retrying every second");
-                told = text;
+                last_error = text;
             }
             if stop.run_until_cancelled(sleep(AGAIN)).await.is_none() {
                 return;
@@ -142,15 +142,15 @@ impl InhibitorLock {
         tokio::pin!(room);
         let mut has_room = false;
         loop {
-            let heard = tokio::select! {
+            let received = tokio::select! {
                 biased;
-                heard = signals.next() => heard?,
+                received = signals.next() => received?,
                 () = &mut room, if !has_room => {
                     has_room = true;
                     continue;
                 }
             };
-            match heard {
+            match received {
                 ShutdownSignal::InProgress(true) => {
                     // Any bus client can send this signal: ignore it if logind itself denies it. If
                     // logind does not respond it may be shutting down.
@@ -172,7 +172,7 @@ impl InhibitorLock {
 
     /// Terminates pods first, then releases the lock.
     async fn goes_down(&self, lock: &mut Option<OwnedFd>) {
-        self.drain.begin(Cause::Machine).await;
+        self.drain.begin(DrainCause::Machine).await;
         *lock = None;
     }
 
@@ -187,12 +187,12 @@ impl InhibitorLock {
     /// Ensures that logind waits as long as pods may take; retries failures, since the shutdown may be
     /// far in the future. logind reads the delay when the shutdown begins.
     async fn ensure_delay(&self, session: &dyn LoginSession) {
-        let (mut backoff, mut told) = (Backoff::new(ROOM_AGAIN, ROOM_AT_LEAST), String::new());
+        let (mut backoff, mut last_error) = (Backoff::new(ROOM_AGAIN, ROOM_AT_LEAST), String::new());
         while let Err(error) = self.extend_delay(session).await {
             let text = error.to_string();
-            if text != told {
+            if text != last_error {
                 warn!(err = %text, "Failed to extend logind inhibitor delay, pods may get less time than configured at shutdown, retrying");
-                told = text;
+                last_error = text;
             }
             sleep(backoff.next_delay()).await;
         }
@@ -200,7 +200,7 @@ impl InhibitorLock {
 
     /// Cancels the machine's shutdown; other causes of the drain remain.
     async fn stays(&self) {
-        if let Err(cause) = self.drain.cancel(Cause::Machine).await {
+        if let Err(cause) = self.drain.cancel(DrainCause::Machine).await {
             debug!(?cause, "Machine shutdown was cancelled, drain continues for another cause");
         }
     }
@@ -212,8 +212,8 @@ impl InhibitorLock {
         }
         self.file.write(wanted).await?;
         session.reload().await?;
-        let (mut pause, mut current) = (FIRST_LOOK, Duration::ZERO);
-        for _ in 0..LOOKS {
+        let (mut pause, mut current) = (FIRST_CHECK_DELAY, Duration::ZERO);
+        for _ in 0..DELAY_CHECKS {
             current = session.longest_delay().await?;
             if current >= wanted {
                 return Ok(());
@@ -290,15 +290,15 @@ mod tests {
             (fake.is_there, fake.session) = (false, None);
         }
 
-        fn says(&self, begins: bool) {
+        fn send_in_progress(&self, begins: bool) {
             let sent = self.fake().session.as_ref().map(|session| session.send(ShutdownSignal::InProgress(begins)));
             sent.expect("a session").expect("it is heard");
         }
 
         /// For each lock whether it is held.
-        fn held(&self) -> Vec<bool> {
-            let is_held = |mut lock: &UnixStream| matches!(lock.read(&mut [0; 1]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-            self.fake().locks.iter().map(is_held).collect()
+        fn lock_states(&self) -> Vec<bool> {
+            let is_locked = |mut lock: &UnixStream| matches!(lock.read(&mut [0; 1]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+            self.fake().locks.iter().map(is_locked).collect()
         }
 
         async fn call(&self, what: &'static str) -> Result<(), LogindError> {
@@ -321,15 +321,15 @@ mod tests {
 
     struct Connection(Login);
 
-    struct Told(mpsc::UnboundedReceiver<ShutdownSignal>);
+    struct FakeSignals(mpsc::UnboundedReceiver<ShutdownSignal>);
 
     #[async_trait]
     impl LoginManager for Login {
         async fn connect(&self) -> Result<(Box<dyn LoginSession>, Box<dyn LoginSignals>), LogindError> {
             self.call("Connect").await?;
-            let (session, heard) = mpsc::unbounded_channel();
+            let (session, receiver) = mpsc::unbounded_channel();
             self.fake().session = Some(session);
-            Ok((Box::new(Connection(self.clone())), Box::new(Told(heard))))
+            Ok((Box::new(Connection(self.clone())), Box::new(FakeSignals(receiver))))
         }
     }
 
@@ -362,19 +362,19 @@ mod tests {
     }
 
     #[async_trait]
-    impl LoginSignals for Told {
+    impl LoginSignals for FakeSignals {
         async fn next(&mut self) -> Result<ShutdownSignal, LogindError> {
             self.0.recv().await.ok_or(LogindError::Lost)
         }
     }
 
     /// The owner of the lock with that logind, on a node with one pod that takes 5 s to terminate.
-    async fn keeper(login: &Login) -> (Arc<FakeNode>, tempfile::TempDir) {
+    async fn start_inhibitor(login: &Login) -> (Arc<FakeNode>, tempfile::TempDir) {
         let (world, drain) = world(vec![pod("a", 0, 5)], 0).await;
         let folder = tempfile::tempdir().expect("a folder");
         let file = LogindOverride(folder.path().join("logind.conf"));
-        let keeper = InhibitorLock::new(Box::new(login.clone()), Arc::new(drain), file);
-        tokio::spawn(keeper.run(CancellationToken::new()));
+        let inhibitor = InhibitorLock::new(Box::new(login.clone()), Arc::new(drain), file);
+        tokio::spawn(inhibitor.run(CancellationToken::new()));
         sleep(Duration::from_millis(10)).await;
         (world, folder)
     }
@@ -386,80 +386,80 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lock_is_kept_while_there_is_no_bus_until_there_is_another() {
         let login = Login::new();
-        let (world, _folder) = keeper(&login).await;
-        assert_eq!(login.held(), [true]);
+        let (world, _folder) = start_inhibitor(&login).await;
+        assert_eq!(login.lock_states(), [true]);
         login.lose_bus();
         sleep(Duration::from_secs(60)).await;
-        assert_eq!(login.held(), [true], "logind waits for us all the same");
+        assert_eq!(login.lock_states(), [true], "logind waits for us all the same");
         login.fake().is_there = true;
         login.fake().faults.insert("Inhibit", Fault::Refused);
         sleep(Duration::from_secs(60)).await;
-        assert_eq!(login.held(), [true], "no other was granted");
+        assert_eq!(login.lock_states(), [true], "no other was granted");
         login.fake().faults.clear();
         sleep(Duration::from_secs(2)).await;
-        assert_eq!(login.held(), [false, true]);
+        assert_eq!(login.lock_states(), [false, true]);
         // A signal while the bus is disconnected.
         login.lose_bus();
         sleep(Duration::from_millis(2500)).await;
         login.fake().is_preparing = true;
         login.fake().is_there = true;
         sleep(Duration::from_secs(5)).await;
-        assert_eq!((ends(&world), login.held()), (1, vec![false, true]), "pods go, under the lock");
+        assert_eq!((ends(&world), login.lock_states()), (1, vec![false, true]), "pods go, under the lock");
         sleep(Duration::from_secs(2)).await;
-        assert_eq!(login.held(), [false, false]);
+        assert_eq!(login.lock_states(), [false, false]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn pods_go_before_the_lock_does_whoever_answers_then() {
         for fault in [None, Some(Fault::Refused), Some(Fault::Hangs)] {
             let login = Login::new();
-            let (world, _folder) = keeper(&login).await;
+            let (world, _folder) = start_inhibitor(&login).await;
             login.fake().is_preparing = true;
             login.fake().faults.extend(fault.map(|fault| ("PreparingForShutdown", fault)));
-            login.says(true);
+            login.send_in_progress(true);
             sleep(Duration::from_secs(1) + Duration::from_millis(10)).await;
-            assert_eq!((ends(&world), login.held()), (1, vec![true]), "{fault:?}");
+            assert_eq!((ends(&world), login.lock_states()), (1, vec![true]), "{fault:?}");
             sleep(Duration::from_millis(3900)).await;
-            assert_eq!(login.held(), [true], "{fault:?}: the pod ends");
+            assert_eq!(login.lock_states(), [true], "{fault:?}: the pod ends");
             sleep(Duration::from_millis(1200)).await;
-            assert_eq!(login.held(), [false], "{fault:?}: it has ended");
+            assert_eq!(login.lock_states(), [false], "{fault:?}: it has ended");
         }
         // The bus is lost right after its signal.
         let login = Login::new();
-        let (world, _folder) = keeper(&login).await;
-        login.says(true);
+        let (world, _folder) = start_inhibitor(&login).await;
+        login.send_in_progress(true);
         login.lose_bus();
         sleep(Duration::from_secs(4)).await;
-        assert_eq!((ends(&world), login.held()), (1, vec![true]));
+        assert_eq!((ends(&world), login.lock_states()), (1, vec![true]));
         sleep(Duration::from_secs(2)).await;
-        assert_eq!(login.held(), [false]);
+        assert_eq!(login.lock_states(), [false]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_logind_denies_is_not_believed() {
         let login = Login::new();
-        let (world, _folder) = keeper(&login).await;
-        login.says(true);
+        let (world, _folder) = start_inhibitor(&login).await;
+        login.send_in_progress(true);
         sleep(Duration::from_secs(60)).await;
-        assert_eq!((ends(&world), login.held()), (0, vec![true]));
+        assert_eq!((ends(&world), login.lock_states()), (0, vec![true]));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_keeper_that_comes_late_lets_pods_go_and_holds_a_lock_when_the_machine_stays() {
+    async fn a_late_start_drains_and_takes_a_lock_once_the_shutdown_is_cancelled() {
         // AC-05-30
         let login = Login::new();
         login.fake().is_preparing = true;
-        let (world, _folder) = keeper(&login).await;
-        assert_eq!((ends(&world), login.held()), (1, vec![]));
+        let (world, _folder) = start_inhibitor(&login).await;
+        assert_eq!((ends(&world), login.lock_states()), (1, vec![]));
         sleep(Duration::from_secs(6)).await;
         login.fake().is_preparing = false;
         login.fake().faults.insert("Inhibit", Fault::Refused);
-        login.says(false);
+        login.send_in_progress(false);
         sleep(Duration::from_secs(10)).await;
-        assert_eq!(login.held(), [false; 0]);
+        assert_eq!(login.lock_states(), [false; 0]);
         login.fake().faults.clear();
         sleep(Duration::from_secs(2)).await;
-        assert_eq!(login.held(), [true], "it asks until it has one");
+        assert_eq!(login.lock_states(), [true], "it asks until it has one");
     }
 
     #[tokio::test(start_paused = true)]
@@ -474,10 +474,10 @@ mod tests {
             let short = Duration::from_secs(5);
             (login.fake().delay, login.fake().delay_once_reloaded) = (short, short);
             login.fake().faults.extend(fault.map(|fault| (call, fault)));
-            let (_world, folder) = keeper(&login).await;
-            assert_eq!(login.held(), [true], "{call} {fault:?}: at once");
+            let (_world, folder) = start_inhibitor(&login).await;
+            assert_eq!(login.lock_states(), [true], "{call} {fault:?}: at once");
             sleep(Duration::from_secs(20)).await;
-            assert_eq!(login.held(), [true], "{call} {fault:?}");
+            assert_eq!(login.lock_states(), [true], "{call} {fault:?}");
             let written = folder.path().join("logind.conf").exists();
             assert_eq!(written, call != "InhibitDelayMaxUSec", "{call} {fault:?}");
         }
@@ -489,25 +489,25 @@ mod tests {
             let login = Login::new();
             login.fake().delay = Duration::from_secs(5);
             login.fake().faults.insert("KillUnit", fault);
-            let (_world, _folder) = keeper(&login).await;
+            let (_world, _folder) = start_inhibitor(&login).await;
             sleep(Duration::from_secs(40)).await;
             assert_eq!(login.fake().delay, Duration::from_secs(5), "{fault:?}");
             login.fake().faults.clear();
             sleep(Duration::from_secs(60)).await;
             assert_eq!(login.fake().delay, Duration::from_secs(600), "{fault:?}");
-            assert_eq!(login.held(), [true], "{fault:?}: it is the same lock");
+            assert_eq!(login.lock_states(), [true], "{fault:?}: it is the same lock");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_end_is_heard_while_logind_is_asked_to_wait_longer() {
+    async fn a_shutdown_is_handled_while_the_delay_is_extended() {
         let login = Login::new();
         login.fake().delay = Duration::from_secs(5);
         login.fake().faults.insert("KillUnit", Fault::Hangs);
-        let (world, _folder) = keeper(&login).await;
+        let (world, _folder) = start_inhibitor(&login).await;
         login.fake().is_preparing = true;
-        login.says(true);
+        login.send_in_progress(true);
         sleep(Duration::from_secs(1)).await;
-        assert_eq!((ends(&world), login.held()), (1, vec![true]));
+        assert_eq!((ends(&world), login.lock_states()), (1, vec![true]));
     }
 }

@@ -21,7 +21,7 @@ mod ports;
 mod state_file;
 
 pub use classes::{PodTimeLimits, ShutdownClass, ShutdownPlan};
-pub use drain::{Cause, Drain, DrainDeps};
+pub use drain::{Drain, DrainCause, DrainDeps};
 pub use drain_socket::{DrainRequest, DrainResponse, DrainSocket};
 pub use inhibitor_lock::{InhibitorLock, LogindOverride};
 pub use ports::{LoginManager, LoginSession, LoginSignals, Pods};

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{mux::SourceSender, ports::PodSourceFeed};
 
 /// Runs until cancelled or until the feed ends.
-pub async fn run(mut feed: Box<dyn PodSourceFeed>, door: SourceSender, stop: CancellationToken) {
+pub async fn run(mut feed: Box<dyn PodSourceFeed>, sender: SourceSender, stop: CancellationToken) {
     loop {
         let set = tokio::select! {
             biased;
@@ -19,7 +19,7 @@ pub async fn run(mut feed: Box<dyn PodSourceFeed>, door: SourceSender, stop: Can
             Some(pods) => tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = door.send(pods) => {}
+                () = sender.send(pods) => {}
             },
             None => return,
         }

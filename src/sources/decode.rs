@@ -181,10 +181,10 @@ fn pod(mut value: Value) -> Result<api::Pod, DecodeError> {
 struct FieldPath(String);
 
 impl FieldPath {
-    fn within<R>(&mut self, step: fmt::Arguments<'_>, look: impl FnOnce(&mut Self) -> R) -> R {
+    fn within<R>(&mut self, step: fmt::Arguments<'_>, visit: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.0.len();
         let _ = self.0.write_fmt(step); // writing to a string cannot fail
-        let found = look(self);
+        let found = visit(self);
         self.0.truncate(before);
         found
     }
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pod_is_told() {
+    fn invalid_documents_are_errors() {
         for (text, start) in [
             ("", "Object 'Kind' is missing in 'null'"),
             ("just words", "Object 'Kind' is missing in '\"just words\"'"),
@@ -319,8 +319,8 @@ mod tests {
             ("kind: PodList\napiVersion: v1\nitems: 3", "PodList.items: expected a list"),
             ("\u{0}\u{1}\u{2}", "error converting YAML to JSON: "),
         ] {
-            let told = refused(text);
-            assert!(told.starts_with(start), "{text:?}: {told}");
+            let error = refused(text);
+            assert!(error.starts_with(start), "{text:?}: {error}");
         }
         assert!(decode(&[0xff, 0xfe, 0x00]).is_err());
     }

@@ -53,13 +53,13 @@ pub struct SourceStore {
     source: PodSource,
     seen: bool,
     pods: BTreeMap<PodUid, KnownPod>,
-    told: HashSet<PodRef>,
+    reported_duplicates: HashSet<PodRef>,
 }
 
 impl SourceStore {
     /// Creates the store of a source that has not delivered a set yet.
     pub fn new(source: PodSource) -> Self {
-        Self { source, seen: false, pods: BTreeMap::new(), told: HashSet::new() }
+        Self { source, seen: false, pods: BTreeMap::new(), reported_duplicates: HashSet::new() }
     }
 
     /// Merges a new full set; `seen` is the value of `kubernetes.io/config.seen` for new pods.
@@ -73,29 +73,29 @@ impl SourceStore {
         for sent in incoming {
             let known = old.remove(sent.uid());
             let (known, renamed) = match known {
-                Some(held) if held.pod.id() != sent.id() => (None, Some(held)),
+                Some(known_pod) if known_pod.pod.id() != sent.id() => (None, Some(known_pod)),
                 known => (known, None),
             };
             if let Some(gone) = renamed {
                 lists.entry(OperationOrder::Remove).or_default().push(gone.pod);
             }
-            let (held, emission) = match known {
-                Some(held) => compared(held, &sent),
+            let (known_pod, emission) = match known {
+                Some(known_pod) => compared(known_pod, &sent),
                 None => {
                     let pod = Arc::new(new_pod(&sent, self.source, seen));
                     (KnownPod { sent: Arc::downgrade(&sent), pod }, Some(OperationOrder::Add))
                 }
             };
             if let Some(emission) = emission {
-                lists.entry(emission).or_default().push(held.pod.clone());
+                lists.entry(emission).or_default().push(known_pod.pod.clone());
             }
-            self.pods.insert(sent.uid().clone(), held);
+            self.pods.insert(sent.uid().clone(), known_pod);
         }
-        let gone = old.into_values().map(|held| held.pod);
+        let gone = old.into_values().map(|known_pod| known_pod.pod);
         lists.entry(OperationOrder::Remove).or_default().extend(gone);
-        let told =
+        let has_changes =
             [OperationOrder::Add, OperationOrder::Update, OperationOrder::Delete].iter().any(|e| lists.contains_key(e));
-        if first && !told {
+        if first && !has_changes {
             lists.insert(OperationOrder::FirstAnswer, Vec::new());
         }
         merged.changes = lists
@@ -111,7 +111,7 @@ impl SourceStore {
     fn without_duplicates(&mut self, incoming: Vec<Arc<Pod>>, merged: &mut MergeResult) -> Vec<Arc<Pod>> {
         let mut owners: BTreeMap<PodFullName, usize> = BTreeMap::new();
         let mut uids: BTreeSet<PodUid> = BTreeSet::new();
-        let driven = |id: &PodRef| self.pods.get(&id.uid).is_some_and(|held| held.pod.id() == id);
+        let driven = |id: &PodRef| self.pods.get(&id.uid).is_some_and(|known_pod| known_pod.pod.id() == id);
         for (i, id) in incoming.iter().map(|pod| pod.id()).enumerate() {
             let owner = owners.entry(id.full_name()).or_insert(i);
             let taken = incoming.get(*owner).is_some_and(|owner| driven(owner.id()));
@@ -119,7 +119,7 @@ impl SourceStore {
                 *owner = i;
             }
         }
-        let mut told = HashSet::new();
+        let mut duplicates = HashSet::new();
         let mut kept = Vec::with_capacity(incoming.len());
         for (i, sent) in incoming.into_iter().enumerate() {
             let id = sent.id();
@@ -131,15 +131,15 @@ impl SourceStore {
                     continue;
                 }
             };
-            if !self.told.contains(id) && told.insert(id.clone()) {
+            if !self.reported_duplicates.contains(id) && duplicates.insert(id.clone()) {
                 let message =
                     format!("Error validating pod {id} from {} due to {what}, ignoring", self.source.as_str());
                 merged.duplicates.push(Duplicate { pod: id.clone(), message });
             } else {
-                told.insert(id.clone());
+                duplicates.insert(id.clone());
             }
         }
-        self.told = told;
+        self.reported_duplicates = duplicates;
         kept
     }
 }
@@ -178,17 +178,17 @@ fn new_pod(sent: &Pod, source: PodSource, seen: &str) -> Pod {
 }
 
 /// Compares a pod with its last version sent to the engine.
-fn compared(held: KnownPod, sent: &Arc<Pod>) -> (KnownPod, Option<OperationOrder>) {
-    if Weak::ptr_eq(&held.sent, &Arc::downgrade(sent)) {
-        return (held, None);
+fn compared(known: KnownPod, sent: &Arc<Pod>) -> (KnownPod, Option<OperationOrder>) {
+    if Weak::ptr_eq(&known.sent, &Arc::downgrade(sent)) {
+        return (known, None);
     }
-    let old = &held.pod;
+    let old = &known.pod;
     let differs = differs(old, sent);
     if !differs && old.status == sent.status {
-        return (KnownPod { sent: Arc::downgrade(sent), pod: held.pod }, None);
+        return (KnownPod { sent: Arc::downgrade(sent), pod: known.pod }, None);
     }
     let mut head = PodHead { metadata: old.metadata.clone(), status: sent.status.clone() };
-    let (told, emission) = if differs {
+    let (merged, emission) = if differs {
         let (into, from) = (Arc::make_mut(&mut head.metadata), &sent.metadata);
         into.labels.clone_from(&from.labels);
         into.deletion_timestamp.clone_from(&from.deletion_timestamp);
@@ -205,7 +205,7 @@ fn compared(held: KnownPod, sent: &Arc<Pod>) -> (KnownPod, Option<OperationOrder
     } else {
         (old.with_head(head), OperationOrder::Reconcile)
     };
-    (KnownPod { sent: Arc::downgrade(sent), pod: Arc::new(told) }, Some(emission))
+    (KnownPod { sent: Arc::downgrade(sent), pod: Arc::new(merged) }, Some(emission))
 }
 
 /// Whether anything that the engine uses differs, apart from the status.
@@ -247,7 +247,7 @@ mod tests {
         pod(name, name, json!({}))
     }
 
-    fn told(merged: &MergeResult) -> Vec<String> {
+    fn operations(merged: &MergeResult) -> Vec<String> {
         merged
             .changes
             .iter()
@@ -262,19 +262,19 @@ mod tests {
     fn after(first: Vec<Arc<Pod>>, second: Vec<Arc<Pod>>) -> Vec<String> {
         let mut store = SourceStore::new(PodSource::Api);
         store.merge(first, SEEN);
-        told(&store.merge(second, "later"))
+        operations(&store.merge(second, "later"))
     }
 
     #[test]
-    fn the_first_empty_set_is_told_once() {
+    fn the_first_empty_set_is_sent_once() {
         // AC-02a-5
         let mut store = SourceStore::new(PodSource::Api);
         let merged = store.merge(Vec::new(), SEEN);
-        assert_eq!(told(&merged), ["Add"]);
+        assert_eq!(operations(&merged), ["Add"]);
         assert_eq!(merged.changes[0].source, PodSource::Api);
-        assert_eq!(told(&store.merge(Vec::new(), SEEN)), Vec::<String>::new());
+        assert_eq!(operations(&store.merge(Vec::new(), SEEN)), Vec::<String>::new());
         let mut other = SourceStore::new(PodSource::File);
-        assert_eq!(told(&other.merge(vec![plain("a")], SEEN)), ["Add a"]);
+        assert_eq!(operations(&other.merge(vec![plain("a")], SEEN)), ["Add a"]);
     }
 
     #[test]
@@ -336,39 +336,39 @@ mod tests {
     }
 
     #[test]
-    fn a_status_change_is_told_once() {
+    fn a_status_change_is_sent_once() {
         let running = || pod("a", "a", json!({"/status": {"phase": "Running"}}));
         let mut store = SourceStore::new(PodSource::Api);
         store.merge(vec![plain("a")], SEEN);
-        assert_eq!(told(&store.merge(vec![running()], SEEN)), ["Reconcile a"]);
-        assert_eq!(told(&store.merge(vec![running()], SEEN)), Vec::<String>::new());
+        assert_eq!(operations(&store.merge(vec![running()], SEEN)), ["Reconcile a"]);
+        assert_eq!(operations(&store.merge(vec![running()], SEEN)), Vec::<String>::new());
     }
 
     #[test]
     fn the_running_one_of_two_with_one_name_is_kept() {
         let mut store = SourceStore::new(PodSource::File);
         let (one, two) = (pod("a", "u1", json!({})), pod("a", "u2", json!({})));
-        assert_eq!(told(&store.merge(vec![two.clone()], SEEN)), ["Add a"]);
+        assert_eq!(operations(&store.merge(vec![two.clone()], SEEN)), ["Add a"]);
         // u1 is first in the set now, but u2 runs.
         let merged = store.merge(vec![one.clone(), two.clone()], SEEN);
-        assert_eq!(told(&merged), Vec::<String>::new());
+        assert_eq!(operations(&merged), Vec::<String>::new());
         assert_eq!(
             merged.duplicates.iter().map(|d| d.message.as_str()).collect::<Vec<_>>(),
             ["Error validating pod a_n(u1) from file due to duplicate pod name \"a\", ignoring"]
         );
         assert_eq!(store.merge(vec![one.clone(), two.clone()], SEEN).duplicates, [], "told once");
-        assert_eq!(told(&store.merge(vec![one.clone()], SEEN)), ["Remove a", "Add a"], "its turn comes");
+        assert_eq!(operations(&store.merge(vec![one.clone()], SEEN)), ["Remove a", "Add a"], "its turn comes");
         assert_eq!(store.merge(vec![one, two], SEEN).duplicates.len(), 1, "told again after a change");
         let mut fresh = SourceStore::new(PodSource::File);
         let merged = fresh.merge(vec![pod("a", "u1", json!({})), pod("a", "u2", json!({}))], SEEN);
-        assert_eq!((told(&merged), merged.duplicates[0].pod.uid.as_str()), (vec!["Add a".to_owned()], "u2"));
+        assert_eq!((operations(&merged), merged.duplicates[0].pod.uid.as_str()), (vec!["Add a".to_owned()], "u2"));
     }
 
     #[test]
     fn one_uid_stands_for_one_pod() {
         let merged =
             SourceStore::new(PodSource::File).merge(vec![pod("a", "u", json!({})), pod("b", "u", json!({}))], SEEN);
-        assert_eq!(told(&merged), ["Add a"]);
+        assert_eq!(operations(&merged), ["Add a"]);
         assert!(merged.duplicates[0].message.contains("duplicate pod UID \"u\""));
         assert_eq!(
             after(vec![pod("a", "u", json!({}))], vec![pod("b", "u", json!({}))]),

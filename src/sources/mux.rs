@@ -27,7 +27,7 @@ pub type WallClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 /// A full set of one source.
 #[derive(Debug)]
 pub struct SourceSet {
-    /// The source.
+    /// Source whose earlier set this one replaces.
     pub source: PodSource,
     /// All its current pods.
     pub pods: Vec<Arc<Pod>>,
@@ -128,9 +128,9 @@ mod tests {
     use berth_types::PodRef;
 
     #[derive(Default)]
-    struct Told(Mutex<Vec<String>>);
+    struct FakeEvents(Mutex<Vec<String>>);
 
-    impl SourceEvents for Told {
+    impl SourceEvents for FakeEvents {
         fn warning(&self, pod: &PodRef, reason: &'static str, message: String) {
             self.0.lock().expect("not poisoned").push(format!("{pod} {reason} {message}"));
         }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     struct Bench {
-        told: Arc<Told>,
+        events: Arc<FakeEvents>,
         metrics: SourceMetrics,
         sets: mpsc::Sender<SourceSet>,
         changes: mpsc::Receiver<PodChange>,
@@ -158,17 +158,17 @@ mod tests {
     fn bench() -> Bench {
         let (sets, from_sources) = mpsc::channel(1);
         let (to_engine, changes) = mpsc::channel(CHANGES_CAPACITY);
-        let (told, metrics) = (Arc::new(Told::default()), SourceMetrics::new(&Registry::new()));
+        let (events, metrics) = (Arc::new(FakeEvents::default()), SourceMetrics::new(&Registry::new()));
         let mux = Mux {
             sets: from_sources,
             changes: to_engine,
-            events: told.clone(),
+            events: events.clone(),
             metrics: metrics.clone(),
             now: Arc::new(|| Timestamp::UNIX_EPOCH),
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(mux.run(stop.clone()));
-        Bench { told, metrics, sets, changes, stop, task }
+        Bench { events, metrics, sets, changes, stop, task }
     }
 
     #[tokio::test]
@@ -185,7 +185,7 @@ mod tests {
             let change = bench.changes.recv().await.expect("a change");
             assert_eq!((change.operation, change.source, change.pods.len()), (Operation::Add, source, count));
         }
-        assert_eq!(*bench.told.0.lock().expect("not poisoned"), ["observed a", "observed b"]);
+        assert_eq!(*bench.events.0.lock().expect("not poisoned"), ["observed a", "observed b"]);
         bench.stop.cancel();
         bench.task.await.expect("no panic");
     }
@@ -196,7 +196,7 @@ mod tests {
         SourceSender::new(PodSource::File, bench.sets.clone()).send(vec![pod("a", "1"), pod("a", "2")]).await;
         bench.changes.recv().await.expect("a change");
         assert_eq!(
-            *bench.told.0.lock().expect("not poisoned"),
+            *bench.events.0.lock().expect("not poisoned"),
             ["a_n(2) FailedValidation Error validating pod a_n(2) from file due to duplicate pod name \"a\", ignoring"]
         );
         assert_eq!(bench.metrics.duplicates.with_label_values(&["file"]).get(), 1);

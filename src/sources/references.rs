@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn told(spec: Value, rule: ReferenceRule) -> String {
+    fn error_text(spec: Value, rule: ReferenceRule) -> String {
         let mut spec = spec;
         if spec.get("containers").is_none() {
             spec["containers"] = json!([{"name": "c"}]);
@@ -226,11 +226,11 @@ mod tests {
                 "podcertificates",
             ),
         ] {
-            let told = told(spec.clone(), ReferenceRule::RefuseAll);
-            assert_eq!(told, format!("static pods may not reference {what}"), "{spec}");
+            let error = error_text(spec.clone(), ReferenceRule::RefuseAll);
+            assert_eq!(error, format!("static pods may not reference {what}"), "{spec}");
         }
         let unknown = with_volume(json!({"projected": {"sources": [{}]}}));
-        assert_eq!(told(unknown, ReferenceRule::RefuseAll), "unknown source for projected volume \"v\"");
+        assert_eq!(error_text(unknown, ReferenceRule::RefuseAll), "unknown source for projected volume \"v\"");
     }
 
     #[test]
@@ -244,7 +244,7 @@ mod tests {
             json!({"nfs": {"server": "s", "path": "/p"}}),
             json!({"iscsi": {"targetPortal": "p", "iqn": "i", "lun": 0}}),
         ] {
-            assert_eq!(told(with_volume(source.clone()), ReferenceRule::RefuseAll), "", "{source}");
+            assert_eq!(error_text(with_volume(source.clone()), ReferenceRule::RefuseAll), "", "{source}");
         }
     }
 
@@ -252,11 +252,11 @@ mod tests {
     fn with_the_gate_off_only_the_unusable_is_refused() {
         let bundle = with_volume(json!({"projected": {"sources": [{"clusterTrustBundle": {"path": "t"}}]}}));
         assert_eq!(
-            told(bundle, ReferenceRule::RefuseUnusable),
+            error_text(bundle, ReferenceRule::RefuseUnusable),
             "static pods may not use ClusterTrustBundle projected volume sources"
         );
         let claims = json!({"resourceClaims": [{"name": "r"}]});
-        assert_eq!(told(claims, ReferenceRule::RefuseUnusable), "static pods may not use ResourceClaims");
-        assert_eq!(told(with_volume(json!({"secret": {"secretName": "s"}})), ReferenceRule::RefuseUnusable), "");
+        assert_eq!(error_text(claims, ReferenceRule::RefuseUnusable), "static pods may not use ResourceClaims");
+        assert_eq!(error_text(with_volume(json!({"secret": {"secretName": "s"}})), ReferenceRule::RefuseUnusable), "");
     }
 }

@@ -19,7 +19,7 @@ use berth_types::{PodChange, PodSource};
 /// Settings of the pod sources.
 #[derive(Clone, Debug)]
 pub struct SourcesConfig {
-    /// Name of this node.
+    /// Name of this node, for the names and UIDs of static pods.
     pub node_name: String,
     /// `staticPodPath`: a directory or file; no `file` source without it.
     pub static_pod_path: Option<PathBuf>,
@@ -47,7 +47,7 @@ pub struct SourcesDeps {
     pub now: WallClock,
 }
 
-/// The running sources.
+/// Receiver of pod changes, and tasks of the started pod sources.
 pub struct RunningSources {
     /// Receiver of the operations, in order.
     pub changes: mpsc::Receiver<PodChange>,
@@ -67,24 +67,24 @@ pub fn start(config: SourcesConfig, deps: SourcesDeps, stop: &CancellationToken)
     let (mut registered, mut tasks) = (Vec::new(), Vec::new());
     let rule = if config.prevent_api_references { ReferenceRule::RefuseAll } else { ReferenceRule::RefuseUnusable };
     let node_name: Arc<str> = config.node_name.into();
-    let mut door = |source| {
+    let mut new_sender = |source| {
         registered.push(source);
         SourceSender::new(source, sets.clone())
     };
     if let Some(path) = config.static_pod_path.filter(|path| !path.as_os_str().is_empty()) {
         let period = config.file_check_frequency;
         let own = FileConfig { path, period, node_name: node_name.clone(), references: rule };
-        let source = FileSource::new(own, door(PodSource::File), deps.metrics.clone());
+        let source = FileSource::new(own, new_sender(PodSource::File), deps.metrics.clone());
         tasks.push(tokio::spawn(source.run(stop.child_token())));
     }
     if let Some(url) = config.static_pod_url.filter(|url| !url.is_empty()) {
         let (period, headers) = (config.http_check_frequency, config.static_pod_url_headers);
         let own = HttpConfig { url, headers, period, node_name, references: rule };
-        let source = HttpSource::new(own, door(PodSource::Http), deps.metrics.clone());
+        let source = HttpSource::new(own, new_sender(PodSource::Http), deps.metrics.clone());
         tasks.push(tokio::spawn(source.run(stop.child_token())));
     }
     if let Some(feed) = deps.feed {
-        tasks.push(tokio::spawn(api::run(feed, door(PodSource::Api), stop.child_token())));
+        tasks.push(tokio::spawn(api::run(feed, new_sender(PodSource::Api), stop.child_token())));
     }
     drop(sets);
     let mux = Mux { sets: from_sources, changes: to_engine, events: deps.events, metrics: deps.metrics, now: deps.now };

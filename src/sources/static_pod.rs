@@ -25,12 +25,12 @@ const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-config
 
 /// Origin of a manifest, and the node it is for.
 #[derive(Clone, Copy, Debug)]
-pub struct Origin<'a> {
+pub struct ManifestOrigin<'a> {
     /// `file` or `http`.
     pub source: PodSource,
     /// Absolute path of the file, or the URL.
     pub location: &'a str,
-    /// Name of this node.
+    /// Node name: `spec.nodeName`, and in lower case the suffix of the pod's name.
     pub node_name: &'a str,
     /// Rule for references to API objects.
     pub references: ReferenceRule,
@@ -57,7 +57,7 @@ pub enum InvalidPod {
 ///
 /// # Errors
 /// As [`static_pod`].
-pub fn prepared(pod: api::Pod, origin: Origin<'_>) -> Result<Arc<Pod>, InvalidPod> {
+pub fn prepared(pod: api::Pod, origin: ManifestOrigin<'_>) -> Result<Arc<Pod>, InvalidPod> {
     Ok(Arc::new(Pod::new(static_pod(pod, origin)?)?))
 }
 
@@ -65,7 +65,7 @@ pub fn prepared(pod: api::Pod, origin: Origin<'_>) -> Result<Arc<Pod>, InvalidPo
 ///
 /// # Errors
 /// The pod has no name, invalid fields, or references to API objects.
-pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, InvalidPod> {
+pub fn static_pod(mut pod: api::Pod, origin: ManifestOrigin<'_>) -> Result<api::Pod, InvalidPod> {
     pod.metadata.managed_fields = None;
     defaults::apply(&mut pod);
     let name = pod.metadata.name.clone().unwrap_or_default();
@@ -107,7 +107,7 @@ pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, Inv
 }
 
 /// UID of a manifest without one. The annotation of `kubectl apply` is excluded.
-fn uid(pod: &api::Pod, origin: Origin<'_>) -> String {
+fn uid(pod: &api::Pod, origin: ManifestOrigin<'_>) -> String {
     let mut pod = pod.clone();
     if let Some(annotations) = pod.metadata.annotations.as_mut() {
         annotations.remove(ANNOTATION_LAST_APPLIED);
@@ -157,12 +157,12 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn origin(source: PodSource) -> Origin<'static> {
+    fn origin(source: PodSource) -> ManifestOrigin<'static> {
         let location = match source {
             PodSource::File => "/etc/kubernetes/manifests/web.yaml",
             _ => "http://10.0.0.1/pods",
         };
-        Origin { source, location, node_name: "Node-A", references: ReferenceRule::RefuseAll }
+        ManifestOrigin { source, location, node_name: "Node-A", references: ReferenceRule::RefuseAll }
     }
 
     fn made(json: Value, source: PodSource) -> Result<api::Pod, String> {

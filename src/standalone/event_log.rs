@@ -11,7 +11,7 @@ use std::{
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use berth_ports::{Event, EventKind, EventSink, EventTarget};
+use berth_ports::{EventKind, EventRecord, EventSink, EventTarget};
 
 /// Maximum number of distinct events in the deduplication table.
 const REMEMBERED: usize = 1024;
@@ -33,7 +33,7 @@ impl EventLog {
     }
 
     /// True if the event is to be logged; false if it repeats a recent one.
-    fn is_due(&self, event: &Event) -> bool {
+    fn is_due(&self, event: &EventRecord) -> bool {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
         (format!("{:?}", event.target), &event.reason, &event.message).hash(&mut hasher);
@@ -55,7 +55,7 @@ impl EventLog {
 }
 
 impl EventSink for EventLog {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         if !self.is_due(&event) {
             return;
         }
@@ -88,7 +88,7 @@ mod tests {
     async fn the_same_event_is_logged_once_a_minute() {
         let log = EventLog::new("node");
         let pod = PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() };
-        let (one, other) = (Event::warning(&pod, "BackOff", "a"), Event::warning(&pod, "BackOff", "b"));
+        let (one, other) = (EventRecord::warning(&pod, "BackOff", "a"), EventRecord::warning(&pod, "BackOff", "b"));
         assert!(log.is_due(&one) && !log.is_due(&one) && log.is_due(&other));
         tokio::time::advance(QUIET).await;
         assert!(log.is_due(&one) && !log.is_due(&one));
@@ -99,7 +99,7 @@ mod tests {
         let log = EventLog::new("node");
         let pod = PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() };
         for i in 0..3 * REMEMBERED {
-            assert!(log.is_due(&Event::warning(&pod, "BackOff", i.to_string())));
+            assert!(log.is_due(&EventRecord::warning(&pod, "BackOff", i.to_string())));
             assert!(log.seen.lock().expect("whole").len() <= REMEMBERED);
         }
     }

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::NoObjects;
-use crate::{engine::Command, sources::decode};
+use crate::{engine::SyncLoopCommand, sources::decode};
 use berth_ports::{ObjectError, ObjectSource, PullSecret};
 use berth_types::{Pod, PodUid, api};
 
@@ -34,24 +34,24 @@ const LONGEST: u64 = 3 << 20;
 /// Timeout of reading the directory.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Poll interval for changes.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Section `standaloneObjects`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Settings {
+struct StandaloneObjectSettings {
     /// Directory of the manifests.
     directory: PathBuf,
 }
 
 /// Source of the objects that pods refer to, and the directory to poll for changes, if there is one.
-pub type Opened = (Arc<dyn ObjectSource>, Option<Arc<ManifestObjects>>);
+pub type StandaloneObjects = (Arc<dyn ObjectSource>, Option<Arc<ManifestObjects>>);
 
 /// Opens the source of objects for a node without an API server: the configured directory, or an empty source.
 ///
 /// # Errors
 /// The settings are invalid; the error names the field.
-pub fn open() -> Result<Opened, String> {
+pub fn open() -> Result<StandaloneObjects, String> {
     Ok(match directory()?.map(ManifestObjects::new) {
         Some(beside) => (Arc::new(ManifestSource(beside.clone())), Some(beside)),
         None => (Arc::new(NoObjects), None),
@@ -63,7 +63,7 @@ fn directory() -> Result<Option<PathBuf>, String> {
     let Some(section) = berth_runtime::settings::section("standaloneObjects")? else {
         return Ok(None);
     };
-    let read: Result<Settings, _> = serde_json::from_value(section);
+    let read: Result<StandaloneObjectSettings, _> = serde_json::from_value(section);
     read.map(|settings| Some(settings.directory)).map_err(|error| format!("standaloneObjects: {error}"))
 }
 
@@ -93,25 +93,25 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 impl ManifestObjects {
     /// Creates the cache without reading the directory.
     pub fn new(directory: PathBuf) -> Arc<Self> {
-        let looking = Arc::new(Semaphore::new(1));
-        Arc::new(Self { directory, known: Mutex::default(), pods: Mutex::default(), read_permit: looking })
+        let semaphore = Arc::new(Semaphore::new(1));
+        Arc::new(Self { directory, known: Mutex::default(), pods: Mutex::default(), read_permit: semaphore })
     }
 
     /// Current objects of the directory.
     async fn objects(self: &Arc<Self>) -> Result<Arc<Objects>, ObjectError> {
         let own = self.clone();
-        let looked = async {
-            let turn = self.read_permit.clone().acquire_owned().await.ok()?;
+        let reading = async {
+            let permit = self.read_permit.clone().acquire_owned().await.ok()?;
             let task = spawn_blocking(move || {
-                let _turn = turn;
+                let _permit = permit;
                 own.refresh()
             });
             task.await.ok()
         };
-        let told = |cause: String| ObjectError::Other(format!("{}: {cause}", self.directory.display()));
-        match timeout(LIMIT, looked).await {
-            Ok(Some(found)) => found.map_err(|error| told(error.to_string())),
-            Ok(None) | Err(_) => Err(told("timed out reading the directory".to_owned())),
+        let to_error = |cause: String| ObjectError::Other(format!("{}: {cause}", self.directory.display()));
+        match timeout(LIMIT, reading).await {
+            Ok(Some(found)) => found.map_err(|error| to_error(error.to_string())),
+            Ok(None) | Err(_) => Err(to_error("timed out reading the directory".to_owned())),
         }
     }
 
@@ -127,15 +127,15 @@ impl ManifestObjects {
     }
 
     /// Polls the directory and resyncs the registered pods when it changes, until stopped.
-    pub async fn follow(self: Arc<Self>, commands: mpsc::Sender<Command>, stop: CancellationToken) {
+    pub async fn follow(self: Arc<Self>, commands: mpsc::Sender<SyncLoopCommand>, stop: CancellationToken) {
         // Shutdown of the agent does not wait for a directory that hangs.
         let _stopped = stop.run_until_cancelled(self.resync_on_change(commands)).await;
     }
 
-    async fn resync_on_change(self: &Arc<Self>, commands: mpsc::Sender<Command>) {
+    async fn resync_on_change(self: &Arc<Self>, commands: mpsc::Sender<SyncLoopCommand>) {
         let mut before = self.objects().await.ok();
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let now = self.objects().await.ok();
             let is_same = match (&before, &now) {
                 (Some(before), Some(now)) => Arc::ptr_eq(before, now) || before == now,
@@ -147,7 +147,7 @@ impl ManifestObjects {
             }
             let pods: Vec<PodUid> = locked(&self.pods).keys().cloned().collect();
             for pod in pods {
-                if commands.send(Command::Resync(pod)).await.is_err() {
+                if commands.send(SyncLoopCommand::Resync(pod)).await.is_err() {
                     return;
                 }
             }
@@ -346,17 +346,17 @@ stringData: {b: plain}
         let folder = tempfile::tempdir().expect("a folder");
         let objects = ManifestObjects::new(folder.path().to_owned());
         let (release, hangs) = std::sync::mpsc::channel::<()>();
-        let turn = objects.read_permit.clone().acquire_owned().await.expect("free");
+        let permit = objects.read_permit.clone().acquire_owned().await.expect("free");
         let own = objects.clone();
         // A thread of the blocking pool would stop the paused clock of the test.
         let stuck = std::thread::spawn(move || {
-            let _turn = turn;
+            let _permit = permit;
             let _released = hangs.recv();
             own.refresh()
         });
         for _ in 0..3 {
-            let told = objects.objects().await.expect_err("it hangs").to_string();
-            assert!(told.ends_with("timed out reading the directory"), "{told}");
+            let error = objects.objects().await.expect_err("it hangs").to_string();
+            assert!(error.ends_with("timed out reading the directory"), "{error}");
         }
         let (stop, began) = (CancellationToken::new(), tokio::time::Instant::now());
         let (commands, _pokes) = mpsc::channel(1);

@@ -11,7 +11,7 @@ use crate::{
     runtime::RuntimeManager,
     sources::ports::SourceEvents,
 };
-use berth_ports::{Event, EventSink, NodeFacts, PodObserver, PodRuntime, RuntimeState};
+use berth_ports::{EventRecord, EventSink, NodeFacts, PodObserver, PodRuntime, RuntimeState};
 use berth_types::{Pod, PodRef};
 
 /// Records warnings of pod sources as events.
@@ -19,7 +19,7 @@ pub struct SourceWarnings(pub Arc<dyn EventSink>);
 
 impl SourceEvents for SourceWarnings {
     fn warning(&self, pod: &PodRef, reason: &'static str, message: String) {
-        self.0.record(Event::warning(pod, reason, message));
+        self.0.record(EventRecord::warning(pod, reason, message));
     }
 
     fn observed(&self, _pod: &Arc<Pod>) {} // only pods of the API server have a startup latency
@@ -85,8 +85,8 @@ mod tests {
         let following = tokio::spawn(follow_runtime_features(seen, node, CancellationToken::new()));
         for supported in [true, false] {
             runtime.send_modify(|state| Arc::make_mut(state).supplemental_groups_policy = supported);
-            let told = facts.wait_for(|facts| facts.supplemental_groups_policy == supported).await;
-            assert!(told.is_ok());
+            let result = facts.wait_for(|facts| facts.supplemental_groups_policy == supported).await;
+            assert!(result.is_ok());
         }
         drop(runtime);
         following.await.expect("it ends with the runtime check");

@@ -20,7 +20,7 @@ use super::{
     events::{record_setup_failure, record_start_events},
     eviction,
     images::open_images,
-    observation::{self, Observation},
+    observation::{self, RuntimeObservation},
     probes,
     process_lifecycle::ProcessContext,
     resources::{self, cgroup_driver},
@@ -35,7 +35,7 @@ use crate::{
     images,
     logging::LogHandle,
     node::{
-        self, Machine,
+        self, MachineInfo,
         oom::{OomDeps, OomWatcher},
     },
     serving::{
@@ -46,8 +46,8 @@ use crate::{
     standalone,
     task_supervisor::TaskSupervisor,
 };
-use berth_config::Loaded;
-use berth_cri::{Connection, RuntimeInfo, RuntimeService};
+use berth_config::LoadedConfig;
+use berth_cri::{CriClients, RuntimeInfo, RuntimeService};
 use berth_metrics::{BuildInfo, OomMetrics, Registry, StatusMetrics};
 use berth_ports::{
     ClaimedVolumes, Clock, DiskStateFile, EventSink, NodeFacts, ObjectSource, PodObserver, ProbeManager,
@@ -90,14 +90,14 @@ pub(super) struct Base {
 ///
 /// # Errors
 /// Why the agent cannot start, with kubelet's texts.
-pub async fn build(loaded: &Loaded, life: &ProcessContext) -> Result<Arc<dyn Health>, BuildError> {
+pub async fn build(loaded: &LoadedConfig, life: &ProcessContext) -> Result<Arc<dyn Health>, BuildError> {
     let registry = Registry::new();
     registry.register_bookkeeping();
     let tasks = life.tasks.clone();
     register_identity(loaded, &registry, tasks.tracker());
     let root = loaded.root_directory();
     root_directory::make(&root)?;
-    let machine = Machine::read(Path::new("/"), &root).map_err(wrong)?;
+    let machine = MachineInfo::read(Path::new("/"), &root).map_err(wrong)?;
     let facts = node::facts(&settings::node(loaded), &machine).map_err(wrong)?;
     berth_metrics::register_node(&registry, facts.name.as_str());
     let mut base = Base {
@@ -141,7 +141,7 @@ pub async fn build(loaded: &Loaded, life: &ProcessContext) -> Result<Arc<dyn Hea
 
 /// Everything that is known before the runtime is.
 struct Prerequisites {
-    machine: Machine,
+    machine: MachineInfo,
     facts: NodeFacts,
     /// `None` if the main port is disabled.
     auth: Option<ServerAuth>,
@@ -152,7 +152,7 @@ struct Prerequisites {
 }
 
 async fn open_server_auth(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     node: &str,
     cluster: Option<&Cluster>,
@@ -166,10 +166,10 @@ async fn open_server_auth(
 }
 
 async fn assemble(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     known: Prerequisites,
-    connection: &Connection,
+    connection: &CriClients,
     info: &RuntimeInfo,
 ) -> Result<Arc<dyn Health>, BuildError> {
     let Prerequisites { machine, facts, auth, targets, mut cluster } = known;
@@ -183,7 +183,7 @@ async fn assemble(
     let status = Arc::new(StatusManager::new(base.statuses.clone()));
     let probes = probes::open(base, connection, status.clone(), state_file(loaded, "probe_results_state")).await?;
     let (resources, user_namespaces) = resources::open(loaded, base, machine, info).await?;
-    let Observation { logs, pleg, deaths, runtime_state } =
+    let RuntimeObservation { logs, pleg, deaths, runtime_state } =
         observation::open(loaded, base, connection, info, node.clone()).await?;
     let images = open_images(loaded, base, connection, cluster.as_ref()).await?;
     let groups = stats::groups(loaded, cgroup_driver(loaded, info));
@@ -246,13 +246,13 @@ async fn assemble(
 
 /// Parts that most of the others work with.
 pub(super) struct CoreParts<'a> {
-    pub(super) machine: &'a Machine,
+    pub(super) machine: &'a MachineInfo,
     pub(super) info: &'a RuntimeInfo,
     pub(super) cri: Arc<dyn RuntimeService>,
     /// Facts about the node, for those who publish some.
     pub(super) node: watch::Sender<Arc<NodeFacts>>,
     pub(super) runtime_state: watch::Receiver<Arc<RuntimeState>>,
-    pub(super) images: Arc<images::Manager>,
+    pub(super) images: Arc<images::ImageManager>,
     pub(super) probes: Arc<dyn ProbeManager>,
     pub(super) resources: Arc<dyn ResourceManager>,
     pub(super) objects: Arc<dyn ObjectSource>,
@@ -260,7 +260,7 @@ pub(super) struct CoreParts<'a> {
 }
 
 fn watch_oom_kills(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     engine: &EngineHandle,
     status: &StatusManager,
@@ -282,8 +282,8 @@ fn watch_oom_kills(
 
 /// Dependencies of statistics, besides the node.
 struct StatisticsParts<'a> {
-    machine: &'a Machine,
-    connection: &'a Connection,
+    machine: &'a MachineInfo,
+    connection: &'a CriClients,
     info: &'a RuntimeInfo,
     engine: &'a EngineHandle,
     observer: Arc<dyn PodObserver>,
@@ -292,7 +292,7 @@ struct StatisticsParts<'a> {
     probes: Registry,
 }
 
-fn open_statistics(loaded: &Loaded, base: &Base, parts: StatisticsParts<'_>) -> Arc<StatsPages> {
+fn open_statistics(loaded: &LoadedConfig, base: &Base, parts: StatisticsParts<'_>) -> Arc<StatsPages> {
     let StatisticsParts { machine, connection, info, engine, observer, claimed, node_name, probes } = parts;
     let (statistics, surveyors) = stats::open(
         loaded,
@@ -320,12 +320,12 @@ fn open_statistics(loaded: &Loaded, base: &Base, parts: StatisticsParts<'_>) -> 
 }
 
 /// A state file in the root directory.
-pub(super) fn state_file(loaded: &Loaded, name: &str) -> Arc<DiskStateFile> {
+pub(super) fn state_file(loaded: &LoadedConfig, name: &str) -> Arc<DiskStateFile> {
     Arc::new(DiskStateFile::new(loaded.root_directory().join(name)))
 }
 
 /// Registers metrics of build info, feature gates, and process.
-fn register_identity(loaded: &Loaded, registry: &Registry, tasks: &TaskTracker) {
+fn register_identity(loaded: &LoadedConfig, registry: &Registry, tasks: &TaskTracker) {
     let info = BuildInfo {
         major: "1".to_owned(),
         minor: "36".to_owned(),

@@ -14,8 +14,8 @@ use super::{
     settings,
 };
 use crate::{logging, serving::embedded_streams::RuntimeTargets};
-use berth_config::{EMBEDDED_RUNTIME, Loaded, fields::LoggingConfiguration};
-use berth_cri::Connection;
+use berth_config::{EMBEDDED_RUNTIME, LoadedConfig, fields::LoggingConfiguration};
+use berth_cri::CriClients;
 use berth_runtime::{
     cri as services,
     runtime::Runtime,
@@ -32,7 +32,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// A started runtime.
 pub(super) struct EmbeddedRuntime {
     /// Clients of its CRI services.
-    pub(super) connection: Connection,
+    pub(super) connection: CriClients,
     /// Its streaming targets.
     pub(super) targets: Arc<dyn StreamTargets>,
     /// Recovery of the state of an earlier process.
@@ -43,7 +43,7 @@ pub(super) struct EmbeddedRuntime {
 ///
 /// # Errors
 /// Why the runtime cannot start.
-pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<EmbeddedRuntime, BuildError> {
+pub(super) async fn open(loaded: &LoadedConfig, base: &Base) -> Result<EmbeddedRuntime, BuildError> {
     check_image_endpoint(&loaded.config.image_service_endpoint)?;
     let config = runtime_settings::read().map_err(BuildError)?;
     let (socket, streams) = (config.serve_socket.clone(), config.stream_address.clone());
@@ -87,8 +87,8 @@ fn check_image_endpoint(endpoint: &str) -> Result<(), BuildError> {
 }
 
 async fn listen(address: &str) -> Result<BoundListener, BuildError> {
-    let told = |cause: std::io::Error| BuildError(format!("embeddedRuntime.streamAddress: {cause}"));
-    BoundListener::bind(address).await.map_err(told)
+    let to_error = |cause: std::io::Error| BuildError(format!("embeddedRuntime.streamAddress: {cause}"));
+    BoundListener::bind(address).await.map_err(to_error)
 }
 
 /// Serves the CRI socket, and its streaming server for the same time.

@@ -13,17 +13,17 @@ use super::{
 };
 use crate::{
     engine::{
-        self, EngineConfig, EngineHandle, Inputs, SourceReadiness, WorkerContext,
+        self, EngineConfig, EngineHandle, SourceReadiness, SyncLoopInputs, WorkerContext,
         admission::{AdmissionRules, sysctls::Allowlist},
         allocation::{Allocations, Allocator, AllocatorDeps, resize::ResizeRules},
     },
-    node::Machine,
+    node::MachineInfo,
     pleg::Pleg,
     runtime::RuntimeManager,
     sources::{self, RunningSources, SourcesDeps},
     standalone::NoMirrors,
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::{AdmissionMetrics, AllocationMetrics, EngineMetrics, SourceMetrics};
 use berth_ports::{MirrorPods, VolumeManager};
 
@@ -42,7 +42,7 @@ pub(super) struct EngineParts<'a> {
 /// # Errors
 /// If the allocation checkpoint or a sysctl pattern is invalid.
 pub(super) async fn open(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     core: &CoreParts<'_>,
     parts: EngineParts<'_>,
@@ -82,11 +82,12 @@ pub(super) async fn open(
         shutdown: base.stop.clone(),
     });
     let ready = SourceReadiness::new(sources.registered);
-    let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
+    let engine =
+        engine::start(context, SyncLoopInputs { changes: sources.changes, reports: reported, ready, allocator });
     Ok((engine, allocations))
 }
 
-fn start_sources(loaded: &Loaded, base: &Base, core: &CoreParts<'_>, parts: &EngineParts<'_>) -> RunningSources {
+fn start_sources(loaded: &LoadedConfig, base: &Base, core: &CoreParts<'_>, parts: &EngineParts<'_>) -> RunningSources {
     let node = core.node.borrow().name.clone();
     let mut sources = sources::start(
         settings::sources(loaded, &node, parts.has_objects),
@@ -105,11 +106,11 @@ fn start_sources(loaded: &Loaded, base: &Base, core: &CoreParts<'_>, parts: &Eng
 }
 
 /// Returns whether the node's first address is IPv6.
-fn prefers_ipv6(loaded: &Loaded) -> bool {
+fn prefers_ipv6(loaded: &LoadedConfig) -> bool {
     berth_config::node_ips(&loaded.flags.node_ip).is_ok_and(|given| given.ips.first().is_some_and(IpAddr::is_ipv6))
 }
 
-async fn open_allocator(loaded: &Loaded, base: &Base, machine: &Machine) -> Result<Allocator, BuildError> {
+async fn open_allocator(loaded: &LoadedConfig, base: &Base, machine: &MachineInfo) -> Result<Allocator, BuildError> {
     let sysctls = Allowlist::new(machine.kernel_version, &loaded.config.allowed_unsafe_sysctls).map_err(wrong)?;
     let deps = AllocatorDeps {
         file: state_file(loaded, "allocated_pods_state"),

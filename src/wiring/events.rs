@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth_ports::{Event, EventSink};
+use berth_ports::{EventRecord, EventSink};
 
 /// Time for the last event of a failed start to be sent.
 const LAST_EVENT: Duration = Duration::from_secs(1);
@@ -14,15 +14,15 @@ const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and
 
 /// Records the node events of a start: `Starting`, and `CgroupV1` on a deprecated hierarchy.
 pub fn record_start_events(events: &dyn EventSink, is_cgroup_v1: bool) {
-    events.record(Event::node_normal("Starting", "Starting kubelet."));
+    events.record(EventRecord::node_normal("Starting", "Starting kubelet."));
     if is_cgroup_v1 {
-        events.record(Event::node_warning("CgroupV1", CGROUP_V1));
+        events.record(EventRecord::node_warning("CgroupV1", CGROUP_V1));
     }
 }
 
 /// Records the node event of a failed start; waits for it to be sent if there is an API server.
 pub async fn record_setup_failure(events: &dyn EventSink, error: &str, has_server: bool) {
-    events.record(Event::node_warning("KubeletSetupFailed", error));
+    events.record(EventRecord::node_warning("KubeletSetupFailed", error));
     if has_server {
         tokio::time::sleep(LAST_EVENT).await;
     }

@@ -21,14 +21,14 @@ use crate::{
         page_cache::PageCache,
         ports::PressureCallback,
         pressure_state,
-        signals::Condition,
+        signals::PressureCondition,
     },
     images,
-    node::{Machine, max_pids},
+    node::{MachineInfo, max_pids},
     runtime::RuntimeManager,
     serving::stats::StatsPages,
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_cri::ImageService;
 use berth_metrics::EvictionMetrics;
 use berth_ports::{DiskStateFile, NodeFacts};
@@ -37,7 +37,7 @@ use berth_stats::{NodeObserver, PodCgroupPaths};
 /// Dependencies of the watcher.
 pub(super) struct WatchParts<'a> {
     /// Facts of the machine.
-    pub(super) machine: &'a Machine,
+    pub(super) machine: &'a MachineInfo,
     /// Image service of the runtime.
     pub(super) images: Arc<dyn ImageService>,
     /// Names of control groups.
@@ -60,7 +60,11 @@ pub(super) struct RunningWatcher {
 ///
 /// # Errors
 /// Invalid thresholds.
-pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -> Result<RunningWatcher, BuildError> {
+pub(super) async fn watch(
+    loaded: &LoadedConfig,
+    base: &Base,
+    parts: WatchParts<'_>,
+) -> Result<RunningWatcher, BuildError> {
     let config = Arc::new(settings::eviction(loaded)?);
     let (metrics, began) = (EvictionMetrics::new(&base.registry), Instant::now());
     let (places, notifier) = (Arc::new(ImageFileSystems::default()), Arc::new(ThresholdNotifier::default()));
@@ -73,18 +77,18 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
         base.tasks.spawn(watch_memory_events(pods, notifier.clone(), base.stop.child_token()));
     }
     base.tasks.spawn(watch_psi(notifier.clone(), base.stop.child_token()));
-    let look = NodeObserver::new(parts.groups.clone(), base.clock.clone(), "/".into(), max_pids);
-    let gauges = NodeReader::new(look, loaded.root_directory(), places, config.thresholds.clone(), line);
+    let observer = NodeObserver::new(parts.groups.clone(), base.clock.clone(), "/".into(), max_pids);
+    let gauges = NodeReader::new(observer, loaded.root_directory(), places, config.thresholds.clone(), line);
     let file = Arc::new(DiskStateFile::new(loaded.root_directory().join("eviction_state")));
     let boot_id = &parts.machine.boot_id;
     let restored = pressure_state::restored(&*file, boot_id, base.clock.now()).await;
     let deps = WatcherDeps {
-        gauges: Arc::new(gauges),
-        alarm: notifier,
+        node_stats: Arc::new(gauges),
+        notifications: notifier,
         pressures: pressure_publisher(parts.node),
         metrics: metrics.clone(),
         restored,
-        pulse: base.liveness.of("eviction-watcher"),
+        liveness: base.liveness.of("eviction-watcher"),
     };
     let (watcher, mut pictures) = Watcher::new(config.clone(), deps, began);
     let state_file =
@@ -97,7 +101,7 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
 
 /// Dependencies of the evictor.
 pub(super) struct ActParts<'a> {
-    /// The engine.
+    /// Source of the node's pods, and receiver of kill commands.
     pub(super) engine: &'a EngineHandle,
     /// Allocated resources of pods.
     pub(super) allocations: Allocations,
@@ -106,10 +110,10 @@ pub(super) struct ActParts<'a> {
     /// Removes dead containers.
     pub(super) runtime: Arc<RuntimeManager>,
     /// Removes images.
-    pub(super) images: Arc<images::Manager>,
+    pub(super) images: Arc<images::ImageManager>,
 }
 
-/// Starts the evictor.
+/// Builds the evictor from the engine, runtime, and images, and spawns its supervised task.
 pub(super) fn start_evictor(base: &Base, watched: RunningWatcher, parts: ActParts<'_>) {
     let RunningWatcher { config, metrics, pictures, began, groups } = watched;
     let engine = parts.engine;
@@ -130,7 +134,7 @@ pub(super) fn start_evictor(base: &Base, watched: RunningWatcher, parts: ActPart
         reclaim: Arc::new(reclaim),
         events: base.events.clone(),
         metrics,
-        pulse: base.liveness.of("eviction"),
+        liveness: base.liveness.of("eviction"),
     };
     base.tasks.spawn(Evictor::new(config, deps, pictures, began).run(base.stop.child_token()));
 }
@@ -139,8 +143,8 @@ pub(super) fn start_evictor(base: &Base, watched: RunningWatcher, parts: ActPart
 /// agent observed are for the status alone: running pods are admitted again at the start, and none of them may fail for
 /// a past pressure.
 fn pressure_publisher(node: watch::Sender<Arc<NodeFacts>>) -> PressureCallback {
-    Arc::new(move |conditions: &BTreeSet<Condition>, restored: &BTreeSet<Condition>| {
-        let names = |conditions: Vec<&Condition>| conditions.iter().map(|c| c.as_str().to_owned()).collect();
+    Arc::new(move |conditions: &BTreeSet<PressureCondition>, restored: &BTreeSet<PressureCondition>| {
+        let names = |conditions: Vec<&PressureCondition>| conditions.iter().map(|c| c.as_str().to_owned()).collect();
         let met: Vec<String> = names(conditions.difference(restored).collect());
         let restored: Vec<String> = names(conditions.intersection(restored).collect());
         node.send_if_modified(|facts| {
@@ -174,21 +178,21 @@ mod tests {
     #[test]
     fn pressures_are_facts_of_the_node() {
         let (node, mut facts) = watch::channel(Arc::<NodeFacts>::default());
-        let tell = pressure_publisher(node);
+        let publish = pressure_publisher(node);
         let none = BTreeSet::new();
-        tell(&none, &none);
+        publish(&none, &none);
         assert!(!facts.has_changed().expect("open"), "no news");
-        tell(&[Condition::Disk, Condition::Memory].into(), &none);
+        publish(&[PressureCondition::Disk, PressureCondition::Memory].into(), &none);
         assert_eq!(facts.borrow_and_update().pressures, ["MemoryPressure", "DiskPressure"]);
-        tell(&[Condition::Disk, Condition::Memory].into(), &none);
+        publish(&[PressureCondition::Disk, PressureCondition::Memory].into(), &none);
         assert!(!facts.has_changed().expect("open"));
-        tell(&[Condition::Disk, Condition::Memory].into(), &[Condition::Disk].into());
+        publish(&[PressureCondition::Disk, PressureCondition::Memory].into(), &[PressureCondition::Disk].into());
         let seen = facts.borrow_and_update().clone();
         assert_eq!(
             (&*seen.pressures, &*seen.restored_pressures),
             (&["MemoryPressure".to_owned()][..], &["DiskPressure".to_owned()][..])
         );
-        tell(&none, &none);
+        publish(&none, &none);
         assert!(facts.borrow().pressures.is_empty() && facts.borrow().restored_pressures.is_empty());
     }
 
@@ -212,12 +216,12 @@ mod tests {
             local_storage: true,
         };
         let deps = WatcherDeps {
-            gauges: Arc::new(Well),
-            alarm: Arc::new(ThresholdNotifier::default()),
+            node_stats: Arc::new(Well),
+            notifications: Arc::new(ThresholdNotifier::default()),
             pressures: pressure_publisher(node),
             metrics: EvictionMetrics::new(&Registry::new()),
-            restored: vec![(Condition::Disk, Duration::from_secs(60))],
-            pulse: TaskLiveness::default(),
+            restored: vec![(PressureCondition::Disk, Duration::from_secs(60))],
+            liveness: TaskLiveness::default(),
         };
         let (watcher, _pictures) = Watcher::new(Arc::new(config), deps, Instant::now());
         let stop = CancellationToken::new();

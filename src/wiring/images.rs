@@ -8,19 +8,19 @@ use super::{
     settings,
 };
 use crate::images::{self, ImagesDeps};
-use berth_config::Loaded;
-use berth_cri::Connection;
+use berth_config::LoadedConfig;
+use berth_cri::CriClients;
 
 /// Opens the image manager and starts its background tasks.
 ///
 /// # Errors
 /// Image records or the configuration of credential plugins cannot be read.
 pub(super) async fn open_images(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
-    connection: &Connection,
+    connection: &CriClients,
     cluster: Option<&Cluster>,
-) -> Result<Arc<images::Manager>, BuildError> {
+) -> Result<Arc<images::ImageManager>, BuildError> {
     let gives_tokens = loaded.gates.enabled("KubeletServiceAccountTokenForCredentialProviders");
     let deps = ImagesDeps {
         images: connection.images.clone(),
@@ -32,7 +32,7 @@ pub(super) async fn open_images(
         on_pull: Arc::new(|_, _| {}),
         accounts: cluster.filter(|_| gives_tokens).map(Cluster::objects),
     };
-    let images = images::Manager::new(deps, settings::images(loaded)).await.map_err(wrong)?;
+    let images = images::ImageManager::new(deps, settings::images(loaded)).await.map_err(wrong)?;
     let (running, stop) = (images.clone(), base.stop.child_token());
     base.tasks.spawn(async move { running.run(stop).await });
     Ok(images)

@@ -7,7 +7,7 @@ use tracing::warn;
 
 use super::build::{Base, BuildError};
 use crate::node::{KernelNetwork, StandaloneAddresses};
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::NodeMetrics;
 use berth_ports::NodeFacts;
 
@@ -15,7 +15,7 @@ use berth_ports::NodeFacts;
 ///
 /// # Errors
 /// The addresses make neither a single nor a dual-stack node.
-pub(super) fn configured(loaded: &Loaded) -> Result<Vec<IpAddr>, BuildError> {
+pub(super) fn configured(loaded: &LoadedConfig) -> Result<Vec<IpAddr>, BuildError> {
     let found = berth_config::node_ips(&loaded.flags.node_ip).map_err(BuildError)?;
     if !found.ignored.is_empty() {
         warn!(nodeIPs = ?found.ignored, "Could not parse some node IP(s), ignoring them");
@@ -29,7 +29,7 @@ pub(super) fn configured(loaded: &Loaded) -> Result<Vec<IpAddr>, BuildError> {
 /// # Errors
 /// As [`configured`].
 pub(super) async fn publish_own(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     facts: watch::Sender<Arc<NodeFacts>>,
 ) -> Result<(), BuildError> {

@@ -18,8 +18,8 @@ use crate::{
     pleg::{self, PlegConfig, PlegDeps},
     runtime::RuntimeCheck,
 };
-use berth_config::Loaded;
-use berth_cri::{Connection, RuntimeInfo};
+use berth_config::LoadedConfig;
+use berth_cri::{CriClients, RuntimeInfo};
 use berth_metrics::PlegMetrics;
 use berth_ports::{NodeFacts, PodObserver, RuntimeState};
 
@@ -27,8 +27,8 @@ use berth_ports::{NodeFacts, PodObserver, RuntimeState};
 const DEATHS: usize = 256;
 
 /// Log manager, PLEG, and state of the runtime.
-pub(super) struct Observation {
-    pub(super) logs: Arc<logs::Manager>,
+pub(super) struct RuntimeObservation {
+    pub(super) logs: Arc<logs::LogManager>,
     pub(super) pleg: Arc<pleg::Pleg>,
     /// Containers that have died.
     pub(super) deaths: mpsc::Receiver<pleg::ContainerDied>,
@@ -40,13 +40,13 @@ pub(super) struct Observation {
 /// # Errors
 /// The log directories cannot be created.
 pub(super) async fn open(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
-    connection: &Connection,
+    connection: &CriClients,
     info: &RuntimeInfo,
     node: watch::Sender<Arc<NodeFacts>>,
-) -> Result<Observation, BuildError> {
-    let logs = logs::Manager::new(
+) -> Result<RuntimeObservation, BuildError> {
+    let logs = logs::LogManager::new(
         LogsDeps { cri: connection.runtime.clone(), clock: base.clock.clone() },
         settings::logs(loaded),
     );
@@ -60,7 +60,7 @@ pub(super) async fn open(
     let (check, runtime_state) = RuntimeCheck::new(connection.runtime.clone(), checks);
     base.tasks.spawn(check_runtime(check, pleg.clone(), base.stop.child_token()));
     base.tasks.spawn(follow_runtime_features(runtime_state.clone(), node, base.stop.child_token()));
-    Ok(Observation { logs, pleg, deaths, runtime_state })
+    Ok(RuntimeObservation { logs, pleg, deaths, runtime_state })
 }
 
 /// Starts the runtime check once PLEG has listed the runtime, or after a timeout: the check includes PLEG's health.
@@ -74,9 +74,9 @@ async fn check_runtime(check: RuntimeCheck, pleg: Arc<pleg::Pleg>, stop: Cancell
 
 fn start_pleg(
     base: &Base,
-    connection: &Connection,
+    connection: &CriClients,
     info: &RuntimeInfo,
-    messages: Arc<logs::Manager>,
+    messages: Arc<logs::LogManager>,
 ) -> (Arc<pleg::Pleg>, mpsc::Receiver<pleg::ContainerDied>) {
     let mut hints: Vec<Arc<dyn pleg::EventHints>> = vec![Arc::new(pleg::CriEvents::new(connection.runtime.clone()))];
     if &*info.name == "containerd" {

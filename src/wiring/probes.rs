@@ -10,10 +10,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::build::{Base, BuildError, wrong};
 use crate::{
-    engine::Command,
+    engine::SyncLoopCommand,
     probes::{self, Handlers},
 };
-use berth_cri::Connection;
+use berth_cri::CriClients;
 use berth_metrics::{ProbeMetrics, ProbeTimelinessMetrics, Registry};
 use berth_ports::{Clock, DiskStateFile, ProbedPods, ProbedStatus};
 use berth_status::{StatusManager, restart_all_in_progress};
@@ -22,7 +22,7 @@ use berth_types::{ContainerId, Pod, PodUid};
 /// The running probes.
 pub(super) struct Probes {
     /// Probe manager.
-    pub(super) manager: Arc<probes::Manager>,
+    pub(super) manager: Arc<probes::ProbeManagerHandle>,
     /// Registry of the probe metrics.
     pub(super) registry: Registry,
     woken: Arc<WakeSet>,
@@ -34,7 +34,7 @@ pub(super) struct Probes {
 /// TLS cannot be set up.
 pub(super) async fn open(
     base: &Base,
-    connection: &Connection,
+    connection: &CriClients,
     statuses: Arc<StatusManager>,
     file: Arc<DiskStateFile>,
 ) -> Result<Probes, BuildError> {
@@ -48,7 +48,7 @@ pub(super) async fn open(
         metrics: ProbeMetrics::new(&registry),
         paces: ProbeTimelinessMetrics::new(&base.registry),
         started_at: base.clock.now(),
-        pulse: base.liveness.of("probes"),
+        liveness: base.liveness.of("probes"),
     };
     let (manager, probing, saving) = probes::open(deps, file, base.stop.child_token()).await;
     base.tasks.spawn(probing);
@@ -58,7 +58,7 @@ pub(super) async fn open(
 
 impl Probes {
     /// Wakes pods through the sync loop from now on.
-    pub(super) fn wake_through(&self, base: &Base, commands: mpsc::Sender<Command>) {
+    pub(super) fn wake_through(&self, base: &Base, commands: mpsc::Sender<SyncLoopCommand>) {
         base.tasks.spawn(wake(self.woken.clone(), commands, base.stop.child_token()));
     }
 }
@@ -81,10 +81,10 @@ impl WakeSet {
     }
 }
 
-async fn wake(woken: Arc<WakeSet>, commands: mpsc::Sender<Command>, stop: CancellationToken) {
+async fn wake(woken: Arc<WakeSet>, commands: mpsc::Sender<SyncLoopCommand>, stop: CancellationToken) {
     while stop.run_until_cancelled(woken.some.notified()).await.is_some() {
         for pod in woken.take() {
-            if commands.send(Command::Resync(pod)).await.is_err() {
+            if commands.send(SyncLoopCommand::Resync(pod)).await.is_err() {
                 return;
             }
         }
@@ -137,13 +137,13 @@ mod tests {
         let waking = tokio::spawn(wake(woken.clone(), commands, stop.clone()));
         let mut seen = Vec::new();
         for _ in 0..2 {
-            let Some(Command::Resync(pod)) = poked.recv().await else { panic!("a pod to wake") };
+            let Some(SyncLoopCommand::Resync(pod)) = poked.recv().await else { panic!("a pod to wake") };
             seen.push(pod.to_string());
         }
         seen.sort();
         assert_eq!(seen, ["a", "b"]);
         woken.insert(&"c".into());
-        assert!(matches!(poked.recv().await, Some(Command::Resync(pod)) if pod.as_str() == "c"));
+        assert!(matches!(poked.recv().await, Some(SyncLoopCommand::Resync(pod)) if pod.as_str() == "c"));
         stop.cancel();
         waking.await.expect("it ends");
         assert!(poked.recv().await.is_none());

@@ -16,11 +16,11 @@ use nix::{
 };
 use tracing::{info, warn};
 
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 
 /// Sets oom_score_adj (retried once, without delaying the start) and RLIMIT_NOFILE; logs what the kernel refuses.
 /// Requires a tokio runtime.
-pub fn tune(loaded: &Loaded) {
+pub fn tune(loaded: &LoadedConfig) {
     let score = loaded.config.oom_score_adj;
     if set_oom_score(score).is_err() {
         tokio::spawn(async move {
@@ -44,7 +44,7 @@ fn set_oom_score(score: i32) -> std::io::Result<()> {
 ///
 /// # Errors
 /// The file cannot be opened or locked.
-pub async fn lock_file(loaded: &Loaded) -> Result<Option<Flock<File>>, String> {
+pub async fn lock_file(loaded: &LoadedConfig) -> Result<Option<Flock<File>>, String> {
     let path = loaded.flags.lock_file.clone();
     if path.is_empty() {
         if loaded.flags.exit_on_lock_contention {

@@ -22,11 +22,11 @@ use super::{build, process};
 use crate::{
     logging::{self, LogHandle},
     probes::LOOKUPS,
-    shutdown::{Cause, Drain},
+    shutdown::{Drain, DrainCause},
     task_supervisor::TaskSupervisor,
     watchdog::{self, Checks, ServiceManager},
 };
-use berth_config::{Loaded, StartupError};
+use berth_config::{LoadedConfig, StartupError};
 use berth_server::ports::Health;
 use berth_sys::jemalloc;
 
@@ -43,7 +43,7 @@ const BLOCKING: usize = 64;
 const _: () = assert!(BLOCKING >= berth_volumes::THREADS + LOOKUPS + 16, "others have threads of their own");
 
 /// Runs the agent until a signal or until a supervised task is lost; returns the exit code.
-pub fn run(loaded: Loaded) -> ExitCode {
+pub fn run(loaded: LoadedConfig) -> ExitCode {
     jemalloc::tune();
     let log = match logging::start(&loaded.config.logging) {
         Ok(log) => log,
@@ -92,13 +92,13 @@ pub struct ProcessContext {
     pub stop: CancellationToken,
     /// Supervisor of all tasks.
     pub tasks: TaskSupervisor,
-    /// The log.
+    /// Handle that flushes the log and sets its verbosity.
     pub log: LogHandle,
     /// Drains pods on a termination signal, if configured; set once pods exist.
     pub drain: Arc<OnceLock<Arc<Drain>>>,
 }
 
-async fn run_until_signal(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
+async fn run_until_signal(loaded: &LoadedConfig, log: &LogHandle) -> Result<(), String> {
     let mut signals = Signals::new().map_err(|error| format!("failed to install signal handlers: {error}"))?;
     let (stop, tasks) = (CancellationToken::new(), TaskSupervisor::default());
     let life = ProcessContext { stop, tasks, log: log.clone(), drain: Arc::default() };
@@ -156,13 +156,13 @@ async fn drain_pods(drain: &Drain, manager: Option<&ServiceManager>, signals: &m
         watchdog::notify_with_retry(manager, &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={patience}")).await;
     }
     tokio::select! {
-        () = drain.begin(Cause::Terminated) => {}
+        () = drain.begin(DrainCause::Terminated) => {}
         () = signals.next() => warn!("Second signal received, stopping without waiting for pods; remaining pods keep running"),
     }
 }
 
 /// Builds the parts; returns the health checks, and the lock file for the lifetime of the process.
-async fn start(loaded: &Loaded, life: &ProcessContext) -> Result<(Arc<dyn Health>, Option<Flock<File>>), String> {
+async fn start(loaded: &LoadedConfig, life: &ProcessContext) -> Result<(Arc<dyn Health>, Option<Flock<File>>), String> {
     let lock = process::lock_file(loaded).await?;
     let health = build::build(loaded, life).await.map_err(|error| error.to_string())?;
     Ok((health, lock))
@@ -170,7 +170,7 @@ async fn start(loaded: &Loaded, life: &ProcessContext) -> Result<(Arc<dyn Health
 
 /// The service manager that started the agent and expects notifications; failing to reach it does not prevent the
 /// start.
-fn service_manager(loaded: &Loaded) -> Option<Arc<ServiceManager>> {
+fn service_manager(loaded: &LoadedConfig) -> Option<Arc<ServiceManager>> {
     let manager = ServiceManager::of_environment().unwrap_or_else(|error| {
         error!(err = %error, "Failed to connect to the service manager at NOTIFY_SOCKET");
         None

@@ -7,10 +7,10 @@ use super::{
     settings,
 };
 use crate::{
-    node::Machine,
+    node::MachineInfo,
     resources::{self, IdRanges, ManagerDeps, cpu_state, kernel_flags, userns},
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_cri::{RuntimeCgroupDriver, RuntimeInfo};
 use berth_metrics::CgroupMetrics;
 use berth_ports::ResourceManager;
@@ -20,17 +20,19 @@ use berth_sys::cgroup::{
 };
 
 /// Cgroup driver. The runtime's takes precedence over the configuration's (spec 01 §13).
-pub(super) fn cgroup_driver(loaded: &Loaded, info: &RuntimeInfo) -> resources::Driver {
+pub(super) fn cgroup_driver(loaded: &LoadedConfig, info: &RuntimeInfo) -> resources::CgroupDriver {
     match info.cgroup_driver {
-        RuntimeCgroupDriver::Systemd => resources::Driver::Systemd,
-        RuntimeCgroupDriver::AsConfigured if loaded.config.cgroup_driver == "systemd" => resources::Driver::Systemd,
-        RuntimeCgroupDriver::Cgroupfs | RuntimeCgroupDriver::AsConfigured => resources::Driver::Cgroupfs,
+        RuntimeCgroupDriver::Systemd => resources::CgroupDriver::Systemd,
+        RuntimeCgroupDriver::AsConfigured if loaded.config.cgroup_driver == "systemd" => {
+            resources::CgroupDriver::Systemd
+        }
+        RuntimeCgroupDriver::Cgroupfs | RuntimeCgroupDriver::AsConfigured => resources::CgroupDriver::Cgroupfs,
     }
 }
 
 /// systemd, if it is the cgroup driver and reachable; the resource manager reports its absence if required.
-fn units(driver: resources::Driver) -> Option<Arc<dyn Units>> {
-    let bus = (driver == resources::Driver::Systemd).then(Bus::of_this_machine)?;
+fn units(driver: resources::CgroupDriver) -> Option<Arc<dyn Units>> {
+    let bus = (driver == resources::CgroupDriver::Systemd).then(Bus::of_this_machine)?;
     bus.ok().map(|bus| Arc::new(bus) as Arc<dyn Units>)
 }
 
@@ -39,9 +41,9 @@ fn units(driver: resources::Driver) -> Option<Arc<dyn Units>> {
 /// # Errors
 /// Unusable cgroups, ID ranges, or kernel settings.
 pub(super) async fn open(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
-    machine: &Machine,
+    machine: &MachineInfo,
     info: &RuntimeInfo,
 ) -> Result<(Arc<dyn ResourceManager>, Arc<IdRanges>), BuildError> {
     let driver = cgroup_driver(loaded, info);
@@ -54,7 +56,7 @@ pub(super) async fn open(
     if let Some(hierarchy) = &hierarchy {
         metrics.set_version(hierarchy.version());
     }
-    let manager = resources::Manager::new(
+    let manager = resources::PodCgroupManager::new(
         settings::resources(loaded, machine, driver)?,
         hierarchy,
         ManagerDeps { events: base.events.clone(), metrics, ids: ids.clone(), units: units(driver) },

@@ -18,12 +18,12 @@ use crate::{
         preparer::{Preparer, PreparerDeps},
     },
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::RuntimeMetrics;
 
 /// Dependencies of the runtime manager.
 pub(super) struct RuntimeParts {
-    pub(super) logs: Arc<logs::Manager>,
+    pub(super) logs: Arc<logs::LogManager>,
     pub(super) user_namespaces: Arc<IdRanges>,
     /// Containers that have died; their surplus instances are removed.
     pub(super) deaths: mpsc::Receiver<ContainerDied>,
@@ -34,7 +34,7 @@ pub(super) struct RuntimeParts {
 /// # Errors
 /// If its checkpoint cannot be read.
 pub(super) async fn open(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     core: &CoreParts<'_>,
     parts: RuntimeParts,

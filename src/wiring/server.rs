@@ -30,7 +30,7 @@ use crate::{
         runtime_tls,
     },
 };
-use berth_config::{Loaded, configz, fields::KubeletConfiguration};
+use berth_config::{LoadedConfig, configz, fields::KubeletConfiguration};
 use berth_cri::RuntimeService;
 use berth_metrics::{ServerMetrics, SliMetrics, StreamingMetrics};
 use berth_ports::{Clock, PodObserver};
@@ -39,7 +39,7 @@ use berth_server::{
     AuthFilter, AuthLayer, CallerLimit, Endpoints, FOLLOWS, ListenerContext, ListenerService, TlsSource,
     ports::{Health, Statistics, stream_targets::StreamTargets},
     routing::EnabledEndpoints,
-    streaming::{Streaming, StreamingConfig},
+    streaming::{StreamingConfig, StreamingContext},
 };
 use berth_status::StatusManager;
 
@@ -55,7 +55,7 @@ pub(super) struct Parts {
     /// Streaming targets of the embedded runtime.
     pub(super) targets: Option<Arc<dyn StreamTargets>>,
     /// Probe manager, for histories.
-    pub(super) probes: Arc<probes::Manager>,
+    pub(super) probes: Arc<probes::ProbeManagerHandle>,
 }
 
 impl Parts {
@@ -77,7 +77,7 @@ impl Parts {
 /// Starts the main port if `auth` is given, the read-only port if configured (errors of both are fatal), and the
 /// healthz port (never fatal if it cannot listen); returns the health checks.
 pub(super) async fn start(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     parts: Parts,
     auth: Option<ServerAuth>,
@@ -120,7 +120,7 @@ pub(super) async fn start(
 
 /// Address of the read-only port. It exposes pod specs without authentication, so it listens beyond loopback only if an
 /// address is configured (spec 04 §10).
-fn read_only_address(loaded: &Loaded) -> Result<IpAddr, BuildError> {
+fn read_only_address(loaded: &LoadedConfig) -> Result<IpAddr, BuildError> {
     let configured = listen_address("address", &loaded.config.address)?;
     if loaded.flags.is_address_set {
         return Ok(configured);
@@ -136,7 +136,7 @@ fn listen_address(field: &str, text: &str) -> Result<IpAddr, BuildError> {
 
 /// Starts the main port, with TLS, authentication, and authorization.
 async fn start_main(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     parts: &Arc<Parts>,
     auth: ServerAuth,
@@ -174,7 +174,7 @@ async fn start_main(
     Ok(())
 }
 
-fn switches(loaded: &Loaded) -> EnabledEndpoints {
+fn switches(loaded: &LoadedConfig) -> EnabledEndpoints {
     let (config, gates) = (&loaded.config, &loaded.gates);
     EnabledEndpoints {
         debugging: config.enable_debugging_handlers,
@@ -199,7 +199,7 @@ fn configz_body(config: &KubeletConfiguration, auth: Option<&ServerAuth>) -> Str
     configz::body(&config)
 }
 
-fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> Endpoints {
+fn endpoints(loaded: &LoadedConfig, base: &Base, parts: &Parts, configz: String) -> Endpoints {
     let config = &loaded.config;
     let started = berth_metrics::start_time_seconds().unwrap_or_default() as u64;
     let (pods, status) = (parts.engine.pods.clone(), parts.status.clone());
@@ -211,7 +211,7 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
         heartbeat: parts.engine.heartbeat.clone(),
         sync_frequency: config.sync_frequency.std(),
         log: base.log.clone(),
-        pulses: base.liveness.clone(),
+        liveness: base.liveness.clone(),
         slis: slis.clone(),
     }));
     base.tasks.spawn(health.clone().keep_counting(base.stop.child_token()));
@@ -246,7 +246,7 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
     }
 }
 
-fn checkpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> RuntimeCheckpoints {
+fn checkpoints(loaded: &LoadedConfig, base: &Base, parts: &Parts) -> RuntimeCheckpoints {
     RuntimeCheckpoints::new(CheckpointDeps {
         cri: parts.cri.clone(),
         observer: parts.observer.clone(),
@@ -258,7 +258,7 @@ fn checkpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> RuntimeCheckpoint
     })
 }
 
-fn streams(loaded: &Loaded, base: &Base, parts: &Parts) -> Streaming {
+fn streams(loaded: &LoadedConfig, base: &Base, parts: &Parts) -> StreamingContext {
     let idle = loaded.config.streaming_connection_idle_timeout.std();
     let settings = StreamingConfig {
         terminate_web_sockets: loaded.gates.enabled("ExtendWebSocketsToKubelet"),
@@ -268,7 +268,7 @@ fn streams(loaded: &Loaded, base: &Base, parts: &Parts) -> Streaming {
     };
     let runtime = RuntimeStreams::new(parts.engine.pods.clone(), parts.observer.clone(), parts.cri.clone());
     let metrics = StreamingMetrics::new(&base.registry);
-    let streams = Streaming::new(settings, Arc::new(runtime), runtime_tls(), metrics, base.stop.child_token());
+    let streams = StreamingContext::new(settings, Arc::new(runtime), runtime_tls(), metrics, base.stop.child_token());
     if let Some(targets) = &parts.targets {
         streams.serve_here(IN_PROCESS, targets.clone());
     }

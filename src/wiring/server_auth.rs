@@ -21,13 +21,13 @@ use crate::{
     serving::startup_hint::{HintInput, startup_hint},
 };
 use berth_api::{Reviews, api::ApiClient, certificates::ServingCertificates};
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::{AuthMetrics, Registry, ReviewMetrics, WorkQueueMetrics};
 use berth_ports::Clock;
 use berth_server::{
     auth::{
-        AccessCache, AccessTtls, Anonymous, Authenticator, AuthenticatorDeps, Authorizer, POLICY_LIMIT, Policy,
-        TokenCache,
+        AccessCache, AccessTtls, Anonymous, Authenticator, AuthenticatorDeps, AuthorizationPolicy, Authorizer,
+        POLICY_LIMIT, TokenCache,
     },
     ports::{AccessRequest, AccessReviewer, AccessVerdict, ReviewError, TokenReviewer, TokenVerdict},
     tls::{Tls, TlsSettings},
@@ -40,7 +40,7 @@ const STALE: Duration = Duration::from_secs(60);
 /// Dependencies of server authentication.
 pub(super) struct AuthDeps<'a> {
     /// Loaded configuration and flags.
-    pub(super) loaded: &'a Loaded,
+    pub(super) loaded: &'a LoadedConfig,
     /// Client of the API server; `None` in standalone mode.
     pub(super) api: Option<Arc<dyn ApiClient>>,
     /// Registry of metrics.
@@ -141,9 +141,9 @@ fn authorizer(deps: &AuthDeps<'_>, reviews: Option<Arc<ApiReviews>>) -> Result<A
     }
 }
 
-fn policy(path: &str) -> Result<Policy, BuildError> {
+fn policy(path: &str) -> Result<AuthorizationPolicy, BuildError> {
     if path.is_empty() {
-        return Ok(Policy::masters_only());
+        return Ok(AuthorizationPolicy::masters_only());
     }
     let failed = |cause: String| BuildError(format!("--standalone-authorization {path}: {cause}"));
     let mut text = String::new();
@@ -152,7 +152,7 @@ fn policy(path: &str) -> Result<Policy, BuildError> {
     if u64::try_from(text.len()).unwrap_or(u64::MAX) > POLICY_LIMIT {
         return Err(failed(format!("larger than {POLICY_LIMIT} bytes")));
     }
-    Policy::parse(&text).map_err(|e| failed(e.to_string()))
+    AuthorizationPolicy::parse(&text).map_err(|e| failed(e.to_string()))
 }
 
 /// Files of the serving certificate, the client CA, and the local administrator.
@@ -209,7 +209,7 @@ async fn serving(deps: &AuthDeps<'_>, directory: &Path) -> Result<CertificatePai
 }
 
 /// Returns whether the API server signs the serving certificate.
-fn is_signed_by_cluster(loaded: &Loaded) -> bool {
+fn is_signed_by_cluster(loaded: &LoadedConfig) -> bool {
     loaded.config.server_tls_bootstrap && !loaded.is_standalone()
 }
 
@@ -228,7 +228,7 @@ fn local_user() -> String {
     user.map_or_else(|| format!("uid-{id}"), |user| user.name)
 }
 
-fn tls_settings(loaded: &Loaded, certificates: &Certificates) -> TlsSettings {
+fn tls_settings(loaded: &LoadedConfig, certificates: &Certificates) -> TlsSettings {
     let config = &loaded.config;
     // Self-made certificates are renewed, and renewals have to be reloaded.
     let is_given = !config.tls_cert_file.is_empty() && !config.tls_private_key_file.is_empty();

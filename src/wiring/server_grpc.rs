@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::build::Base;
 use crate::serving::pods::{EnginePods, NothingExclusive};
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::{PodResourcesMetrics, PodWatchMetrics};
 use berth_server::grpc::{self, PodResourcesDeps, PodsApi, Socket};
 
 /// Opens the sockets; they close with the agent.
-pub(super) fn open(loaded: &Loaded, base: &Base, pods: EnginePods) {
+pub(super) fn open(loaded: &LoadedConfig, base: &Base, pods: EnginePods) {
     let (root, pods) = (loaded.root_directory(), Arc::new(pods));
     let routes = grpc::pod_resources(PodResourcesDeps {
         pods: pods.clone(),

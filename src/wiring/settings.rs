@@ -18,18 +18,18 @@ use crate::{
     resources::{self, Enforcement, ManagerConfig, PodRules, Reservation, ReservedFor, kernel_flags::OnDifference},
     runtime::{
         RuntimeConfig,
-        backoff::Limits,
+        backoff::BackoffLimits,
         preparer::PreparerConfig,
-        request::resources::{Machine, NodeSwap, SwapBehavior},
+        request::resources::{NodeSwap, ResourceInputs, SwapBehavior},
     },
     sources::SourcesConfig,
 };
-use berth_config::{KubeletConfiguration, Loaded};
+use berth_config::{KubeletConfiguration, LoadedConfig};
 use berth_cri::CriConfig;
 use berth_types::{api, quantity::Amount};
 
 /// Settings of the CRI client.
-pub fn cri(loaded: &Loaded) -> CriConfig {
+pub fn cri(loaded: &LoadedConfig) -> CriConfig {
     let config = &loaded.config;
     CriConfig {
         endpoint: config.container_runtime_endpoint.clone(),
@@ -40,7 +40,7 @@ pub fn cri(loaded: &Loaded) -> CriConfig {
 }
 
 /// Policy for kernel settings that differ from what pods need.
-pub fn kernel_flags(loaded: &Loaded, in_user_namespace: bool) -> OnDifference {
+pub fn kernel_flags(loaded: &LoadedConfig, in_user_namespace: bool) -> OnDifference {
     if loaded.config.protect_kernel_defaults {
         OnDifference::Refuse
     } else if in_user_namespace && loaded.gates.enabled("KubeletInUserNamespace") {
@@ -51,7 +51,7 @@ pub fn kernel_flags(loaded: &Loaded, in_user_namespace: bool) -> OnDifference {
 }
 
 /// Settings of the node's facts.
-pub fn node(loaded: &Loaded) -> NodeConfig {
+pub fn node(loaded: &LoadedConfig) -> NodeConfig {
     let config = &loaded.config;
     let hard = if loaded.flags.experimental_allocatable_ignore_eviction {
         Default::default()
@@ -82,7 +82,7 @@ fn taint(taint: &berth_config::fields::Taint) -> api::Taint {
 }
 
 /// Settings of the pod sources.
-pub fn sources(loaded: &Loaded, node_name: &str, has_objects: bool) -> SourcesConfig {
+pub fn sources(loaded: &LoadedConfig, node_name: &str, has_objects: bool) -> SourcesConfig {
     let config = &loaded.config;
     let some = |text: &String| (!text.is_empty()).then(|| text.clone());
     let headers = config.static_pod_url_header.iter();
@@ -101,7 +101,7 @@ pub fn sources(loaded: &Loaded, node_name: &str, has_objects: bool) -> SourcesCo
 }
 
 /// Settings of the image manager.
-pub fn images(loaded: &Loaded) -> ImagesConfig {
+pub fn images(loaded: &LoadedConfig) -> ImagesConfig {
     let config = &loaded.config;
     let whole = |number: i32| u32::try_from(number).unwrap_or(0);
     ImagesConfig {
@@ -128,7 +128,7 @@ pub fn images(loaded: &Loaded) -> ImagesConfig {
 }
 
 /// Either flag enables the plugins; a missing counterpart is reported when they are loaded.
-fn plugins(loaded: &Loaded) -> Option<PluginFlags> {
+fn plugins(loaded: &LoadedConfig) -> Option<PluginFlags> {
     let (config, bin_dir) =
         (&loaded.flags.image_credential_provider_config, &loaded.flags.image_credential_provider_bin_dir);
     let is_asked_for = !config.is_empty() || !bin_dir.is_empty();
@@ -143,7 +143,7 @@ fn parallelism(config: &KubeletConfiguration) -> Parallelism {
     limit.map_or(Parallelism::Unlimited, Parallelism::Limited)
 }
 
-fn verification(loaded: &Loaded) -> Option<VerificationPolicy> {
+fn verification(loaded: &LoadedConfig) -> Option<VerificationPolicy> {
     let config = &loaded.config;
     loaded.gates.enabled("KubeletEnsureSecretPulledImages").then(|| {
         match config.image_pull_credentials_verification_policy.as_str() {
@@ -158,7 +158,7 @@ fn verification(loaded: &Loaded) -> Option<VerificationPolicy> {
 }
 
 /// Settings of container logs; validation has rejected sizes that are no whole quantity.
-pub fn logs(loaded: &Loaded) -> LogsConfig {
+pub fn logs(loaded: &LoadedConfig) -> LogsConfig {
     let config = &loaded.config;
     let size = Amount::parse(&config.container_log_max_size).ok().map(Amount::value);
     LogsConfig {
@@ -172,7 +172,7 @@ pub fn logs(loaded: &Loaded) -> LogsConfig {
 }
 
 /// Settings of the runtime manager.
-pub fn runtime(loaded: &Loaded, name: &str) -> RuntimeConfig {
+pub fn runtime(loaded: &LoadedConfig, name: &str) -> RuntimeConfig {
     let config = &loaded.config;
     let flags = &loaded.flags;
     let longest = config.crash_loop_back_off.max_container_restart_period.map(|period| period.std());
@@ -180,7 +180,7 @@ pub fn runtime(loaded: &Loaded, name: &str) -> RuntimeConfig {
     RuntimeConfig {
         request_timeout: config.runtime_request_timeout.std(),
         pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
-        backoff: Limits::new(
+        backoff: BackoffLimits::new(
             loaded.gates.enabled("ReduceDefaultCrashLoopBackOffDecay"),
             backoff_limit(loaded, longest),
         ),
@@ -198,13 +198,13 @@ pub fn runtime(loaded: &Loaded, name: &str) -> RuntimeConfig {
 }
 
 /// The configured maximum takes precedence over the reducing gate only if it differs from the default of 5 min.
-fn backoff_limit(loaded: &Loaded, longest: Option<Duration>) -> Option<Duration> {
+fn backoff_limit(loaded: &LoadedConfig, longest: Option<Duration>) -> Option<Duration> {
     let reduced = loaded.gates.enabled("ReduceDefaultCrashLoopBackOffDecay");
     longest.filter(|longest| !reduced || *longest != Duration::from_secs(300))
 }
 
 /// Settings of the preparer of sandboxes and containers.
-pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kernel: Kernel) -> PreparerConfig {
+pub fn preparer(loaded: &LoadedConfig, machine: &node::MachineInfo, node_name: &str, kernel: Kernel) -> PreparerConfig {
     let config = &loaded.config;
     let resolv_conf = (!config.resolv_conf.is_empty()).then(|| PathBuf::from(&config.resolv_conf));
     PreparerConfig {
@@ -225,7 +225,7 @@ pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kerne
         stop_signals: loaded.gates.enabled("ContainerStopSignals"),
         selinux: kernel.selinux,
         machine_masked: kernel.masked,
-        machine: Machine {
+        machine: ResourceInputs {
             cpu_cfs_quota: config.cpu_cfs_quota,
             cpu_period_us: cpu_period_us(config),
             memory_bytes: machine.memory,
@@ -248,7 +248,7 @@ pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kerne
 ///
 /// # Errors
 /// Invalid thresholds.
-pub fn eviction(loaded: &Loaded) -> Result<EvictionConfig, BuildError> {
+pub fn eviction(loaded: &LoadedConfig) -> Result<EvictionConfig, BuildError> {
     let config = &loaded.config;
     Ok(EvictionConfig {
         thresholds: berth_config::eviction::thresholds(config).map_err(BuildError)?,
@@ -263,9 +263,9 @@ pub fn eviction(loaded: &Loaded) -> Result<EvictionConfig, BuildError> {
 /// # Errors
 /// Reservations that are invalid or exceed the machine's capacity.
 pub fn resources(
-    loaded: &Loaded,
-    machine: &node::Machine,
-    driver: resources::Driver,
+    loaded: &LoadedConfig,
+    machine: &node::MachineInfo,
+    driver: resources::CgroupDriver,
 ) -> Result<ManagerConfig, BuildError> {
     let config = &loaded.config;
     let node = node(loaded);
@@ -344,12 +344,12 @@ pub struct Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_config::{HostFacts, Personality, Request, load};
+    use berth_config::{HostFacts, Personality, StartupAction, load};
 
-    fn loaded(args: &[&str]) -> Loaded {
+    fn loaded(args: &[&str]) -> LoadedConfig {
         let args: Vec<_> = args.iter().map(std::ffi::OsString::from).collect();
         match load(Personality::Kubelet, &args, &HostFacts::default()).outcome {
-            Ok(Request::Run(loaded)) => *loaded,
+            Ok(StartupAction::Run(loaded)) => *loaded,
             other => panic!("{other:?}"),
         }
     }

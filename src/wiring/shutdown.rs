@@ -12,14 +12,14 @@ use tokio::{
 use super::build::{Base, BuildError};
 use crate::{
     engine::{
-        Command, EngineHandle, PodReader, kill_and_wait,
+        EngineHandle, PodReader, SyncLoopCommand, kill_and_wait,
         lifecycle::{StatusOverride, StopCause},
     },
     shutdown::{Drain, DrainDeps, DrainSocket, InhibitorLock, LogindOverride, PodTimeLimits, Pods, ShutdownPlan},
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::ShutdownMetrics;
-use berth_ports::{DiskStateFile, Event, EventSink, NodeFacts};
+use berth_ports::{DiskStateFile, EventRecord, EventSink, NodeFacts};
 use berth_status::StatusManager;
 use berth_sys::logind::Logind;
 use berth_types::{Pod, PodUid};
@@ -29,7 +29,7 @@ const REASON: &str = "Terminated";
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
 const CONDITION: &str = "TerminationByKubelet";
 /// Polling interval while final statuses are unsent.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Section `shutdown` of the agent's own settings (`/etc/berth/config.yaml`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -53,7 +53,7 @@ pub(super) struct ShutdownParts<'a> {
 ///
 /// # Errors
 /// The settings are invalid, or `onTermination` is set without a grace period.
-pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>) -> Result<(), BuildError> {
+pub(super) async fn open(loaded: &LoadedConfig, base: &Base, parts: ShutdownParts<'_>) -> Result<(), BuildError> {
     let section =
         berth_runtime::settings::section("shutdown").map_err(BuildError)?.unwrap_or_else(|| serde_json::json!({}));
     let own: ShutdownSettings =
@@ -85,10 +85,10 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
         metrics,
     };
     let drain = Arc::new(Drain::open(plan, deps).await);
-    let keeper = InhibitorLock::new(Box::new(Logind::of_this_machine()), drain.clone(), LogindOverride::default());
-    base.tasks.spawn(keeper.run(base.stop.child_token()));
-    let door = DrainSocket::new(loaded.root_directory().join(DrainSocket::NAME), drain.clone());
-    base.tasks.spawn(door.run(base.stop.child_token()));
+    let inhibitor = InhibitorLock::new(Box::new(Logind::of_this_machine()), drain.clone(), LogindOverride::default());
+    base.tasks.spawn(inhibitor.run(base.stop.child_token()));
+    let socket = DrainSocket::new(loaded.root_directory().join(DrainSocket::NAME), drain.clone());
+    base.tasks.spawn(socket.run(base.stop.child_token()));
     if own.on_termination {
         let _ = base.drain.set(drain); // set only here
     }
@@ -97,7 +97,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
 
 struct EnginePods {
     pods: PodReader,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<SyncLoopCommand>,
     status: Arc<StatusManager>,
     events: Arc<dyn EventSink>,
     node: watch::Sender<Arc<NodeFacts>>,
@@ -139,14 +139,14 @@ impl Pods for EnginePods {
         // A pod without running containers only waits for its volumes.
         if self.pods.is_active(pod.uid()) {
             let text = "Container runtime did not kill the pod within specified grace period.";
-            self.events.record(Event::warning(pod.id(), "ExceededGracePeriod", text));
+            self.events.record(EventRecord::warning(pod.id(), "ExceededGracePeriod", text));
         }
     }
 
     async fn wait_until_published(&self, pods: &[PodUid]) {
         let is_unsent = |uid: &PodUid| self.status.cached(uid).is_some_and(|kept| kept.unsent_since.is_some());
         while self.reports_statuses && pods.iter().any(is_unsent) {
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 

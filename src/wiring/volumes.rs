@@ -11,13 +11,13 @@ use super::{
     node_addresses,
 };
 use crate::standalone::NoStorage;
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::{SelinuxMetrics, VolumeMetrics};
-use berth_ports::{Event, EventSink, StorageObjects};
+use berth_ports::{EventRecord, EventSink, StorageObjects};
 use berth_sys::{machine, selinux};
 use berth_volumes::{
-    AttachableVolumePlugin, Credentials, FcPlugin, IscsiPlugin, LabelPolicy, LocalPlugin, Machine, Manager, NfsPlugin,
-    Policy, ThisMachine, VolumesConfig, VolumesDeps,
+    AttachableVolumePlugin, CredentialStorage, FcPlugin, HostOperations, IscsiPlugin, LabelPolicy, LocalPlugin,
+    NfsPlugin, PodVolumeManager, SelinuxPolicy, ThisMachine, VolumesConfig, VolumesDeps,
 };
 
 /// Event text for memory-backed volumes that can be swapped to disk (spec 05 §13.2).
@@ -40,7 +40,7 @@ impl VolumesInUseChannel {
     /// The ends for the reporter of the Node object.
     fn reporter(&self) -> VolumesInUse {
         let reported = self.reported.clone();
-        let tell = move |volumes: &[String]| {
+        let report = move |volumes: &[String]| {
             let known: BTreeSet<String> = volumes.iter().cloned().collect();
             reported.send_if_modified(|before| {
                 let is_news = **before != known;
@@ -48,7 +48,7 @@ impl VolumesInUseChannel {
                 is_news
             });
         };
-        VolumesInUse { in_use: self.in_use.subscribe(), reported: Arc::new(tell) }
+        VolumesInUse { in_use: self.in_use.subscribe(), reported: Arc::new(report) }
     }
 }
 
@@ -58,11 +58,11 @@ impl VolumesInUseChannel {
 /// # Errors
 /// The settings of the Node object are invalid.
 pub(super) async fn open(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     core: &CoreParts<'_>,
     cluster: Option<&Cluster>,
-) -> Result<Arc<Manager>, BuildError> {
+) -> Result<Arc<PodVolumeManager>, BuildError> {
     let seam = VolumesInUseChannel::default();
     let facts = core.node.subscribe();
     if let Some(cluster) = cluster {
@@ -90,10 +90,10 @@ pub(super) async fn open(
     };
     // If this cannot be determined, no event is recorded.
     if tokio::task::spawn_blocking(berth_volumes::may_reach_disk).await.unwrap_or_default() {
-        base.events.record(Event::node_warning("PossibleMemoryBackedVolumesOnDisk", ON_DISK));
+        base.events.record(EventRecord::node_warning("PossibleMemoryBackedVolumesOnDisk", ON_DISK));
     }
-    let config = VolumesConfig { root: root.to_owned(), credentials: Credentials::of_this_process() };
-    let manager = Arc::new(Manager::new(config, deps));
+    let config = VolumesConfig { root: root.to_owned(), credentials: CredentialStorage::of_this_process() };
+    let manager = Arc::new(PodVolumeManager::new(config, deps));
     // A failure is logged there, and the rebuild is retried when it is needed.
     let _known = manager.rebuild().await;
     Ok(manager)
@@ -101,12 +101,12 @@ pub(super) async fn open(
 
 /// Plugins of attachable volumes.
 fn plugins(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     root: &Path,
     cluster: Option<&Cluster>,
 ) -> Vec<Arc<dyn AttachableVolumePlugin>> {
-    let machine: Arc<dyn Machine> = Arc::new(ThisMachine::default());
+    let machine: Arc<dyn HostOperations> = Arc::new(ThisMachine::default());
     let storage = cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage);
     let mut plugins: Vec<Arc<dyn AttachableVolumePlugin>> = vec![
         Arc::new(LocalPlugin::new(root, base.events.clone())),
@@ -122,12 +122,12 @@ fn plugins(
 
 /// SELinux label policy of volumes; `None` on a machine without SELinux. With it, also labels the directories that are
 /// shared with containerized drivers.
-async fn labels(loaded: &Loaded, base: &Base, root: &Path) -> Option<LabelPolicy> {
+async fn labels(loaded: &LoadedConfig, base: &Base, root: &Path) -> Option<LabelPolicy> {
     if !machine::selinux_enabled() {
         return None;
     }
     let shared = ["plugins", "plugins_registry"].map(|name| root.join(name));
-    let look = move || {
+    let label_directories = move || {
         for directory in shared {
             let made = DirBuilder::new().recursive(true).mode(0o750).create(&directory);
             if let Err(error) = made.and_then(|()| selinux::set_label(&directory, SHARED_LABEL)) {
@@ -136,11 +136,11 @@ async fn labels(loaded: &Loaded, base: &Base, root: &Path) -> Option<LabelPolicy
         }
         selinux::file_context()
     };
-    let context = timeout(LABELLED, tokio::task::spawn_blocking(look)).await;
+    let context = timeout(LABELLED, tokio::task::spawn_blocking(label_directories)).await;
     if context.is_err() {
         warn!(limit = ?LABELLED, "Timed out reading the SELinux file context: volumes are mounted without labels");
     }
     let context = context.ok()?.ok().flatten()?;
-    let policy = Policy::new(&context, loaded.gates.enabled("SELinuxMount"))?;
+    let policy = SelinuxPolicy::new(&context, loaded.gates.enabled("SELinuxMount"))?;
     Some(LabelPolicy::new(policy, SelinuxMetrics::new(&base.registry)))
 }

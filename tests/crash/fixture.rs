@@ -22,7 +22,7 @@ use berth_testkit::cri_calls::{self, Calls};
 /// Timeout of a step.
 pub const LIMIT: Duration = Duration::from_secs(60);
 /// Polling interval of states without a notification.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Timeout of asynchronous cleanup.
 const LEFT_LIMIT: Duration = Duration::from_secs(30);
 
@@ -118,7 +118,7 @@ impl Fixture {
         let begun = Instant::now();
         while self.daemon.try_wait().expect("a child").is_none() {
             assert!(begun.elapsed() < LIMIT, "{what}: the daemon lives");
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -144,7 +144,7 @@ impl Fixture {
                 return status;
             }
             assert!(begun.elapsed() < LIMIT, "{id} does not end: {status:?}");
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -153,7 +153,7 @@ impl Fixture {
         let (begun, log) = (Instant::now(), self.status(id).await.log_path);
         while !fs::read_to_string(&log).is_ok_and(|text| text.contains(what)) {
             assert!(begun.elapsed() < LIMIT, "{id} does not say \"{what}\" in {log}");
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -163,7 +163,7 @@ impl Fixture {
         let ready = cri::PodSandboxState::SandboxReady;
         while self.sandboxes().await.iter().any(|sandbox| sandbox.id == id && sandbox.state() == ready) {
             assert!(begun.elapsed() < LIMIT, "{id} is ready still");
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         begun.elapsed()
     }
@@ -193,7 +193,7 @@ impl Fixture {
                 self.before = now;
                 return;
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -238,7 +238,7 @@ async fn connect(place: &Path) -> Calls {
             }
         }
         assert!(begun.elapsed() < LIMIT, "the daemon does not answer");
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

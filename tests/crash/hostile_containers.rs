@@ -14,14 +14,14 @@ use crate::{
 };
 
 tests! {
-    a_bomb_is_held_down_and_ended
+    a_fork_bomb_is_limited_and_killed
     who_ignores_the_signal_is_killed
-    a_full_disk_loses_lines_and_holds_up_nobody
+    a_full_disk_loses_log_lines_and_blocks_nothing
     whatever_is_mounted_inside_stays_inside
     containers_run_on_copies_where_there_are_no_overlays
 }
 
-async fn a_bomb_is_held_down_and_ended(mut rig: Fixture) {
+async fn a_fork_bomb_is_limited_and_killed(mut rig: Fixture) {
     rig.take_inventory();
     for pids in [Pids::Node, Pids::Container] {
         let sandbox = rig.run(&pod(&rig, "b", pids)).await.expect("runs");
@@ -67,7 +67,7 @@ async fn who_ignores_the_signal_is_killed(rig: Fixture) {
     rig.remove_all("ignores").await;
 }
 
-async fn a_full_disk_loses_lines_and_holds_up_nobody(rig: Fixture) {
+async fn a_full_disk_loses_log_lines_and_blocks_nothing(rig: Fixture) {
     let logs = rig.place.join("logs");
     fs::create_dir_all(&logs).expect("a directory");
     mount(Some("logs"), &logs, Some("tmpfs"), MsFlags::empty(), Some("size=256k")).expect("a small disk");
@@ -137,8 +137,8 @@ async fn containers_run_on_copies_where_there_are_no_overlays(rig: Fixture) {
     for name in ["a", "b"] {
         let script = format!("echo {name} > /tmp/own; while :; do sleep 0.05; done");
         let id = rig.running(&sandbox, &container(name, &script, Pids::Container)).await;
-        let look = "until cat /tmp/own; do sleep 0.05; done 2>/dev/null; grep -c overlay /proc/mounts";
-        assert_eq!(rig.exec(&id, look).await.expect("runs").0, format!("{name}\n0\n"));
+        let command = "until cat /tmp/own; do sleep 0.05; done 2>/dev/null; grep -c overlay /proc/mounts";
+        assert_eq!(rig.exec(&id, command).await.expect("runs").0, format!("{name}\n0\n"));
     }
     rig.kill();
     rig.restart().await;

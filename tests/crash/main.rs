@@ -68,8 +68,8 @@ const ON_A_MACHINE: [(&str, &[Test]); 5] = [
     ("steps", steps::ALL),
     ("shims", shims::ALL),
     ("upgrade", upgrade::ALL),
-    ("power", power_cuts::ALL),
-    ("inputs", hostile_containers::ALL),
+    ("power_cuts", power_cuts::ALL),
+    ("hostile_containers", hostile_containers::ALL),
 ];
 
 fn harness() -> ExitCode {

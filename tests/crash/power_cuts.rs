@@ -108,8 +108,8 @@ impl Disk {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let has_device = || {
-            let told = Command::new("losetup").arg("-j").arg(&self.image).output().expect("losetup");
-            !told.stdout.is_empty()
+            let output = Command::new("losetup").arg("-j").arg(&self.image).output().expect("losetup");
+            !output.stdout.is_empty()
         };
         while has_device() {
             assert!(begun.elapsed() < LIMIT, "the disk is in use");

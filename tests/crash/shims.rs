@@ -132,8 +132,8 @@ fn processes_below(folder: &std::path::Path) -> Vec<String> {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let text = fs::read_to_string(entry.path().join("cgroup.procs")).unwrap_or_default();
             left.extend(text.lines().map(|pid| {
-                let look = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-                let (line, stat) = (look("cmdline").replace('\0', " "), look("stat"));
+                let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+                let (line, stat) = (read("cmdline").replace('\0', " "), read("stat"));
                 format!("{} {pid} {line} {stat}", entry.path().display())
             }));
         }

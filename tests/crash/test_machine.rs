@@ -9,7 +9,7 @@ use std::{
 
 use berth_sys::{
     interface,
-    netlink::{Protocol, Socket, nf_tables, rtnetlink},
+    netlink::{NetlinkFamily, Socket, nf_tables, rtnetlink},
 };
 use nix::{
     mount::{MsFlags, mount},
@@ -176,7 +176,7 @@ pub fn inventory(place: &Path) -> BTreeSet<String> {
     for folder in directories(&parent()).iter().chain(&directories("/berth")).flat_map(|folder| below(folder)) {
         all.insert(format!("group {}", folder.display()));
     }
-    let mut socket = Socket::open(Protocol::Route).expect("a socket");
+    let mut socket = Socket::open(NetlinkFamily::Route).expect("a socket");
     let links = socket.dump(&rtnetlink::get_links()).expect("links");
     all.extend(links.iter().filter_map(rtnetlink::link).map(|link| format!("link {}", link.name)));
     all.extend(
@@ -195,11 +195,11 @@ pub fn inventory(place: &Path) -> BTreeSet<String> {
 
 /// Packet filter rules, and the entries of host ports.
 fn packet_filter() -> Vec<String> {
-    let Ok(mut socket) = Socket::open(Protocol::Netfilter) else { return Vec::new() };
+    let Ok(mut socket) = Socket::open(NetlinkFamily::Netfilter) else { return Vec::new() };
     let rules = socket.dump(&nf_tables::get_rules()).unwrap_or_default();
     let rules = rules.iter().filter_map(nf_tables::rule_location).map(|(table, chain)| format!("rule {table} {chain}"));
-    let told = Command::new("nft").args(["list", "ruleset"]).output();
-    let text = told.map(|told| String::from_utf8_lossy(&told.stdout).into_owned()).unwrap_or_default();
+    let output = Command::new("nft").args(["list", "ruleset"]).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let ports = text.lines().filter(|line| line.contains("elements = { tcp")).map(|line| format!("port {line}"));
     rules.chain(ports.collect::<Vec<_>>()).collect()
 }
@@ -239,11 +239,11 @@ fn others() -> impl Iterator<Item = i32> {
 
 /// Processes other than those of the test; zombies are not listed.
 fn processes() -> Vec<String> {
-    let told = others().filter_map(|pid| {
+    let lines = others().filter_map(|pid| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
         let is_test = line.contains(" daemon ") || line.is_empty();
         (!is_test).then(|| format!("process {pid} {line}"))
     });
-    told.collect()
+    lines.collect()
 }

@@ -67,7 +67,7 @@ fn every_target_is_run_and_has_a_program_and_a_corpus() {
 }
 
 #[test]
-fn a_failing_input_is_told() {
+fn a_failing_input_is_reported() {
     fn bad(data: &[u8]) {
         assert!(data != b"x");
     }
@@ -156,7 +156,7 @@ fn used() -> Duration {
 fn run(job: Job) -> Result<(), Failure> {
     let Job { name, target, mut inputs } = job;
     let current = Arc::new(Mutex::new(Vec::new()));
-    let (told, turns) = mpsc::channel();
+    let (sender, verdicts) = mpsc::channel();
     let now = current.clone();
     let worker = move || {
         while let Some(input) = inputs() {
@@ -175,7 +175,7 @@ fn run(job: Job) -> Result<(), Failure> {
                 Ok(()) => Ok(()),
             };
             let is_bad = verdict.is_err();
-            if told.send(verdict).is_err() || is_bad {
+            if sender.send(verdict).is_err() || is_bad {
                 return;
             }
         }
@@ -187,7 +187,7 @@ fn run(job: Job) -> Result<(), Failure> {
     };
     let mut tried = 0_u64;
     loop {
-        match turns.recv_timeout(HANGS) {
+        match verdicts.recv_timeout(HANGS) {
             Ok(Ok(())) => tried += 1,
             Ok(Err(what)) => return fail(what),
             Err(mpsc::RecvTimeoutError::Timeout) => return fail("it hangs".to_owned()),

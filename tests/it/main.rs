@@ -13,6 +13,7 @@ mod csi;
 mod endpoints;
 mod engine;
 mod images;
+mod language;
 mod logs;
 mod parser_bombs;
 mod pleg;

@@ -188,7 +188,7 @@ fn pure_files_are_pure() {
 }
 
 #[test]
-fn every_file_says_what_it_is_for() {
+fn every_file_has_a_header() {
     for (path, text) in sources() {
         assert!(text.starts_with("//!"), "{} has no header", path.display());
     }
@@ -216,7 +216,7 @@ fn test_files(all: &[(PathBuf, String)]) -> BTreeSet<PathBuf> {
 }
 
 /// Shipped code of each file, by its path below the root; tests are left out.
-fn shipped() -> Vec<(String, String)> {
+pub(super) fn shipped() -> Vec<(String, String)> {
     let all = sources();
     let tests = test_files(&all);
     let name = |path: &Path| relative(path).to_string_lossy().into_owned();

@@ -126,12 +126,12 @@ async fn of_pods_that_are_gone_nothing_stays_in_memory() {
     for round in 0..WARM_UP {
         live_through(&machine, &agent, round).await;
     }
-    let (before, tasks, known) = (heap::held(), agent.tasks.len(), series(&agent));
+    let (before, tasks, known) = (heap::allocated_blocks(), agent.tasks.len(), series(&agent));
     for round in WARM_UP..WARM_UP + ROUNDS {
         live_through(&machine, &agent, round).await;
     }
     nothing_is_known(&machine, &agent).await;
-    let left = heap::held().saturating_sub(before);
+    let left = heap::allocated_blocks().saturating_sub(before);
     assert!(left < LEFT, "{left} blocks are left of {} pods", PODS * ROUNDS);
     assert_eq!((agent.tasks.len(), series(&agent)), (tasks, known), "tasks and series");
     agent.stop(Duration::from_secs(1)).await;

@@ -53,8 +53,8 @@ impl Cluster {
             "uid": claim["metadata"]["uid"]}}});
         self.api.patch("persistentvolumes", "", name, bound);
         let status = json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}, "accessModes": modes}});
-        let told = self.api.admin().patch_sub("persistentvolumeclaims", "default", name, "status", status);
-        told.expect("not refused");
+        let result = self.api.admin().patch_sub("persistentvolumeclaims", "default", name, "status", status);
+        result.expect("not refused");
     }
 
     /// Output of a pod that uses the claim; the pod is deleted afterwards.

@@ -71,14 +71,14 @@ impl NodeWithMainPort {
     }
 
     /// Output of a successful command.
-    async fn told(&self, args: &[&str]) -> String {
-        let told = self.call(args, None).await;
-        assert_eq!(told.code, Some(0), "{args:?}: {}{}", told.out, told.err);
-        told.out
+    async fn stdout_of(&self, args: &[&str]) -> String {
+        let output = self.call(args, None).await;
+        assert_eq!(output.code, Some(0), "{args:?}: {}{}", output.out, output.err);
+        output.out
     }
 
     async fn why(&self, pod: &str) -> Value {
-        serde_json::from_str(&self.told(&["why", pod, "-o", "json"]).await).expect("JSON")
+        serde_json::from_str(&self.stdout_of(&["why", pod, "-o", "json"]).await).expect("JSON")
     }
 }
 
@@ -99,13 +99,13 @@ async fn a_pod_from_the_command_line() {
     let pod = agent.until_pod("asked", "one runs, one crashes", crashes).await;
     let name = name_of(&pod);
 
-    let table = open.told(&["pods"]).await;
+    let table = open.stdout_of(&["pods"]).await;
     let line = table.lines().find(|line| line.contains(name)).expect("a line");
     assert!(table.starts_with("NAMESPACE") && line.starts_with("default") && line.contains("0/2"), "{table}");
     assert!(!table.contains('\u{1b}'), "no colours where nobody sees them");
-    let all: Value = serde_json::from_str(&open.told(&["pods", "-o", "json"]).await).expect("JSON");
+    let all: Value = serde_json::from_str(&open.stdout_of(&["pods", "-o", "json"]).await).expect("JSON");
     assert_eq!(all["items"][0]["metadata"]["name"], name);
-    assert!(open.told(&["pods", "-o", "wide"]).await.contains("file"));
+    assert!(open.stdout_of(&["pods", "-o", "wide"]).await.contains("file"));
 
     // The name without the node's suffix is sufficient if it is unambiguous.
     agent.until("the back-off is told", async || open.why("asked").await["waits"]["reason"] == "back_off").await;
@@ -122,7 +122,7 @@ async fn a_pod_from_the_command_line() {
     agent.until("the probe's failures are told", probed).await;
     let took = |stage: &str| why["stages"].as_array().is_some_and(|all| all.iter().any(|one| one["stage"] == stage));
     assert!(took("RunPodSandbox") && took("volumes") && took("StartContainer main"), "{why}");
-    let screen = open.told(&["why", "default/asked"]).await;
+    let screen = open.stdout_of(&["why", "default/asked"]).await;
     assert!(screen.contains("Waits for  back-off") && screen.contains("CrashLoopBackOff"), "{screen}");
     let series = "berth_pod_waiting_seconds{reason=\"back_off\"}";
     agent.until("the wait is counted", async || agent.metric(series).await.is_some_and(|wait| wait > 0.0)).await;
@@ -130,20 +130,20 @@ async fn a_pod_from_the_command_line() {
     assert_eq!(gone.code, Some(1));
     assert_eq!(gone.err, "error: pod \"default/nobody\" not found on this node\n");
 
-    assert_eq!(open.told(&["logs", "asked"]).await, "hello\n");
-    assert_eq!(open.told(&["logs", "asked", "-c", "main", "--tail", "0"]).await, "");
+    assert_eq!(open.stdout_of(&["logs", "asked"]).await, "hello\n");
+    assert_eq!(open.stdout_of(&["logs", "asked", "-c", "main", "--tail", "0"]).await, "");
     for (args, expected) in [
         (&["--tail=-1"][..], "hello\n"),
         (&["--since", "1h30m"], "hello\n"),
         (&["--since-time", "2100-01-01T00:00:00Z"], ""),
         (&["--limit-bytes", "4"], "hell"),
     ] {
-        assert_eq!(open.told(&[&["logs", "asked", "-c", "main"], args].concat()).await, expected, "{args:?}");
+        assert_eq!(open.stdout_of(&[&["logs", "asked", "-c", "main"], args].concat()).await, expected, "{args:?}");
     }
     agent
         .until("the instance before is read", async || {
-            let told = open.call(&["logs", "asked", "-c", "bad", "--previous", "--tail", "1"], None).await;
-            told.code == Some(0) && told.out == "two\n"
+            let output = open.call(&["logs", "asked", "-c", "bad", "--previous", "--tail", "1"], None).await;
+            output.code == Some(0) && output.out == "two\n"
         })
         .await;
     let none = open.call(&["logs", "asked", "-c", "none"], None).await;
@@ -153,7 +153,7 @@ async fn a_pod_from_the_command_line() {
         none.err
     );
 
-    let node = async || open.told(&["top"]).await;
+    let node = async || open.stdout_of(&["top"]).await;
     agent.until("what it uses is told", async || node().await.lines().any(|line| line.contains(name))).await;
     assert!(node().await.starts_with("NODE"));
     open.node.remove(&pod).await;
@@ -166,13 +166,18 @@ async fn commands_in_containers() {
     let spec = json!({"terminationGracePeriodSeconds": 1, "containers": [shell("main", UNTIL_STOPPED)]});
     let pod = open.node.run(&manifest_of("entered", spec)).await;
     let script = "echo to you; echo to others >&2; exit 7";
-    let told = open.call(&["exec", "entered", "--", "sh", "-c", script], None).await;
-    assert_eq!((told.code, told.out.as_str(), told.err.as_str()), (Some(7), "to you\n", "to others\n"));
-    let told = open.call(&["exec", "-i", "entered", "--", "sh", "-c", "cat; echo end"], Some("a\nb")).await;
-    assert_eq!((told.code, told.out.as_str(), told.err.as_str()), (Some(0), "a\nbend\n", ""), "standard input ends");
-    let told = open.call(&["exec", "-it", "entered", "--", "sh", "-c", "test -t 0 && echo tty; cat"], Some("x")).await;
-    assert_eq!((told.code, told.out.as_str()), (Some(0), "x"), "{}", told.err);
-    assert!(told.err.contains("no terminal"), "{}", told.err);
+    let output = open.call(&["exec", "entered", "--", "sh", "-c", script], None).await;
+    assert_eq!((output.code, output.out.as_str(), output.err.as_str()), (Some(7), "to you\n", "to others\n"));
+    let output = open.call(&["exec", "-i", "entered", "--", "sh", "-c", "cat; echo end"], Some("a\nb")).await;
+    assert_eq!(
+        (output.code, output.out.as_str(), output.err.as_str()),
+        (Some(0), "a\nbend\n", ""),
+        "standard input ends"
+    );
+    let output =
+        open.call(&["exec", "-it", "entered", "--", "sh", "-c", "test -t 0 && echo tty; cat"], Some("x")).await;
+    assert_eq!((output.code, output.out.as_str()), (Some(0), "x"), "{}", output.err);
+    assert!(output.err.contains("no terminal"), "{}", output.err);
     // A reader that closes the pipe early is no failure; a terminal's settings are restored.
     let berth = |args: &[&str]| {
         let command = open.command(args);
@@ -187,23 +192,23 @@ async fn commands_in_containers() {
         CommandOutput { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
     };
     let endless = berth(&["exec", "entered", "--", "yes"]);
-    let told = sh(format!("set -o pipefail; {endless} | head -n 1")).await;
-    assert_eq!((told.code, told.out.as_str(), told.err.as_str()), (Some(0), "y\n", ""));
+    let output = sh(format!("set -o pipefail; {endless} | head -n 1")).await;
+    assert_eq!((output.code, output.out.as_str(), output.err.as_str()), (Some(0), "y\n", ""));
     let inside = berth(&["exec", "-it", "entered", "--", "sh", "-c", "test -t 0 && test -t 1 && echo both; exit 4"]);
     let session = open.port.path("session.sh");
     let script = format!(
         "before=$(stty -g)\n{inside}\ncode=$?\ntest \"$before\" = \"$(stty -g)\" && echo restored\nexit $code\n"
     );
     std::fs::write(&session, script).expect("written");
-    let told = sh(format!("script -qec 'sh {}' /dev/null", session.display())).await;
+    let output = sh(format!("script -qec 'sh {}' /dev/null", session.display())).await;
     assert!(
-        told.code == Some(4) && told.out.contains("both") && told.out.contains("restored"),
+        output.code == Some(4) && output.out.contains("both") && output.out.contains("restored"),
         "{} {}",
-        told.out,
-        told.err
+        output.out,
+        output.err
     );
-    let told = open.call(&["exec", "entered", "--", "/no/such/program"], None).await;
-    assert!(told.code != Some(0) && !told.err.is_empty(), "{:?} {}", told.code, told.err);
+    let output = open.call(&["exec", "entered", "--", "/no/such/program"], None).await;
+    assert!(output.code != Some(0) && !output.err.is_empty(), "{:?} {}", output.code, output.err);
     open.node.remove(&pod).await;
 }
 
@@ -219,12 +224,12 @@ async fn a_log_that_is_followed() {
     let pod = open.node.agent.until_pod("told", "it runs", runs).await;
     let mut following = open.command(&["logs", "-f", "told"]).spawn().expect("it starts");
     let mut out = BufReader::new(following.stdout.take().expect("piped"));
-    let mut heard = String::new();
-    let first = tokio::time::timeout(PATIENCE, out.read_line(&mut heard)).await.expect("it comes");
-    assert!(first.is_ok() && heard == "first\n", "{heard:?} {first:?}");
+    let mut log = String::new();
+    let first = tokio::time::timeout(PATIENCE, out.read_line(&mut log)).await.expect("it comes");
+    assert!(first.is_ok() && log == "first\n", "{log:?} {first:?}");
     assert_eq!(open.call(&["exec", "told", "--", "touch", "/go"], None).await.code, Some(0));
-    tokio::time::timeout(PATIENCE, out.read_to_string(&mut heard)).await.expect("it ends").expect("text");
+    tokio::time::timeout(PATIENCE, out.read_to_string(&mut log)).await.expect("it ends").expect("text");
     let ended = tokio::time::timeout(PATIENCE, following.wait_with_output()).await.expect("it ends").expect("output");
-    assert!(ended.status.success() && heard == "first\nsecond\n", "{heard:?} {ended:?}");
+    assert!(ended.status.success() && log == "first\nsecond\n", "{log:?} {ended:?}");
     open.node.remove(&pod).await;
 }

@@ -31,8 +31,8 @@ async fn refuses(endpoint: &str, words: &str) {
 
 /// containerd as Docker installs it, without CRI; and its other socket, which speaks ttrpc.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_service_on_the_socket_is_told_by_name() {
-    let test = "another_service_on_the_socket_is_told_by_name";
+async fn another_service_on_the_socket_is_reported_as_unimplemented() {
+    let test = "another_service_on_the_socket_is_reported_as_unimplemented";
     if real::is_about_containerd(test) || containerd::skips(test) {
         return;
     }

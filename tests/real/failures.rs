@@ -19,8 +19,8 @@ const GHOST: &str = "docker.io/library/ghost:1";
 
 /// Each container with its own reason, none runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_start_says_why() {
-    let Some(node) = Node::shared("what_cannot_start_says_why").await else { return };
+async fn containers_that_cannot_start_report_the_reason() {
+    let Some(node) = Node::shared("containers_that_cannot_start_report_the_reason").await else { return };
     // AC-03b-3, AC-03b-4, AC-03b-5; a bad command and a bad user have no acceptance id
     node.runtime.import("ghost", &[Image { user: "ghost", ..Image::busybox(GHOST) }]);
     let rows = [

@@ -111,7 +111,7 @@ pub async fn ended(mut command: Command, input: Option<&[u8]>) -> Output {
 }
 
 /// Exit code, stdout, and stderr.
-pub fn told(output: &Output) -> (Option<i32>, String, String) {
+pub fn code_and_output(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
@@ -127,12 +127,12 @@ async fn kubectl_reads_logs() {
     let name = pod["metadata"]["name"].as_str().expect("a name").to_owned();
     let name = name.as_str();
 
-    let (code, out, err) = told(&cluster.run(&["logs", name]).await);
+    let (code, out, err) = code_and_output(&cluster.run(&["logs", name]).await);
     assert_eq!((code, out.as_str()), (Some(0), "one\ntwo\n"), "{err}");
-    let (code, out, err) = told(&cluster.run(&["logs", name, "--tail=1", "--timestamps"]).await);
+    let (code, out, err) = code_and_output(&cluster.run(&["logs", name, "--tail=1", "--timestamps"]).await);
     assert!(code == Some(0) && out.ends_with("Z two\n") && out.lines().count() == 1, "{out}{err}");
 
-    let (code, _, err) = told(&cluster.run(&["logs", "nobody"]).await);
+    let (code, _, err) = code_and_output(&cluster.run(&["logs", "nobody"]).await);
     assert!(code == Some(1) && err.contains("not found"), "{code:?} {err}");
     cluster.node.remove(&pod).await;
 }

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    kubectl::{Cluster, PATIENCE, cluster, ended, told},
+    kubectl::{Cluster, PATIENCE, cluster, code_and_output, ended},
     node::{UNTIL_STOPPED, name_of, shell},
 };
 use berth_testkit::{
@@ -56,7 +56,7 @@ impl KubectlSession<'_> {
 
     /// Exit code, stdout, and stderr of a call.
     async fn call(&self, args: &[&str], input: Option<&[u8]>) -> (Option<i32>, String, String) {
-        let (code, out, err) = told(&ended(self.kubectl(args), input).await);
+        let (code, out, err) = code_and_output(&ended(self.kubectl(args), input).await);
         // kubectl starts reading before it has created its streams. The first message, an empty one that confirms the
         // stream (as the reference sends it), may find none, and kubectl prints a warning.
         let err = err

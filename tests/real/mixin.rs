@@ -220,8 +220,8 @@ fn load() -> serde_json::Value {
 
 /// Whether the kernel reports disk I/O of a cgroup.
 fn counts_disks(group: &Path) -> bool {
-    let told = |file: &str| std::fs::read_to_string(group.join(file)).unwrap_or_default();
-    told("io.stat").contains("wbytes=") || told("blkio.throttle.io_service_bytes_recursive").contains("Write")
+    let content = |file: &str| std::fs::read_to_string(group.join(file)).unwrap_or_default();
+    content("io.stat").contains("wbytes=") || content("blkio.throttle.io_service_bytes_recursive").contains("Write")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -126,8 +126,8 @@ impl Node {
         left.extend(self.cgroup.of_pod(uid).iter().map(|group| group.display().to_string()));
         if left.is_empty() {
             // Last, because the runtime's lists are the most expensive.
-            let held = self.runtime.containers(uid).into_iter().chain(self.runtime.sandboxes(uid));
-            left.extend(held.map(|held| held.id));
+            let objects = self.runtime.containers(uid).into_iter().chain(self.runtime.sandboxes(uid));
+            left.extend(objects.map(|object| object.id));
         }
         left
     }
@@ -172,15 +172,15 @@ impl Node {
 
     /// Ids of a pod's sandboxes or containers in the runtime; `kind` is `sandbox` or `container`.
     pub fn ids(&self, pod: &Value, kind: &str) -> Vec<String> {
-        self.held(pod, kind).into_iter().map(|held| held.id).collect()
+        self.runtime_objects(pod, kind).into_iter().map(|object| object.id).collect()
     }
 
     /// The running ones of [`Self::ids`].
     pub fn tasks(&self, pod: &Value, kind: &str) -> Vec<String> {
-        self.held(pod, kind).into_iter().filter(|held| held.is_up).map(|held| held.id).collect()
+        self.runtime_objects(pod, kind).into_iter().filter(|object| object.is_up).map(|object| object.id).collect()
     }
 
-    fn held(&self, pod: &Value, kind: &str) -> Vec<RuntimeObject> {
+    fn runtime_objects(&self, pod: &Value, kind: &str) -> Vec<RuntimeObject> {
         let uid = uid_of(pod);
         if kind == "sandbox" { self.runtime.sandboxes(uid) } else { self.runtime.containers(uid) }
     }

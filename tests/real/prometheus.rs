@@ -144,18 +144,18 @@ async fn promtool_reads_every_page() {
     let test = "promtool_reads_every_page";
     let Some(node) = Node::shared(test).await else { return };
     let pod = node.run(&lasting("linted")).await;
-    let mut said = Vec::new();
+    let mut findings = Vec::new();
     for page in PAGES {
         let answer = node.agent.get(page).await.expect("an answer");
         assert_eq!(answer.status, 200, "{page}: {}", answer.body);
         let Some(lines) = lint(test, &answer.body) else { return };
-        said.extend(lines.into_iter().map(|line| format!("{page}: {line}")));
+        findings.extend(lines.into_iter().map(|line| format!("{page}: {line}")));
     }
     let is_of = |line: &String, name: &str| line.contains(&format!(": {name} "));
     let is_disliked = |line: &&String| DISLIKED.iter().any(|(name, _)| is_of(line, name));
-    let left: Vec<&String> = said.iter().filter(|line| !is_disliked(line)).collect();
+    let left: Vec<&String> = findings.iter().filter(|line| !is_disliked(line)).collect();
     assert!(left.is_empty(), "{left:#?}");
-    let liked = DISLIKED.iter().find(|(name, _)| !said.iter().any(|line| is_of(line, name)));
+    let liked = DISLIKED.iter().find(|(name, _)| !findings.iter().any(|line| is_of(line, name)));
     assert_eq!(liked, None, "it need not be excused");
     node.remove(&pod).await;
 }

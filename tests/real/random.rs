@@ -34,8 +34,8 @@ fn number(name: &str, usual: usize) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn random_pods_harm_nobody_and_leave_nothing() {
-    let test = "random_pods_harm_nobody_and_leave_nothing";
+async fn random_pods_harm_no_other_and_leave_nothing() {
+    let test = "random_pods_harm_no_other_and_leave_nothing";
     if !real::is_embedded() {
         println!("not for containerd: {test}: it is about the embedded runtime");
         return;

@@ -76,8 +76,8 @@ async fn a_resize_reaches_the_control_groups() {
     api.admin().patch_sub("pods", NAMESPACE, "web", "resize", patch).expect("accepted");
     let refused = |pod: &Value| {
         let all = pod["status"]["conditions"].as_array().into_iter().flatten();
-        let told = all.filter(|c| c["type"] == "PodResizeInProgress").find_map(|c| c["message"].as_str());
-        told.is_some_and(|text| text.starts_with("cannot decrease memory limits: "))
+        let message = all.filter(|c| c["type"] == "PodResizeInProgress").find_map(|c| c["message"].as_str());
+        message.is_some_and(|text| text.starts_with("cannot decrease memory limits: "))
     };
     until_pod(&api, "it is told that memory is in use", refused).await;
     assert_eq!(limits(&of_pod)[1], (48 << 20).to_string());

@@ -16,8 +16,8 @@ async fn output_of(node: &Node, name: &str, context: Value, pod_context: Value, 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_runs_as_whom_it_says() {
-    let Some(node) = Node::shared("a_container_runs_as_whom_it_says").await else { return };
+async fn a_container_runs_as_the_configured_user() {
+    let Some(node) = Node::shared("a_container_runs_as_the_configured_user").await else { return };
     let context = json!({"runAsUser": 1000, "runAsGroup": 1234, "runAsNonRoot": true});
     let groups = json!({"supplementalGroups": [4321], "fsGroup": 5678});
     let out = output_of(&node, "asuser", context, groups, "id -u; id -g; id -G").await;

@@ -55,22 +55,22 @@ async fn a_pod_stands_on_every_page() {
             && pod["volume"].as_array().is_some_and(|volumes| !volumes.is_empty())
     };
     node.agent.until("the summary tells of its disk too", complete).await;
-    let told = shown().await.expect("it runs");
+    let pod_stats = shown().await.expect("it runs");
     let names: Vec<&str> =
-        told["containers"].as_array().expect("two").iter().filter_map(|c| c["name"].as_str()).collect();
+        pod_stats["containers"].as_array().expect("two").iter().filter_map(|c| c["name"].as_str()).collect();
     assert_eq!(names, ["main", "side"]);
-    let main = &told["containers"][0];
-    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("a number: {told:#}"));
-    assert!(number(&main["cpu"]["usageCoreNanoSeconds"]) > 1_000_000, "{told:#}");
+    let main = &pod_stats["containers"][0];
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("a number: {pod_stats:#}"));
+    assert!(number(&main["cpu"]["usageCoreNanoSeconds"]) > 1_000_000, "{pod_stats:#}");
     assert!(
         number(&main["memory"]["workingSetBytes"]) + number(&main["memory"]["availableBytes"]) == 64 << 20,
-        "{told:#}"
+        "{pod_stats:#}"
     );
-    assert!(told["containers"][1]["memory"].get("availableBytes").is_none(), "AC-04b-M6: {told:#}");
-    assert_eq!(told["network"]["name"], "eth0");
-    assert!(number(&told["process_stats"]["process_count"]) >= 2);
-    assert!(number(&told["ephemeral-storage"]["usedBytes"]) >= number(&main["rootfs"]["usedBytes"]));
-    assert_eq!(told["volume"][0]["name"], "cache");
+    assert!(pod_stats["containers"][1]["memory"].get("availableBytes").is_none(), "AC-04b-M6: {pod_stats:#}");
+    assert_eq!(pod_stats["network"]["name"], "eth0");
+    assert!(number(&pod_stats["process_stats"]["process_count"]) >= 2);
+    assert!(number(&pod_stats["ephemeral-storage"]["usedBytes"]) >= number(&main["rootfs"]["usedBytes"]));
+    assert_eq!(pod_stats["volume"][0]["name"], "cache");
 
     // AC-04b-M12: pod, sandbox, and two containers; the network series belong to the sandbox.
     let cadvisor = page(&node, "/metrics/cadvisor").await;
@@ -134,8 +134,8 @@ fn cores(series: &str, before: &BTreeMap<&str, (f64, Option<i64>)>, after: &BTre
 
 /// `kubectl top` is based on two scrapes of `/metrics/resource` by metrics-server, and a division.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_server_can_tell_who_uses_what() {
-    let Some(node) = Node::shared("metrics_server_can_tell_who_uses_what").await else { return };
+async fn metrics_server_can_compute_usage_per_container() {
+    let Some(node) = Node::shared("metrics_server_can_compute_usage_per_container").await else { return };
     let mut busy = shell("busy", &format!("(while true; do :; done) & {UNTIL_STOPPED}"));
     busy["resources"] = json!({"limits": {"cpu": "200m"}});
     let spec = json!({"terminationGracePeriodSeconds": 2, "containers": [busy, shell("idle", UNTIL_STOPPED)]});

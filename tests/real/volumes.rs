@@ -171,8 +171,8 @@ impl Drop for SharedMount {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mounts_travel_as_far_as_the_propagation_says() {
-    let Some(node) = Node::shared("mounts_travel_as_far_as_the_propagation_says").await else { return };
+async fn mounts_propagate_as_configured() {
+    let Some(node) = Node::shared("mounts_propagate_as_configured").await else { return };
     let shared = SharedMount::new();
     shared.mount_below("before");
     let volumes = json!([{"name": "h", "hostPath": {"path": shared.path()}}]);

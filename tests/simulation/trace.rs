@@ -37,10 +37,10 @@ impl Trace {
             lines.push((at, format!("        {:?}", moment.fact)));
         }
         lines.sort_by_key(|(at, _)| *at);
-        let looks =
+        let read_only =
             ["call list_", "call container_status", "call podsandbox_status", "call status", "call image_status"];
-        let told = lines.iter().filter(|(_, line)| !looks.iter().any(|look| line.contains(look)));
-        told.map(|(at, line)| format!("{:>11.3} {}\n", *at as f64 / 1e6, ids(line))).collect()
+        let changes = lines.iter().filter(|(_, line)| !read_only.iter().any(|call| line.contains(call)));
+        changes.map(|(at, line)| format!("{:>11.3} {}\n", *at as f64 / 1e6, ids(line))).collect()
     }
 
     /// A hash of the trace: different for different runs.

@@ -37,10 +37,10 @@ pub use reviews::{ReviewFailure, Reviews};
 pub use start_latency::{StartTimes, TimedEvents};
 pub use status_writer::{OnWritten, StatusWriter, StatusWriterDeps};
 pub use storage::ApiStorage;
-pub use store::{Snapshot, Store};
+pub use store::{ReflectorStore, Snapshot};
 pub use transport::{
-    CertifiedPair, ConnectError, Identity, IdentityError, Rate, Rates, Sharing, Transport, TransportConfig,
-    TransportDeps, user_agent,
+    CertifiedPair, ClientIdentity, ConnectError, IdentityError, Rate, RateLimitScope, Rates, Transport,
+    TransportConfig, TransportDeps, user_agent,
 };
 
 /// Back-off of one object's writes after consecutive failures: 200 ms, doubling up to 10 s (spec 10 §7).

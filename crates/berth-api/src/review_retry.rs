@@ -16,7 +16,7 @@ const BACKOFF: Backoff = Backoff::new(PAUSE, Duration::MAX).with_factor(1.5).wit
 
 /// Failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct AttemptFailure {
     /// Human-readable error.
     pub text: String,
     /// Retry classification.
@@ -48,7 +48,7 @@ pub fn pause(attempt: u32, chance: f64, retry: Retry) -> Option<Duration> {
 /// Classifies an API error.
 ///
 /// A lost connection is worth a retry; a connection that could not be established is not.
-pub fn classify(error: &ApiError) -> Failure {
+pub fn classify(error: &ApiError) -> AttemptFailure {
     let retry = match error {
         ApiError::Lost(_) => Retry::Soon,
         ApiError::Unreachable(_) | ApiError::Timeout(_) | ApiError::Malformed(_) => Retry::Never,
@@ -58,7 +58,7 @@ pub fn classify(error: &ApiError) -> Failure {
             None => Retry::Never,
         },
     };
-    Failure { text: error.to_string(), retry }
+    AttemptFailure { text: error.to_string(), retry }
 }
 
 #[cfg(test)]
@@ -98,7 +98,7 @@ mod tests {
             (refused(503, "ServiceUnavailable", Some(second)), Retry::After(second)),
             (refused(504, "Timeout", None), Retry::Soon),
         ] {
-            assert_eq!(classify(&error), Failure { text: "m".to_owned(), retry }, "{error:?}");
+            assert_eq!(classify(&error), AttemptFailure { text: "m".to_owned(), retry }, "{error:?}");
         }
         for (error, retry) in [
             (ApiError::Lost("m".into()), Retry::Soon),

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     api::{ApiClient, ApiError, Call, Resource},
-    review_retry::{Failure, classify, pause},
+    review_retry::{AttemptFailure, classify, pause},
 };
 use berth_metrics::{ReviewKind, ReviewMetrics};
 
@@ -96,7 +96,7 @@ impl Reviews {
         }
     }
 
-    async fn attempt(&self, what: ReviewKind, call: Call) -> Result<Bytes, Failure> {
+    async fn attempt(&self, what: ReviewKind, call: Call) -> Result<Bytes, AttemptFailure> {
         let begun = Instant::now();
         let answer = self.client.call(call).await;
         let status = match &answer {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_will_not_pass_is_told_at_once() {
+    async fn a_permanent_failure_is_returned_without_a_retry() {
         for (error, expected) in [
             (refused(403, "Forbidden", "no"), "no"),
             (ApiError::Timeout(ATTEMPT_LIMIT), "request timed out after 10s"),
@@ -146,8 +146,8 @@ mod tests {
         ] {
             let api = FakeApi::new(move |_| Err(error.clone()));
             let reviews = Reviews::new(api.clone(), ReviewMetrics::new(&Registry::new()));
-            let told = reviews.access(SubjectAccessReviewSpec::default()).await.expect_err(expected).to_string();
-            assert_eq!(told, format!("{}: {expected}", Resource::ACCESS_REVIEWS.path("", "", "")));
+            let message = reviews.access(SubjectAccessReviewSpec::default()).await.expect_err(expected).to_string();
+            assert_eq!(message, format!("{}: {expected}", Resource::ACCESS_REVIEWS.path("", "", "")));
             assert_eq!(api.calls().len(), 1);
         }
     }

@@ -12,9 +12,9 @@ use std::{
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::{Snapshot, Store};
+use super::{ReflectorStore, Snapshot};
 use berth_metrics::StatusMetrics;
-use berth_ports::{Clock, Event, EventSink, EventTarget};
+use berth_ports::{Clock, EventRecord, EventSink, EventTarget};
 use berth_status::{
     latency::{StartLatency, StartSample},
     lookup::{exit, last_exit},
@@ -54,11 +54,11 @@ impl StartTimes {
     }
 
     /// Observes the watch until stopped.
-    pub async fn run(&self, mut pods: Store<Pod>, stop: CancellationToken) {
+    pub async fn run(&self, mut pods: ReflectorStore<Pod>, stop: CancellationToken) {
         let mut before = Arc::<Snapshot<Pod>>::default();
         loop {
             let shown = pods.snapshot();
-            self.look(&before.objects, &shown.objects);
+            self.process_changes(&before.objects, &shown.objects);
             before = shown;
             tokio::select! {
                 biased;
@@ -68,7 +68,7 @@ impl StartTimes {
         }
     }
 
-    fn look(&self, before: &Objects, shown: &Objects) {
+    fn process_changes(&self, before: &Objects, shown: &Objects) {
         for (name, object) in shown {
             let known = before.get(name);
             if known.is_some_and(|known| Arc::ptr_eq(known, object)) {
@@ -121,7 +121,7 @@ pub struct TimedEvents {
 }
 
 impl EventSink for TimedEvents {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         if let EventTarget::Pod { pod, .. } = &event.target {
             let now = self.times.clock.now();
             match (&*event.reason, event.message.as_str()) {
@@ -153,9 +153,9 @@ mod tests {
     use berth_types::PodRef;
 
     #[derive(Default)]
-    struct Hands(AtomicI64);
+    struct ManualClock(AtomicI64);
 
-    impl Clock for Hands {
+    impl Clock for ManualClock {
         fn now(&self) -> Timestamp {
             Timestamp::from_second(self.0.load(Ordering::Relaxed)).expect("a small number")
         }
@@ -164,7 +164,7 @@ mod tests {
     struct Nowhere;
 
     impl EventSink for Nowhere {
-        fn record(&self, _event: Event) {}
+        fn record(&self, _event: EventRecord) {}
     }
 
     fn status(running: bool) -> Value {
@@ -187,7 +187,7 @@ mod tests {
     /// Pod starts under a clock that the test sets, and the resulting metrics.
     struct Bench {
         registry: Registry,
-        hands: Arc<Hands>,
+        clock: Arc<ManualClock>,
         times: Arc<StartTimes>,
         events: TimedEvents,
         store: watch::Sender<Arc<Snapshot<Pod>>>,
@@ -198,20 +198,20 @@ mod tests {
     impl Bench {
         /// The watch shows a pod that was just bound, at second 101.
         async fn new() -> Self {
-            let (registry, hands) = (Registry::new(), Arc::new(Hands::default()));
-            let times = Arc::new(StartTimes::new(StatusMetrics::new(&registry), hands.clone()));
+            let (registry, clock) = (Registry::new(), Arc::new(ManualClock::default()));
+            let times = Arc::new(StartTimes::new(StatusMetrics::new(&registry), clock.clone()));
             let events = TimedEvents { times: times.clone(), next: Arc::new(Nowhere) };
             let (store, receiver) = watch::channel(Arc::default());
             let stop = CancellationToken::new();
-            let (follower, pods, stopped) = (times.clone(), Store::new(receiver), stop.clone());
+            let (follower, pods, stopped) = (times.clone(), ReflectorStore::new(receiver), stop.clone());
             let task = tokio::spawn(async move { follower.run(pods, stopped).await });
-            let bench = Self { registry, hands, times, events, store, stop, task };
+            let bench = Self { registry, clock, times, events, store, stop, task };
             bench.show(101, json!({})).await;
             bench
         }
 
         fn at(&self, second: i64) {
-            self.hands.0.store(second, Ordering::Relaxed);
+            self.clock.0.store(second, Ordering::Relaxed);
         }
 
         async fn show(&self, second: i64, status: Value) {
@@ -254,7 +254,7 @@ mod tests {
             (103, "Pulled", "Successfully pulled image \"a\""),
         ] {
             bench.at(second);
-            bench.events.record(Event::normal(&pod, reason, text));
+            bench.events.record(EventRecord::normal(&pod, reason, text));
         }
         bench.write(107, status(false));
         bench.write(109, status(true));
@@ -278,11 +278,11 @@ mod tests {
     #[tokio::test]
     async fn each_run_of_an_init_container_counts() {
         let bench = Bench::new().await;
-        let mut told = status(true);
+        let mut reported = status(true);
         let time = |second: i64| Timestamp::from_second(second).expect("a small number").to_string();
-        told["initContainerStatuses"][0]["lastState"] =
+        reported["initContainerStatuses"][0]["lastState"] =
             json!({"terminated": {"exitCode": 1, "startedAt": time(102), "finishedAt": time(103)}});
-        bench.write(109, told);
+        bench.write(109, reported);
         bench.show(110, status(true)).await;
         assert_eq!(bench.measured(), [(1, 10.0), (1, 7.0)], "less 1 s and 2 s of init");
         bench.end().await;

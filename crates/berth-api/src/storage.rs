@@ -17,9 +17,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    api::{ApiClient, ApiError, Call, Resource, Typed},
+    api::{ApiClient, ApiError, Call, Resource, TypedClient},
     reflector::{QuickRetry, ReflectorDeps, Selection, reflect},
-    store::Store,
+    store::ReflectorStore,
 };
 use berth_metrics::ReflectorMetrics;
 use berth_ports::{AttachedVolumes, StorageError, StorageObjects};
@@ -33,7 +33,7 @@ const DRIVERS_LIMIT: Duration = Duration::from_secs(10);
 /// Storage objects backed by the API server.
 pub struct ApiStorage {
     api: Arc<dyn ApiClient>,
-    drivers: Store<CSIDriver>,
+    drivers: ReflectorStore<CSIDriver>,
     attached: watch::Receiver<AttachedVolumes>,
     moved: watch::Receiver<u64>,
 }
@@ -48,19 +48,19 @@ impl ApiStorage {
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + use<>) {
         let deps = ReflectorDeps::new(metrics, stop.clone());
         let (drivers, following) = reflect(api.clone(), Selection::all(Resource::CSI_DRIVERS), deps);
-        let (tell, moved) = watch::channel(0_u64);
+        let (sender, moved) = watch::channel(0_u64);
         let (mut changed, mut reached) = (drivers.clone(), api.reached());
-        let telling = async move {
+        let notifying = async move {
             loop {
                 tokio::select! {
                     () = changed.changed() => {}
-                    () = heard(&mut reached) => {}
+                    () = wait_until_reached(&mut reached) => {}
                 }
-                tell.send_modify(|times| *times = times.wrapping_add(1));
+                sender.send_modify(|times| *times = times.wrapping_add(1));
             }
         };
         let upkeep = async move {
-            let _stopped = stop.run_until_cancelled(async { tokio::join!(following, telling) }).await;
+            let _stopped = stop.run_until_cancelled(async { tokio::join!(following, notifying) }).await;
         };
         (Arc::new(Self { api, drivers, attached, moved }), upkeep)
     }
@@ -78,21 +78,21 @@ impl ApiStorage {
                 // The node authorizer may not have observed the pod yet.
                 Err(error) if error.is_forbidden() => match quick.pause(began.elapsed()) {
                     Some(pause) => sleep(pause).await,
-                    None => return Err(told(&error)),
+                    None => return Err(storage_error(&error)),
                 },
-                Err(error) => return Err(told(&error)),
+                Err(error) => return Err(storage_error(&error)),
             }
         }
     }
 }
 
-async fn heard(reached: &mut watch::Receiver<u64>) {
+async fn wait_until_reached(reached: &mut watch::Receiver<u64>) {
     if reached.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-fn told(error: &ApiError) -> StorageError {
+fn storage_error(error: &ApiError) -> StorageError {
     if error.is_not_found() {
         StorageError::NotFound(error.to_string())
     } else if error.is_conflict() {
@@ -131,7 +131,7 @@ impl StorageObjects for ApiStorage {
 
     async fn patch_claim(&self, namespace: &str, name: &str, patch: String) -> Result<(), StorageError> {
         let call = Call::patch(Resource::CLAIMS, namespace, name, patch).sub("status").within(READ_LIMIT);
-        self.api.call(call).await.map(drop).map_err(|error| told(&error))
+        self.api.call(call).await.map(drop).map_err(|error| storage_error(&error))
     }
 
     fn attached(&self) -> watch::Receiver<AttachedVolumes> {

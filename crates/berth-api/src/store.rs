@@ -37,17 +37,17 @@ impl<T> Snapshot<T> {
 
 /// Reader of a reflector's cache. Cheap to clone.
 #[derive(Debug)]
-pub struct Store<T> {
+pub struct ReflectorStore<T> {
     snapshots: watch::Receiver<Arc<Snapshot<T>>>,
 }
 
-impl<T> Clone for Store<T> {
+impl<T> Clone for ReflectorStore<T> {
     fn clone(&self) -> Self {
         Self { snapshots: self.snapshots.clone() }
     }
 }
 
-impl<T> Store<T> {
+impl<T> ReflectorStore<T> {
     /// Returns a reader of the snapshots sent to this channel.
     pub fn new(snapshots: watch::Receiver<Arc<Snapshot<T>>>) -> Self {
         Self { snapshots }

@@ -86,16 +86,16 @@ impl ApiClient for FakeApi {
         self.keep(&call);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         match (!watches.is_empty()).then(|| watches.remove(0)) {
-            Some(Ok(events)) => Ok(Box::new(Played(events))),
+            Some(Ok(events)) => Ok(Box::new(ScriptedWatch(events))),
             Some(Err(error)) => Err(error),
             None => Err(refused(503, "ServiceUnavailable", "no watch was prepared")),
         }
     }
 }
 
-struct Played(Events);
+struct ScriptedWatch(Events);
 
-impl WatchStream for Played {
+impl WatchStream for ScriptedWatch {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         self.0.poll_recv(context).map(|event| event.map(|event| Ok(Bytes::from(event.to_string()))))
     }

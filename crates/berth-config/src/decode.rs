@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     defaults,
-    document::{self, Document},
+    document::{self, ParsedDocument},
     fields::{API_VERSION, KIND, KubeletConfiguration},
     gates::FeatureGates,
     json_decoder::{self, Names, PresentFields, UnknownField},
@@ -22,7 +22,7 @@ pub(super) const NOT_UTF8: &str = "failed to decode: error converting YAML to JS
 
 /// A decoded file before defaulting.
 #[derive(Debug)]
-pub struct Decoded {
+pub struct DecodedFile {
     /// The decoded configuration.
     pub config: KubeletConfiguration,
     /// Fields that the file sets.
@@ -44,12 +44,12 @@ pub struct Strict {
 ///
 /// # Errors
 /// The file is unusable; contains the reference's text.
-pub fn decode(text: &str) -> Result<Decoded, String> {
+pub fn decode(text: &str) -> Result<DecodedFile, String> {
     let document = document::parse(text).map_err(|e| format!("failed to decode: {}", no_version(&e.to_string())))?;
     check_type(&document.value, text).map_err(|e| format!("failed to decode: {e}"))?;
     let typed = json_decoder::decode::<KubeletConfiguration>(&document.value, Names::Exact)
         .map_err(|e| format!("failed to decode: {e}"))?;
-    Ok(Decoded { config: typed.value, present: typed.present, strict: strict(&document, &typed.unknown) })
+    Ok(DecodedFile { config: typed.value, present: typed.present, strict: strict(&document, &typed.unknown) })
 }
 
 /// Decodes a main file in `directory` (absolute) and fills in defaults.
@@ -61,7 +61,7 @@ pub fn main_file(
     directory: &str,
     gates: &FeatureGates,
 ) -> Result<(KubeletConfiguration, Vec<Notice>), String> {
-    let Decoded { mut config, present, strict } = decode(text)?;
+    let DecodedFile { mut config, present, strict } = decode(text)?;
     defaults::fill(&mut config, &present, gates).map_err(|e| e.to_string())?;
     resolve_paths(&mut config, directory);
     defaults::fill_hard_eviction(&mut config, present.has("evictionHard"));
@@ -103,7 +103,7 @@ fn check_type(document: &Value, text: &str) -> Result<(), String> {
     }
 }
 
-fn strict(document: &Document, unknown: &[UnknownField]) -> Option<Strict> {
+fn strict(document: &ParsedDocument, unknown: &[UnknownField]) -> Option<Strict> {
     let errors: Vec<String> = document
         .duplicates
         .iter()

@@ -21,7 +21,7 @@ pub(super) const MAX_STRICT_ERRORS: usize = 100;
 
 /// A parsed file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Document {
+pub struct ParsedDocument {
     /// Content of the file.
     pub value: Value,
     /// One strict error per duplicate key, with the reference's text.
@@ -37,7 +37,7 @@ pub struct SyntaxError(String);
 ///
 /// # Errors
 /// The syntax is malformed.
-pub fn parse(text: &str) -> Result<Document, SyntaxError> {
+pub fn parse(text: &str) -> Result<ParsedDocument, SyntaxError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim_start().starts_with(['{', '['])
         && let Some(document) = parse_json(text)?
@@ -48,7 +48,7 @@ pub fn parse(text: &str) -> Result<Document, SyntaxError> {
 }
 
 /// Parses JSON; `None` if the text is not JSON: a YAML flow mapping starts with the same characters.
-fn parse_json(text: &str) -> Result<Option<Document>, SyntaxError> {
+fn parse_json(text: &str) -> Result<Option<ParsedDocument>, SyntaxError> {
     let notes = RefCell::new(Notes::default());
     let mut reader = serde_json::Deserializer::from_str(text);
     let value = Tree(&notes).deserialize(&mut reader);
@@ -56,10 +56,10 @@ fn parse_json(text: &str) -> Result<Option<Document>, SyntaxError> {
     if values > MAX_VALUES {
         return Err(SyntaxError(format!("the document has more than {MAX_VALUES} values")));
     }
-    Ok(value.ok().filter(|_| reader.end().is_ok()).map(|value| Document { value, duplicates }))
+    Ok(value.ok().filter(|_| reader.end().is_ok()).map(|value| ParsedDocument { value, duplicates }))
 }
 
-fn parse_yaml(text: &str) -> Result<Document, SyntaxError> {
+fn parse_yaml(text: &str) -> Result<ParsedDocument, SyntaxError> {
     use serde_saphyr::options::DuplicateKeyPolicy;
     let read = |policy: DuplicateKeyPolicy| serde_saphyr::from_str_with_options::<Value>(text, yaml::options(policy));
     let (mut value, duplicates) = match read(DuplicateKeyPolicy::Error) {
@@ -70,7 +70,7 @@ fn parse_yaml(text: &str) -> Result<Document, SyntaxError> {
         },
     };
     yaml::whole_floats_to_integers(&mut value);
-    Ok(Document { value: sorted(value), duplicates })
+    Ok(ParsedDocument { value: sorted(value), duplicates })
 }
 
 /// Returns the strict error of a duplicate key, if the error is one.
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_duplicate_wins_and_is_told() {
+    fn the_last_duplicate_wins_and_is_reported() {
         let document = parse("port: 1\nport: 2\n").expect("yaml");
         assert_eq!(document.value, json!({"port": 2}));
         assert_eq!(document.duplicates, ["yaml: unmarshal errors:\n  line 2: key \"port\" already set in map"]);

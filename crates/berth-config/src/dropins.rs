@@ -31,8 +31,8 @@ pub fn merge_directory(
     let mut notices = Vec::new();
     let files = find(directory, &mut notices).map_err(|e| walk_error(directory, &e))?;
     let texts = files.into_iter().map(|path| (path.display().to_string(), read(&path)));
-    let (config, told) = merge_texts(base, directory, texts, gates)?;
-    notices.extend(told);
+    let (config, merge_notices) = merge_texts(base, directory, texts, gates)?;
+    notices.extend(merge_notices);
     Ok((config, notices))
 }
 
@@ -175,11 +175,11 @@ fn loses_to_another_case(base: &Value, path: &str) -> bool {
 /// Finds the drop-ins below `directory`: depth first, in byte order, files and directories interleaved. Symbolic links
 /// to files are followed, links to directories are not.
 fn find(directory: &str, notices: &mut Vec<Notice>) -> Result<Vec<PathBuf>, String> {
-    let told = |e: &io::Error| format!("lstat {directory}: {}", errno_text(e));
-    let root = fs::symlink_metadata(directory).map_err(|e| told(&e))?;
+    let to_message = |e: &io::Error| format!("lstat {directory}: {}", errno_text(e));
+    let root = fs::symlink_metadata(directory).map_err(|e| to_message(&e))?;
     let mut files = Vec::new();
     if root.is_dir() {
-        walk(Path::new(directory), &mut files, notices).map_err(|e| told(&e))?;
+        walk(Path::new(directory), &mut files, notices).map_err(|e| to_message(&e))?;
     } else {
         notices.push(Notice::LinkedDropinDirectory { path: directory.to_owned() });
     }
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(config.cluster_dns, ["x"], "AC-01-11");
         assert_eq!(config.max_pods, 5, "AC-01-14");
         assert_eq!(config.healthz_port, 10_248, "the exact name stands before the one in another case");
-        let told: Vec<_> = notices
+        let applied: Vec<_> = notices
             .iter()
             .filter_map(|notice| match notice {
                 Notice::AppliedDropin { fields, unknown, .. } => Some((fields.join(" "), unknown.join(" "))),
@@ -279,12 +279,12 @@ mod tests {
             })
             .collect();
         let lost = ("clusterDNS kubeReserved".to_owned(), "HEALTHZPORT".to_owned());
-        assert_eq!(told.get(2), Some(&lost), "and what sets nothing is said: {told:?}");
+        assert_eq!(applied.get(2), Some(&lost), "and what sets nothing is said: {applied:?}");
         assert!(notices.iter().any(|n| matches!(n, Notice::SkippedDropin { path } if path.ends_with("30.yaml"))));
     }
 
     #[test]
-    fn null_gives_the_default_back_and_late_defaults_are_told() {
+    fn null_restores_the_default_and_late_defaults_are_reported() {
         let base = KubeletConfiguration { max_pods: 7, serialize_image_pulls: true, ..defaults::defaults() };
         let (config, notices) =
             merged(&base, &[("a.conf", &with("maxPods: null\nmaxParallelImagePulls: 3\n"))]).expect("good");

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{GoDuration, KubeletConfiguration};
-use berth_types::quantity::{Amount, Format};
+use berth_types::quantity::{Amount, QuantityFormat};
 
 /// Eviction signal. Ordered as pressure is relieved: memory first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -66,14 +66,14 @@ impl Signal {
 
 /// An amount as configured: absolute, or relative to the capacity.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Level {
+pub enum ThresholdValue {
     /// An absolute amount.
     Quantity(Amount),
     /// Share of the capacity, 0 to 1. Single precision as in the reference, because it affects the reported values.
     Share(f32),
 }
 
-impl Level {
+impl ThresholdValue {
     /// Absolute amount for a capacity.
     pub fn of(self, capacity: i64) -> Amount {
         match self {
@@ -83,7 +83,9 @@ impl Level {
                 clippy::cast_precision_loss,
                 reason = "the reference calculates in floating point and truncates"
             )]
-            Self::Share(share) => Amount::from_value((capacity as f64 * f64::from(share)) as i64, Format::BinarySi),
+            Self::Share(share) => {
+                Amount::from_value((capacity as f64 * f64::from(share)) as i64, QuantityFormat::BinarySi)
+            }
         }
     }
 }
@@ -94,11 +96,11 @@ pub struct Threshold {
     /// The observed signal.
     pub signal: Signal,
     /// The threshold is crossed when less than this is available.
-    pub below: Level,
+    pub below: ThresholdValue,
     /// Time for which a soft threshold must be crossed before pods are evicted; `None` for a hard one.
     pub grace: Option<Duration>,
     /// Additional amount that must be available before the pressure ends.
-    pub min_reclaim: Option<Level>,
+    pub min_reclaim: Option<ThresholdValue>,
 }
 
 impl Threshold {
@@ -146,7 +148,7 @@ pub fn thresholds(config: &KubeletConfiguration) -> Result<Vec<Threshold>, Strin
 ///
 /// # Errors
 /// The text is invalid; contains the reference's text.
-pub fn level(signal: Signal, text: &str) -> Result<Option<Level>, String> {
+pub fn level(signal: Signal, text: &str) -> Result<Option<ThresholdValue>, String> {
     let (signal, text) = (signal.as_str(), text.trim());
     if matches!(text, "0%" | "100%") {
         return Ok(None);
@@ -159,13 +161,13 @@ pub fn level(signal: Signal, text: &str) -> Result<Option<Level>, String> {
         if share > 1.0 {
             return Err(format!("eviction percentage threshold {signal} must be <= 100%: {text}"));
         }
-        return Ok(Some(Level::Share(share)));
+        return Ok(Some(ThresholdValue::Share(share)));
     }
     let amount = Amount::parse(text).map_err(|cause| cause.to_string())?;
     if amount.is_zero() || amount.is_negative() {
         return Err(format!("eviction threshold {signal} must be positive: {}", amount.canonical()));
     }
-    Ok(Some(Level::Quantity(amount)))
+    Ok(Some(ThresholdValue::Quantity(amount)))
 }
 
 /// Parses a percentage; `None` if the text is not one, `Some(None)` if its number is malformed.
@@ -186,12 +188,12 @@ fn graces(list: &BTreeMap<String, String>) -> Result<BTreeMap<Signal, Duration>,
     list.iter().map(grace).collect()
 }
 
-fn reclaims(list: &BTreeMap<String, String>) -> Result<BTreeMap<Signal, Level>, String> {
+fn reclaims(list: &BTreeMap<String, String>) -> Result<BTreeMap<Signal, ThresholdValue>, String> {
     let reclaim = |(name, text): (&String, &String)| {
         let signal = Signal::parse(name)?;
         if let Some(share) = percentage(text.trim()) {
             return match share {
-                Some(share) if share > 0.0 => Ok((signal, Level::Share(share))),
+                Some(share) if share > 0.0 => Ok((signal, ThresholdValue::Share(share))),
                 _ => Err(format!("eviction percentage minimum reclaim {name} must be positive: {text}")),
             };
         }
@@ -199,7 +201,7 @@ fn reclaims(list: &BTreeMap<String, String>) -> Result<BTreeMap<Signal, Level>, 
         if amount.is_negative() {
             return Err(format!("negative eviction minimum reclaim specified for {name}"));
         }
-        Ok((signal, Level::Quantity(amount)))
+        Ok((signal, ThresholdValue::Quantity(amount)))
     };
     list.iter().map(reclaim).collect()
 }
@@ -223,9 +225,9 @@ mod tests {
     }
 
     fn shown(fields: &Value) -> Vec<String> {
-        let level = |level: Level| match level {
-            Level::Quantity(amount) => amount.canonical(),
-            Level::Share(share) => format!("{share}"),
+        let level = |level: ThresholdValue| match level {
+            ThresholdValue::Quantity(amount) => amount.canonical(),
+            ThresholdValue::Share(share) => format!("{share}"),
         };
         let show = |t: &Threshold| {
             let grace = t.grace.map(|grace| format!(" for {grace:?}")).unwrap_or_default();
@@ -315,6 +317,6 @@ mod tests {
     fn shares_are_of_single_precision() {
         let below = level(Signal::NodeFs, "10%").expect("usable").expect("on");
         assert_eq!(below.of(41_218_252 * 1024).value(), 4_220_749_067);
-        assert_eq!(Level::Quantity(Amount::parse("2Gi").expect("a quantity")).of(1).canonical(), "2Gi");
+        assert_eq!(ThresholdValue::Quantity(Amount::parse("2Gi").expect("a quantity")).of(1).canonical(), "2Gi");
     }
 }

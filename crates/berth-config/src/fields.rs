@@ -96,7 +96,7 @@ pub struct KubeletConfiguration {
     /// Events sent per second.
     #[serde(rename = "eventRecordQPS")]
     pub event_record_qps: i32,
-    /// Burst of events.
+    /// Token bucket size for events; must not be negative, default 100.
     #[serde(skip_serializing_if = "is_zero")]
     pub event_burst: i32,
     /// Whether logs, exec, and other debugging endpoints are served.
@@ -123,7 +123,7 @@ pub struct KubeletConfiguration {
     pub node_status_update_frequency: GoDuration,
     /// Interval of reports of an unchanged node status.
     pub node_status_report_frequency: GoDuration,
-    /// Duration of the node lease, seconds.
+    /// Validity of the node lease after a renewal, seconds; must be positive, default 40.
     #[serde(skip_serializing_if = "is_zero")]
     pub node_lease_duration_seconds: i32,
     /// Minimum age of unused images before they are garbage collected.
@@ -161,7 +161,7 @@ pub struct KubeletConfiguration {
     /// Whether the OOM killer kills single processes instead of the whole container.
     #[serde(rename = "singleProcessOOMKill", skip_serializing_if = "Option::is_none")]
     pub single_process_oom_kill: Option<bool>,
-    /// Options of the CPU manager policy.
+    /// Option values by name, such as `full-pcpus-only`; no effect: the CPU manager is not implemented.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub cpu_manager_policy_options: BTreeMap<String, String>,
     /// Interval of CPU set reconciliation.
@@ -175,7 +175,7 @@ pub struct KubeletConfiguration {
     /// `container` or `pod`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub topology_manager_scope: String,
-    /// Options of the topology manager policy.
+    /// Option values by name; no effect: the topology manager is not implemented.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub topology_manager_policy_options: BTreeMap<String, String>,
     /// Share of memory reserved for the guaranteed QoS class.
@@ -202,7 +202,7 @@ pub struct KubeletConfiguration {
     /// Whether CPU limits are enforced by CFS quota.
     #[serde(rename = "cpuCFSQuota")]
     pub cpu_cfs_quota: bool,
-    /// CFS quota period.
+    /// Period of the CFS quota: 100 ms, or 1 ms to 1 s with the gate `CustomCPUCFSQuotaPeriod`.
     #[serde(rename = "cpuCFSQuotaPeriod")]
     pub cpu_cfs_quota_period: GoDuration,
     /// Maximum number of images in the node status; -1 for all.
@@ -320,7 +320,7 @@ pub struct KubeletConfiguration {
     pub shutdown_grace_period: GoDuration,
     /// Part of the shutdown grace period that is reserved for critical pods.
     pub shutdown_grace_period_critical_pods: GoDuration,
-    /// Shutdown grace periods by pod priority.
+    /// Grace period per range of pod priorities; excludes `shutdownGracePeriod`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shutdown_grace_period_by_pod_priority: Vec<ShutdownGracePeriodByPodPriority>,
     /// Back-off of container restarts.
@@ -449,7 +449,7 @@ pub struct CrashLoopBackOffConfig {
 pub struct ShutdownGracePeriodByPodPriority {
     /// Lowest priority of the range.
     pub priority: i32,
-    /// Grace period, seconds.
+    /// Time that pods of this range have to stop, seconds; a negative value counts as 0.
     pub shutdown_grace_period_seconds: i64,
 }
 
@@ -500,7 +500,7 @@ pub struct UserNamespaces {
     pub ids_per_pod: Option<i64>,
 }
 
-/// Logging configuration.
+/// `logging` section of the configuration: format, flushing, and verbosity.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoggingConfiguration {
@@ -629,7 +629,7 @@ impl ConfigQuantity {
 
 impl Default for ConfigQuantity {
     fn default() -> Self {
-        Self { text: "0".to_owned(), amount: Amount::from_value(0, berth_types::quantity::Format::DecimalSi) }
+        Self { text: "0".to_owned(), amount: Amount::from_value(0, berth_types::quantity::QuantityFormat::DecimalSi) }
     }
 }
 

@@ -36,7 +36,7 @@ pub enum Names {
 
 /// Result of a decoding.
 #[derive(Debug)]
-pub struct Decoded<T> {
+pub struct DecodedValue<T> {
     /// The value; fields absent from the document are zero.
     pub value: T,
     /// Fields of the document that the type does not have, in document order; the first hundred.
@@ -85,12 +85,12 @@ impl de::Error for TypeError {
 ///
 /// # Errors
 /// The first type mismatch, with the reference's text.
-pub fn decode<T: DeserializeOwned>(document: &Value, names: Names) -> Result<Decoded<T>, TypeError> {
+pub fn decode<T: DeserializeOwned>(document: &Value, names: Names) -> Result<DecodedValue<T>, TypeError> {
     let state = RefCell::new(DecodeState { names, unknown: Vec::new(), present: BTreeSet::new() });
     let node = Node { value: document, place: FieldPath::default(), state: &state };
     let value = T::deserialize(node)?;
     let DecodeState { unknown, present, .. } = state.into_inner();
-    Ok(Decoded { value, unknown, present: PresentFields(present) })
+    Ok(DecodedValue { value, unknown, present: PresentFields(present) })
 }
 
 struct DecodeState {
@@ -442,12 +442,12 @@ mod tests {
     use crate::fields::KubeletConfiguration;
     use serde_json::json;
 
-    fn typed(document: &Value) -> Result<Decoded<KubeletConfiguration>, TypeError> {
+    fn typed(document: &Value) -> Result<DecodedValue<KubeletConfiguration>, TypeError> {
         decode(document, Names::Exact)
     }
 
     #[test]
-    fn a_wrong_type_is_told_in_the_reference_s_words() {
+    fn a_wrong_type_is_reported_with_the_reference_text() {
         for (document, error) in [
             (
                 json!({"port": "x"}),
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_are_told_apart_with_their_path_and_a_neighbour() {
+    fn unknown_fields_are_listed_with_path_and_nearest_name() {
         let document =
             json!({"MaxPods": 3, "authentication": {"foo": 1}, "reservedMemory": [{"numaNode": 0, "bar": 1}]});
         let outcome = typed(&document).expect("only strict errors");
@@ -510,7 +510,7 @@ mod tests {
             [("MaxPods", Some("maxPods")), ("authentication.foo", None), ("reservedMemory[0].bar", None)]
         );
         assert_eq!(outcome.value.max_pods, 0, "a field in the wrong case is not the field");
-        let merged: Decoded<KubeletConfiguration> = decode(&document, Names::AnyCase).expect("only strict errors");
+        let merged: DecodedValue<KubeletConfiguration> = decode(&document, Names::AnyCase).expect("only strict errors");
         assert_eq!(merged.value.max_pods, 3);
     }
 

@@ -5,7 +5,7 @@
 //!  --config ─► document ─► typed ─► defaults ─► drop-ins ─► flags again ─► validate ─► Loaded
 //! ```
 //!
-//! The input is a command line; the output is a [`Loaded`] configuration, a text to print, or a [`StartupError`] with
+//! The input is a command line; the output is a [`LoadedConfig`] configuration, a text to print, or a [`StartupError`] with
 //! the reference's text. `load` and `dropins` read files, and `host` reads facts of the machine; everything else is
 //! pure. A loaded configuration is immutable.
 //!
@@ -46,7 +46,7 @@ pub use fields::KubeletConfiguration;
 pub use flags::{KubeletFlags, sloppy_ip};
 pub use gates::FeatureGates;
 pub use host::{HostFacts, has_swap};
-pub use load::{EMBEDDED_RUNTIME, Loaded, Loading, Personality, Request, check, help, load, read_main};
+pub use load::{EMBEDDED_RUNTIME, LoadResult, LoadedConfig, Personality, StartupAction, check, help, load, read_main};
 pub use notice::Notice;
 pub use unimplemented_settings::{CONSULTED, UnimplementedSetting, unimplemented_settings};
 pub use validate::start::{NodeIps, Reservations, node_ips, reservations};

@@ -15,7 +15,7 @@ use super::{
     configz, decode, defaults, dropins,
     errors::StartupError,
     fields::{KubeletConfiguration, LoggingConfiguration},
-    flags::{self, KubeletFlags, Parsed, Settings, VersionRequest},
+    flags::{self, KubeletFlags, KubeletSettings, ParsedArguments, VersionRequest},
     gates::FeatureGates,
     host::HostFacts,
     notice::Notice,
@@ -40,7 +40,7 @@ pub const EMBEDDED_RUNTIME: &str = "embedded";
 
 /// The loaded configuration: everything that is known before anything is started.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// Effective configuration: defaulted and validated.
     pub config: KubeletConfiguration,
     /// Settings that exist as flags only.
@@ -59,7 +59,7 @@ pub struct Loaded {
     pub notices: Vec<Notice>,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// The agent's root directory: `--root-dir`.
     pub fn root_directory(&self) -> PathBuf {
         PathBuf::from(&self.flags.root_dir)
@@ -86,41 +86,41 @@ impl Loaded {
 
 /// Action that a command line requests.
 #[derive(Clone, Debug)]
-pub enum Request {
+pub enum StartupAction {
     /// Run the agent.
-    Run(Box<Loaded>),
+    Run(Box<LoadedConfig>),
     /// Print this text and exit with code 0.
     Print(String),
 }
 
 /// Result of loading.
 #[derive(Debug)]
-pub struct Loading {
+pub struct LoadResult {
     /// Deprecation warnings of flags, to be printed to standard error before all else.
     pub deprecations: Vec<String>,
-    /// Notices collected before a failure; on success the notices are in [`Loaded`].
+    /// Notices collected before a failure; on success the notices are in [`LoadedConfig`].
     pub notices: Vec<Notice>,
     /// Logging settings, as far as the configuration was loaded; otherwise the defaults.
     pub logging: LoggingConfiguration,
     /// The requested action, or the reason for the failure.
-    pub outcome: Result<Request, StartupError>,
+    pub outcome: Result<StartupAction, StartupError>,
 }
 
 /// Parses the command line `args` (without the program name) and loads the files it names.
-pub fn load(personality: Personality, args: &[OsString], host: &HostFacts) -> Loading {
+pub fn load(personality: Personality, args: &[OsString], host: &HostFacts) -> LoadResult {
     let mut settings = base(personality);
     let parsed = match flags::parse(args, &mut settings) {
         Ok(parsed) => parsed,
         Err(cause) => return failed(StartupError::ParseFlag(cause)),
     };
-    let mut told = LoadLog::default();
-    let outcome = resolve(&LoadContext { personality, args, parsed: &parsed, host }, settings, &mut told);
-    Loading { deprecations: parsed.deprecations, notices: told.notices, logging: told.logging, outcome }
+    let mut load_log = LoadLog::default();
+    let outcome = resolve(&LoadContext { personality, args, parsed: &parsed, host }, settings, &mut load_log);
+    LoadResult { deprecations: parsed.deprecations, notices: load_log.notices, logging: load_log.logging, outcome }
 }
 
-fn failed(error: StartupError) -> Loading {
+fn failed(error: StartupError) -> LoadResult {
     let LoadLog { notices, logging } = LoadLog::default();
-    Loading { deprecations: Vec::new(), notices, logging, outcome: Err(error) }
+    LoadResult { deprecations: Vec::new(), notices, logging, outcome: Err(error) }
 }
 
 /// Notices and logging settings collected so far.
@@ -136,13 +136,16 @@ impl Default for LoadLog {
 }
 
 /// Returns the settings before the command line is parsed.
-fn base(personality: Personality) -> Settings {
+fn base(personality: Personality) -> KubeletSettings {
     let mut config = defaults::defaults();
     if personality == Personality::Kubelet {
         defaults::legacy_overrides(&mut config);
     }
     let decides_alone = personality == Personality::Berth;
-    Settings { config, flags: KubeletFlags { is_standalone_authorizer: decides_alone, ..KubeletFlags::default() } }
+    KubeletSettings {
+        config,
+        flags: KubeletFlags { is_standalone_authorizer: decides_alone, ..KubeletFlags::default() },
+    }
 }
 
 /// Returns the help text of the flags.
@@ -153,71 +156,84 @@ pub fn help(personality: Personality) -> String {
 struct LoadContext<'a> {
     personality: Personality,
     args: &'a [OsString],
-    parsed: &'a Parsed,
+    parsed: &'a ParsedArguments,
     host: &'a HostFacts,
 }
 
-fn resolve(given: &LoadContext<'_>, first: Settings, told: &mut LoadLog) -> Result<Request, StartupError> {
+fn resolve(
+    given: &LoadContext<'_>,
+    first: KubeletSettings,
+    load_log: &mut LoadLog,
+) -> Result<StartupAction, StartupError> {
     if let Some(word) = given.parsed.words.first() {
         return Err(StartupError::UnknownCommand(word.clone()));
     }
     if first.flags.help {
-        return Ok(Request::Print(help(given.personality)));
+        return Ok(StartupAction::Print(help(given.personality)));
     }
     let version = match &first.flags.version {
-        VersionRequest::Line => return Ok(Request::Print(format!("Kubernetes {}\n", version::VERSION))),
-        VersionRequest::Raw => return Ok(Request::Print(format!("{}\n", version::raw(version::VERSION)))),
+        VersionRequest::Line => return Ok(StartupAction::Print(format!("Kubernetes {}\n", version::VERSION))),
+        VersionRequest::Raw => return Ok(StartupAction::Print(format!("{}\n", version::raw(version::VERSION)))),
         VersionRequest::Override(version) => version.clone(),
         VersionRequest::None => version::VERSION.to_owned(),
     };
     let mut gates = FeatureGates::new();
-    told.notices.extend(gates.set_from_map(&first.config.feature_gates).map_err(StartupError::InitialGates)?);
+    load_log.notices.extend(gates.set_from_map(&first.config.feature_gates).map_err(StartupError::InitialGates)?);
     start::node_labels(&first.flags.node_labels).map_err(StartupError::ValidateFlags)?;
     let flag_values = flags::values(&first);
-    let settings = over_files(given, first, &gates, &mut told.notices)?;
+    let settings = over_files(given, first, &gates, &mut load_log.notices)?;
     for notice in gates.set_from_map(&settings.config.feature_gates).map_err(StartupError::Gates)? {
-        if !told.notices.contains(&notice) {
-            told.notices.push(notice);
+        if !load_log.notices.contains(&notice) {
+            load_log.notices.push(notice);
         }
     }
-    validate_settings(&settings, &gates, given.host, told)?;
-    let Settings { mut config, flags } = settings;
-    told.notices.extend(start::overwrite_cpus(&mut config));
-    told.notices.extend(unimplemented_settings(&config, &flags).into_iter().map(Notice::NotYetEffective));
+    validate_settings(&settings, &gates, given.host, load_log)?;
+    let KubeletSettings { mut config, flags } = settings;
+    load_log.notices.extend(start::overwrite_cpus(&mut config));
+    load_log.notices.extend(unimplemented_settings(&config, &flags).into_iter().map(Notice::NotYetEffective));
     let watchdog = watchdog_timeout(&given.host.watchdog).map_err(StartupError::Run)?;
-    let (notices, host) = (std::mem::take(&mut told.notices), given.host.clone());
-    Ok(Request::Run(Box::new(Loaded { config, flags, gates, flag_values, version, host, watchdog, notices })))
+    let (notices, host) = (std::mem::take(&mut load_log.notices), given.host.clone());
+    Ok(StartupAction::Run(Box::new(LoadedConfig {
+        config,
+        flags,
+        gates,
+        flag_values,
+        version,
+        host,
+        watchdog,
+        notices,
+    })))
 }
 
 /// Stages 4 to 6: loads the file, merges the drop-ins over it, and applies the flags over both.
 fn over_files(
     given: &LoadContext<'_>,
-    first: Settings,
+    first: KubeletSettings,
     gates: &FeatureGates,
     notices: &mut Vec<Notice>,
-) -> Result<Settings, StartupError> {
-    let Settings { mut config, mut flags } = first;
+) -> Result<KubeletSettings, StartupError> {
+    let KubeletSettings { mut config, mut flags } = first;
     flags.is_address_set = given.parsed.given.contains(&"address");
     flags.is_endpoint_set = given.parsed.given.contains(&"container-runtime-endpoint");
     if flags.config.is_empty() && flags.config_dir.is_empty() {
-        return Ok(Settings { config, flags });
+        return Ok(KubeletSettings { config, flags });
     }
     if !flags.config.is_empty() {
         let failed = |cause| StartupError::LoadFile { path: flags.config.clone(), cause };
         let text = read_text(&flags.config).map_err(failed)?;
-        let (loaded, told) = main_file(&flags.config, &text, gates).map_err(failed)?;
+        let (loaded, file_notices) = main_file(&flags.config, &text, gates).map_err(failed)?;
         flags.is_address_set |= decode::sets(&text.content, "address");
         flags.is_endpoint_set |= decode::sets(&text.content, "containerRuntimeEndpoint");
         config = loaded;
-        notices.extend(told);
+        notices.extend(file_notices);
     }
     if !flags.config_dir.is_empty() {
-        let (merged, told) =
+        let (merged, dropin_notices) =
             dropins::merge_directory(&config, &flags.config_dir, gates).map_err(StartupError::MergeDropins)?;
         config = merged;
-        flags.is_address_set |= told.iter().any(|notice| notice.sets("address"));
-        flags.is_endpoint_set |= told.iter().any(|notice| notice.sets("containerRuntimeEndpoint"));
-        notices.extend(told);
+        flags.is_address_set |= dropin_notices.iter().any(|notice| notice.sets("address"));
+        flags.is_endpoint_set |= dropin_notices.iter().any(|notice| notice.sets("containerRuntimeEndpoint"));
+        notices.extend(dropin_notices);
     }
     if flags.strict_config
         && let Some(cause) = notices.iter().find_map(Notice::strict_error)
@@ -225,12 +241,12 @@ fn over_files(
         return Err(StartupError::LoadFile { path: flags.config.clone(), cause });
     }
     let in_files = config.feature_gates.clone();
-    let mut settings = Settings { config, flags: KubeletFlags::default() };
+    let mut settings = KubeletSettings { config, flags: KubeletFlags::default() };
     flags::parse(given.args, &mut settings).map_err(StartupError::FlagPrecedence)?;
     for (gate, value) in in_files {
         settings.config.feature_gates.entry(gate).or_insert(value);
     }
-    Ok(Settings { config: settings.config, flags })
+    Ok(KubeletSettings { config: settings.config, flags })
 }
 
 /// Loads the main file at `path`, relative to the working directory.
@@ -285,21 +301,21 @@ pub fn check(path: &str, drop_ins: Option<&str>) -> Result<Vec<Notice>, StartupE
     let failed = |cause| StartupError::LoadFile { path: path.to_owned(), cause };
     let (mut config, mut notices) = read_main(path, &gates).map_err(failed)?;
     if let Some(directory) = drop_ins {
-        let (merged, told) =
+        let (merged, dropin_notices) =
             dropins::merge_directory(&config, directory, &gates).map_err(StartupError::MergeDropins)?;
         config = merged;
-        notices.extend(told);
+        notices.extend(dropin_notices);
     }
     notices.extend(gates.set_from_map(&config.feature_gates).map_err(StartupError::Gates)?);
     // Assumes a node of a cluster, which most files are for: some settings are invalid without an API server.
     let flags = KubeletFlags { kubeconfig: ANY_KUBECONFIG.to_owned(), ..KubeletFlags::default() };
-    let settings = Settings { config, flags };
-    let mut told = LoadLog { notices, ..LoadLog::default() };
-    validate_settings(&settings, &gates, &host, &mut told)?;
+    let settings = KubeletSettings { config, flags };
+    let mut load_log = LoadLog { notices, ..LoadLog::default() };
+    validate_settings(&settings, &gates, &host, &mut load_log)?;
     let without_effect =
         unimplemented_settings(&settings.config, &settings.flags).into_iter().map(Notice::NotYetEffective);
-    told.notices.extend(without_effect);
-    Ok(told.notices)
+    load_log.notices.extend(without_effect);
+    Ok(load_log.notices)
 }
 
 fn absolute(path: &str) -> Result<String, String> {
@@ -312,16 +328,16 @@ fn absolute(path: &str) -> Result<String, String> {
 
 /// Stages 7 to 11, as far as they do not require the machine itself.
 fn validate_settings(
-    settings: &Settings,
+    settings: &KubeletSettings,
     gates: &FeatureGates,
     host: &HostFacts,
-    told: &mut LoadLog,
+    load_log: &mut LoadLog,
 ) -> Result<(), StartupError> {
-    let Settings { config, flags } = settings;
+    let KubeletSettings { config, flags } = settings;
     validate_logging(config, gates)?;
-    told.logging.clone_from(&config.logging);
-    told.notices.extend(validate_config(config, gates, host)?);
-    told.notices.extend(start::run(config, flags, host).map_err(StartupError::Run)?);
+    load_log.logging.clone_from(&config.logging);
+    load_log.notices.extend(validate_config(config, gates, host)?);
+    load_log.notices.extend(start::run(config, flags, host).map_err(StartupError::Run)?);
     Ok(())
 }
 

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_and_values_are_told_from_other_texts() {
+    fn invalid_keys_and_values_are_rejected() {
         let long = "x".repeat(64);
         for (text, good) in [
             ("a", true),

@@ -3,7 +3,7 @@
 /// Strength of a cipher suite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Strength {
-    /// Secure.
+    /// Recommended cipher suite, accepted without a startup notice.
     Secure,
     /// Supported, but not recommended.
     Insecure,

@@ -101,12 +101,12 @@ const FLAGS: &[Row<KubeletFlags>] = waiting! {
 /// Returns the settings that differ from their defaults and have no effect yet, in the order of the table.
 pub fn unimplemented_settings(config: &KubeletConfiguration, flags: &KubeletFlags) -> Vec<UnimplementedSetting> {
     let (default, default_flags) = (defaults::defaults(), KubeletFlags::default());
-    let told = |(setting, feature): (&'static str, &'static str)| UnimplementedSetting {
+    let to_setting = |(setting, feature): (&'static str, &'static str)| UnimplementedSetting {
         setting: setting.to_owned(),
         feature,
     };
-    let fields = FIELDS.iter().filter(|row| row.2(config, &default)).map(|row| told((row.0, row.1)));
-    let flags = FLAGS.iter().filter(|row| row.2(flags, &default_flags)).map(|row| told((row.0, row.1)));
+    let fields = FIELDS.iter().filter(|row| row.2(config, &default)).map(|row| to_setting((row.0, row.1)));
+    let flags = FLAGS.iter().filter(|row| row.2(flags, &default_flags)).map(|row| to_setting((row.0, row.1)));
     fields.chain(flags).chain(gates(config)).collect()
 }
 
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_differs_is_told() {
+    fn only_changed_settings_are_reported() {
         let mut config = defaults::defaults();
         let mut flags = KubeletFlags::default();
         assert_eq!(unimplemented_settings(&config, &flags), []);
@@ -135,8 +135,8 @@ mod tests {
         flags.boot_id_file = "/k".to_owned();
         let gates = [("NativeHistograms", true), ("MemoryQoS", true), ("CRIListStreaming", true), ("AllAlpha", true)];
         config.feature_gates = gates.map(|(name, value)| (name.to_owned(), value)).into();
-        let told: Vec<_> = unimplemented_settings(&config, &flags).into_iter().map(|n| n.setting).collect();
+        let reported: Vec<_> = unimplemented_settings(&config, &flags).into_iter().map(|n| n.setting).collect();
         let gates = ["featureGates.MemoryQoS", "featureGates.NativeHistograms"];
-        assert_eq!(told, [&["cpuManagerPolicy", "--boot-id-file"], &gates[..]].concat());
+        assert_eq!(reported, [&["cpuManagerPolicy", "--boot-id-file"], &gates[..]].concat());
     }
 }

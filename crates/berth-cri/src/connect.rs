@@ -74,7 +74,7 @@ impl ServiceAddress {
 
 /// The two CRI clients, each with its own channel.
 #[derive(Clone)]
-pub struct Connection {
+pub struct CriClients {
     /// Client for sandboxes and containers.
     pub runtime: Arc<RuntimeClient>,
     /// Client for images.
@@ -87,7 +87,7 @@ pub struct Connection {
 ///
 /// # Errors
 /// If an endpoint is not a Unix socket.
-pub fn connect(config: &CriConfig, registry: &Registry) -> Result<Connection, EndpointError> {
+pub fn connect(config: &CriConfig, registry: &Registry) -> Result<CriClients, EndpointError> {
     let place = |endpoint: &str| -> Result<ServiceAddress, EndpointError> {
         Ok(ServiceAddress { endpoint: endpoint.to_owned(), way: Transport::Socket(socket_path(endpoint)?) })
     };
@@ -97,7 +97,7 @@ pub fn connect(config: &CriConfig, registry: &Registry) -> Result<Connection, En
 }
 
 /// Creates the clients for services in this process, and registers the metrics of runtime operations.
-pub fn connect_over(dial: Dial, config: &CriConfig, registry: &Registry) -> Connection {
+pub fn connect_over(dial: Dial, config: &CriConfig, registry: &Registry) -> CriClients {
     let place = ServiceAddress { endpoint: config.endpoint.clone(), way: Transport::Memory(dial) };
     between(place.clone(), place, config, registry)
 }
@@ -107,9 +107,9 @@ fn between(
     image_place: ServiceAddress,
     config: &CriConfig,
     registry: &Registry,
-) -> Connection {
+) -> CriClients {
     let caller = Caller { timeout: config.request_timeout, metrics: Arc::new(RuntimeOperations::new(registry)) };
-    Connection {
+    CriClients {
         runtime: runtime_place.runtime(caller.clone(), config.list_streaming),
         images: Arc::new(ImageClient::new(image_place.channel(), caller, config.list_streaming)),
         runtime_place,
@@ -117,7 +117,7 @@ fn between(
     }
 }
 
-impl Connection {
+impl CriClients {
     /// Another channel to the runtime's socket, for services besides the CRI (containerd's events). Connects on first
     /// use, and reconnects when needed.
     pub fn runtime_channel(&self) -> Channel {

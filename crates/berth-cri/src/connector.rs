@@ -60,11 +60,11 @@ pub(super) fn memory_channel(dial: Dial) -> Channel {
 }
 
 async fn connect(socket: &Path, pause: &Mutex<Option<Pause>>) -> Result<UnixStream, DialError> {
-    let held = |pause: &Mutex<Option<Pause>>| {
-        let held = pause.lock().unwrap_or_else(PoisonError::into_inner);
-        held.as_ref().filter(|p| Instant::now() < p.until).map(|p| p.error.clone())
+    let pending_error = |pause: &Mutex<Option<Pause>>| {
+        let guard = pause.lock().unwrap_or_else(PoisonError::into_inner);
+        guard.as_ref().filter(|p| Instant::now() < p.until).map(|p| p.error.clone())
     };
-    if let Some(error) = held(pause) {
+    if let Some(error) = pending_error(pause) {
         return Err(error);
     }
     let answer = match timeout(ATTEMPT, UnixStream::connect(socket)).await {
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn attempts_are_held_back_and_then_made() {
+    async fn attempts_wait_for_the_back_off() {
         let dir = tempfile::tempdir().expect("a directory");
         let socket = dir.path().join("cri.sock");
         let pause = Mutex::new(None);

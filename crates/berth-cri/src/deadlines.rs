@@ -61,7 +61,7 @@ impl Caller {
         let limit = limit.of(self.timeout);
         let mut request = Request::new(message);
         if let Some(limit) = limit {
-            request.set_timeout(limit.min(LONGEST_TOLD));
+            request.set_timeout(limit.min(MAX_DEADLINE));
         }
         // Pinned here: a future passed by value is copied into each layer's future, for the duration of the call.
         let sent = pin!(send(request));
@@ -99,7 +99,7 @@ impl Caller {
 
 /// Longest deadline sent to the runtime: `grpc-timeout` has eight digits, and longer ones (a grace period may be any
 /// number of seconds) are clamped to this.
-const LONGEST_TOLD: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const MAX_DEADLINE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Tolerance for a deadline that another clock detects earlier.
 const SLACK: Duration = Duration::from_millis(10);
@@ -133,15 +133,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_deadline_of_any_length_can_be_told() {
+    async fn a_deadline_of_any_length_can_be_sent() {
         let registry = Registry::new();
         let caller = Caller { timeout: Duration::from_secs(2), metrics: Arc::new(RuntimeOperations::new(&registry)) };
-        let told = |request: Request<()>| async move {
-            Ok(Response::new(request.metadata().get("grpc-timeout").and_then(|told| told.to_str().ok()?.parse().ok())))
+        let echo_timeout = |request: Request<()>| async move {
+            Ok(Response::new(
+                request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok()?.parse().ok()),
+            ))
         };
         for (seconds, expected) in [(3, "5000000u"), (i64::MAX.unsigned_abs(), "5256000M")] {
             let limit = Limit::Plus(Duration::from_secs(seconds));
-            let answer: CriResult<Option<String>> = caller.call(RuntimeOperation::StopContainer, limit, (), told).await;
+            let answer: CriResult<Option<String>> =
+                caller.call(RuntimeOperation::StopContainer, limit, (), echo_timeout).await;
             assert_eq!(answer, Ok(Some(expected.to_owned())));
         }
     }

@@ -20,7 +20,7 @@ mod service;
 mod validate;
 
 pub use client::RuntimeClient;
-pub use connect::{Connection, CriConfig, Dial, connect, connect_over};
+pub use connect::{CriClients, CriConfig, Dial, connect, connect_over};
 pub use connector::socket_channel;
 pub use endpoint::{EndpointError, socket_path};
 pub use errors::{CriError, CriResult, code_name};

@@ -12,7 +12,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{Connection, CriError, CriResult, ImageService, RuntimeService, validate};
+use super::{CriClients, CriError, CriResult, ImageService, RuntimeService, validate};
 use berth_metrics::{Registry, cri_losing_support};
 use berth_proto::cri;
 use berth_sys::backoff::Backoff;
@@ -98,7 +98,7 @@ const CONFIG_PAUSE: Duration = Duration::from_secs(2);
 /// # Errors
 /// The first probe that fails; the process must not start.
 pub async fn probe(
-    connection: &Connection,
+    connection: &CriClients,
     registry: &Registry,
     patience: Duration,
 ) -> Result<RuntimeInfo, ProbeError> {
@@ -187,16 +187,16 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from
 /// Waits until the socket accepts connections or `until` has passed; the probes then report the error.
 async fn await_socket(socket: &Path, until: Instant) {
     let mut backoff = BACKOFF;
-    let mut told = false;
+    let mut has_warned = false;
     loop {
         // Watches before the attempt, so that a socket created in between is noticed.
         let watch = socket.parent().and_then(watch);
         if UnixStream::connect(socket).await.is_ok() || Instant::now() >= until {
             return;
         }
-        if !told {
+        if !has_warned {
             warn!(path = %socket.display(), "Waiting for the container runtime's socket");
-            told = true;
+            has_warned = true;
         }
         let wake = until.min(Instant::now() + backoff.next_delay());
         if let Some(watch) = watch {

@@ -63,7 +63,7 @@ pub trait RuntimeService: Send + Sync + 'static {
     async fn list_containers(&self, filter: Option<cri::ContainerFilter>) -> CriResult<Vec<cri::Container>>;
     /// Status of one container.
     async fn container_status(&self, id: &str) -> CriResult<cri::ContainerStatus>;
-    /// Updates the resources of a container.
+    /// Applies new CPU, memory, and other Linux resource values to a container.
     async fn update_container_resources(&self, id: &str, linux: cri::LinuxContainerResources) -> CriResult<()>;
     /// Notifies the runtime that the resources of the pod changed.
     async fn update_pod_sandbox_resources(

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn pools_are_told_apart() {
+    async fn pools_have_separate_series() {
         let registry = Registry::new();
         let metrics = ApiClientMetrics::new(&registry);
         let contact = LastContact::default();

@@ -86,7 +86,7 @@ impl AuthMetrics {
     }
 
     /// Records a lookup of a token and its duration.
-    pub fn looked_up(&self, lookup: Lookup, took: Duration) {
+    pub fn record_lookup(&self, lookup: Lookup, took: Duration) {
         let status = match lookup {
             Lookup::Hit => "hit",
             Lookup::Miss => "miss",
@@ -105,7 +105,7 @@ impl AuthMetrics {
     }
 }
 
-/// Kind of review.
+/// Review to count: it selects the authentication (`authn`) or authorization (`authz`) families.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReviewKind {
     /// A TokenReview.

@@ -65,7 +65,7 @@ pub fn register_node(registry: &Registry, name: &str) {
 /// Registers the `process_*` families, read from the kernel at each scrape, and `go_goroutines` with the number that
 /// `live_tasks` returns, so that stock dashboards show a value.
 pub fn register_process(registry: &Registry, live_tasks: impl Fn() -> usize + Send + Sync + 'static) {
-    registry.collector(Process::new(live_tasks));
+    registry.collector(ProcessCollector::new(live_tasks));
 }
 
 /// Start time of this process, seconds since the epoch; `None` if `/proc` is unreadable.
@@ -106,7 +106,7 @@ impl Stat {
     }
 }
 
-struct Process<F> {
+struct ProcessCollector<F> {
     live_tasks: F,
     cpu: Counter,
     received: Counter,
@@ -124,7 +124,7 @@ struct Gauges {
     tasks: Gauge,
 }
 
-impl<F: Fn() -> usize> Process<F> {
+impl<F: Fn() -> usize> ProcessCollector<F> {
     fn new(live_tasks: F) -> Self {
         let counter = |name: &str, help: &str| Counter::new(name, help).expect("constant names are valid");
         let gauge = |name: &str, help: &str| Gauge::new(name, help).expect("constant names are valid");
@@ -216,7 +216,7 @@ fn octets(netstat: &str) -> Option<(f64, f64)> {
     Some((of("InOctets")?, of("OutOctets")?))
 }
 
-impl<F: Fn() -> usize + Send + Sync> Collector for Process<F> {
+impl<F: Fn() -> usize + Send + Sync> Collector for ProcessCollector<F> {
     fn desc(&self) -> Vec<&Desc> {
         self.families().into_iter().flat_map(Collector::desc).collect()
     }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_asked_at_every_look() {
+    fn process_values_are_read_at_every_scrape() {
         let registry = Registry::new();
         register_process(&registry, || 7);
         for name in [

@@ -136,10 +136,10 @@ impl Collector for Ttl {
 /// Returns the number of certificates by signer and state.
 type States = Arc<dyn Fn() -> Vec<(String, &'static str, i64)> + Send + Sync>;
 
-/// Registers the gauge of pod certificates; `told` returns their number by signer and state (spec 08 §4.9).
+/// Registers the gauge of pod certificates; `states` returns their number by signer and state (spec 08 §4.9).
 pub fn register_pod_certificates(
     registry: &Registry,
-    told: impl Fn() -> Vec<(String, &'static str, i64)> + Send + Sync + 'static,
+    states: impl Fn() -> Vec<(String, &'static str, i64)> + Send + Sync + 'static,
 ) {
     // A private registry creates the gauges; ours registers the collector around them.
     let gauges = Registry::new().gauges(
@@ -148,13 +148,13 @@ pub fn register_pod_certificates(
         "Gauge vector reporting the number of pod certificate projection sources, faceted by signer_name and state.",
         &["signer_name", "state"],
     );
-    registry.collector(OfPods { gauges, told: Arc::new(told) });
+    registry.collector(OfPods { gauges, states: Arc::new(states) });
 }
 
 /// Reads the numbers of pod certificates at each scrape.
 struct OfPods {
     gauges: IntGaugeVec,
-    told: States,
+    states: States,
 }
 
 impl Collector for OfPods {
@@ -164,7 +164,7 @@ impl Collector for OfPods {
 
     fn collect(&self) -> Vec<MetricFamily> {
         self.gauges.reset();
-        for (signer, state, count) in (self.told)() {
+        for (signer, state, count) in (self.states)() {
             self.gauges.with_label_values(&[signer.as_str(), state]).set(count);
         }
         self.gauges.collect()
@@ -183,7 +183,7 @@ mod tests {
 
     /// AC-08-20
     #[test]
-    fn how_long_a_certificate_holds_is_told_when_asked() {
+    fn certificate_ttl_is_computed_at_each_scrape() {
         let (registry, now) = (Registry::new(), Arc::new(AtomicI64::new(100)));
         let clock = now.clone();
         let metrics = CertificateMetrics::client(&registry, move || clock.load(Ordering::Relaxed));
@@ -204,8 +204,8 @@ mod tests {
     #[test]
     fn certificates_of_pods_are_counted_when_asked() {
         let (registry, count) = (Registry::new(), Arc::new(AtomicI64::new(2)));
-        let told = count.clone();
-        register_pod_certificates(&registry, move || match told.load(Ordering::Relaxed) {
+        let current = count.clone();
+        register_pod_certificates(&registry, move || match current.load(Ordering::Relaxed) {
             0 => vec![],
             count => vec![("a/b".to_owned(), "fresh", count)],
         });

@@ -206,7 +206,7 @@ pub struct EmbeddedObjects {
 }
 
 /// Registers the families of runtime objects, computed at each scrape.
-pub fn register_embedded_objects(registry: &Registry, held: Arc<dyn Fn() -> EmbeddedObjects + Send + Sync>) {
+pub fn register_embedded_objects(registry: &Registry, objects: Arc<dyn Fn() -> EmbeddedObjects + Send + Sync>) {
     let gauges = |name: &str, help: &str, label: &str| {
         IntGaugeVec::new(Opts::new(name, help), &[label]).expect("constants that the tests check")
     };
@@ -236,7 +236,7 @@ pub fn register_embedded_objects(registry: &Registry, held: Arc<dyn Fn() -> Embe
         "[ALPHA] Cumulative number of unused objects removed by garbage collection, by kind.",
     );
     registry.collector(ObjectCollector {
-        held,
+        objects,
         logs,
         pulled: pulled.expect("constants that the tests check"),
         removed: IntCounterVec::new(removed, &["kind"]).expect("constants that the tests check"),
@@ -250,7 +250,7 @@ pub fn register_embedded_objects(registry: &Registry, held: Arc<dyn Fn() -> Embe
 }
 
 struct ObjectCollector {
-    held: Arc<dyn Fn() -> EmbeddedObjects + Send + Sync>,
+    objects: Arc<dyn Fn() -> EmbeddedObjects + Send + Sync>,
     pods: IntGaugeVec,
     containers: IntGaugeVec,
     layers: IntGauge,
@@ -292,22 +292,22 @@ impl Collector for ObjectCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let held = (self.held)();
+        let objects = (self.objects)();
         let whole = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        for (family, states) in [(&self.pods, &held.pods), (&self.containers, &held.containers)] {
+        for (family, states) in [(&self.pods, &objects.pods), (&self.containers, &objects.containers)] {
             for (state, count) in states {
                 family.with_label_values(&[state]).set(whole(*count));
             }
         }
-        self.layers.set(whole(held.layers));
-        self.image_bytes.set(i64::try_from(held.image_bytes).unwrap_or(i64::MAX));
-        self.leases.with_label_values(&["ipv4"]).set(whole(held.leases.0));
-        self.leases.with_label_values(&["ipv6"]).set(whole(held.leases.1));
-        raise(&self.reapplied, held.filter_reapplied);
-        raise(&self.pulled, held.pulled_bytes);
-        let (bytes, dropped, errors) = held.log;
+        self.layers.set(whole(objects.layers));
+        self.image_bytes.set(i64::try_from(objects.image_bytes).unwrap_or(i64::MAX));
+        self.leases.with_label_values(&["ipv4"]).set(whole(objects.leases.0));
+        self.leases.with_label_values(&["ipv6"]).set(whole(objects.leases.1));
+        raise(&self.reapplied, objects.filter_reapplied);
+        raise(&self.pulled, objects.pulled_bytes);
+        let (bytes, dropped, errors) = objects.log;
         self.logs.iter().zip([bytes, dropped, errors]).for_each(|(counter, count)| raise(counter, count));
-        for (kind, count) in &held.removed {
+        for (kind, count) in &objects.removed {
             raise(&self.removed.with_label_values(&[kind]), *count);
         }
         self.all().into_iter().flat_map(Collector::collect).collect()
@@ -322,7 +322,7 @@ mod tests {
     fn families_have_their_names() {
         let registry = Registry::new();
         let metrics = EmbeddedMetrics::new(&registry);
-        let held = || EmbeddedObjects {
+        let objects = || EmbeddedObjects {
             pods: vec![("ready", 2), ("notready", 0)],
             containers: vec![("running", 3)],
             filter_reapplied: 4,
@@ -331,7 +331,7 @@ mod tests {
             log: (6, 7, 8),
             ..EmbeddedObjects::default()
         };
-        register_embedded_objects(&registry, Arc::new(held));
+        register_embedded_objects(&registry, Arc::new(objects));
         metrics.launched(LaunchStep::Spawn, Duration::from_millis(3));
         metrics.network(NetworkOperation::Attach, Instant::now(), Outcome::Succeeded);
         metrics.pulled(Outcome::Failed);

@@ -31,7 +31,7 @@ pub fn write_family(family: &mut MetricFamily, out: &mut String) {
         series.sort_by(|a, b| values(a).cmp(values(b)));
     }
     out.extend(["# HELP ", name.as_str(), " "]);
-    push_escaped(out, &help, Quoting::None);
+    push_escaped(out, &help, QuoteStyle::None);
     out.extend(["\n# TYPE ", name.as_str(), " ", type_name(kind), "\n"]);
     for metric in series.iter() {
         match kind {
@@ -99,7 +99,7 @@ fn line(out: &mut String, (name, suffix): (&str, &str), metric: &Metric, more: O
     for label in metric.get_label() {
         out.push(opening);
         out.extend([label.name(), "=\""]);
-        push_escaped(out, label.value(), Quoting::Double);
+        push_escaped(out, label.value(), QuoteStyle::Double);
         out.push('"');
         opening = ',';
     }
@@ -123,13 +123,13 @@ fn line(out: &mut String, (name, suffix): (&str, &str), metric: &Metric, more: O
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Quoting {
+enum QuoteStyle {
     None,
     Double,
 }
 
-fn push_escaped(out: &mut String, text: &str, quoting: Quoting) {
-    let special = |b: u8| b == b'\\' || b == b'\n' || (b == b'"' && quoting == Quoting::Double);
+fn push_escaped(out: &mut String, text: &str, quoting: QuoteStyle) {
+    let special = |b: u8| b == b'\\' || b == b'\n' || (b == b'"' && quoting == QuoteStyle::Double);
     if !text.bytes().any(special) {
         out.push_str(text);
         return;
@@ -138,7 +138,7 @@ fn push_escaped(out: &mut String, text: &str, quoting: Quoting) {
         match c {
             '\\' => out.push_str("\\\\"),
             '\n' => out.push_str("\\n"),
-            '"' if quoting == Quoting::Double => out.push_str("\\\""),
+            '"' if quoting == QuoteStyle::Double => out.push_str("\\\""),
             c => out.push(c),
         }
     }

@@ -66,8 +66,16 @@ impl EngineMetrics {
                 "The number of containers per pod.",
                 COUNT5,
             ),
-            desired_pods: vec("kubelet_desired_pods", "The number of pods that the sources desire on this node.", &["static"]),
-            active_pods: vec("kubelet_active_pods", "The number of active pods, which admission takes into account.", &["static"]),
+            desired_pods: vec(
+                "kubelet_desired_pods",
+                "The number of pods that the sources desire on this node.",
+                &["static"],
+            ),
+            active_pods: vec(
+                "kubelet_active_pods",
+                "The number of active pods, which admission takes into account.",
+                &["static"],
+            ),
             mirror_pods: registry.gauge(Alpha, "kubelet_mirror_pods", "The number of mirror pods known."),
             working_pods: vec(
                 "kubelet_working_pods",

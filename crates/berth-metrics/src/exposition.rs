@@ -12,7 +12,7 @@ pub const PROCESS_START_HEADER: &str = "Process-Start-Time-Unix";
 
 /// Escaping scheme for names outside of the legacy character set; Berth has no such names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Escaping {
+pub enum EscapingScheme {
     /// `allow-utf-8`
     AllowUtf8,
     /// `underscores`
@@ -24,7 +24,7 @@ pub enum Escaping {
     Values,
 }
 
-impl Escaping {
+impl EscapingScheme {
     fn as_str(self) -> &'static str {
         match self {
             Self::AllowUtf8 => "allow-utf-8",
@@ -41,21 +41,21 @@ impl Escaping {
 
 /// Wire format of a metrics page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
+pub enum ExpositionFormat {
     /// Prometheus text format 0.0.4.
-    Text(Escaping),
+    Text(EscapingScheme),
     /// Length-delimited `io.prometheus.client.MetricFamily` messages.
-    Delimited(Escaping),
+    Delimited(EscapingScheme),
 }
 
-impl Format {
+impl ExpositionFormat {
     /// Selects the best format for an `Accept` header; text if the header is missing or matches no offered format.
     pub fn negotiate(accept: Option<&str>) -> Self {
-        let mut entries: Vec<Accepted<'_>> =
-            accept.unwrap_or_default().split(',').map(Accepted::parse).filter(|e| e.weight > 0.0).collect();
+        let mut entries: Vec<AcceptEntry<'_>> =
+            accept.unwrap_or_default().split(',').map(AcceptEntry::parse).filter(|e| e.weight > 0.0).collect();
         // The sort is stable: of equal weights the first one wins.
         entries.sort_by(|a, b| b.weight.total_cmp(&a.weight));
-        entries.iter().find_map(Accepted::format).unwrap_or(Self::Text(Escaping::default()))
+        entries.iter().find_map(AcceptEntry::format).unwrap_or(Self::Text(EscapingScheme::default()))
     }
 
     /// `Content-Type` of the response.
@@ -92,16 +92,16 @@ pub fn error_body(error: &dyn std::fmt::Display) -> String {
 }
 
 /// An entry of an `Accept` header.
-struct Accepted<'a> {
+struct AcceptEntry<'a> {
     media: &'a str,
     weight: f64,
     version: Option<&'a str>,
     proto: Option<&'a str>,
     encoding: Option<&'a str>,
-    escaping: Option<Escaping>,
+    escaping: Option<EscapingScheme>,
 }
 
-impl<'a> Accepted<'a> {
+impl<'a> AcceptEntry<'a> {
     fn parse(entry: &'a str) -> Self {
         let mut parts = entry.split(';').map(str::trim);
         let mut found = Self {
@@ -119,21 +119,21 @@ impl<'a> Accepted<'a> {
                 "version" => found.version = Some(value),
                 "proto" => found.proto = Some(value),
                 "encoding" => found.encoding = Some(value),
-                "escaping" => found.escaping = Escaping::parse(value),
+                "escaping" => found.escaping = EscapingScheme::parse(value),
                 _ => {}
             }
         }
         found
     }
 
-    fn format(&self) -> Option<Format> {
+    fn format(&self) -> Option<ExpositionFormat> {
         let escaping = self.escaping.unwrap_or_default();
         match self.media {
-            "text/plain" if matches!(self.version, None | Some("0.0.4" | "")) => Some(Format::Text(escaping)),
+            "text/plain" if matches!(self.version, None | Some("0.0.4" | "")) => Some(ExpositionFormat::Text(escaping)),
             "application/vnd.google.protobuf"
                 if self.proto == Some("io.prometheus.client.MetricFamily") && self.encoding == Some("delimited") =>
             {
-                Some(Format::Delimited(escaping))
+                Some(ExpositionFormat::Delimited(escaping))
             }
             _ => None,
         }
@@ -146,35 +146,35 @@ mod tests {
 
     #[test]
     fn a_scraper_gets_what_it_accepts_or_text() {
-        use Escaping::*;
+        use EscapingScheme::*;
         let proto = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
         let newest =
             format!("{proto};q=0.6,application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3");
         for (case, accept, expected) in [
-            ("AC-08-1", None, Format::Text(Underscores)),
-            ("AC-08-2", Some("application/openmetrics-text; version=1.0.0"), Format::Text(Underscores)),
-            ("AC-08-3", Some(proto), Format::Delimited(Underscores)),
-            ("weights", Some(newest.as_str()), Format::Delimited(Underscores)),
-            ("order", Some("text/plain;q=0.9, */*;q=0.1"), Format::Text(Underscores)),
-            ("escaping", Some("text/plain;version=0.0.4;escaping=allow-utf-8"), Format::Text(AllowUtf8)),
-            ("unknown escaping", Some("text/plain;escaping=x"), Format::Text(Underscores)),
-            ("other version", Some("text/plain;version=9;escaping=dots"), Format::Text(Underscores)),
-            ("other encoding", Some(&proto.replace("delimited", "text")), Format::Text(Underscores)),
-            ("empty", Some(""), Format::Text(Underscores)),
-            ("nonsense", Some(";;=,q="), Format::Text(Underscores)),
+            ("AC-08-1", None, ExpositionFormat::Text(Underscores)),
+            ("AC-08-2", Some("application/openmetrics-text; version=1.0.0"), ExpositionFormat::Text(Underscores)),
+            ("AC-08-3", Some(proto), ExpositionFormat::Delimited(Underscores)),
+            ("weights", Some(newest.as_str()), ExpositionFormat::Delimited(Underscores)),
+            ("order", Some("text/plain;q=0.9, */*;q=0.1"), ExpositionFormat::Text(Underscores)),
+            ("escaping", Some("text/plain;version=0.0.4;escaping=allow-utf-8"), ExpositionFormat::Text(AllowUtf8)),
+            ("unknown escaping", Some("text/plain;escaping=x"), ExpositionFormat::Text(Underscores)),
+            ("other version", Some("text/plain;version=9;escaping=dots"), ExpositionFormat::Text(Underscores)),
+            ("other encoding", Some(&proto.replace("delimited", "text")), ExpositionFormat::Text(Underscores)),
+            ("empty", Some(""), ExpositionFormat::Text(Underscores)),
+            ("nonsense", Some(";;=,q="), ExpositionFormat::Text(Underscores)),
         ] {
-            assert_eq!(Format::negotiate(accept), expected, "{case}");
+            assert_eq!(ExpositionFormat::negotiate(accept), expected, "{case}");
         }
     }
 
     #[test]
     fn content_types_are_exact() {
         assert_eq!(
-            Format::negotiate(None).content_type(),
+            ExpositionFormat::negotiate(None).content_type(),
             "text/plain; version=0.0.4; charset=utf-8; escaping=underscores"
         );
         assert_eq!(
-            Format::Delimited(Escaping::Values).content_type(),
+            ExpositionFormat::Delimited(EscapingScheme::Values).content_type(),
             "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited; \
              escaping=values"
         );
@@ -186,7 +186,7 @@ mod tests {
         let registry = crate::Registry::new();
         registry.counter(crate::Stability::Alpha, "a_total", "A").inc();
         let mut out = vec![0xff];
-        Format::negotiate(None).encode(registry.gather(), &mut out);
+        ExpositionFormat::negotiate(None).encode(registry.gather(), &mut out);
         assert_eq!(
             String::from_utf8(out).expect("text"),
             "# HELP a_total [ALPHA] A\n# TYPE a_total counter\na_total 1\n"

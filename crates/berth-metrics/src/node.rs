@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_to_ready_and_the_lease_are_told() {
+    fn startup_durations_and_the_lease_age_are_exposed() {
         let registry = Registry::new();
         let metrics = NodeMetrics::new(&registry);
         let value = |name: &str| {

@@ -101,7 +101,7 @@ impl PodWatchMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exposition::Format;
+    use crate::exposition::ExpositionFormat;
 
     #[test]
     fn the_old_version_counts_only_that_it_was_asked() {
@@ -111,7 +111,7 @@ mod tests {
         metrics.failed(PodResourcesCall::Get);
         metrics.requested(EndpointVersion::V1Alpha1, PodResourcesCall::List);
         let mut page = Vec::new();
-        Format::negotiate(None).encode(registry.gather(), &mut page);
+        ExpositionFormat::negotiate(None).encode(registry.gather(), &mut page);
         let page = String::from_utf8(page).expect("text");
         let lines: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
         let expected = [

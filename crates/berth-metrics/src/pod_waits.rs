@@ -10,12 +10,12 @@ use prometheus::{
 
 use super::Registry;
 
-type Read = Box<dyn Fn() -> Vec<(&'static str, Duration)> + Send + Sync>;
+type WaitSource = Box<dyn Fn() -> Vec<(&'static str, Duration)> + Send + Sync>;
 
 /// Longest wait of any pod by reason; the label has a closed set of values.
 pub struct PodWaits {
     family: GaugeVec,
-    read: Read,
+    read: WaitSource,
 }
 
 impl PodWaits {
@@ -55,8 +55,8 @@ mod tests {
     #[test]
     fn the_longest_wait_counts_and_none_is_kept() {
         let (registry, waits) = (Registry::new(), Arc::new(Mutex::new(Vec::new())));
-        let told = waits.clone();
-        PodWaits::register(&registry, move || told.lock().expect("whole").clone());
+        let source = waits.clone();
+        PodWaits::register(&registry, move || source.lock().expect("whole").clone());
         assert!(registry.gather().is_empty());
         let second = Duration::from_secs(1);
         *waits.lock().expect("whole") = vec![("image", second), ("image", second * 3), ("volumes", second)];

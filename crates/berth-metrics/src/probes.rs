@@ -299,15 +299,15 @@ fn family(of: &Desc, kind: MetricType, metrics: Vec<Metric>) -> MetricFamily {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exposition::Format;
+    use crate::exposition::ExpositionFormat;
 
     #[test]
-    fn before_the_first_probe_only_the_start_is_told() {
+    fn only_the_start_time_is_exposed_before_the_first_probe() {
         let registry = Registry::new();
         let probes = ProbeMetrics::new(&registry);
         let page = |registry: &Registry| {
             let mut out = Vec::new();
-            Format::negotiate(None).encode(registry.gather(), &mut out);
+            ExpositionFormat::negotiate(None).encode(registry.gather(), &mut out);
             String::from_utf8(out).expect("text")
         };
         let types = |page: &str| page.lines().filter(|l| l.starts_with("# TYPE")).count();
@@ -322,7 +322,7 @@ mod tests {
         // Another pod of that name has counters of its own; durations are merged by name.
         let other = probes.begin("Liveness", &ProbedContainer { uid: "v", ..of });
         other.add(Some(Duration::from_secs(60)));
-        let told = page(&registry);
+        let text = page(&registry);
         for line in [
             r#"prober_probe_total{container="c",namespace="ns",pod="p",pod_uid="u",probe_type="Liveness",result="failed"} 1"#,
             r#"prober_probe_total{container="c",namespace="ns",pod="p",pod_uid="u",probe_type="Liveness",result="successful"} 1"#,
@@ -333,7 +333,7 @@ mod tests {
             r#"prober_probe_duration_seconds_count{container="c",namespace="ns",pod="p",probe_type="Liveness"} 2"#,
             r#"prober_probe_total{container="c",namespace="ns",pod="p",pod_uid="v",probe_type="Liveness",result="successful"} 1"#,
         ] {
-            assert!(told.contains(line), "{line} in {told}");
+            assert!(text.contains(line), "{line} in {text}");
         }
         drop(counter);
         assert!(!page(&registry).contains(r#"pod_uid="u""#) && page(&registry).contains(r#"pod_uid="v""#));

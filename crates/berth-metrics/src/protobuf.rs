@@ -31,9 +31,9 @@ struct Metric {
     #[prost(message, repeated, tag = "1")]
     label: Vec<LabelPair>,
     #[prost(message, optional, tag = "2")]
-    gauge: Option<Value>,
+    gauge: Option<GaugeOrCounter>,
     #[prost(message, optional, tag = "3")]
-    counter: Option<Value>,
+    counter: Option<GaugeOrCounter>,
     #[prost(message, optional, tag = "4")]
     summary: Option<Summary>,
     #[prost(int64, optional, tag = "6")]
@@ -52,7 +52,7 @@ struct LabelPair {
 
 /// `Gauge` and `Counter` have the same layout.
 #[derive(Clone, Copy, PartialEq, Message)]
-struct Value {
+struct GaugeOrCounter {
     #[prost(double, optional, tag = "1")]
     value: Option<f64>,
 }
@@ -113,7 +113,7 @@ impl From<&proto::MetricFamily> for MetricFamily {
 
 impl Metric {
     fn new(kind: MetricType, metric: &proto::Metric) -> Self {
-        let value = |value| Some(Value { value: Some(value) });
+        let value = |value| Some(GaugeOrCounter { value: Some(value) });
         let mut made = Self {
             label: metric.get_label().iter().map(LabelPair::from).collect(),
             timestamp_ms: Some(metric.timestamp_ms()).filter(|t| *t != 0),

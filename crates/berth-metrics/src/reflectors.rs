@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::{Registry, Stability::Alpha};
 
-/// State of a watch.
+/// Reflector state of one watch; a resource reports the worst state of its watches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WatchState {
     /// Lists the objects.
@@ -41,7 +41,7 @@ type Tallies = Arc<Mutex<BTreeMap<&'static str, Tally>>>;
 struct Tally {
     /// Number of watches by state.
     counts: [usize; 3],
-    heard: Option<Instant>,
+    last_event: Option<Instant>,
 }
 
 impl Tally {
@@ -110,7 +110,7 @@ impl ReflectorMeter {
 
     /// Records an event from the server now.
     pub fn event_received(&self) {
-        locked(&self.metrics.tallies).entry(self.resource).or_default().heard = Some(Instant::now());
+        locked(&self.metrics.tallies).entry(self.resource).or_default().last_event = Some(Instant::now());
     }
 
     /// Counts a relist, by reason.
@@ -169,9 +169,9 @@ impl Collector for Page {
         for (resource, tally) in &*locked(&self.tallies) {
             let Some(state) = tally.state() else { continue };
             self.states.with_label_values(&[resource]).set(state);
-            if let Some(heard) = tally.heard {
+            if let Some(last_event) = tally.last_event {
                 let age: Gauge = self.ages.with_label_values(&[resource]);
-                age.set(heard.elapsed().as_secs_f64());
+                age.set(last_event.elapsed().as_secs_f64());
             }
         }
         self.states.collect().into_iter().chain(self.ages.collect()).collect()

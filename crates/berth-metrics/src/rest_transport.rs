@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     /// All series with a count, as `family{values} value`.
-    fn told(registry: &Registry) -> Vec<String> {
+    fn series(registry: &Registry) -> Vec<String> {
         let families = registry.gather();
         let lines = families.iter().flat_map(|family| {
             family.get_metric().iter().map(|metric| {
@@ -196,11 +196,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_used_is_told_as_such() {
+    fn unused_metrics_have_their_initial_values() {
         let registry = Registry::new();
         TransportMetrics::new(&registry);
         assert_eq!(
-            told(&registry),
+            series(&registry),
             [
                 "exec_plugin_certificate_rotation_age  0",
                 "exec_plugin_ttl_seconds  inf",
@@ -228,7 +228,7 @@ mod tests {
         metrics.exec_certificate(Some(0), None);
         metrics.exec_certificate(Some(0), Some(700));
         drop(second);
-        let mut lines = told(&registry);
+        let mut lines = series(&registry);
         lines.retain(|line| !line.starts_with("exec_plugin_ttl_seconds"));
         assert_eq!(
             lines,
@@ -250,6 +250,6 @@ mod tests {
             ]
         );
         drop(first);
-        assert!(told(&registry).contains(&"transport_cert_rotation_gc_calls_total  1".to_owned()));
+        assert!(series(&registry).contains(&"transport_cert_rotation_gc_calls_total  1".to_owned()));
     }
 }

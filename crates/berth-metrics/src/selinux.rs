@@ -103,7 +103,7 @@ mod tests {
         }
         metrics.admitted("kubernetes.io/csi/d", "RWO");
         let families = registry.gather();
-        let told: Vec<(&str, f64, Vec<&str>)> = families
+        let series: Vec<(&str, f64, Vec<&str>)> = families
             .iter()
             .map(|family| {
                 let metric = &family.get_metric()[0];
@@ -113,7 +113,7 @@ mod tests {
             .collect();
         let both = || vec!["RWOP", "kubernetes.io/csi/d"];
         assert_eq!(
-            told,
+            series,
             [
                 ("volume_manager_selinux_container_errors_total", 1.0, vec!["RWOP"]),
                 ("volume_manager_selinux_container_warnings_total", 2.0, vec!["RWOP"]),

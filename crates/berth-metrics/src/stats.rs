@@ -212,16 +212,16 @@ mod tests {
     }
 
     #[test]
-    fn volumes_of_claims_have_all_six_numbers_and_their_health_where_it_is_told() {
+    fn claim_volumes_have_all_six_values_and_their_reported_health() {
         let registry = Registry::new();
         register_disk_usages(&registry, Arc::new(Usages));
         let families = registry.gather();
-        let told: Vec<(&str, usize, f64)> = families
+        let series: Vec<(&str, usize, f64)> = families
             .iter()
             .map(|f| (f.name(), f.get_metric().len(), f.get_metric()[0].get_gauge().get_value()))
             .collect();
         assert_eq!(
-            told,
+            series,
             [
                 ("kubelet_volume_stats_available_bytes", 2, 60.0),
                 ("kubelet_volume_stats_capacity_bytes", 2, 100.0),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn one_provider_is_told_of() {
+    fn only_the_current_provider_is_exposed() {
         let registry = Registry::new();
         let metrics = StatsMetrics::new(&registry);
         metrics.set_source(StatsSource::Groups);

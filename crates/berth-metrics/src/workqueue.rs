@@ -23,14 +23,14 @@ pub struct WorkQueueMetrics {
     retries: IntCounterVec,
     queued_seconds: HistogramVec,
     work_seconds: HistogramVec,
-    running: Running,
+    running: StartTimes,
 }
 
 impl WorkQueueMetrics {
     /// Registers the families.
     pub fn new(registry: &Registry) -> Self {
         let (beta, labels) = (Stability::Beta, &["name"][..]);
-        let running = Running::default();
+        let running = StartTimes::default();
         registry.collector(RunningCollector::new(running.clone()));
         Self {
             depth: registry.gauges(beta, "workqueue_depth", "Current depth of workqueue", labels),
@@ -110,21 +110,21 @@ impl WorkQueue {
     }
 }
 
-type Started = Arc<Mutex<Option<Instant>>>;
+type StartTime = Arc<Mutex<Option<Instant>>>;
 
 /// Start time of each queue's current item.
 #[derive(Clone, Debug, Default)]
-struct Running(Arc<Mutex<Vec<(String, Started)>>>);
+struct StartTimes(Arc<Mutex<Vec<(String, StartTime)>>>);
 
 /// Computes at each scrape for how long the current items have been processed.
 struct RunningCollector {
-    running: Running,
+    running: StartTimes,
     unfinished: prometheus::GaugeVec,
     longest: prometheus::GaugeVec,
 }
 
 impl RunningCollector {
-    fn new(running: Running) -> Self {
+    fn new(running: StartTimes) -> Self {
         let registry = Registry::new();
         let beta = Stability::Beta;
         Self {

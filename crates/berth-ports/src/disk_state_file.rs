@@ -71,7 +71,7 @@ impl OneWrite {
         Self { file, limit, hung: None }
     }
 
-    /// The file.
+    /// File that [`Self::replace`] writes; reads of it have no timeout.
     pub fn file(&self) -> &dyn StateFile {
         &*self.file
     }

@@ -20,12 +20,12 @@ pub enum EventKind {
 pub enum EventTarget {
     /// A pod, or one of its containers (`spec.containers{web}`).
     Pod {
-        /// The pod.
+        /// Pod that the event is about, also where the field path names a container.
         pod: PodRef,
         /// Field path within the pod.
         field_path: Option<String>,
     },
-    /// This node.
+    /// Node of this agent; the recorder adds its name.
     Node,
     /// A PersistentVolumeClaim or PersistentVolume.
     Storage {
@@ -42,7 +42,7 @@ pub enum EventTarget {
 
 /// An event for the recorder.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Event {
+pub struct EventRecord {
     /// Involved object.
     pub target: EventTarget,
     /// Normal or warning.
@@ -55,7 +55,7 @@ pub struct Event {
     pub annotations: Vec<(&'static str, String)>,
 }
 
-impl Event {
+impl EventRecord {
     /// A normal event on a pod.
     pub fn normal(pod: &PodRef, reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::on_pod(pod, EventKind::Normal, reason, message)
@@ -139,11 +139,11 @@ fn stored(kind: &'static str, metadata: &ObjectMeta) -> EventTarget {
 /// Records events. Never blocks; may drop events on overload.
 pub trait EventSink: Send + Sync + 'static {
     /// Records one event.
-    fn record(&self, event: Event);
+    fn record(&self, event: EventRecord);
 }
 
 impl<T: EventSink + ?Sized> EventSink for Arc<T> {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         (**self).record(event);
     }
 }

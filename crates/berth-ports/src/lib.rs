@@ -28,13 +28,13 @@ mod volumes;
 
 pub use clock::{Clock, SystemClock};
 pub use disk_state_file::{DiskStateFile, OneWrite};
-pub use events::{Event, EventKind, EventSink, EventTarget};
+pub use events::{EventKind, EventRecord, EventSink, EventTarget};
 pub use images::{EnsureImage, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret, ResolvedImage};
 pub use logs::{ContainerExit, ContainerLogFile, ContainerLogs, LogPolicy, RemovalPredicate, TerminationMessages};
 pub use mirrors::{MirrorPodState, MirrorPods};
 pub use node::{HandlerFeatures, NodeFacts, RuntimeState};
 pub use objects::{CertificateRequest, Credential, ObjectError, ObjectSource, ServiceAccount, TokenRequest};
-pub use observer::{Observation, PodObserver, PodView, RuntimePods};
+pub use observer::{LatestObservation, PodObserver, PodView, RuntimePods};
 pub use plugins::{NodeDriver, NodeDrivers, PluginHandler, PluginInfo};
 pub use pod_progress::{ConcurrentStep, PodProgress, StepTiming, StepView, SyncError};
 pub use probes::{ProbeManager, ProbeResult, ProbeResults, ProbedPods, ProbedStatus};

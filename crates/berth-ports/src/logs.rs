@@ -24,7 +24,7 @@ pub struct ContainerExit {
     pub policy: LogPolicy,
     /// Path of the container's log.
     pub log_path: PathBuf,
-    /// Exit code.
+    /// Exit code; after 0 the log is not used as the message.
     pub exit_code: i32,
     /// Reason reported by the runtime.
     pub reason: String,

@@ -13,7 +13,7 @@ pub struct NodeFacts {
     pub hostname: String,
     /// Labels of the Node object (or of the synthetic one).
     pub labels: BTreeMap<String, String>,
-    /// Taints.
+    /// `registerWithTaints` until the Node object is known, then its `spec.taints`.
     pub taints: Vec<api::Taint>,
     /// Capacity; canonical quantities in base units.
     pub capacity: BTreeMap<String, String>,
@@ -36,7 +36,7 @@ pub struct NodeFacts {
 /// Supported features of one runtime handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct HandlerFeatures {
-    /// Recursive read-only mounts.
+    /// Whether mounts can be read-only recursively (`recursiveReadOnly`).
     pub recursive_read_only_mounts: bool,
     /// User namespaces.
     pub user_namespaces: bool,

@@ -17,9 +17,9 @@ pub enum ObjectError {
     NoClient {
         /// `configMap` or `secret`.
         kind: &'static str,
-        /// Namespace.
+        /// Namespace of the ConfigMap or Secret.
         namespace: String,
-        /// Name.
+        /// Name of the ConfigMap or Secret.
         name: String,
     },
     /// The object does not exist.
@@ -27,7 +27,7 @@ pub enum ObjectError {
     NotFound {
         /// Resource as the server or the lister spells it: `configmaps`, `configmap`, `runtimeclass.node.k8s.io`.
         kind: &'static str,
-        /// Name.
+        /// Name of the missing object; the message has no namespace.
         name: String,
     },
     /// Anything else.
@@ -111,7 +111,7 @@ pub trait ObjectSource: Send + Sync + 'static {
     fn unregister(&self, _pod: &PodUid) {}
     /// Offers the token that a volume of the pod contains from before the agent's start. It becomes the pod's current
     /// token if it is a valid one.
-    fn adopt_token(&self, _pod: &Pod, _ask: &TokenRequest, _held: &str) {}
+    fn adopt_token(&self, _pod: &Pod, _ask: &TokenRequest, _token: &str) {}
     /// A token of the pod's service account, bound to the pod: the current one until its refresh is due.
     async fn token(&self, _pod: &Pod, _ask: &TokenRequest) -> Result<String, ObjectError> {
         Err(ObjectError::Other("cannot use TokenManager when kubelet is in standalone mode".to_owned()))

@@ -12,7 +12,7 @@ use berth_types::{
 
 /// Latest observation of one pod.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Observation {
+pub struct LatestObservation {
     /// Observed pod; the last successful read if this one failed.
     pub pod: Arc<ObservedPod>,
     /// Generation at which this read (failed or not) began; `pod.generation` may be older if it failed.
@@ -26,18 +26,18 @@ pub struct Observation {
 /// `None` until a first read of the pod, or a complete list that began after the start, covers the pod.
 #[derive(Clone, Debug)]
 pub struct PodView {
-    receiver: watch::Receiver<Option<Observation>>,
+    receiver: watch::Receiver<Option<LatestObservation>>,
     acted: Generation,
 }
 
 impl PodView {
     /// Wraps the store's channel; `action_completed` is the generation of the last completed action on the pod.
-    pub fn new(receiver: watch::Receiver<Option<Observation>>, acted: Generation) -> Self {
+    pub fn new(receiver: watch::Receiver<Option<LatestObservation>>, acted: Generation) -> Self {
         Self { receiver, acted }
     }
 
     /// Latest observation, marked as read.
-    pub fn latest(&mut self) -> Option<Observation> {
+    pub fn latest(&mut self) -> Option<LatestObservation> {
         self.receiver.borrow_and_update().clone()
     }
 
@@ -50,7 +50,7 @@ impl PodView {
 
     /// Waits for a read that began at `wanted` or later, and not before the last action of a previous worker of the
     /// pod. Has no deadline of its own: the caller bounds and names the wait.
-    pub async fn fresh(&mut self, wanted: Generation) -> Observation {
+    pub async fn fresh(&mut self, wanted: Generation) -> LatestObservation {
         let wanted = wanted.max(self.acted);
         loop {
             if let Some(seen) = self.latest()

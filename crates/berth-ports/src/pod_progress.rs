@@ -84,7 +84,7 @@ struct StepAttempt {
     started: Instant,
 }
 
-/// Result of a step.
+/// How a step ended; a failed step keeps the time of its first attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum StepResult {
     Succeeded,
@@ -415,8 +415,8 @@ mod tests {
             progress.fail(text);
             tokio::time::advance(Duration::from_secs(1)).await;
         }
-        let told: Vec<_> = progress.errors().into_iter().map(|e| (e.text, e.times)).collect();
-        assert_eq!(told, [("a".to_owned(), 2), ("b".to_owned(), 1)]);
+        let errors: Vec<_> = progress.errors().into_iter().map(|e| (e.text, e.times)).collect();
+        assert_eq!(errors, [("a".to_owned(), 2), ("b".to_owned(), 1)]);
         for number in 0..10 {
             progress.fail(&format!("{number}{}", "x".repeat(10_000)));
         }

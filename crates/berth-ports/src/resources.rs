@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use berth_proto::cri;
 use berth_types::{ContainerId, ContainerKind, Pod, PodRef, PodUid};
 
-/// Cgroup of a pod.
+/// Result of [`ResourceManager::ensure`]: the cgroup above those of the pod's containers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PodCgroup {
     /// Parent cgroup in the notation of the cgroup driver, as CRI expects it (`/kubepods/burstable/pod…` or

@@ -71,20 +71,20 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_works_is_missed_and_who_rests_is_not() {
-        let pulse = TaskLiveness::default();
+    async fn an_overdue_task_is_reported_and_an_idle_one_is_not() {
+        let liveness = TaskLiveness::default();
         let after = async |seconds| {
             tokio::time::advance(Duration::from_secs(seconds)).await;
-            pulse.overdue_for().map(|silent| silent.as_secs())
+            liveness.overdue_for().map(|silent| silent.as_secs())
         };
         assert_eq!(after(100_000).await, None, "it has not begun");
-        pulse.report_progress();
+        liveness.report_progress();
         assert_eq!((after(300).await, after(1).await), (None, Some(301)));
-        pulse.expect_within(Duration::from_secs(900));
+        liveness.expect_within(Duration::from_secs(900));
         assert_eq!((after(1200).await, after(1).await), (None, Some(1201)));
-        pulse.mark_idle();
+        liveness.mark_idle();
         assert_eq!(after(100_000).await, None);
-        pulse.expect_within(Duration::MAX);
+        liveness.expect_within(Duration::MAX);
         assert_eq!(after(100_000).await, None);
     }
 }

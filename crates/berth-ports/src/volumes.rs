@@ -86,9 +86,9 @@ pub struct VolumeStats {
     pub used: u64,
     /// Total inodes.
     pub inodes: u64,
-    /// Free inodes.
+    /// Free inodes; of a CSI volume as the driver reports them, 0 if it does not.
     pub inodes_free: u64,
-    /// Used inodes.
+    /// Total minus free inodes; of a CSI volume as the driver reports them.
     pub inodes_used: u64,
     /// Volume condition, if the driver reports one.
     pub condition: Option<VolumeCondition>,

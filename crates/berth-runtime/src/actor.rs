@@ -27,14 +27,14 @@ use super::{
     config::OomRule,
     container::Container,
     errors::{ErrorKind, RuntimeError, RuntimeResult},
-    ports::{Connected, Groups, Shim},
+    ports::{Groups, Shim, ShimSession},
     reconcile,
     runtime::now_ns,
     runtime_context::RuntimeContext,
     sandbox::Sandbox,
     store,
 };
-use berth_shim::plan::{Event, Exit, Request, Target};
+use berth_shim::plan::{Exit, ExitEvent, ProcessTarget, ShimRequest};
 use berth_sys::{backoff::Backoff, failpoint};
 
 /// Capacity of the actor's mailbox, messages.
@@ -52,11 +52,11 @@ type Turn = Box<dyn FnOnce(&mut Sandbox) + Send>;
 
 enum Message {
     Turn(Turn, oneshot::Sender<RuntimeResult<()>>),
-    Shim(Connected),
+    Shim(ShimSession),
 }
 
 /// Senders that deliver the exit of an executed process, by target.
-type Waiters = Arc<Mutex<HashMap<Target, oneshot::Sender<Exit>>>>;
+type Waiters = Arc<Mutex<HashMap<ProcessTarget, oneshot::Sender<Exit>>>>;
 
 /// Handle of a sandbox actor. Clones address the same sandbox.
 #[derive(Clone)]
@@ -74,12 +74,12 @@ impl SandboxHandle {
     pub fn start(sandbox: Sandbox, shell: Arc<RuntimeContext>) -> Self {
         let (mailbox, mail) = mpsc::channel(MAILBOX);
         let sandbox = Arc::new(sandbox);
-        let (told, view) = watch::channel(sandbox.clone());
+        let (snapshots, view) = watch::channel(sandbox.clone());
         let (shim, waiters) = (Arc::default(), Waiters::default());
         let pod = Self { mailbox, view, shim, waiters, lane: Arc::default() };
         let actor = Actor {
             sandbox,
-            snapshots: told,
+            snapshots,
             shim: pod.shim.clone(),
             waiters: pod.waiters.clone(),
             shell: shell.clone(),
@@ -127,11 +127,11 @@ impl SandboxHandle {
         &self,
         turn: impl FnOnce(&mut Sandbox) -> R + Send + 'static,
     ) -> RuntimeResult<(R, RuntimeResult<()>)> {
-        let (told, result) = oneshot::channel();
+        let (sender, result) = oneshot::channel();
         let (done, saved) = oneshot::channel();
         let turn: Turn = Box::new(move |sandbox| {
             // The caller may have dropped the future.
-            let _ = told.send(turn(sandbox));
+            let _ = sender.send(turn(sandbox));
         });
         let gone = || RuntimeError::no_sandbox(self.now().id());
         self.mailbox.send(Message::Turn(turn, done)).await.map_err(|_| gone())?;
@@ -154,7 +154,7 @@ impl SandboxHandle {
     ///
     /// # Errors
     /// The sandbox is gone.
-    pub async fn connect(&self, connected: Connected) -> RuntimeResult<()> {
+    pub async fn connect(&self, connected: ShimSession) -> RuntimeResult<()> {
         *self.shim.lock().unwrap_or_else(PoisonError::into_inner) = Some(connected.shim.clone());
         let sent = self.mailbox.send(Message::Shim(connected)).await;
         sent.map_err(|_| RuntimeError::no_sandbox(self.now().id()))
@@ -175,18 +175,18 @@ impl SandboxHandle {
     }
 
     /// Registers for the exit of an executed process; must be called before the process starts.
-    pub fn await_exit(&self, of: Target) -> oneshot::Receiver<Exit> {
-        let (told, exit) = oneshot::channel();
+    pub fn await_exit(&self, of: ProcessTarget) -> oneshot::Receiver<Exit> {
+        let (sender, exit) = oneshot::channel();
         let mut all = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, waiter| !waiter.is_closed());
-        all.insert(of, told);
+        all.insert(of, sender);
         exit
     }
 
     /// Number of executed processes in a container whose exit a caller awaits.
     pub fn executing(&self, container: &str) -> usize {
         let all = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
-        let of = |target: &Target| matches!(target, Target::Exec(of, _) if of == container);
+        let of = |target: &ProcessTarget| matches!(target, ProcessTarget::Exec(of, _) if of == container);
         all.iter().filter(|(target, waiter)| of(target) && !waiter.is_closed()).count()
     }
 }
@@ -203,7 +203,7 @@ struct Actor {
 
 impl Actor {
     async fn run(mut self, mut mail: mpsc::Receiver<Message>) {
-        let mut events: Option<mpsc::Receiver<Event>> = None;
+        let mut events: Option<mpsc::Receiver<ExitEvent>> = None;
         let stop = self.shell.stop.clone();
         while !self.sandbox.is_removed {
             tokio::select! {
@@ -265,17 +265,17 @@ impl Actor {
         }
     }
 
-    async fn handle_event(&mut self, event: Event) {
-        let Event { number, of, exit } = event;
+    async fn handle_event(&mut self, event: ExitEvent) {
+        let ExitEvent { number, of, exit } = event;
         match &of {
-            Target::Container(id) => self.container_exited(id.clone(), exit).await,
-            Target::Exec(..) => {
+            ProcessTarget::Container(id) => self.container_exited(id.clone(), exit).await,
+            ProcessTarget::Exec(..) => {
                 let waiter = self.waiters.lock().unwrap_or_else(PoisonError::into_inner).remove(&of);
                 // The receiver may be gone.
                 let _ = waiter.map(|waiter| waiter.send(exit));
             }
             // Without process 1 no other process runs in its PID namespace.
-            Target::Init => {
+            ProcessTarget::Init => {
                 // `note` logs a failed write and schedules the retry.
                 let _ = self.turn(|sandbox| sandbox.phase = store::objects::SandboxPhase::NotReady).await;
             }
@@ -284,7 +284,7 @@ impl Actor {
         if let Some(shim) = shim {
             self.shell.spawn(async move {
                 // A shim that misses the acknowledgement sends the event again.
-                let _ = shim.request(Request::Acknowledge(number), Vec::new(), SHIM_ANSWER).await;
+                let _ = shim.request(ShimRequest::Acknowledge(number), Vec::new(), SHIM_ANSWER).await;
             });
         }
     }
@@ -311,9 +311,9 @@ impl Actor {
     }
 
     /// Handles the end of the shim connection: reconnects if the shim still answers; otherwise its containers are lost.
-    async fn lost_shim(&mut self) -> Option<mpsc::Receiver<Event>> {
-        let was_held = self.shim.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
-        if !was_held || !self.sandbox.is_ready() || self.shell.stop.is_cancelled() {
+    async fn lost_shim(&mut self) -> Option<mpsc::Receiver<ExitEvent>> {
+        let was_connected = self.shim.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
+        if !was_connected || !self.sandbox.is_ready() || self.shell.stop.is_cancelled() {
             return None;
         }
         if let Ok(Ok((connected, hello))) = timeout(FIND_LIMIT, self.shell.shims.find(self.sandbox.id())).await {
@@ -404,7 +404,7 @@ fn save(shell: &RuntimeContext, old: Option<&Sandbox>, new: &Sandbox) -> Runtime
     Ok(())
 }
 
-async fn next(events: &mut Option<mpsc::Receiver<Event>>) -> Option<Event> {
+async fn next(events: &mut Option<mpsc::Receiver<ExitEvent>>) -> Option<ExitEvent> {
     match events {
         Some(events) => events.recv().await,
         None => std::future::pending().await,

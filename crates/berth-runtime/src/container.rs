@@ -11,7 +11,7 @@ use super::{
     store::objects::{ContainerMeta, ContainerState, Spec, VERSION, pack, unpack},
 };
 use berth_proto::cri;
-use berth_shim::plan::{Exit, LaunchPlan, Started};
+use berth_shim::plan::{Exit, LaunchPlan, StartedProcess};
 
 /// Exit code of a container that could not be started.
 const START_FAILED: i32 = 128;
@@ -20,7 +20,7 @@ const LOST: i32 = 255;
 /// Exit code after SIGKILL; a shell reports the same for a killed child.
 const KILLED: i32 = 137;
 
-/// A container.
+/// State machine of one container, from creation to removal.
 #[derive(Clone, Debug)]
 pub struct Container {
     /// Immutable metadata.
@@ -55,7 +55,7 @@ pub enum Phase {
     /// The shim is starting it.
     Starting,
     /// Its process runs.
-    Running(Started),
+    Running(StartedProcess),
     /// Its process exited or never started.
     Exited(ContainerExit),
 }
@@ -109,7 +109,7 @@ impl Container {
     }
 
     /// Moves to `Running`. Returns the exit if it arrived before the start: the two arrive on different channels.
-    pub fn mark_started(&mut self, started: Started) -> Option<Exit> {
+    pub fn mark_started(&mut self, started: StartedProcess) -> Option<Exit> {
         if matches!(self.phase, Phase::Starting | Phase::Created) {
             self.phase = Phase::Running(started);
         }
@@ -170,7 +170,7 @@ impl Container {
     ///
     /// # Errors
     /// The container does not run.
-    pub fn running(&self) -> Result<Started, RuntimeError> {
+    pub fn running(&self) -> Result<StartedProcess, RuntimeError> {
         match &self.phase {
             Phase::Running(started) => Ok(*started),
             _ => Err(RuntimeError::state(format!("container is in {} state", self.state().as_str_name()))),
@@ -231,7 +231,12 @@ impl Container {
                 message: state.message,
             })
         } else if started_ns != 0 {
-            Phase::Running(Started { pid, start_ticks: state.start_ticks, at_ns: started_ns, ..Started::default() })
+            Phase::Running(StartedProcess {
+                pid,
+                start_ticks: state.start_ticks,
+                at_ns: started_ns,
+                ..StartedProcess::default()
+            })
         } else {
             Phase::Created
         };
@@ -326,7 +331,8 @@ mod tests {
     use crate::fixture::container;
     use berth_shim::plan::StartTimings;
 
-    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100, took: StartTimings { root: 0, clone: 0 } };
+    const RUN: StartedProcess =
+        StartedProcess { pid: 7, start_ticks: 9, at_ns: 100, took: StartTimings { root: 0, clone: 0 } };
 
     fn exit(code: i32, is_signal: bool, is_oom: bool) -> Exit {
         Exit { code, is_signal, at_ns: 200, is_oom, oom_kills: u64::from(is_oom), lost_lines: 0 }
@@ -375,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_is_told_before_the_start_is_not_lost() {
+    fn an_exit_reported_before_the_start_is_kept() {
         let mut c = container("c");
         c.begin_start().expect("created");
         let early = exit(3, false, false);
@@ -387,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_failed_is_told_as_such() {
+    fn a_failed_start_is_recorded_as_start_error() {
         // AC-09a-X6
         let mut c = container("c");
         c.begin_start().expect("created");
@@ -439,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_change_says_is_changed() {
+    fn an_update_changes_only_the_fields_it_sets() {
         let old = cri::LinuxContainerResources {
             cpu_quota: 1,
             cpu_shares: 2,

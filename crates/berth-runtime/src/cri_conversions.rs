@@ -118,11 +118,11 @@ pub fn container_status(container: &Container) -> cri::ContainerStatus {
 
 /// A requested mount; for an image volume with the image's id.
 fn mounted(mount: &cri::Mount, images: &BTreeMap<String, String>) -> cri::Mount {
-    let mut told = mount.clone();
-    if let (Some(image), Some(id)) = (&mut told.image, images.get(&mount.container_path)) {
+    let mut resolved = mount.clone();
+    if let (Some(image), Some(id)) = (&mut resolved.image, images.get(&mount.container_path)) {
         image.image_ref.clone_from(id);
     }
-    told
+    resolved
 }
 
 /// Statuses of all containers of a sandbox, newest first.
@@ -242,7 +242,7 @@ pub fn stop_signal(requested: i32, image: &str) -> Result<i32, String> {
 mod tests {
     use super::*;
     use crate::fixture::{container, sandbox};
-    use berth_shim::plan::Started;
+    use berth_shim::plan::StartedProcess;
 
     #[test]
     fn signals_have_names_and_numbers() {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_are_told_also_where_the_request_names_none() {
+    fn namespaces_are_reported_even_if_the_request_names_none() {
         let options = |linux: Option<cri::LinuxPodSandboxConfig>| {
             let mut sandbox = sandbox("s");
             std::sync::Arc::make_mut(&mut sandbox.config).linux = linux;
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn times_say_what_a_container_is() {
+    fn status_times_follow_the_container_state() {
         let mut c = container("c");
         let times = |c: &Container| {
             let status = container_status(c);
@@ -323,7 +323,7 @@ mod tests {
         };
         assert_eq!(times(&c), (50, 0, 0));
         c.begin_start().expect("created");
-        c.mark_started(Started { pid: 1, start_ticks: 1, at_ns: 100, ..Started::default() });
+        c.mark_started(StartedProcess { pid: 1, start_ticks: 1, at_ns: 100, ..StartedProcess::default() });
         assert_eq!(times(&c), (50, 100, 0));
         c.mark_lost(120);
         assert_eq!(times(&c), (50, 100, 120));

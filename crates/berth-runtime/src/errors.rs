@@ -27,7 +27,7 @@ pub enum ErrorKind {
     Other,
 }
 
-/// An error of the runtime.
+/// Failure of a CRI call; the kind determines its gRPC code.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct RuntimeError {

@@ -90,7 +90,7 @@ mod tests {
     use crate::fixture::{container, sandbox};
 
     #[tokio::test]
-    async fn who_falls_behind_is_told_so_and_cut_off() {
+    async fn a_slow_subscriber_gets_an_error_and_is_disconnected() {
         let hub = EventBroadcaster::default();
         let (slow, mut gone) = (hub.subscribe(), hub.subscribe());
         let (without, mut with) = (sandbox("s"), sandbox("s"));
@@ -102,9 +102,9 @@ mod tests {
         for at in 0..QUEUE {
             hub.publish(&without, &with, i64::try_from(at).expect("small"));
         }
-        let told: Vec<_> = slow.collect().await;
-        assert_eq!(told.len(), QUEUE + 1);
-        let last = told.last().expect("one").as_ref().expect_err("cut off");
+        let received: Vec<_> = slow.collect().await;
+        assert_eq!(received.len(), QUEUE + 1);
+        let last = received.last().expect("one").as_ref().expect_err("cut off");
         assert_eq!(last.code(), tonic::Code::ResourceExhausted);
         assert!(hub.0.lock().expect("whole").is_empty());
     }

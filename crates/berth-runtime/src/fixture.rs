@@ -8,7 +8,7 @@ use super::{
     store::objects::{ContainerMeta, SandboxMeta, SandboxPhase, SandboxState, VERSION, pack},
 };
 use berth_proto::cri;
-use berth_shim::plan::{LaunchPlan, PidNamespace, Process, Root, RootKind};
+use berth_shim::plan::{LaunchPlan, PidNamespace, ProcessPlan, Root, RootKind};
 
 /// A minimal launch plan.
 pub fn plan(id: &str) -> LaunchPlan {
@@ -27,7 +27,7 @@ pub fn plan(id: &str) -> LaunchPlan {
         devices: Vec::new(),
         masked: Vec::new(),
         read_only: Vec::new(),
-        process: Process::default(),
+        process: ProcessPlan::default(),
         stdin: false,
         stdin_once: false,
         log: None,

@@ -18,7 +18,7 @@ use super::{
         inputs,
         limits::{Controllers, Write, writes},
     },
-    ports::{Groups, Limits},
+    ports::{CgroupLimits, Groups},
     stats::{self, Depth, Reading},
 };
 use berth_proto::cri;
@@ -68,7 +68,7 @@ impl CgroupfsGroups {
     ///
     /// # Errors
     /// The limits are not supported by this machine.
-    pub fn rendered(&self, limits: &Limits) -> RuntimeResult<Vec<(String, String)>> {
+    pub fn rendered(&self, limits: &CgroupLimits) -> RuntimeResult<Vec<(String, String)>> {
         let files = self.files(limits)?.into_iter();
         Ok(files.filter(|file| self.is_ours(file)).map(|file| (file.file, file.value)).collect())
     }
@@ -77,7 +77,7 @@ impl CgroupfsGroups {
     ///
     /// # Errors
     /// The limits are not supported by this machine.
-    pub fn current_values(&self, group: &GroupPath, limits: &Limits) -> RuntimeResult<Vec<(String, String)>> {
+    pub fn current_values(&self, group: &GroupPath, limits: &CgroupLimits) -> RuntimeResult<Vec<(String, String)>> {
         let files = self.files(limits)?;
         let files = files.iter().filter(|file| self.is_ours(file)).filter_map(|file| self.old(group, file));
         Ok(files.map(|file| (file.file, file.value)).collect())
@@ -88,15 +88,15 @@ impl CgroupfsGroups {
         file.controller.is_none_or(|controller| self.hierarchy.has(controller))
     }
 
-    fn files(&self, limits: &Limits) -> RuntimeResult<Vec<Write>> {
+    fn files(&self, limits: &CgroupLimits) -> RuntimeResult<Vec<Write>> {
         let smallest;
         let resources = match limits {
-            Limits::Smallest => {
+            CgroupLimits::Smallest => {
                 smallest = cri::LinuxContainerResources { cpu_shares: SMALLEST_SHARES, ..Default::default() };
                 &smallest
             }
-            Limits::Container(Some(resources)) => resources,
-            Limits::Container(None) => return Ok(Vec::new()),
+            CgroupLimits::Container(Some(resources)) => resources,
+            CgroupLimits::Container(None) => return Ok(Vec::new()),
         };
         Ok(writes(resources, &self.controllers)?)
     }
@@ -167,7 +167,7 @@ impl Groups for CgroupfsGroups {
         Ok(found)
     }
 
-    fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {
+    fn create(&self, group: &str, limits: &CgroupLimits) -> RuntimeResult<Vec<PathBuf>> {
         let (path, files) = (parse(group)?, self.files(limits)?);
         let directories = self.hierarchy.create_everywhere(&path).map_err(|error| failed(&error))?;
         for file in &files {
@@ -208,7 +208,7 @@ impl Groups for CgroupfsGroups {
         })
     }
 
-    fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()> {
+    fn limit(&self, group: &str, limits: &CgroupLimits) -> RuntimeResult<()> {
         let (path, files) = (parse(group)?, self.files(limits)?);
         let old: Vec<_> = files.iter().filter_map(|file| self.old(&path, file)).collect();
         // On cgroup v1 the memory+swap limit is raised before and lowered after the memory limit: try both orders.

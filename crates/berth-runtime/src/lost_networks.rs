@@ -27,10 +27,10 @@ pub async fn watch(runtime: &Arc<Runtime>) {
                 return;
             },
         }
-        let looking = runtime.clone();
+        let task_runtime = runtime.clone();
         // The check waits for the lock of a pod that is being stopped: a task of its own keeps that from delaying
         // others.
-        runtime.shell.spawn(async move { check(&looking).await });
+        runtime.shell.spawn(async move { check(&task_runtime).await });
     }
 }
 
@@ -55,14 +55,14 @@ async fn mark_one_not_ready(runtime: &Runtime, id: &str) {
     let Ok(pod) = runtime.pod(id) else { return };
     // A pod that is being stopped loses its network as intended.
     let _lane = pod.lane.lock().await;
-    let told = pod.turn(|sandbox| {
+    let update = pod.turn(|sandbox| {
         let was_ready = sandbox.is_ready();
         if was_ready {
             sandbox.phase = SandboxPhase::NotReady;
         }
         was_ready
     });
-    match told.await {
+    match update.await {
         Ok(true) => error!(podSandboxID = id, "Sandbox network is gone, marking the sandbox not ready"),
         Ok(false) => {}
         // A sandbox that was removed in the meantime has no network to lose.

@@ -60,23 +60,23 @@ impl<R: PartialEq> NameReservations<R> {
         let mut all = self.all();
         match all.get(name) {
             None => {
-                let (told, flight) = watch::channel(None);
-                let held = Reservation { id: id.to_owned(), request, flight: Some(flight) };
-                all.insert(name.to_owned(), held);
-                Ok(Claim::Acquired(told))
+                let (sender, flight) = watch::channel(None);
+                let reservation = Reservation { id: id.to_owned(), request, flight: Some(flight) };
+                all.insert(name.to_owned(), reservation);
+                Ok(Claim::Acquired(sender))
             }
-            Some(held) if held.request == request => Ok(match &held.flight {
+            Some(reservation) if reservation.request == request => Ok(match &reservation.flight {
                 Some(flight) => Claim::InProgress(flight.clone()),
-                None => Claim::Existing(held.id.clone()),
+                None => Claim::Existing(reservation.id.clone()),
             }),
-            Some(held) => Err(taken(name, &held.id)),
+            Some(reservation) => Err(taken(name, &reservation.id)),
         }
     }
 
     /// Marks the creation as complete.
     pub fn complete(&self, name: &str) {
-        if let Some(held) = self.all().get_mut(name) {
-            held.flight = None;
+        if let Some(reservation) = self.all().get_mut(name) {
+            reservation.flight = None;
         }
     }
 
@@ -88,7 +88,7 @@ impl<R: PartialEq> NameReservations<R> {
     /// Releases the name after the object was removed or its creation failed; no-op if another id owns the name.
     pub fn release(&self, name: &str, id: &str) {
         let mut all = self.all();
-        if all.get(name).is_some_and(|held| held.id == id) {
+        if all.get(name).is_some_and(|reservation| reservation.id == id) {
             all.remove(name);
         }
     }
@@ -118,11 +118,11 @@ mod tests {
     async fn identical_requests_join_and_others_are_refused() {
         // AC-09-E6
         let names = NameReservations::default();
-        let Ok(Claim::Acquired(told)) = names.claim("n", "id1", 1) else { panic!("free") };
+        let Ok(Claim::Acquired(sender)) = names.claim("n", "id1", 1) else { panic!("free") };
         let Ok(Claim::InProgress(flight)) = names.claim("n", "id2", 1) else { panic!("under way") };
         let refused = names.claim("n", "id3", 2).expect_err("another request");
         assert_eq!(refused.text, "name \"n\" is reserved for \"id1\"");
-        let _ = told.send(Some(Ok("id1".to_owned())));
+        let _ = sender.send(Some(Ok("id1".to_owned())));
         assert_eq!(join(flight).await, Ok("id1".to_owned()));
         names.complete("n");
         assert!(matches!(names.claim("n", "id4", 1), Ok(Claim::Existing(id)) if id == "id1"));
@@ -133,11 +133,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_joined_what_was_dropped_is_told() {
+    async fn joining_an_abandoned_request_fails() {
         let names = NameReservations::default();
-        let Ok(Claim::Acquired(told)) = names.claim("n", "id1", 1) else { panic!("free") };
+        let Ok(Claim::Acquired(sender)) = names.claim("n", "id1", 1) else { panic!("free") };
         let Ok(Claim::InProgress(flight)) = names.claim("n", "id2", 1) else { panic!("under way") };
-        drop(told);
+        drop(sender);
         assert!(join(flight).await.is_err());
     }
 }

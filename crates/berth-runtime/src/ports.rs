@@ -20,7 +20,7 @@ use super::{
     stats::{Depth, Reading},
 };
 use berth_proto::cri;
-use berth_shim::plan::{Event, ExecPlan, Exit, Hello, LaunchPlan, NamespacePlan, Reply, Request};
+use berth_shim::plan::{ExecPlan, Exit, ExitEvent, Hello, LaunchPlan, NamespacePlan, Reply, ShimRequest};
 
 /// Connection to a pod's shim.
 #[async_trait]
@@ -31,18 +31,18 @@ pub trait Shim: Send + Sync {
     /// The shim reports a failure, no reply arrives in time, or the connection is lost.
     async fn request(
         &self,
-        request: Request,
+        request: ShimRequest,
         files: Vec<OwnedFd>,
         limit: Duration,
     ) -> RuntimeResult<(Reply, Vec<OwnedFd>)>;
 }
 
 /// A connected shim and its events.
-pub struct Connected {
+pub struct ShimSession {
     /// Sends requests.
     pub shim: Arc<dyn Shim>,
     /// Process exits; the shim repeats them until they are acknowledged. Closes when the connection is lost.
-    pub events: mpsc::Receiver<Event>,
+    pub events: mpsc::Receiver<ExitEvent>,
 }
 
 /// Starts shims and connects to running ones.
@@ -52,13 +52,13 @@ pub trait Shims: Send + Sync {
     ///
     /// # Errors
     /// The shim does not start or does not accept a connection.
-    async fn spawn(&self, sandbox: &str, groups: &[PathBuf]) -> RuntimeResult<Connected>;
+    async fn spawn(&self, sandbox: &str, groups: &[PathBuf]) -> RuntimeResult<ShimSession>;
 
     /// Connects to the running shim of a sandbox.
     ///
     /// # Errors
     /// The shim does not respond.
-    async fn find(&self, sandbox: &str) -> RuntimeResult<(Connected, Hello)>;
+    async fn find(&self, sandbox: &str) -> RuntimeResult<(ShimSession, Hello)>;
 
     /// The exit that a shim recorded for a container in its directory. Blocking: reads one small file.
     fn exit_record(&self, folder: &Path, container: &str) -> Option<Exit>;
@@ -144,7 +144,7 @@ pub struct TargetContainer {
     pub pid: Option<u32>,
 }
 
-/// A planned container.
+/// Result of [`Planner::container`]: a validated launch plan, without its cgroups.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PlannedContainer {
     /// Plan that the shim executes; the start fills in its cgroups.
@@ -203,7 +203,7 @@ pub struct AttachedNetwork {
 
 /// Pod networks.
 #[async_trait]
-pub trait Network: Send + Sync {
+pub trait PodNetworkProvider: Send + Sync {
     /// Sets up the network of a pod in its network namespace.
     ///
     /// # Errors
@@ -272,7 +272,7 @@ pub trait Groups: Send + Sync {
     ///
     /// # Errors
     /// The creation fails or a limit cannot be set; it is rolled back.
-    fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>>;
+    fn create(&self, group: &str, limits: &CgroupLimits) -> RuntimeResult<Vec<PathBuf>>;
 
     /// Releases what keeps an empty cgroup alive: its process runs in it now, or never will.
     fn settle(&self, _group: &str) {}
@@ -287,7 +287,7 @@ pub trait Groups: Send + Sync {
     ///
     /// # Errors
     /// A limit cannot be set; the previous ones remain in force.
-    fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()>;
+    fn limit(&self, group: &str, limits: &CgroupLimits) -> RuntimeResult<()>;
 
     /// Kills all processes in the cgroup and removes it; a missing cgroup is success.
     ///
@@ -304,7 +304,7 @@ pub trait Groups: Send + Sync {
 
 /// Resource limits of a cgroup.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Limits {
+pub enum CgroupLimits {
     /// The minimum share, for a pod's infrastructure processes.
     Smallest,
     /// Resources of a container's configuration.
@@ -321,7 +321,7 @@ pub struct Ports {
     /// Builds launch plans.
     pub planner: Arc<dyn Planner>,
     /// Pod networks.
-    pub network: Arc<dyn Network>,
+    pub network: Arc<dyn PodNetworkProvider>,
     /// Cgroups.
     pub groups: Arc<dyn Groups>,
 }

@@ -11,18 +11,18 @@ use berth_shim::plan::Hello;
 /// Updates a sandbox from its shim's `Hello`. Returns the ids of containers without a record, which the caller kills.
 pub fn with_shim(sandbox: &mut Sandbox, hello: &Hello, rule: OomRule, now_ns: i64) -> Vec<String> {
     let mut unknown = Vec::new();
-    for held in &hello.containers {
-        let Some(container) = sandbox.containers.get_mut(&held.id) else {
-            unknown.push(held.id.clone());
+    for record in &hello.containers {
+        let Some(container) = sandbox.containers.get_mut(&record.id) else {
+            unknown.push(record.id.clone());
             continue;
         };
-        container.mark_started(held.started);
-        if let Some(exit) = &held.exit {
+        container.mark_started(record.started);
+        if let Some(exit) = &record.exit {
             container.mark_exited(exit, rule);
         }
     }
     for (id, container) in &mut sandbox.containers {
-        if !hello.containers.iter().any(|held| held.id == *id) {
+        if !hello.containers.iter().any(|record| record.id == *id) {
             container.mark_lost(now_ns);
         }
     }
@@ -42,11 +42,12 @@ pub fn after_reboot(container: &mut Container, written_ns: i64, now_ns: i64) {
 mod tests {
     use super::*;
     use crate::fixture::{container, sandbox};
-    use berth_shim::plan::{ContainerRecord, Exit, StartTimings, Started};
+    use berth_shim::plan::{ContainerRecord, Exit, StartTimings, StartedProcess};
 
-    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100, took: StartTimings { root: 0, clone: 0 } };
+    const RUN: StartedProcess =
+        StartedProcess { pid: 7, start_ticks: 9, at_ns: 100, took: StartTimings { root: 0, clone: 0 } };
 
-    fn held(id: &str, code: Option<i32>) -> ContainerRecord {
+    fn shim_record(id: &str, code: Option<i32>) -> ContainerRecord {
         let exit =
             code.map(|code| Exit { code, is_signal: false, at_ns: 200, is_oom: false, oom_kills: 0, lost_lines: 0 });
         ContainerRecord { id: id.to_owned(), started: RUN, exit }
@@ -69,10 +70,10 @@ mod tests {
             namespaces: Vec::new(),
             init: None,
             containers: vec![
-                held("ran-on", None),
-                held("ended", Some(42)),
-                held("started", None),
-                held("stranger", None),
+                shim_record("ran-on", None),
+                shim_record("ended", Some(42)),
+                shim_record("started", None),
+                shim_record("stranger", None),
             ],
             starting: Vec::new(),
             events: Vec::new(),

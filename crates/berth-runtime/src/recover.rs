@@ -22,14 +22,14 @@ use super::{
     cri::{delete_container, sandbox_files, sandbox_stop},
     errors::{RuntimeError, RuntimeResult, outcome},
     ids, lost_networks,
-    ports::{Connected, Groups},
+    ports::{Groups, ShimSession},
     reconcile,
     runtime::{Runtime, blocking, now_ns},
     sandbox::Sandbox,
     store::{self, Layout, StoredObject, layout::DOOMED, objects::SandboxPhase},
 };
 use berth_metrics::NetworkOperation;
-use berth_shim::plan::{Hello, Reply, Request, Scope, Target};
+use berth_shim::plan::{Hello, ProcessTarget, Reply, Scope, ShimRequest};
 use berth_sys::atomic_file;
 
 /// Maximum number of sandboxes that are recovered in parallel.
@@ -173,13 +173,13 @@ async fn recover_sandbox(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: 
 }
 
 /// Connects to the shim of an incomplete sandbox, if it was started.
-async fn connect_incomplete(runtime: &Arc<Runtime>, sandbox: &Sandbox) -> Option<Connected> {
+async fn connect_incomplete(runtime: &Arc<Runtime>, sandbox: &Sandbox) -> Option<ShimSession> {
     let found = timeout(SHIM_LIMIT, runtime.ports.shims.find(sandbox.id())).await;
     found.ok()?.ok().map(|(connected, _)| connected)
 }
 
 /// Connects to a sandbox's shim and adopts its report; without a shim all its containers are lost.
-async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected> {
+async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<ShimSession> {
     let found = match timeout(SHIM_LIMIT, runtime.ports.shims.find(sandbox.id())).await {
         Ok(found) => found,
         Err(_) => Err(RuntimeError::deadline(format!("shim did not respond within {SHIM_LIMIT:?}"))),
@@ -205,7 +205,7 @@ async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected
 
 /// The shim's report once no start is in progress: the caller of such a start no longer exists. Kills containers whose
 /// start takes too long.
-async fn wait_for_starts(connected: &Connected, mut hello: Hello) -> Hello {
+async fn wait_for_starts(connected: &ShimSession, mut hello: Hello) -> Hello {
     let begun = Instant::now();
     while !hello.starting.is_empty() && begun.elapsed() < 2 * START_LIMIT {
         if begun.elapsed() > START_LIMIT {
@@ -214,7 +214,7 @@ async fn wait_for_starts(connected: &Connected, mut hello: Hello) -> Hello {
             }
         }
         sleep(START_PAUSE).await;
-        match connected.shim.request(Request::Hello, Vec::new(), SHIM_ANSWER).await {
+        match connected.shim.request(ShimRequest::Hello, Vec::new(), SHIM_ANSWER).await {
             Ok((Reply::Hello(now), _)) => hello = now,
             // The end of the event channel reports the lost connection.
             _ => break,
@@ -224,18 +224,18 @@ async fn wait_for_starts(connected: &Connected, mut hello: Hello) -> Hello {
 }
 
 /// Kills a container that is running or starting.
-async fn kill(connected: &Connected, id: &str) {
-    let to = Target::Container(id.to_owned());
-    let kill = Request::Signal { to, signal: KILL, scope: Scope::ControlGroup };
+async fn kill(connected: &ShimSession, id: &str) {
+    let to = ProcessTarget::Container(id.to_owned());
+    let kill = ShimRequest::Signal { to, signal: KILL, scope: Scope::ControlGroup };
     if let Err(cause) = connected.shim.request(kill, Vec::new(), SHIM_ANSWER).await {
         warn!(containerID = id, err = %cause, "Failed to kill container");
     }
 }
 
 /// Kills and forgets a container without a record.
-async fn drop_unknown(connected: &Connected, id: &str) {
+async fn drop_unknown(connected: &ShimSession, id: &str) {
     kill(connected, id).await;
-    let forget = Request::Forget(id.to_owned());
+    let forget = ShimRequest::Forget(id.to_owned());
     if let Err(cause) = connected.shim.request(forget, Vec::new(), SHIM_ANSWER).await {
         warn!(containerID = id, err = %cause, "Failed to remove container without a record from its shim");
     }
@@ -279,20 +279,20 @@ fn remove_groups(groups: &dyn Groups, id: &str) -> RuntimeResult<()> {
 /// Removes the remains of a sandbox without a record: shim, cgroups, shared memory, directories.
 async fn remove_orphan(runtime: &Arc<Runtime>, id: &str) {
     if let Ok(Ok((connected, hello))) = timeout(SHIM_LIMIT, runtime.ports.shims.find(id)).await {
-        for held in &hello.containers {
-            drop_unknown(&connected, &held.id).await;
+        for record in &hello.containers {
+            drop_unknown(&connected, &record.id).await;
         }
         // The cgroup is killed in any case.
-        let _ = connected.shim.request(Request::Shutdown, Vec::new(), SHIM_ANSWER).await;
+        let _ = connected.shim.request(ShimRequest::Shutdown, Vec::new(), SHIM_ANSWER).await;
     }
     let (shell, id) = (runtime.shell.clone(), id.to_owned());
-    let buried = blocking("removing orphaned sandbox", move || {
+    let removal = blocking("removing orphaned sandbox", move || {
         remove_groups(&*shell.groups, &id)?;
         sandbox_files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
         store::delete(&shell.layout.shim(&id))?;
         store::delete(&shell.layout.sandbox(&id))
     });
-    if let Err(cause) = buried.await {
+    if let Err(cause) = removal.await {
         warn!(err = %cause, "Failed to remove orphaned sandbox");
     }
 }

@@ -23,7 +23,7 @@ pub struct RuntimeContext {
     pub layout: Layout,
     /// Distributes CRI events to subscribers.
     pub hub: EventBroadcaster,
-    /// Metrics.
+    /// Counters and durations of launches, pulls, execs, and network operations.
     pub metrics: EmbeddedMetrics,
     /// Log counters of deleted and existing pods.
     pub logs: LogTotals,

@@ -106,36 +106,36 @@ pub type SandboxEvent = (String, cri::ContainerEventType);
 /// The events between two snapshots of a sandbox, in publication order.
 pub fn events_between(old: &Sandbox, new: &Sandbox) -> Vec<SandboxEvent> {
     use cri::ContainerEventType as Kind;
-    let mut told: Vec<SandboxEvent> = Vec::new();
+    let mut events: Vec<SandboxEvent> = Vec::new();
     let id = || new.id().to_owned();
     match (old.phase, new.phase) {
         (SandboxPhase::Creating, SandboxPhase::Ready) => {
-            told.push((id(), Kind::ContainerCreatedEvent));
-            told.push((id(), Kind::ContainerStartedEvent));
+            events.push((id(), Kind::ContainerCreatedEvent));
+            events.push((id(), Kind::ContainerStartedEvent));
         }
-        (SandboxPhase::Ready, SandboxPhase::NotReady) => told.push((id(), Kind::ContainerStoppedEvent)),
+        (SandboxPhase::Ready, SandboxPhase::NotReady) => events.push((id(), Kind::ContainerStoppedEvent)),
         _ => {}
     }
     for (id, container) in &new.containers {
         let before = old.containers.get(id).map(|c| &c.phase);
         if before.is_none() {
-            told.push((id.clone(), Kind::ContainerCreatedEvent));
+            events.push((id.clone(), Kind::ContainerCreatedEvent));
         }
         match (before, &container.phase) {
             (None | Some(Phase::Created | Phase::Starting), Phase::Running(_)) => {
-                told.push((id.clone(), Kind::ContainerStartedEvent));
+                events.push((id.clone(), Kind::ContainerStartedEvent));
             }
             (Some(Phase::Exited(_)), _) => {}
-            (_, Phase::Exited(_)) => told.push((id.clone(), Kind::ContainerStoppedEvent)),
+            (_, Phase::Exited(_)) => events.push((id.clone(), Kind::ContainerStoppedEvent)),
             _ => {}
         }
     }
     let gone = old.containers.keys().filter(|id| !new.containers.contains_key(*id));
-    told.extend(gone.map(|id| (id.clone(), Kind::ContainerDeletedEvent)));
+    events.extend(gone.map(|id| (id.clone(), Kind::ContainerDeletedEvent)));
     if new.is_removed && !old.is_removed {
-        told.push((id(), Kind::ContainerDeletedEvent));
+        events.push((id(), Kind::ContainerDeletedEvent));
     }
-    told
+    events
 }
 
 /// The name to reserve for a sandbox.
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use crate::fixture::{container, sandbox};
 
-    fn told(old: &Sandbox, new: &Sandbox) -> Vec<(String, &'static str)> {
+    fn short_events(old: &Sandbox, new: &Sandbox) -> Vec<(String, &'static str)> {
         let short = |kind: cri::ContainerEventType| {
             let name = kind.as_str_name();
             name.strip_prefix("CONTAINER_").and_then(|n| n.strip_suffix("_EVENT")).unwrap_or(name)
@@ -174,36 +174,36 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_told_in_order() {
+    fn changes_become_events_in_order() {
         let creating = Sandbox { phase: SandboxPhase::Creating, ..sandbox("s") };
         let ready = sandbox("s");
         let s = |word| ("s".to_owned(), word);
         let c = |word| ("c".to_owned(), word);
-        assert_eq!(told(&creating, &ready), [s("CREATED"), s("STARTED")]);
+        assert_eq!(short_events(&creating, &ready), [s("CREATED"), s("STARTED")]);
         let mut with = ready.clone();
         with.containers.insert("c".to_owned(), container("c"));
-        assert_eq!(told(&ready, &with), [c("CREATED")]);
+        assert_eq!(short_events(&ready, &with), [c("CREATED")]);
         let mut runs = with.clone();
         let one = runs.container_mut("c").expect("there");
         one.begin_start().expect("created");
         let starting = runs.clone();
-        assert_eq!(told(&with, &starting), []);
-        runs.container_mut("c").expect("there").mark_started(berth_shim::plan::Started {
+        assert_eq!(short_events(&with, &starting), []);
+        runs.container_mut("c").expect("there").mark_started(berth_shim::plan::StartedProcess {
             pid: 1,
             start_ticks: 1,
             at_ns: 1,
             ..Default::default()
         });
-        assert_eq!(told(&starting, &runs), [c("STARTED")]);
+        assert_eq!(short_events(&starting, &runs), [c("STARTED")]);
         let mut ended = runs.clone();
         assert!(ended.container_mut("c").expect("there").mark_lost(9));
         ended.phase = SandboxPhase::NotReady;
-        assert_eq!(told(&runs, &ended), [s("STOPPED"), c("STOPPED")]);
+        assert_eq!(short_events(&runs, &ended), [s("STOPPED"), c("STOPPED")]);
         let mut gone = ended.clone();
         gone.containers.clear();
         gone.is_removed = true;
-        assert_eq!(told(&ended, &gone), [c("DELETED"), s("DELETED")]);
-        assert_eq!(told(&gone, &gone), []);
+        assert_eq!(short_events(&ended, &gone), [c("DELETED"), s("DELETED")]);
+        assert_eq!(short_events(&gone, &gone), []);
     }
 
     #[test]

@@ -22,13 +22,13 @@ const OTHERS: [&str; 4] = ["node", "offlinePods", "shutdown", "standaloneObjects
 /// The file and the invalid field.
 pub fn read() -> Result<EmbeddedConfig, String> {
     let path = path();
-    let told = |cause: String| format!("{}: {cause}", path.display());
+    let with_path = |cause: String| format!("{}: {cause}", path.display());
     let mut config = EmbeddedConfig::default();
     for (name, section) in sections()? {
         match name.as_str() {
-            SECTION => config = EmbeddedConfig::read(section).map_err(told)?,
+            SECTION => config = EmbeddedConfig::read(section).map_err(with_path)?,
             other if OTHERS.contains(&other) => {}
-            other => return Err(told(format!("unknown field `{other}`, expected `{SECTION}`"))),
+            other => return Err(with_path(format!("unknown field `{other}`, expected `{SECTION}`"))),
         }
     }
     Ok(config)

@@ -17,13 +17,13 @@ use super::{
     errors::{RuntimeError, RuntimeResult},
     groups::{CgroupfsGroups, failed, parse},
     launch::devices::Rule,
-    ports::{Groups, Limits},
+    ports::{CgroupLimits, Groups},
     stats::{Depth, Reading},
 };
 use berth_shim::scope_placeholder::ScopePlaceholder;
 use berth_sys::cgroup::{
     GroupPath,
-    systemd::{Driver, names, rounded_quota},
+    systemd::{SystemdDriver, names, rounded_quota},
 };
 
 /// Suffix of scope units.
@@ -35,7 +35,7 @@ const PERIOD_US: u64 = 100_000;
 #[derive(Debug)]
 pub struct Scopes {
     kernel: CgroupfsGroups,
-    driver: Driver,
+    driver: SystemdDriver,
     /// Shim binary, which also runs as placeholder.
     program: PathBuf,
     /// Placeholder processes of scopes in which nothing else runs yet.
@@ -44,21 +44,21 @@ pub struct Scopes {
 
 impl Scopes {
     /// Creates scopes through this driver, with placeholders of the shim binary.
-    pub fn new(kernel: CgroupfsGroups, driver: Driver, program: PathBuf) -> Self {
+    pub fn new(kernel: CgroupfsGroups, driver: SystemdDriver, program: PathBuf) -> Self {
         Self { kernel, driver, program, placeholders: Mutex::default() }
     }
 
-    fn keepers(&self) -> MutexGuard<'_, HashMap<String, ScopePlaceholder>> {
+    fn lock_placeholders(&self) -> MutexGuard<'_, HashMap<String, ScopePlaceholder>> {
         self.placeholders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn make(&self, group: &str, path: &GroupPath, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {
+    fn make(&self, group: &str, path: &GroupPath, limits: &CgroupLimits) -> RuntimeResult<Vec<PathBuf>> {
         let files = self.kernel.rendered(limits)?;
-        let keeper = ScopePlaceholder::start(&self.program);
-        let keeper = keeper.map_err(|e| RuntimeError::file("execute", &self.program, &e))?;
-        let made = self.driver.make_scope(self.kernel.hierarchy(), path, keeper.process(), &files);
+        let placeholder = ScopePlaceholder::start(&self.program);
+        let placeholder = placeholder.map_err(|e| RuntimeError::file("execute", &self.program, &e))?;
+        let made = self.driver.make_scope(self.kernel.hierarchy(), path, placeholder.process(), &files);
         made.map_err(|error| failed(&error))?;
-        self.keepers().insert(group.to_owned(), keeper);
+        self.lock_placeholders().insert(group.to_owned(), placeholder);
         self.kernel.create(group, limits)
     }
 }
@@ -68,12 +68,12 @@ fn is_scope(group: &str) -> bool {
 }
 
 /// Rounds the CPU quota as systemd does, so that systemd and the cgroup files agree.
-fn rounded(limits: &Limits) -> Limits {
-    let Limits::Container(Some(resources)) = limits else { return limits.clone() };
+fn rounded(limits: &CgroupLimits) -> CgroupLimits {
+    let CgroupLimits::Container(Some(resources)) = limits else { return limits.clone() };
     let mut resources = resources.clone();
     let period = u64::try_from(resources.cpu_period).ok().filter(|period| *period > 0).unwrap_or(PERIOD_US);
     resources.cpu_quota = rounded_quota(resources.cpu_quota, period);
-    Limits::Container(Some(resources))
+    CgroupLimits::Container(Some(resources))
 }
 
 impl Groups for Scopes {
@@ -91,7 +91,7 @@ impl Groups for Scopes {
         Ok(found)
     }
 
-    fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {
+    fn create(&self, group: &str, limits: &CgroupLimits) -> RuntimeResult<Vec<PathBuf>> {
         if !is_scope(group) {
             return self.kernel.create(group, limits);
         }
@@ -105,15 +105,15 @@ impl Groups for Scopes {
     }
 
     fn settle(&self, group: &str) {
-        let keeper = self.keepers().remove(group);
-        drop(keeper);
+        let placeholder = self.lock_placeholders().remove(group);
+        drop(placeholder);
     }
 
     fn allow_devices(&self, group: &str, rules: &[Rule]) -> RuntimeResult<()> {
         self.kernel.allow_devices(group, rules)
     }
 
-    fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()> {
+    fn limit(&self, group: &str, limits: &CgroupLimits) -> RuntimeResult<()> {
         let (path, limits) = (parse(group)?, rounded(limits));
         if !is_scope(group) {
             return self.kernel.limit(group, &limits);

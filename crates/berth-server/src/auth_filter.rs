@@ -9,7 +9,7 @@ use rustls::pki_types::CertificateDer;
 use tracing::info;
 
 use super::{
-    auth::{Authenticator, Authorizer, Identity, SourceAddress, Unauthorized, Verdict},
+    auth::{AuthenticationError, Authenticator, AuthorizationDecision, Authorizer, SourceAddress, UserInfo},
     pipeline::{Peer, RequestAuthorizer},
     routes::text::coded,
     streaming::bare,
@@ -34,28 +34,30 @@ impl RequestAuthorizer for AuthFilter {
         &self,
         parts: &mut request::Parts,
         certificates: &[CertificateDer<'static>],
-    ) -> Result<Identity, Response> {
+    ) -> Result<UserInfo, Response> {
         if let Some(peer) = parts.extensions.get::<Peer>() {
             let source = SourceAddress(peer.address.ip());
             parts.extensions.insert(source);
         }
         self.authenticator.authenticate(parts, certificates).await.map_err(|refusal| {
             let code = match refusal {
-                Unauthorized::InvalidCredentials => "unauthenticated",
-                Unauthorized::TooMany => "too-many-reviews",
+                AuthenticationError::InvalidCredentials => "unauthenticated",
+                AuthenticationError::TooMany => "too-many-reviews",
             };
             coded(refusal.into_response(), code)
         })
     }
 
-    async fn authorize(&self, who: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response> {
+    async fn authorize(&self, who: &UserInfo, verb: &str, subresources: &[&str]) -> Result<(), Response> {
         match self.authorizer.authorize(who, verb, subresources).await {
-            Verdict::Allowed => Ok(()),
-            Verdict::Forbidden { text } => {
+            AuthorizationDecision::Allowed => Ok(()),
+            AuthorizationDecision::Forbidden { text } => {
                 info!(v = 2, user = %who.name, verb, subresources = ?subresources, "Forbidden");
                 Err(bare(StatusCode::FORBIDDEN, "forbidden", &text))
             }
-            Verdict::Failed { text } => Err(bare(StatusCode::INTERNAL_SERVER_ERROR, "authorization-failed", &text)),
+            AuthorizationDecision::Failed { text } => {
+                Err(bare(StatusCode::INTERNAL_SERVER_ERROR, "authorization-failed", &text))
+            }
         }
     }
 }

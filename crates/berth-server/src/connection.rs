@@ -65,7 +65,7 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
 /// HTTP version of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum HttpVersion {
     /// HTTP/1.1.
     One,
     /// HTTP/2.
@@ -75,7 +75,7 @@ pub enum Protocol {
 /// Serves a connection until it ends or `stop` is canceled.
 pub async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    protocol: Protocol,
+    protocol: HttpVersion,
     peer: Peer,
     serves: ListenerService,
     stop: &CancellationToken,
@@ -101,7 +101,7 @@ pub async fn connection(
             };
             // A client that expects `100 Continue` never sends a body that was not requested.
             let ends =
-                protocol == Protocol::One && if awaits_word { unread.has_unread() } else { !unread.drain().await };
+                protocol == HttpVersion::One && if awaits_word { unread.has_unread() } else { !unread.drain().await };
             if ends && response.status() != StatusCode::SWITCHING_PROTOCOLS {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -111,15 +111,15 @@ pub async fn connection(
                 return Ok::<_, Infallible>(head_only(response));
             }
             asked.waits_for_client();
-            let most = if protocol == Protocol::Two { PIECE } else { usize::MAX };
+            let most = if protocol == HttpVersion::Two { PIECE } else { usize::MAX };
             Ok(response.map(|body| Body::new(AccountedBody { body, asked, most, rest: Bytes::new() })))
         }
         .boxed()
     });
     let io = TokioIo::new(StallDetector { stream, account: account.clone(), is_stuck: false });
     let ended = match protocol {
-        Protocol::One => drive(http1().serve_connection(io, service).with_upgrades(), &account, stop).await,
-        Protocol::Two => drive(http2().serve_connection(io, service), &account, stop).await,
+        HttpVersion::One => drive(http1().serve_connection(io, service).with_upgrades(), &account, stop).await,
+        HttpVersion::Two => drive(http2().serve_connection(io, service), &account, stop).await,
     };
     match ended {
         Some(Ok(())) => {}

@@ -21,10 +21,10 @@ const UNAUTHENTICATED: (usize, usize) = (1024, 64);
 
 /// Counts the connections of a listener.
 #[derive(Clone, Debug, Default)]
-pub struct ConnectionBudget(Arc<Mutex<Table>>);
+pub struct ConnectionBudget(Arc<Mutex<ConnectionTable>>);
 
 #[derive(Debug, Default)]
-struct Table {
+struct ConnectionTable {
     /// Number of authenticated connections by address.
     authenticated: HashMap<IpAddr, usize>,
     /// Unauthenticated connections, oldest first.
@@ -43,7 +43,7 @@ pub struct ConnectionSlot {
 }
 
 impl ConnectionBudget {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,22 +144,22 @@ mod tests {
         let rest: Vec<_> = (0..2 * UNAUTHENTICATED.0).map(|n| budget.accept(address((n % 200) as u8))).collect();
         assert!(!is_evicted(&first));
         drop(rest);
-        let mut held: Vec<_> = (1..AUTHENTICATED.1)
+        let mut slots: Vec<_> = (1..AUTHENTICATED.1)
             .map(|_| {
                 let place = budget.accept(address(1));
                 place.authenticated();
                 place
             })
             .collect();
-        assert!(!held.iter().any(is_evicted));
+        assert!(!slots.iter().any(is_evicted));
         let beyond = budget.accept(address(1));
         beyond.authenticated();
         assert!(is_evicted(&beyond), "one address cannot take all");
-        held.pop();
+        slots.pop();
         let fits = budget.accept(address(1));
         fits.authenticated();
         assert!(!is_evicted(&fits));
-        drop((first, held, beyond, fits));
+        drop((first, slots, beyond, fits));
         let table = budget.table();
         assert!(table.authenticated.is_empty() && table.unauthenticated.is_empty());
     }

@@ -12,7 +12,7 @@ use futures::{FutureExt, future::BoxFuture};
 use jiff::Timestamp;
 
 use super::{
-    auth::Identity,
+    auth::UserInfo,
     ports::{
         Checkpoints, ContainerLogs, Health, NodeLogs, PodDiagnostics, PodDirectory, Profiles, RunningPods,
         SnapshotPages, Statistics, Verbosity,
@@ -24,7 +24,7 @@ use super::{
         text, why,
     },
     routing::{Endpoint, PlainEndpoint},
-    streaming::{CallerLimit, Streaming},
+    streaming::{CallerLimit, StreamingContext},
 };
 use berth_metrics::SliMetrics;
 
@@ -50,7 +50,7 @@ pub struct Endpoints {
     /// Debug endpoints.
     pub tools: Tools,
     /// Exec, attach, run, and port-forward.
-    pub streams: Streaming,
+    pub streams: StreamingContext,
 }
 
 /// Parts behind the debug endpoints.
@@ -118,7 +118,7 @@ impl Endpoints {
             },
             Endpoint::ContainerLogs(path) => {
                 let query = request.uri().query().map(str::to_owned);
-                let caller = request.extensions().get::<Identity>().map(|who| who.name.clone()).unwrap_or_default();
+                let caller = request.extensions().get::<UserInfo>().map(|who| who.name.clone()).unwrap_or_default();
                 drop(request);
                 let (query, caller, follows) = (query.as_deref(), caller.as_str(), &self.follows);
                 let asked = container_logs::LogRequest { path: &path, query, caller, follows };

@@ -22,7 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, error};
 
 use super::{
-    connection::{Protocol, connection},
+    connection::{HttpVersion, connection},
     connection_budget::{ConnectionBudget, ConnectionSlot},
     pipeline::{ListenerContext, Peer},
 };
@@ -97,7 +97,7 @@ pub async fn serve(
         prepare(&stream);
         let (serves, acceptor, stop) = (serves.clone(), tls.as_ref().map(|source| source()), cancel.clone());
         tasks.spawn(async move {
-            let held = place.clone();
+            let slot = place.clone();
             let served = match acceptor {
                 None => plain(stream, (address, place), serves, &stop).boxed(),
                 Some(acceptor) => {
@@ -106,7 +106,7 @@ pub async fn serve(
             };
             tokio::select! {
                 () = served => {}
-                () = held.evicted() => debug!(srcIP = %address.ip(), "Too many connections, closing connection"),
+                () = slot.evicted() => debug!(srcIP = %address.ip(), "Too many connections, closing connection"),
             }
         });
     }
@@ -132,7 +132,7 @@ async fn plain(
 ) {
     let peer = Peer { address, certificates: Arc::from([]), slot: place };
     // Fixed protocol: protocol detection would have no deadline.
-    connection(stream, Protocol::One, peer, serves, stop).await;
+    connection(stream, HttpVersion::One, peer, serves, stop).await;
 }
 
 async fn secured(
@@ -154,7 +154,7 @@ async fn secured(
     let (_, session) = stream.get_ref();
     let certificates: Arc<[CertificateDer<'static>]> =
         session.peer_certificates().unwrap_or_default().iter().map(|c| c.clone().into_owned()).collect();
-    let protocol = if session.alpn_protocol() == Some(b"h2") { Protocol::Two } else { Protocol::One };
+    let protocol = if session.alpn_protocol() == Some(b"h2") { HttpVersion::Two } else { HttpVersion::One };
     connection(stream, protocol, Peer { address, certificates, slot: place }, serves, stop).await;
 }
 

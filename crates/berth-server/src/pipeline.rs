@@ -23,7 +23,7 @@ use rustls::pki_types::CertificateDer;
 use tracing::{debug, error};
 
 use super::{
-    auth::{Identity, attributes},
+    auth::{UserInfo, attributes},
     connection_budget::ConnectionSlot,
     endpoints::Endpoints,
     routes::text,
@@ -53,13 +53,13 @@ pub trait RequestAuthorizer: Send + Sync + 'static {
         &self,
         parts: &mut request::Parts,
         certificates: &[CertificateDer<'static>],
-    ) -> Result<Identity, Response>;
+    ) -> Result<UserInfo, Response>;
 
     /// Authorizes the request: access to any of the subresources is sufficient.
     ///
     /// # Errors
     /// The response to a request that is not authorized.
-    async fn authorize(&self, who: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response>;
+    async fn authorize(&self, who: &UserInfo, verb: &str, subresources: &[&str]) -> Result<(), Response>;
 }
 
 /// Access control of a protected listener.
@@ -96,7 +96,7 @@ impl ListenerContext {
         let path = routing::decode(request.uri().path()).unwrap_or_default();
         let bucket = routing::bucket(&path);
         let metered = RequestMetricsGuard::new(&self, routing::method_label(request.method().as_str()), bucket);
-        let told = AccessLogEntry::of(&request, bucket);
+        let entry = AccessLogEntry::of(&request, bucket);
         request.extensions_mut().insert(metered.clone());
         let response = AssertUnwindSafe(self.clone().route(request).boxed()).catch_unwind().await;
         let response = response.unwrap_or_else(|_| {
@@ -104,8 +104,8 @@ impl ListenerContext {
             error!(path = bucket, "Request handler panicked");
             text::plain_error(StatusCode::INTERNAL_SERVER_ERROR, "500 Internal Server Error")
         });
-        if let Some(told) = told {
-            told.log(&response, metered.begun);
+        if let Some(entry) = entry {
+            entry.log(&response, metered.begun);
         }
         response.map(|body| Body::new(MeteredBody { body, _metered: metered }))
     }
@@ -175,7 +175,7 @@ impl ListenerContext {
                     && guard.streaming_requires_create
                     && request.method() == Method::GET
                     && routing::opens_a_stream(&endpoint)
-                    && let Some(who) = request.extensions().get::<Identity>().cloned()
+                    && let Some(who) = request.extensions().get::<UserInfo>().cloned()
                     && let Err(refusal) =
                         guard.authorizer.authorize(&who, "create", attributes::subresources(path)).await
                 {

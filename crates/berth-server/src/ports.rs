@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures::Sink;
 use jiff::Timestamp;
 
-use berth_metrics::exposition::Format;
+use berth_metrics::exposition::ExpositionFormat;
 use berth_types::{ContainerId, Pod, api};
 
 pub use debug_endpoints::{
@@ -34,7 +34,7 @@ pub trait SnapshotPages: Send + Sync + 'static {
     ///
     /// # Errors
     /// The gatherer's error text; the handler returns 500.
-    fn metrics(&self, format: Format, is_zipped: bool) -> Result<Bytes, String>;
+    fn metrics(&self, format: ExpositionFormat, is_zipped: bool) -> Result<Bytes, String>;
     /// Start time of the process in Unix seconds, for `Process-Start-Time-Unix`.
     fn process_start(&self) -> u64;
 }
@@ -105,7 +105,7 @@ pub enum LogError {
 /// Pod whose log is requested and, after [`ContainerLogs::instance`], the container instance.
 #[derive(Clone, Debug)]
 pub struct LogSource {
-    /// The pod.
+    /// Pod that has a container of the requested name.
     pub pod: Arc<Pod>,
     /// Last known status of the pod.
     pub status: Option<Arc<api::PodStatus>>,
@@ -180,7 +180,7 @@ pub trait Statistics: Send + Sync + 'static {
     ///
     /// # Errors
     /// The gatherer's error text; the handler returns 500.
-    async fn metrics(&self, page: MetricsPage, format: Format, is_zipped: bool) -> Result<Bytes, String>;
+    async fn metrics(&self, page: MetricsPage, format: ExpositionFormat, is_zipped: bool) -> Result<Bytes, String>;
     /// Start time of the process in Unix seconds, for `Process-Start-Time-Unix`.
     fn process_start(&self) -> u64;
 }

@@ -86,7 +86,7 @@ pub enum PlainEndpoint {
 /// Pod identified by a request path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPath {
-    /// Namespace.
+    /// First path segment after the endpoint's root.
     pub namespace: String,
     /// Name.
     pub pod: String,

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::{
     child,
-    plan::{ExecPlan, Failure, Hooks, LaunchPlan, NamespacePlan},
-    worker::launcher::{CreatedNamespaces, ExecTarget, Launcher, Launching, PodContext, Progress, Stdio},
+    plan::{ExecPlan, Hooks, LaunchPlan, NamespacePlan, ShimFailure},
+    worker::launcher::{CreatedNamespaces, ExecTarget, Launcher, PendingStart, PodContext, StartProgress, Stdio},
 };
 
 /// Creates namespaces and starts processes by [`child`].
@@ -13,7 +13,7 @@ use super::{
 pub struct ChildLauncher;
 
 impl Launcher for ChildLauncher {
-    fn make_namespaces(&self, plan: &NamespacePlan) -> Result<CreatedNamespaces, Failure> {
+    fn make_namespaces(&self, plan: &NamespacePlan) -> Result<CreatedNamespaces, ShimFailure> {
         let child::CreatedNamespaces { namespaces, init } = child::make_namespaces(plan)?;
         Ok(CreatedNamespaces { namespaces, init })
     }
@@ -23,24 +23,29 @@ impl Launcher for ChildLauncher {
         plan: &LaunchPlan,
         around: PodContext<'_>,
         stdio: Stdio,
-    ) -> Result<Box<dyn Launching>, Failure> {
+    ) -> Result<Box<dyn PendingStart>, ShimFailure> {
         let PodContext { namespaces, target, users } = around;
         let around = child::PodContext { namespaces, target, users };
         Ok(Box::new(Child(child::begin_launch(plan, &around, stdio.into())?)))
     }
 
-    fn begin_exec(&self, plan: &ExecPlan, inside: ExecTarget<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+    fn begin_exec(
+        &self,
+        plan: &ExecPlan,
+        inside: ExecTarget<'_>,
+        stdio: Stdio,
+    ) -> Result<Box<dyn PendingStart>, ShimFailure> {
         Ok(Box::new(Child(child::begin_exec(plan, inside.init, inside.groups, stdio.into())?)))
     }
 
-    fn begin_poststop(&self, container: &str, hooks: &Hooks) -> Result<(), Failure> {
+    fn begin_poststop(&self, container: &str, hooks: &Hooks) -> Result<(), ShimFailure> {
         child::begin_poststop(container, hooks)
     }
 }
 
-struct Child(child::Launching);
+struct Child(child::ProcessLaunch);
 
-impl Launching for Child {
+impl PendingStart for Child {
     fn report(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -49,13 +54,13 @@ impl Launching for Child {
         self.0.kill();
     }
 
-    fn advance(self: Box<Self>) -> Progress {
+    fn advance(self: Box<Self>) -> StartProgress {
         match self.0.advance() {
-            child::Progress::Pending(launching) => Progress::Pending(Box::new(Self(launching))),
-            child::Progress::Started { pid, start_ticks, terminal, took } => {
-                Progress::Started { pid, start_ticks, terminal, took }
+            child::LaunchProgress::Pending(launching) => StartProgress::Pending(Box::new(Self(launching))),
+            child::LaunchProgress::Started { pid, start_ticks, terminal, took } => {
+                StartProgress::Started { pid, start_ticks, terminal, took }
             }
-            child::Progress::Failed(failure) => Progress::Failed(failure),
+            child::LaunchProgress::Failed(failure) => StartProgress::Failed(failure),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use super::plan::{Exit, Started};
+use super::plan::{Exit, StartedProcess};
 
 /// Name of the directory of exit records in a shim's directory.
 pub const FOLDER: &str = "exits";
@@ -31,7 +31,7 @@ pub struct ExitRecord {
 
 impl ExitRecord {
     /// Record of a started process and its exit.
-    pub fn of(started: Started, exit: Exit) -> Self {
+    pub fn of(started: StartedProcess, exit: Exit) -> Self {
         Self { pid: started.pid, start_ticks: started.start_ticks, started_ns: started.at_ns, exit }
     }
 

@@ -92,13 +92,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_is_read() {
+    fn published_statistics_are_read_back() {
         let folder = tempfile::tempdir().expect("a folder");
         assert_eq!(LogTally::read(folder.path()), LogTally::default());
-        let mut told = TallyWriter::default();
+        let mut writer = TallyWriter::default();
         for bytes in [7, u64::MAX] {
             let tally = LogTally { bytes, dropped: 1, errors: 2 };
-            told.publish(folder.path(), tally).expect("written");
+            writer.publish(folder.path(), tally).expect("written");
             assert_eq!(LogTally::read(folder.path()), tally);
         }
         fs::write(folder.path().join(FILE), "short").expect("written");

@@ -1,7 +1,7 @@
 //! Protocol messages between the agent and a pod's shim: requests, replies, events. Pure.
 //!
 //! The agent makes every decision: the shim executes the plan in the order given and knows nothing of CRI, images, or
-//! Kubernetes. File descriptors travel beside a message (`SCM_RIGHTS`), in the order in which [`Request`] lists them.
+//! Kubernetes. File descriptors travel beside a message (`SCM_RIGHTS`), in the order in which [`ShimRequest`] lists them.
 //! Implements spec 09a §10-§14.
 
 use std::{collections::BTreeMap, path::PathBuf};
@@ -21,7 +21,7 @@ pub const MAX_BODY: usize = 1 << 20;
 
 /// A request from the agent to the shim.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum Request {
+pub enum ShimRequest {
     /// Identifies the shim. Answered by [`Reply::Hello`] with the descriptors of the namespaces the shim keeps open.
     Hello,
     /// Creates the pod's namespaces; at most once per shim.
@@ -33,7 +33,7 @@ pub enum Request {
     /// Sends a signal.
     Signal {
         /// Receiving process.
-        to: Target,
+        to: ProcessTarget,
         /// Signal number.
         signal: i32,
         /// Whether only that process, its process group, or its whole cgroup receives the signal.
@@ -42,10 +42,10 @@ pub enum Request {
     /// Sets the size of a container's terminal, in columns and rows. (The agent resizes exec terminals itself.)
     Resize {
         /// Container whose terminal is resized.
-        of: Target,
-        /// Columns.
+        of: ProcessTarget,
+        /// Width in character cells.
         columns: u16,
-        /// Rows.
+        /// Height in character cells.
         rows: u16,
     },
     /// Closes a container's stdin permanently.
@@ -69,7 +69,7 @@ pub enum Request {
 
 /// Process that a request or event refers to.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub enum Target {
+pub enum ProcessTarget {
     /// The first process of a container, by container id.
     Container(String),
     /// An exec process: container id and exec id.
@@ -94,7 +94,7 @@ pub enum Scope {
 pub enum Reply {
     /// The request succeeded and has no result.
     Done,
-    /// Reply to [`Request::Hello`]; carries the descriptors of [`Hello::namespaces`] in the same order.
+    /// Reply to [`ShimRequest::Hello`]; carries the descriptors of [`Hello::namespaces`] in the same order.
     Hello(Hello),
     /// The namespaces exist; their descriptors are attached in the order of [`Namespace`].
     Namespaces {
@@ -103,10 +103,10 @@ pub enum Reply {
         /// Process id of the pod's process 1, if the pod shares its process namespace.
         init: Option<u32>,
     },
-    /// The process runs. For an [`Request::Exec`] with a terminal, the descriptor of the pty master is attached.
-    Started(Started),
+    /// The process runs. For an [`ShimRequest::Exec`] with a terminal, the descriptor of the pty master is attached.
+    Started(StartedProcess),
     /// The request failed.
-    Failed(Failure),
+    Failed(ShimFailure),
 }
 
 /// State that a shim reports to a connecting agent.
@@ -126,7 +126,7 @@ pub struct Hello {
     #[serde(default)]
     pub starting: Vec<String>,
     /// Events that were not acknowledged yet.
-    pub events: Vec<Event>,
+    pub events: Vec<ExitEvent>,
 }
 
 /// Record of a started container in its shim.
@@ -135,14 +135,14 @@ pub struct ContainerRecord {
     /// Container id.
     pub id: String,
     /// The container's first process; kept after its exit.
-    pub started: Started,
+    pub started: StartedProcess,
     /// Exit of the first process; `None` while it runs.
     pub exit: Option<Exit>,
 }
 
 /// Identity and start time of a started process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Started {
+pub struct StartedProcess {
     /// Process id in the host's PID namespace.
     pub pid: u32,
     /// Start time in clock ticks since boot (field 22 of `/proc/<pid>/stat`): detects PID reuse.
@@ -166,7 +166,7 @@ pub struct StartTimings {
 /// Error of a failed request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("{text}")]
-pub struct Failure {
+pub struct ShimFailure {
     /// Class of the failure.
     pub kind: FailureKind,
     /// Message for people: the attempted operation, its path, and the kernel's error.
@@ -190,12 +190,12 @@ pub enum FailureKind {
 
 /// An unsolicited notification of a process exit, repeated until acknowledged.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Event {
+pub struct ExitEvent {
     /// Sequence number, counting up from 1.
     pub number: u64,
     /// Process that exited.
-    pub of: Target,
-    /// Its exit.
+    pub of: ProcessTarget,
+    /// Exit code, time, and OOM attribution.
     pub exit: Exit,
 }
 
@@ -222,7 +222,7 @@ pub struct Exit {
 pub enum Namespace {
     /// User ids and group ids.
     User,
-    /// Network.
+    /// Interfaces, addresses, routes, and firewall rules.
     Network,
     /// System V IPC and POSIX message queues.
     Ipc,
@@ -280,7 +280,7 @@ pub struct LaunchPlan {
     /// Paths remounted read-only.
     pub read_only: Vec<String>,
     /// First process of the container.
-    pub process: Process,
+    pub process: ProcessPlan,
     /// Whether stdin is kept open (CRI `stdin`).
     pub stdin: bool,
     /// Whether stdin closes when the first attached client ends its input (CRI `stdin_once`).
@@ -313,13 +313,13 @@ pub enum PidNamespace {
 fn container_id<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Written {
+    enum IdOrNumber {
         Id(String),
         Number(u32),
     }
-    Ok(match Written::deserialize(from)? {
-        Written::Id(id) => id,
-        Written::Number(number) => number.to_string(),
+    Ok(match IdOrNumber::deserialize(from)? {
+        IdOrNumber::Id(id) => id,
+        IdOrNumber::Number(number) => number.to_string(),
     })
 }
 
@@ -362,7 +362,7 @@ pub struct Mount {
     /// Mount point, absolute; resolved inside the root.
     pub target: String,
     /// Source of the mount.
-    pub source: Source,
+    pub source: MountKind,
     /// Read-write, read-only, or recursively read-only.
     pub access: Access,
     /// Mount propagation.
@@ -375,7 +375,7 @@ pub struct Mount {
 
 /// Source of a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Source {
+pub enum MountKind {
     /// A recursive bind mount of a host path.
     Bind(PathBuf),
     /// A new file system instance: type and options (`mode=755,size=65536k`).
@@ -437,7 +437,7 @@ pub struct Device {
 
 /// A process to execute.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Process {
+pub struct ProcessPlan {
     /// The program and its arguments.
     pub args: Vec<String>,
     /// Environment, entries of the form `KEY=value`.
@@ -491,7 +491,7 @@ pub struct ExecPlan {
     /// Exec id.
     pub exec: String,
     /// Process to execute.
-    pub process: Process,
+    pub process: ProcessPlan,
     /// Whether the process becomes the subreaper of its descendants, so that all of them are found while it runs.
     /// A shim that does not know this field ignores it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

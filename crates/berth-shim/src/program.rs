@@ -17,7 +17,7 @@ pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = arguments.collect();
     match arguments.as_slice() {
         [first, number] if first == child::POD_INIT => child::pod_init(&number.to_string_lossy()),
-        [first] if first == scope_placeholder::KEEPER => scope_placeholder::run(),
+        [first] if first == scope_placeholder::SCOPE_PLACEHOLDER => scope_placeholder::run(),
         [folder] if Path::new(folder).is_absolute() => match worker::run_on_stdin(Path::new(folder), &ChildLauncher) {
             Ok(()) => ExitCode::SUCCESS,
             Err(e) => {

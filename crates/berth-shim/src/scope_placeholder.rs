@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Argument of the shim's program that selects this mode.
-pub const KEEPER: &str = "keeper";
+pub const SCOPE_PLACEHOLDER: &str = "keeper";
 
 /// A placeholder process; killed when this is dropped.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl ScopePlaceholder {
     /// If the program cannot be executed.
     pub fn start(program: &Path) -> io::Result<Self> {
         let mut command = Command::new(program);
-        command.arg(KEEPER).env_clear().current_dir("/").stdin(Stdio::piped());
+        command.arg(SCOPE_PLACEHOLDER).env_clear().current_dir("/").stdin(Stdio::piped());
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().map(Self)
     }

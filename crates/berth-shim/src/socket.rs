@@ -30,7 +30,7 @@ const BACKLOG: i32 = 8;
 
 /// Result of a receive.
 #[derive(Debug)]
-pub enum Received {
+pub enum ReceiveResult {
     /// A datagram and its descriptors.
     Datagram(Vec<u8>, Vec<OwnedFd>),
     /// No datagram is pending.
@@ -129,9 +129,9 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
 ///
 /// # Errors
 /// Those of `look`.
-pub fn confirm_end<T, E>(mut look: impl FnMut() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
-    match look()? {
-        None => look(),
+pub fn confirm_end<T, E>(mut attempt: impl FnMut() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
+    match attempt()? {
+        None => attempt(),
         found => Ok(found),
     }
 }
@@ -140,11 +140,11 @@ pub fn confirm_end<T, E>(mut look: impl FnMut() -> Result<Option<T>, E>) -> Resu
 ///
 /// # Errors
 /// The kernel's error, or that the datagram is too long.
-pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<ReceiveResult> {
     let length = match confirm_end(|| next_length(socket)) {
-        Ok(None) => return Ok(Received::End),
+        Ok(None) => return Ok(ReceiveResult::End),
         Ok(Some(length)) => length,
-        Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(ReceiveResult::Nothing),
         Err(e) => return Err(e.into()),
     };
     if length > MAX_BODY + HEADER {
@@ -156,7 +156,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
         Ok(received) => received,
-        Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => return Ok(Received::Nothing),
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => return Ok(ReceiveResult::Nothing),
         Err(e) => return Err(e.into()),
     };
     let fds: Vec<OwnedFd> = ancillary
@@ -168,7 +168,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
         .flatten()
         .collect();
     bytes.truncate(received.bytes);
-    Ok(Received::Datagram(bytes, fds))
+    Ok(ReceiveResult::Datagram(bytes, fds))
 }
 
 /// Length of the next datagram; `None` at the end of the stream, which resembles an empty one: nobody sends those.
@@ -189,10 +189,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_believed_when_it_is_told_twice() {
-        let past = |said: &[Option<u8>]| {
-            let mut said = said.iter();
-            confirm_end(|| Ok::<_, ()>(*said.next().expect("asked twice at most")))
+    fn an_end_is_confirmed_by_a_second_read() {
+        let past = |results: &[Option<u8>]| {
+            let mut results = results.iter();
+            confirm_end(|| Ok::<_, ()>(*results.next().expect("asked twice at most")))
         };
         assert_eq!(past(&[Some(1)]), Ok(Some(1)));
         assert_eq!(past(&[None, Some(1)]), Ok(Some(1)));
@@ -202,10 +202,10 @@ mod tests {
 
     /// The sender may close in each turn at exactly the critical moment.
     #[test]
-    fn what_is_said_before_going_is_heard() {
-        let (hand, handed) = mpsc::channel::<OwnedFd>();
+    fn datagrams_sent_before_close_are_received() {
+        let (to_sender, sockets) = mpsc::channel::<OwnedFd>();
         let sender = std::thread::spawn(move || {
-            for socket in handed {
+            for socket in sockets {
                 send(socket.as_fd(), b"x", &[]).expect("sent");
             }
         });
@@ -213,18 +213,18 @@ mod tests {
         for turn in 0..5000 {
             let (ours, theirs) =
                 rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
-            hand.send(theirs).expect("taken");
-            let mut heard = 0;
+            to_sender.send(theirs).expect("taken");
+            let mut received = 0;
             loop {
                 match receive(ours.as_fd()).expect("received") {
-                    Received::Datagram(..) => heard += 1,
-                    Received::Nothing => {}
-                    Received::End => break,
+                    ReceiveResult::Datagram(..) => received += 1,
+                    ReceiveResult::Nothing => {}
+                    ReceiveResult::End => break,
                 }
             }
-            assert_eq!(heard, 1, "turn {turn}");
+            assert_eq!(received, 1, "turn {turn}");
         }
-        drop(hand);
+        drop(to_sender);
         sender.join().expect("no panic");
     }
 }

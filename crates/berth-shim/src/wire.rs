@@ -15,7 +15,7 @@ pub const HEADER: usize = 16;
 
 /// Kind of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum DatagramKind {
     /// A request of the agent.
     Request,
     /// The reply, with the sequence number of its request.
@@ -24,7 +24,7 @@ pub enum Kind {
     Event,
 }
 
-impl Kind {
+impl DatagramKind {
     fn number(self) -> u16 {
         match self {
             Self::Request => 0,
@@ -38,7 +38,7 @@ impl Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Datagram<'a> {
     /// Kind of its body.
-    pub kind: Kind,
+    pub kind: DatagramKind,
     /// Sequence number of the request.
     pub sequence: u32,
     body: &'a [u8],
@@ -79,9 +79,9 @@ impl<'a> Datagram<'a> {
             return Err(WireError::Version(version));
         }
         let kind = match u16::from_le_bytes([k0, k1]) {
-            0 => Kind::Request,
-            1 => Kind::Reply,
-            2 => Kind::Event,
+            0 => DatagramKind::Request,
+            1 => DatagramKind::Reply,
+            2 => DatagramKind::Event,
             _ => return Err(WireError::Header("unknown message kind")),
         };
         let length = u32::from_le_bytes([l0, l1, l2, l3]);
@@ -109,7 +109,7 @@ impl<'a> Datagram<'a> {
 ///
 /// # Errors
 /// If the body would be too long.
-pub fn write<T: Serialize>(kind: Kind, sequence: u32, body: &T) -> Result<Vec<u8>, WireError> {
+pub fn write<T: Serialize>(kind: DatagramKind, sequence: u32, body: &T) -> Result<Vec<u8>, WireError> {
     let mut out = vec![0; HEADER];
     ciborium::into_writer(body, &mut out).map_err(|e| WireError::Body(e.to_string()))?;
     let length = out.len() - HEADER;
@@ -127,22 +127,22 @@ pub fn write<T: Serialize>(kind: Kind, sequence: u32, body: &T) -> Result<Vec<u8
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{LaunchPlan, Reply, Request, Scope, Target};
+    use crate::plan::{LaunchPlan, ProcessTarget, Reply, Scope, ShimRequest};
 
     #[test]
     fn what_is_written_is_read() {
-        let request = Request::Signal { to: Target::Container("c".into()), signal: 15, scope: Scope::Group };
-        let bytes = write(Kind::Request, 7, &request).expect("short");
+        let request = ShimRequest::Signal { to: ProcessTarget::Container("c".into()), signal: 15, scope: Scope::Group };
+        let bytes = write(DatagramKind::Request, 7, &request).expect("short");
         let datagram = Datagram::read(&bytes).expect("ours");
-        assert_eq!((datagram.kind, datagram.sequence), (Kind::Request, 7));
-        assert_eq!(datagram.body::<Request>(), Ok(request));
+        assert_eq!((datagram.kind, datagram.sequence), (DatagramKind::Request, 7));
+        assert_eq!(datagram.body::<ShimRequest>(), Ok(request));
         assert!(datagram.body::<Reply>().is_err());
         assert!(datagram.body::<LaunchPlan>().is_err());
     }
 
     #[test]
     fn what_is_not_ours_is_an_error() {
-        let good = write(Kind::Reply, 1, &Reply::Done).expect("short");
+        let good = write(DatagramKind::Reply, 1, &Reply::Done).expect("short");
         let with = |at: usize, byte: u8| {
             let mut bytes = good.clone();
             bytes[at] = byte;
@@ -153,6 +153,6 @@ mod tests {
         assert_eq!(Datagram::read(&with(2, 9)), Err(WireError::Version(9)));
         assert_eq!(Datagram::read(&with(4, 9)), Err(WireError::Header("unknown message kind")));
         assert_eq!(Datagram::read(&with(12, 99)), Err(WireError::Header("length does not match the header")));
-        assert!(matches!(write(Kind::Event, 0, &"x".repeat(MAX_BODY)), Err(WireError::Long(_))));
+        assert!(matches!(write(DatagramKind::Event, 0, &"x".repeat(MAX_BODY)), Err(WireError::Long(_))));
     }
 }

@@ -4,21 +4,21 @@
 //! Device times are in seconds; the reference divides them by a million too many.
 
 use super::{
-    cadvisor_page::{Behind, Entry, Extra, Family, MountedFileSystem, Series, Stamp, Value},
+    cadvisor_page::{Behind, CgroupEntry, Extra, Family, MountedFileSystem, SampleValue, Series, Stamp},
     cgroup_files::{DeviceIo, IoCost, PressureStats, UNLIMITED},
     network::Interface,
-    reading::{Cpu, Memory},
+    reading::{CgroupMemory, Cpu},
 };
 
-const fn counter(name: &'static str, help: &'static str, write: fn(&Entry<'_>, &mut Series<'_, '_>)) -> Family {
+const fn counter(name: &'static str, help: &'static str, write: fn(&CgroupEntry<'_>, &mut Series<'_, '_>)) -> Family {
     Family { name, help, kind: "counter", stamp: Stamp::Reading, write }
 }
 
-const fn gauge(name: &'static str, help: &'static str, write: fn(&Entry<'_>, &mut Series<'_, '_>)) -> Family {
+const fn gauge(name: &'static str, help: &'static str, write: fn(&CgroupEntry<'_>, &mut Series<'_, '_>)) -> Family {
     Family { name, help, kind: "gauge", stamp: Stamp::Reading, write }
 }
 
-const fn fact(name: &'static str, help: &'static str, write: fn(&Entry<'_>, &mut Series<'_, '_>)) -> Family {
+const fn fact(name: &'static str, help: &'static str, write: fn(&CgroupEntry<'_>, &mut Series<'_, '_>)) -> Family {
     Family { name, help, kind: "gauge", stamp: Stamp::None, write }
 }
 
@@ -35,48 +35,48 @@ pub const FAMILIES: &[Family] = &[
                     (Behind::Image, "minor", &minor),
                     (Behind::Namespace, "operation", operation),
                 ];
-                s.put_with(&extra, Value::Count(value));
+                s.put_with(&extra, SampleValue::Count(value));
             }
         }
     }),
     counter("container_cpu_cfs_burst_periods_total", "Number of periods when burst occurs.", |e, s| {
-        held(e, s, |cpu| Value::Count(cpu.throttling.burst_periods));
+        throttling(e, s, |cpu| SampleValue::Count(cpu.throttling.burst_periods));
     }),
     counter("container_cpu_cfs_burst_seconds_total", "Total time duration the container has been bursted.", |e, s| {
-        held(e, s, |cpu| Value::Nanoseconds(cpu.throttling.burst_ns))
+        throttling(e, s, |cpu| SampleValue::Nanoseconds(cpu.throttling.burst_ns))
     }),
     counter("container_cpu_cfs_periods_total", "Number of elapsed enforcement period intervals.", |e, s| {
-        held(e, s, |cpu| Value::Count(cpu.throttling.periods));
+        throttling(e, s, |cpu| SampleValue::Count(cpu.throttling.periods));
     }),
     counter("container_cpu_cfs_throttled_periods_total", "Number of throttled period intervals.", |e, s| {
-        held(e, s, |cpu| Value::Count(cpu.throttling.throttled_periods));
+        throttling(e, s, |cpu| SampleValue::Count(cpu.throttling.throttled_periods));
     }),
     counter(
         "container_cpu_cfs_throttled_seconds_total",
         "Total time duration the container has been throttled.",
-        |e, s| held(e, s, |cpu| Value::Nanoseconds(cpu.throttling.throttled_ns)),
+        |e, s| throttling(e, s, |cpu| SampleValue::Nanoseconds(cpu.throttling.throttled_ns)),
     ),
     counter("container_cpu_system_seconds_total", "Cumulative system cpu time consumed in seconds.", |e, s| {
-        cpu(e, s, |cpu| Value::Nanoseconds(cpu.times.system_ns));
+        cpu(e, s, |cpu| SampleValue::Nanoseconds(cpu.times.system_ns));
     }),
     counter("container_cpu_usage_seconds_total", "Cumulative cpu time consumed in seconds.", |e, s| {
         if let Some(used) = e.reading.cpu.map(|cpu| cpu.times.usage_ns).filter(|used| *used > 0) {
-            s.put_with(&[(Behind::Container, "cpu", "total")], Value::Nanoseconds(used));
+            s.put_with(&[(Behind::Container, "cpu", "total")], SampleValue::Nanoseconds(used));
         }
     }),
     counter("container_cpu_user_seconds_total", "Cumulative user cpu time consumed in seconds.", |e, s| {
-        cpu(e, s, |cpu| Value::Nanoseconds(cpu.times.user_ns));
+        cpu(e, s, |cpu| SampleValue::Nanoseconds(cpu.times.user_ns));
     }),
     gauge("container_file_descriptors", "Number of open file descriptors for the container.", |e, s| {
         if let Some(files) = e.files {
-            s.put(Value::Count(files.descriptors));
+            s.put(SampleValue::Count(files.descriptors));
         }
     }),
     gauge("container_fs_inodes_free", "Number of available Inodes", |e, s| {
-        mounted(e, s, |m| Some(Value::Count(m.fs.inodes_free)));
+        mounted(e, s, |m| Some(SampleValue::Count(m.fs.inodes_free)));
     }),
     gauge("container_fs_inodes_total", "Number of Inodes", |e, s| {
-        mounted(e, s, |m| Some(Value::Count(m.fs.inodes)));
+        mounted(e, s, |m| Some(SampleValue::Count(m.fs.inodes)));
     }),
     counter("container_fs_io_cost_indebt_seconds_total", "Cumulative IOCost debt in seconds", |e, s| {
         cost(e, s, |cost| cost.indebt);
@@ -91,63 +91,65 @@ pub const FAMILIES: &[Family] = &[
         cost(e, s, |cost| cost.wait);
     }),
     gauge("container_fs_io_current", "Number of I/Os currently in progress", |e, s| {
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Count(disk.io[0])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Count(disk.io[0])));
     }),
     counter("container_fs_io_time_seconds_total", "Cumulative count of seconds spent doing I/Os", |e, s| {
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Milliseconds(disk.io[1])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Milliseconds(disk.io[1])));
     }),
     counter("container_fs_io_time_weighted_seconds_total", "Cumulative weighted I/O time in seconds", |e, s| {
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Milliseconds(disk.io[2])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Milliseconds(disk.io[2])));
     }),
     gauge(
         "container_fs_limit_bytes",
         "Number of bytes that can be consumed by the container on this filesystem.",
-        |e, s| mounted(e, s, |m| Some(Value::Count(m.fs.capacity))),
+        |e, s| mounted(e, s, |m| Some(SampleValue::Count(m.fs.capacity))),
     ),
     counter("container_fs_read_seconds_total", "Cumulative count of seconds spent reading", |e, s| {
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Milliseconds(disk.reads[3])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Milliseconds(disk.reads[3])));
     }),
     counter("container_fs_reads_bytes_total", "Cumulative count of bytes read", |e, s| {
         devices(e, s, |io| io.read_bytes);
     }),
     counter("container_fs_reads_merged_total", "Cumulative count of reads merged", |e, s| {
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Count(disk.reads[1])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Count(disk.reads[1])));
     }),
     counter("container_fs_reads_total", "Cumulative count of reads completed", |e, s| {
         other_devices(e, s, |io| io.reads);
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Count(disk.reads[0])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Count(disk.reads[0])));
     }),
     counter("container_fs_sector_reads_total", "Cumulative count of sector reads completed", |e, s| {
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Count(disk.reads[2])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Count(disk.reads[2])));
     }),
     counter("container_fs_sector_writes_total", "Cumulative count of sector writes completed", |e, s| {
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Count(disk.writes[2])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Count(disk.writes[2])));
     }),
     gauge(
         "container_fs_usage_bytes",
         "Number of bytes that are consumed by the container on this filesystem.",
-        |e, s| mounted(e, s, |m| Some(Value::Count(m.fs.used()))),
+        |e, s| mounted(e, s, |m| Some(SampleValue::Count(m.fs.used()))),
     ),
     counter("container_fs_write_seconds_total", "Cumulative count of seconds spent writing", |e, s| {
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Milliseconds(disk.writes[3])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Milliseconds(disk.writes[3])));
     }),
     counter("container_fs_writes_bytes_total", "Cumulative count of bytes written", |e, s| {
         devices(e, s, |io| io.written_bytes);
     }),
     counter("container_fs_writes_merged_total", "Cumulative count of writes merged", |e, s| {
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Count(disk.writes[1])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Count(disk.writes[1])));
     }),
     counter("container_fs_writes_total", "Cumulative count of writes completed", |e, s| {
         other_devices(e, s, |io| io.writes);
-        mounted(e, s, |m| m.disk.as_ref().map(|disk| Value::Count(disk.writes[0])));
+        mounted(e, s, |m| m.disk.as_ref().map(|disk| SampleValue::Count(disk.writes[0])));
     }),
-    gauge("container_health_state", "The result of the container's health check", |_, s| s.put(Value::Signed(-1))),
+    gauge("container_health_state", "The result of the container's health check", |_, s| {
+        s.put(SampleValue::Signed(-1))
+    }),
     Family {
         name: "container_last_seen",
         help: "Last time a container was seen by the exporter",
         kind: "gauge",
         stamp: Stamp::Page,
-        write: |e, s| s.put(Value::Count(e.now)),
+        write: |e, s| s.put(SampleValue::Count(e.now)),
     },
     gauge("container_memory_cache", "Number of bytes of page cache memory.", |e, s| {
         memory(e, s, |memory| memory.stat.file);
@@ -160,7 +162,7 @@ pub const FAMILIES: &[Family] = &[
         for scope in ["container", "hierarchy"] {
             for (failure, value) in [("pgfault", memory.stat.pgfault), ("pgmajfault", memory.stat.pgmajfault)] {
                 let extra = [(Behind::Container, "failure_type", failure), (Behind::Pod, "scope", scope)];
-                s.put_with(&extra, Value::Count(value));
+                s.put_with(&extra, SampleValue::Count(value));
             }
         }
     }),
@@ -187,7 +189,7 @@ pub const FAMILIES: &[Family] = &[
         |e, s| memory(e, s, |memory| memory.usage),
     ),
     gauge("container_memory_working_set_bytes", "Current working set in bytes.", |e, s| {
-        memory(e, s, Memory::working_set);
+        memory(e, s, CgroupMemory::working_set);
     }),
     counter("container_network_receive_bytes_total", "Cumulative count of bytes received", |e, s| {
         network(e, s, |i| i.received.bytes);
@@ -256,27 +258,27 @@ pub const FAMILIES: &[Family] = &[
     ),
     gauge("container_processes", "Number of processes running inside the container.", |e, s| {
         if let Some(count) = e.reading.processes {
-            s.put(Value::Count(u64::from(count)));
+            s.put(SampleValue::Count(u64::from(count)));
         }
     }),
     gauge("container_sockets", "Number of open sockets for the container.", |e, s| {
         if let Some(files) = e.files {
-            s.put(Value::Count(files.sockets));
+            s.put(SampleValue::Count(files.sockets));
         }
     }),
     fact("container_spec_cpu_period", "CPU period of the container.", |e, s| {
         if let Some(share) = e.reading.share {
-            s.put(Value::Count(share.period));
+            s.put(SampleValue::Count(share.period));
         }
     }),
     fact("container_spec_cpu_quota", "CPU quota of the container.", |e, s| {
         if let Some(quota) = e.reading.share.and_then(|share| share.quota) {
-            s.put(Value::Count(quota));
+            s.put(SampleValue::Count(quota));
         }
     }),
     fact("container_spec_cpu_shares", "CPU share of the container.", |e, s| {
         if let Some(share) = e.reading.share {
-            s.put(Value::Count(share.shares));
+            s.put(SampleValue::Count(share.shares));
         }
     }),
     fact("container_spec_memory_limit_bytes", "Memory limit for the container.", |e, s| {
@@ -289,11 +291,11 @@ pub const FAMILIES: &[Family] = &[
         limit(e, s, |memory| memory.shown_swap_limit);
     }),
     fact("container_start_time_seconds", "Start time of the container since unix epoch in seconds.", |e, s| {
-        s.put(Value::Signed(e.started_at));
+        s.put(SampleValue::Signed(e.started_at));
     }),
     gauge("container_threads", "Number of threads running inside the container", |e, s| {
         if let Some((threads, _)) = e.reading.threads {
-            s.put(Value::Count(threads));
+            s.put(SampleValue::Count(threads));
         }
     }),
     gauge(
@@ -301,7 +303,7 @@ pub const FAMILIES: &[Family] = &[
         "Maximum number of threads allowed inside the container, infinity if value is zero",
         |e, s| {
             if let Some((_, max)) = e.reading.threads {
-                s.put(Value::Count(max));
+                s.put(SampleValue::Count(max));
             }
         },
     ),
@@ -310,56 +312,56 @@ pub const FAMILIES: &[Family] = &[
         "Soft ulimit values for the container root process. Unlimited if -1, except priority and nice",
         |e, s| {
             if let Some(limit) = e.files.and_then(|files| files.soft_limit) {
-                s.put_with(&[(Behind::Pod, "ulimit", "max_open_files")], Value::Signed(limit));
+                s.put_with(&[(Behind::Pod, "ulimit", "max_open_files")], SampleValue::Signed(limit));
             }
         },
     ),
 ];
 
-fn cpu(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Cpu) -> Value) {
+fn cpu(entry: &CgroupEntry<'_>, series: &mut Series<'_, '_>, value: fn(&Cpu) -> SampleValue) {
     if let Some(cpu) = &entry.reading.cpu {
         series.put(value(cpu));
     }
 }
 
 /// Writes a throttling value; only for cgroups with a CPU quota.
-fn held(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Cpu) -> Value) {
+fn throttling(entry: &CgroupEntry<'_>, series: &mut Series<'_, '_>, value: fn(&Cpu) -> SampleValue) {
     if entry.reading.share.is_some_and(|share| share.quota.is_some()) {
         cpu(entry, series, value);
     }
 }
 
-fn memory(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Memory) -> u64) {
+fn memory(entry: &CgroupEntry<'_>, series: &mut Series<'_, '_>, value: fn(&CgroupMemory) -> u64) {
     if let Some(memory) = &entry.reading.memory {
-        series.put(Value::Count(value(memory)));
+        series.put(SampleValue::Count(value(memory)));
     }
 }
 
 /// Writes a memory limit; no limit is written as 0.
-fn limit(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Memory) -> u64) {
+fn limit(entry: &CgroupEntry<'_>, series: &mut Series<'_, '_>, value: fn(&CgroupMemory) -> u64) {
     if let Some(memory) = &entry.reading.memory {
-        series.put(Value::Count(Some(value(memory)).filter(|limit| *limit <= UNLIMITED).unwrap_or_default()));
+        series.put(SampleValue::Count(Some(value(memory)).filter(|limit| *limit <= UNLIMITED).unwrap_or_default()));
     }
 }
 
-fn network(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Interface) -> u64) {
+fn network(entry: &CgroupEntry<'_>, series: &mut Series<'_, '_>, value: fn(&Interface) -> u64) {
     for interface in entry.network.into_iter().flat_map(|network| &network.interfaces) {
-        series.put_with(&[(Behind::Image, "interface", &interface.name)], Value::Count(value(interface)));
+        series.put_with(&[(Behind::Image, "interface", &interface.name)], SampleValue::Count(value(interface)));
     }
 }
 
 fn pressure(
-    entry: &Entry<'_>,
+    entry: &CgroupEntry<'_>,
     series: &mut Series<'_, '_>,
     stalls: Option<PressureStats>,
     value: fn(&PressureStats) -> u64,
 ) {
     if let Some(stalls) = stalls.filter(|_| entry.has_pressure) {
-        series.put(Value::Microseconds(value(&stalls)));
+        series.put(SampleValue::Microseconds(value(&stalls)));
     }
 }
 
-fn mounted(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&MountedFileSystem) -> Option<Value>) {
+fn mounted(entry: &CgroupEntry<'_>, series: &mut Series<'_, '_>, value: fn(&MountedFileSystem) -> Option<SampleValue>) {
     for mounted in entry.mounted {
         if let Some(value) = value(mounted) {
             series.put_with(&[(Behind::Container, "device", &mounted.device)], value);
@@ -367,33 +369,33 @@ fn mounted(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&MountedFil
     }
 }
 
-fn devices(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&DeviceIo) -> u64) {
+fn devices(entry: &CgroupEntry<'_>, series: &mut Series<'_, '_>, value: fn(&DeviceIo) -> u64) {
     for io in &entry.reading.devices {
-        series.put_with(&[(Behind::Container, "device", &device(entry, io))], Value::Count(value(io)));
+        series.put_with(&[(Behind::Container, "device", &device(entry, io))], SampleValue::Count(value(io)));
     }
 }
 
 /// Writes a value of each device that no mounted file system reports.
-fn other_devices(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&DeviceIo) -> u64) {
+fn other_devices(entry: &CgroupEntry<'_>, series: &mut Series<'_, '_>, value: fn(&DeviceIo) -> u64) {
     for io in &entry.reading.devices {
         let device = device(entry, io);
         if !entry.mounted.iter().any(|mounted| mounted.device == device) {
-            series.put_with(&[(Behind::Container, "device", &device)], Value::Count(value(io)));
+            series.put_with(&[(Behind::Container, "device", &device)], SampleValue::Count(value(io)));
         }
     }
 }
 
-fn cost(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&IoCost) -> u64) {
+fn cost(entry: &CgroupEntry<'_>, series: &mut Series<'_, '_>, value: fn(&IoCost) -> u64) {
     for io in &entry.reading.devices {
         if let Some(cost) = &io.cost {
             let device = device(entry, io);
-            series.put_with(&[(Behind::Container, "device", &device)], Value::Microseconds(value(cost)));
+            series.put_with(&[(Behind::Container, "device", &device)], SampleValue::Microseconds(value(cost)));
         }
     }
 }
 
 /// Device path such as `/dev/sda`; a device that is gone keeps its numbers, so that two devices never share a label.
-fn device(entry: &Entry<'_>, io: &DeviceIo) -> String {
+fn device(entry: &CgroupEntry<'_>, io: &DeviceIo) -> String {
     match entry.devices.get(&io.device) {
         Some(known) => format!("/dev/{}", known.name),
         None => format!("{}:{}", io.device.0, io.device.1),

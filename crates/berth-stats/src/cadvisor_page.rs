@@ -14,7 +14,7 @@ use super::{
     cadvisor_machine::{machine, scrape_error, version},
     disk::FileSystem,
     host::{DiskCounters, Host},
-    network::Network,
+    network::NetworkInterfaces,
     open_files::OpenFiles,
     page::{push_count, push_family, push_integer, push_scaled, push_signed},
     reader::{CgroupObservation, MachineMemory},
@@ -37,7 +37,7 @@ pub struct OpenFileCount {
 /// Open files by cgroup path.
 pub type Counts = HashMap<Arc<str>, OpenFileCount>;
 
-/// A mounted file system.
+/// One device of the mount table, with its usage and I/O counters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountedFileSystem {
     /// Device such as `/dev/sda1`; of a memory file system its mount point.
@@ -49,7 +49,7 @@ pub struct MountedFileSystem {
 }
 
 /// Inputs of the page.
-pub struct Inputs<'a> {
+pub struct CadvisorInputs<'a> {
     /// A snapshot of full depth.
     pub snapshot: &'a Snapshot,
     /// Current time.
@@ -71,7 +71,7 @@ pub struct Inputs<'a> {
 }
 
 /// One cgroup on the page.
-pub struct Entry<'a> {
+pub struct CgroupEntry<'a> {
     /// Values of the cgroup.
     pub reading: &'a Reading,
     /// Start time, seconds since the epoch.
@@ -79,7 +79,7 @@ pub struct Entry<'a> {
     /// Whether it is the cgroup of an app container.
     pub is_container: bool,
     /// Network counters; of sandboxes and the root cgroup, and of a pod whose sandbox has no cgroup.
-    pub network: Option<&'a Network>,
+    pub network: Option<&'a NetworkInterfaces>,
     /// Open files, where they were counted.
     pub files: Option<OpenFiles>,
     /// Mounted file systems; of the root cgroup only.
@@ -96,7 +96,7 @@ pub struct Entry<'a> {
 }
 
 /// Returns the page in text format.
-pub fn write(inputs: &Inputs<'_>) -> Vec<u8> {
+pub fn write(inputs: &CadvisorInputs<'_>) -> Vec<u8> {
     let entries = entries(inputs);
     let mut out = Vec::with_capacity((16 << 10) + entries.len() * 20_000);
     version(&mut out, inputs.host);
@@ -119,7 +119,7 @@ pub fn write(inputs: &Inputs<'_>) -> Vec<u8> {
 }
 
 /// Returns all cgroups, sorted by container, ID, and the other labels.
-fn entries<'a>(inputs: &Inputs<'a>) -> Vec<Entry<'a>> {
+fn entries<'a>(inputs: &CadvisorInputs<'a>) -> Vec<CgroupEntry<'a>> {
     let snapshot = inputs.snapshot;
     let mut entries = Vec::with_capacity(4 + snapshot.pods.len() * 4);
     if let Some(root) = &snapshot.root {
@@ -139,7 +139,7 @@ fn entries<'a>(inputs: &Inputs<'a>) -> Vec<Entry<'a>> {
     entries
 }
 
-fn of_pod<'a>(inputs: &Inputs<'a>, seen: &'a PodUsage, entries: &mut Vec<Entry<'a>>) {
+fn of_pod<'a>(inputs: &CadvisorInputs<'a>, seen: &'a PodUsage, entries: &mut Vec<CgroupEntry<'a>>) {
     let pod = Names { namespace: &seen.pod.id.namespace, pod: &seen.pod.id.name, ..Names::default() };
     entries.extend(seen.group.as_ref().map(|group| entry(inputs, group, pod)));
     if let Some(sandbox) = &seen.sandbox {
@@ -166,7 +166,7 @@ fn of_pod<'a>(inputs: &Inputs<'a>, seen: &'a PodUsage, entries: &mut Vec<Entry<'
     }
 }
 
-fn entry<'a>(inputs: &Inputs<'a>, seen: &'a CgroupObservation, names: Names<'_>) -> Entry<'a> {
+fn entry<'a>(inputs: &CadvisorInputs<'a>, seen: &'a CgroupObservation, names: Names<'_>) -> CgroupEntry<'a> {
     let end = |millis: i64| {
         let mut end = vec![b' '];
         push_integer(&mut end, u64::try_from(millis).unwrap_or_default());
@@ -174,7 +174,7 @@ fn entry<'a>(inputs: &Inputs<'a>, seen: &'a CgroupObservation, names: Names<'_>)
         end
     };
     let now = inputs.now / 1_000_000_000;
-    Entry {
+    CgroupEntry {
         reading: &seen.reading,
         started_at: seen.reading.created_at,
         is_container: !names.container.is_empty(),
@@ -191,7 +191,7 @@ fn entry<'a>(inputs: &Inputs<'a>, seen: &'a CgroupObservation, names: Names<'_>)
 
 /// A sample value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Value {
+pub enum SampleValue {
     /// An unsigned integer.
     Count(u64),
     /// A signed integer.
@@ -226,7 +226,7 @@ pub struct Family {
     /// Timestamp of its series.
     pub stamp: Stamp,
     /// Writes the series of one cgroup.
-    pub write: fn(&Entry<'_>, &mut Series<'_, '_>),
+    pub write: fn(&CgroupEntry<'_>, &mut Series<'_, '_>),
 }
 
 /// Sink for the series of one family.
@@ -234,17 +234,17 @@ pub struct Series<'a, 'e> {
     out: &'a mut Vec<u8>,
     family: &'static Family,
     count: usize,
-    entry: Option<&'e Entry<'e>>,
+    entry: Option<&'e CgroupEntry<'e>>,
 }
 
 impl Series<'_, '_> {
     /// Writes a series without extra labels.
-    pub fn put(&mut self, value: Value) {
+    pub fn put(&mut self, value: SampleValue) {
         self.put_with(&[], value);
     }
 
     /// Writes a series with extra labels, given in the order in which they are written.
-    pub fn put_with(&mut self, extra: &[Extra<'_>], value: Value) {
+    pub fn put_with(&mut self, extra: &[Extra<'_>], value: SampleValue) {
         let Some(entry) = self.entry else { return };
         self.count += 1;
         if self.count > MAX_SERIES {
@@ -257,11 +257,11 @@ impl Series<'_, '_> {
         self.out.extend_from_slice(name.as_bytes());
         entry.labels.write(self.out, extra);
         match value {
-            Value::Count(number) => push_count(self.out, number),
-            Value::Signed(number) => push_signed(self.out, number),
-            Value::Nanoseconds(number) => push_scaled(self.out, number, 9),
-            Value::Microseconds(number) => push_scaled(self.out, number, 6),
-            Value::Milliseconds(number) => push_scaled(self.out, number, 3),
+            SampleValue::Count(number) => push_count(self.out, number),
+            SampleValue::Signed(number) => push_signed(self.out, number),
+            SampleValue::Nanoseconds(number) => push_scaled(self.out, number, 9),
+            SampleValue::Microseconds(number) => push_scaled(self.out, number, 6),
+            SampleValue::Milliseconds(number) => push_scaled(self.out, number, 3),
         }
         let [of_reading, of_page] = &entry.ends;
         self.out.extend_from_slice(match self.family.stamp {
@@ -292,7 +292,7 @@ mod tests {
         let disk = DiskCounters { name: "vda".to_owned(), reads: [1, 2, 3, 4500], ..DiskCounters::default() };
         let fs = FileSystem { capacity: 1000, free: 400, available: 300, inodes: 20, inodes_free: 15 };
         let files = OpenFiles { descriptors: 9, sockets: 2, soft_limit: Some(-1) };
-        let out = write(&Inputs {
+        let out = write(&CadvisorInputs {
             snapshot: &snapshot,
             now: sample::AT + 5_000_000_000,
             host: &host,
@@ -339,14 +339,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_a_sandbox_group_tells_its_network_itself() {
+    fn a_pod_without_a_sandbox_cgroup_has_network_series_of_its_own() {
         let page = page(|snapshot| snapshot.pods[0].sandbox = None);
         let network = of(&page, "container_network_receive_bytes_total");
         assert_eq!(network.iter().filter(|line| line.contains("id=\"/kubepods/poduid-web\"")).count(), 1);
     }
 
     #[test]
-    fn pressure_only_where_the_kernel_tells() {
+    fn pressure_series_exist_only_where_the_kernel_provides_them() {
         // AC-04b-M13, AC-08-17
         assert!(!page(|_| {}).contains("container_pressure_"));
         let page = page(|snapshot| {
@@ -373,13 +373,14 @@ mod tests {
         let limited = page(|snapshot| {
             if let Some(main) = &mut snapshot.pods[0].containers[0] {
                 main.reading.share = Some(CpuShare { shares: 512, quota: Some(50_000), period: 100_000 });
-                let held = Throttling {
+                let counters = Throttling {
                     periods: 10,
                     throttled_periods: 3,
                     throttled_ns: 2_500_000_000,
                     ..Throttling::default()
                 };
-                main.reading.cpu = main.reading.cpu.map(|cpu| super::super::reading::Cpu { throttling: held, ..cpu });
+                main.reading.cpu =
+                    main.reading.cpu.map(|cpu| super::super::reading::Cpu { throttling: counters, ..cpu });
             }
         });
         for (family, value) in [

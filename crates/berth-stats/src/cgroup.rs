@@ -17,11 +17,11 @@ use std::{
 use inotify::WatchDescriptor;
 
 use super::{
-    mounts::{Content, ControlFile, Mounts, Tree},
+    mounts::{ControlFile, ControlFileKind, Mounts, Tree},
     partial_reading::PartialReading,
     reader::{CgroupObservation, MachineMemory, YOUNG_NS},
     reading::{Cpu, CpuSample, Depth, WallNs, rate},
-    settings_watch::Settings,
+    settings_watch::CgroupSettings,
 };
 
 /// Maximum size of a cgroup file, bytes: the members of a cgroup with 100,000 processes.
@@ -51,7 +51,7 @@ pub struct ReadContext<'a> {
 impl ReadContext<'_> {
     /// Whether a file of a cgroup below the root can contain data.
     fn counts(&self, file: &ControlFile) -> bool {
-        self.counts_disks || file.tree != Tree::Blkio || file.content == Content::IoPressure
+        self.counts_disks || file.tree != Tree::Blkio || file.content == ControlFileKind::IoPressure
     }
 
     /// Reserves one more open file; false if the limit is reached.
@@ -62,7 +62,7 @@ impl ReadContext<'_> {
 }
 
 /// Cached handle of a cgroup file.
-enum Slot {
+enum CachedFile {
     Closed,
     Open(File),
     Absent,
@@ -84,13 +84,13 @@ pub struct Cgroup {
     /// Last reading and its depth, unless it was of full depth.
     pub seen: Option<(Depth, PartialReading)>,
     /// Settings and the depth of their reading; `None` after they were written.
-    pub settings: Option<(Depth, Settings)>,
+    pub settings: Option<(Depth, CgroupSettings)>,
     whole: Option<CompleteReading>,
     /// Depth and time of the last reading that found the cgroup idle.
     idle_since: Option<(Depth, WallNs)>,
     /// Watches of its settings; empty where the kernel cannot watch them.
     pub watched: Vec<WatchDescriptor>,
-    slots: Vec<Slot>,
+    slots: Vec<CachedFile>,
     last: Option<CpuSample>,
     rate: Option<u64>,
     /// Last pass that listed this cgroup.
@@ -111,7 +111,7 @@ impl Cgroup {
             whole: None,
             idle_since: None,
             watched: Vec::new(),
-            slots: (0..files).map(|_| Slot::Closed).collect(),
+            slots: (0..files).map(|_| CachedFile::Closed).collect(),
             last: None,
             rate: None,
             pass: 0,
@@ -121,14 +121,14 @@ impl Cgroup {
 
     /// Number of open files of this cgroup.
     pub fn open_files(&self) -> usize {
-        self.slots.iter().filter(|slot| matches!(slot, Slot::Open(_))).count()
+        self.slots.iter().filter(|slot| matches!(slot, CachedFile::Open(_))).count()
     }
 
     /// Reads the cgroup; `None` if neither CPU nor memory could be read.
     pub fn read(&mut self, depth: Depth, tools: &ReadContext<'_>, buffer: &mut Vec<u8>) -> Option<CgroupObservation> {
         let (path, at) = (self.path.clone(), (tools.now)());
         if let Some((read, mut draft)) = self.idle_values(depth, at) {
-            let mut files = Files { path: &path, slots: &mut self.slots, tools, buffer, is_watched: true };
+            let mut files = CgroupFiles { path: &path, slots: &mut self.slots, tools, buffer, is_watched: true };
             let is_missing = |file: &ControlFile| file.depth <= depth && file.depth > read;
             files.read(&mut draft, |file| is_missing(file) && file.content.changes_alone() && tools.counts(file));
             return self.finish_observation(draft, depth, tools);
@@ -160,7 +160,7 @@ impl Cgroup {
         };
         drop(self.whole.take_if(|whole| whole.depth < depth || is_old(whole)));
         let before = self.whole.as_ref().filter(|whole| settled && whole.draft.at <= at);
-        let mut files = Files { path: &path, slots: &mut self.slots, tools, buffer, is_watched };
+        let mut files = CgroupFiles { path: &path, slots: &mut self.slots, tools, buffer, is_watched };
         files.read(&mut draft, |file| is_wanted(file) && file.content.is_clock());
         let idle = before.filter(|whole| draft.has_clocks_of(&whole.draft));
         let idle = idle.map(|whole| whole.draft.again(at, draft.settings));
@@ -224,40 +224,40 @@ impl Cgroup {
 }
 
 /// The files of a cgroup, with what reading them requires.
-struct Files<'a> {
+struct CgroupFiles<'a> {
     path: &'a str,
-    slots: &'a mut [Slot],
+    slots: &'a mut [CachedFile],
     tools: &'a ReadContext<'a>,
     buffer: &'a mut Vec<u8>,
     is_watched: bool,
 }
 
-impl Files<'_> {
+impl CgroupFiles<'_> {
     /// Reads the selected files into the draft.
     fn read(&mut self, draft: &mut PartialReading, is_wanted: impl Fn(&ControlFile) -> bool) {
         let Self { path, slots, tools, buffer, is_watched } = self;
         for (file, slot) in tools.mounts.files().iter().zip(slots.iter_mut()).filter(|(file, _)| is_wanted(file)) {
-            if file.content == Content::Throttling && draft.settings.quota.is_none() {
+            if file.content == ControlFileKind::Throttling && draft.settings.quota.is_none() {
                 continue;
             }
             let read = match slot {
-                Slot::Absent => continue,
-                Slot::Open(handle) => read_all(handle, buffer, file.content),
-                Slot::Closed => {
+                CachedFile::Absent => continue,
+                CachedFile::Open(handle) => read_all(handle, buffer, file.content),
+                CachedFile::Closed => {
                     let Some(path) = tools.mounts.place(path, file) else { continue };
                     let handle = match File::open(path) {
                         Ok(handle) => handle,
                         Err(error) => {
                             // A file that this kernel lacks does not appear during the lifetime of the cgroup.
                             if error.kind() == io::ErrorKind::NotFound {
-                                *slot = Slot::Absent;
+                                *slot = CachedFile::Absent;
                             }
                             continue;
                         }
                     };
                     let read = read_all(&handle, buffer, file.content);
                     if read.is_ok() && !(file.is_setting && *is_watched) && tools.may_open() {
-                        *slot = Slot::Open(handle);
+                        *slot = CachedFile::Open(handle);
                     }
                     read
                 }
@@ -270,7 +270,7 @@ impl Files<'_> {
 }
 
 /// Reads a file from its beginning; returns the number of bytes read into the buffer.
-fn read_all(file: &File, buffer: &mut Vec<u8>, content: Content) -> io::Result<usize> {
+fn read_all(file: &File, buffer: &mut Vec<u8>, content: ControlFileKind) -> io::Result<usize> {
     let mut length = 0;
     loop {
         let Some(room) = buffer.get_mut(length..).filter(|room| !room.is_empty()) else {
@@ -288,7 +288,7 @@ fn read_all(file: &File, buffer: &mut Vec<u8>, content: Content) -> io::Result<u
         };
         length += read.min(free);
         // Only lists may be read in pieces; the kernel returns all other files in one read.
-        if read == 0 || (read < free && content != Content::Processes) {
+        if read == 0 || (read < free && content != ControlFileKind::Processes) {
             return Ok(length);
         }
     }

@@ -17,7 +17,7 @@ pub trait PodDirectories: Send + Sync + 'static {
 /// Configuration of the provider.
 #[derive(Clone, Debug, Default)]
 pub struct StatsConfig {
-    /// Node name.
+    /// Name of the Node object; `nodeName` of the summary.
     pub node_name: String,
     /// Root of the file system: `/`, or a test directory.
     pub root: PathBuf,

@@ -29,7 +29,7 @@ pub struct FileSystem {
     pub available: u64,
     /// Total inodes.
     pub inodes: u64,
-    /// Free inodes.
+    /// Free inodes (`f_ffree`), including those reserved for root.
     pub inodes_free: u64,
 }
 
@@ -55,7 +55,7 @@ impl FileSystem {
         self.capacity.saturating_sub(self.free)
     }
 
-    /// Used inodes.
+    /// Total minus free inodes; 0 if more are free than there are.
     pub fn inodes_used(&self) -> u64 {
         self.inodes.saturating_sub(self.inodes_free)
     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_tell_their_size() {
+    fn file_system_sizes_are_consistent() {
         let found = FileSystem::of(Path::new("/")).expect("there");
         assert!(found.capacity > 0 && found.used() <= found.capacity && found.inodes_used() <= found.inodes);
         let odd = FileSystem { capacity: 1, free: 2, inodes: 0, inodes_free: 5, ..FileSystem::default() };

@@ -36,7 +36,7 @@ const ASKED: usize = 8;
 /// Maximum number of hung walks; beyond it nothing is measured until one returns.
 const MAX_WEDGED: usize = 4;
 
-/// Method of a measurement.
+/// What is walked or queried to measure a target.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MeasurementMethod {
     /// Sum of the files directly in the directory.
@@ -51,7 +51,7 @@ pub enum MeasurementMethod {
 
 /// A directory or file to measure.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Target {
+pub struct MeasurementTarget {
     /// Path of the directory or file.
     pub path: PathBuf,
     /// Method of the measurement.
@@ -78,13 +78,13 @@ pub type Measurements = Arc<HashMap<PathBuf, Measurement>>;
 
 /// Requests measurements and returns the known results.
 pub struct MeasurementHandle {
-    targets: watch::Sender<Arc<Vec<Target>>>,
+    targets: watch::Sender<Arc<Vec<MeasurementTarget>>>,
     found: watch::Receiver<Measurements>,
 }
 
 /// Background task that performs the measurements.
 pub struct MeasurementTask {
-    targets: watch::Receiver<Arc<Vec<Target>>>,
+    targets: watch::Receiver<Arc<Vec<MeasurementTarget>>>,
     found: watch::Sender<Measurements>,
     clock: Arc<dyn Clock>,
     metrics: StatsMetrics,
@@ -107,19 +107,19 @@ impl MeasurementHandle {
     }
 
     /// Returns the known measurements without waiting; outdated ones of these targets are renewed in the background.
-    pub fn ask(&self, targets: Vec<Target>) -> Measurements {
+    pub fn ask(&self, targets: Vec<MeasurementTarget>) -> Measurements {
         self.targets.send_replace(Arc::new(targets));
         self.found.borrow().clone()
     }
 
     /// Returns the known measurements; outdated ones of these targets are renewed in the background. Waits up to
     /// `patience` if a target is neither known nor part of the previous request.
-    pub async fn known(&self, targets: Vec<Target>, patience: Duration) -> Measurements {
+    pub async fn known(&self, targets: Vec<MeasurementTarget>, patience: Duration) -> Measurements {
         let mut found = self.found.clone();
         let is_new = {
             let known = &*found.borrow_and_update();
             let before = self.targets.borrow();
-            let asked = |target: &Target| known.contains_key(&target.path) || before.contains(target);
+            let asked = |target: &MeasurementTarget| known.contains_key(&target.path) || before.contains(target);
             !targets.iter().all(asked)
         };
         self.targets.send_replace(Arc::new(targets));
@@ -130,7 +130,7 @@ impl MeasurementHandle {
     }
 
     /// Renews outdated measurements of these targets and waits up to `patience` for them.
-    pub async fn renew(&self, targets: Vec<Target>, patience: Duration) {
+    pub async fn renew(&self, targets: Vec<MeasurementTarget>, patience: Duration) {
         let mut found = self.found.clone();
         found.mark_unchanged();
         self.targets.send_replace(Arc::new(targets));
@@ -169,18 +169,20 @@ impl MeasurementTask {
         }
     }
 
-    async fn round(&mut self, targets: &[Target]) {
+    async fn round(&mut self, targets: &[MeasurementTarget]) {
         let now = Instant::now();
         let wanted: HashSet<&Path> = targets.iter().map(|target| &*target.path).collect();
         self.tried.retain(|path, _| wanted.contains(&**path));
-        let is_due = |target: &&Target| self.tried.get(&target.path).is_none_or(|tried| now - *tried >= target.period);
-        let due: Vec<Target> = targets.iter().filter(is_due).cloned().collect();
+        let is_due = |target: &&MeasurementTarget| {
+            self.tried.get(&target.path).is_none_or(|tried| now - *tried >= target.period)
+        };
+        let due: Vec<MeasurementTarget> = targets.iter().filter(is_due).cloned().collect();
         let mut known: HashMap<PathBuf, Measurement> = (**self.found.borrow()).clone();
         known.retain(|path, _| wanted.contains(&**path));
-        let (claimed, due): (Vec<Target>, Vec<Target>) =
+        let (claimed, due): (Vec<MeasurementTarget>, Vec<MeasurementTarget>) =
             due.into_iter().partition(|target| target.how == MeasurementMethod::Claimed);
         self.ask(claimed, &mut known).await;
-        let (trees, quick): (Vec<Target>, Vec<Target>) =
+        let (trees, quick): (Vec<MeasurementTarget>, Vec<MeasurementTarget>) =
             due.into_iter().partition(|target| target.how == MeasurementMethod::Tree);
         self.measure(quick, &mut known).await;
         self.walk(trees, &mut known).await;
@@ -189,7 +191,7 @@ impl MeasurementTask {
 
     /// Queries the usage of these volumes, up to [`ASKED`] concurrently. Publishes each answer at once, so that a
     /// driver that does not answer does not delay other volumes.
-    async fn ask(&mut self, targets: Vec<Target>, known: &mut HashMap<PathBuf, Measurement>) {
+    async fn ask(&mut self, targets: Vec<MeasurementTarget>, known: &mut HashMap<PathBuf, Measurement>) {
         let Some(volumes) = self.claimed.clone() else { return };
         let now = Instant::now();
         self.tried.extend(targets.iter().map(|target| (target.path.clone(), now)));
@@ -198,14 +200,14 @@ impl MeasurementTask {
                 let (volumes, clock, limit) = (volumes.clone(), self.clock.clone(), self.limit);
                 async move {
                     let (at, began) = (clock.now(), Instant::now());
-                    let told = tokio::time::timeout(limit, volumes.usage(&target.path)).await;
-                    let told = told.unwrap_or_else(|_| Err("timed out".to_owned()));
-                    (target.path, at, began.elapsed(), told)
+                    let result = tokio::time::timeout(limit, volumes.usage(&target.path)).await;
+                    let result = result.unwrap_or_else(|_| Err("timed out".to_owned()));
+                    (target.path, at, began.elapsed(), result)
                 }
             })
             .buffer_unordered(ASKED);
-        while let Some((path, at, elapsed, told)) = answers.next().await {
-            match told {
+        while let Some((path, at, elapsed, result)) = answers.next().await {
+            match result {
                 Ok(full) => {
                     self.metrics.volume_queried(&full.source, elapsed);
                     known.insert(path, of_volume(at, &full));
@@ -220,7 +222,7 @@ impl MeasurementTask {
     }
 
     /// Measures the targets in one blocking task, all within one limit.
-    async fn measure(&mut self, targets: Vec<Target>, known: &mut HashMap<PathBuf, Measurement>) {
+    async fn measure(&mut self, targets: Vec<MeasurementTarget>, known: &mut HashMap<PathBuf, Measurement>) {
         if targets.is_empty() || self.wedged.load(Ordering::Relaxed) >= MAX_WEDGED {
             return;
         }
@@ -232,7 +234,7 @@ impl MeasurementTask {
         let (stopped, wedged) = (stop.clone(), RunningWalk::raise(&self.wedged));
         let walk = tokio::task::spawn_blocking(move || {
             let _wedged = wedged;
-            let measure = |target: Target| (measured(&target, &clock, &stopped), target.path);
+            let measure = |target: MeasurementTarget| (measured(&target, &clock, &stopped), target.path);
             targets.into_iter().map(measure).collect::<Vec<_>>()
         });
         match tokio::time::timeout(self.limit, walk).await {
@@ -244,10 +246,10 @@ impl MeasurementTask {
 
     /// Measures trees, each within the limit. One thread walks them all, because most are small and a thread per tree
     /// costs more than the walk. A walk that hangs keeps its thread; the remaining trees continue on another one.
-    async fn walk(&mut self, trees: Vec<Target>, known: &mut HashMap<PathBuf, Measurement>) {
+    async fn walk(&mut self, trees: Vec<MeasurementTarget>, known: &mut HashMap<PathBuf, Measurement>) {
         let mut left = VecDeque::from(trees);
         while !left.is_empty() && self.wedged.load(Ordering::Relaxed) < MAX_WEDGED {
-            let (tell, mut told) = mpsc::unbounded_channel();
+            let (sender, mut receiver) = mpsc::unbounded_channel();
             let stop = Arc::new(AtomicBool::new(false));
             let walk = Walk {
                 trees: left.iter().cloned().collect(),
@@ -256,12 +258,12 @@ impl MeasurementTask {
                 stop: stop.clone(),
                 wedged: RunningWalk::raise(&self.wedged),
             };
-            tokio::task::spawn_blocking(move || walk.run(|result| tell.send(result).is_ok()));
+            tokio::task::spawn_blocking(move || walk.run(|result| sender.send(result).is_ok()));
             loop {
                 if let Some(tree) = left.front() {
                     self.tried.insert(tree.path.clone(), Instant::now());
                 }
-                let result = tokio::time::timeout(self.limit, told.recv()).await;
+                let result = tokio::time::timeout(self.limit, receiver.recv()).await;
                 match (left.pop_front(), result) {
                     (Some(tree), Ok(Some(result))) => keep(known, tree.path, result),
                     // The thread ended or panicked; otherwise it counts as hung until it notices `stop`.
@@ -287,7 +289,7 @@ fn keep(known: &mut HashMap<PathBuf, Measurement>, path: PathBuf, result: io::Re
 
 /// Trees that one thread walks.
 struct Walk {
-    trees: Vec<Target>,
+    trees: Vec<MeasurementTarget>,
     clock: Arc<dyn Clock>,
     metrics: StatsMetrics,
     stop: Arc<AtomicBool>,
@@ -296,13 +298,13 @@ struct Walk {
 
 impl Walk {
     /// Sends each result until the receiver is closed. The hung count is released before the sender is dropped.
-    fn run(self, tell: impl Fn(io::Result<Measurement>) -> bool) {
+    fn run(self, send: impl Fn(io::Result<Measurement>) -> bool) {
         let Self { trees, clock, metrics, stop, wedged: _wedged } = self;
         for tree in trees {
             let began = Instant::now();
             let result = measured(&tree, &clock, &stop);
             metrics.walked(began.elapsed());
-            if !tell(result) || stop.load(Ordering::Relaxed) {
+            if !send(result) || stop.load(Ordering::Relaxed) {
                 return;
             }
         }
@@ -337,7 +339,7 @@ fn of_volume(at: Timestamp, full: &VolumeStats) -> Measurement {
     Measurement { at, usage, filesystem: Some(filesystem), is_abnormal: full.condition.as_ref().map(|c| c.is_abnormal) }
 }
 
-fn measured(target: &Target, clock: &Arc<dyn Clock>, stop: &AtomicBool) -> io::Result<Measurement> {
+fn measured(target: &MeasurementTarget, clock: &Arc<dyn Clock>, stop: &AtomicBool) -> io::Result<Measurement> {
     let at = clock.now();
     let path: &Path = &target.path;
     let (usage, filesystem) = match target.how {
@@ -357,8 +359,8 @@ mod tests {
     use berth_metrics::Registry;
     use berth_ports::SystemClock;
 
-    fn target(path: &Path, how: MeasurementMethod, period: Duration) -> Target {
-        Target { path: path.to_owned(), how, period }
+    fn target(path: &Path, how: MeasurementMethod, period: Duration) -> MeasurementTarget {
+        MeasurementTarget { path: path.to_owned(), how, period }
     }
 
     struct Volumes;
@@ -422,7 +424,7 @@ mod tests {
     #[tokio::test]
     async fn a_tree_that_hangs_keeps_no_other_back() {
         let root = tempfile::tempdir().expect("a directory");
-        let trees: Vec<Target> = ["a", "b", "c"]
+        let trees: Vec<MeasurementTarget> = ["a", "b", "c"]
             .map(|name| {
                 let path = root.path().join(name);
                 fs::create_dir(&path).expect("made");
@@ -452,7 +454,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn directories_are_measured_while_somebody_asks() {
+    async fn directories_are_measured_while_requested() {
         let root = tempfile::tempdir().expect("a directory");
         fs::write(root.path().join("log"), vec![1; 10_000]).expect("written");
         let (survey, task) = MeasurementHandle::new(Arc::new(SystemClock), StatsMetrics::new(&Registry::new()));

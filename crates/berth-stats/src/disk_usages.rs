@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     disk::Usage,
-    disk_measurer::{Measurement, MeasurementMethod, Target},
+    disk_measurer::{Measurement, MeasurementMethod, MeasurementTarget},
     pods::{ReportedContainer, ReportedPod},
     provider::StatsProvider,
     summary::PodPaths,
@@ -31,11 +31,11 @@ const HOSTS_AGE: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub struct Targets {
     /// Files, and directories of files.
-    pub files: Vec<Target>,
+    pub files: Vec<MeasurementTarget>,
     /// Directory trees.
-    pub trees: Vec<Target>,
+    pub trees: Vec<MeasurementTarget>,
     /// Volumes behind claims, whose drivers report the usage.
-    pub claimed: Vec<Target>,
+    pub claimed: Vec<MeasurementTarget>,
 }
 
 /// Returns the measurement targets of pods; without `volume_period` volumes are left out.
@@ -45,7 +45,7 @@ pub fn targets<'a>(
 ) -> Targets {
     let mut found = Targets::default();
     for (pod, places) in pods {
-        let target = |path: PathBuf, how, period| Target { path, how, period };
+        let target = |path: PathBuf, how, period| MeasurementTarget { path, how, period };
         found.files.push(target(places.logs.clone(), MeasurementMethod::Files, LOGS_AGE));
         let names = pod.containers.iter().map(|container| places.logs.join(&*container.name));
         found.files.extend(names.map(|path| target(path, MeasurementMethod::Files, LOGS_AGE)));
@@ -97,8 +97,8 @@ fn claims(pods: &[(ReportedPod, PodPaths)], measured: &HashMap<PathBuf, Measurem
     let volumes = pods.iter().flat_map(|(_, places)| &places.volumes);
     let claimed = volumes.filter_map(|volume| Some((volume.claim.as_ref()?, measured.get(&volume.path)?)));
     // Of pods that share a claim, the first one reports it.
-    let mut told = HashSet::new();
-    let first = claimed.filter(|(claim, _)| told.insert(*claim));
+    let mut reported_claims = HashSet::new();
+    let first = claimed.filter(|(claim, _)| reported_claims.insert(*claim));
     let usage = |((namespace, claim), measured): (&(String, String), &Measurement)| {
         let fs = measured.filesystem.unwrap_or_default();
         let Usage { bytes, inodes } = measured.usage;

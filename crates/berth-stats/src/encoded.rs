@@ -8,7 +8,7 @@ use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 
 use super::single_flight_cache::SingleFlightCache;
-use berth_metrics::{exposition::Format, text_parser};
+use berth_metrics::{exposition::ExpositionFormat, text_parser};
 use berth_sys::blocking_pool::BlockingPool;
 
 /// Timeout of one encoding.
@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Compression of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Compressed {
+pub enum PageCompression {
     /// Uncompressed.
     No,
     /// Compressed by gzip.
@@ -24,13 +24,13 @@ pub enum Compressed {
 }
 
 /// Cached encodings of one page.
-pub struct Encoded {
+pub struct EncodingCache {
     zipped: SingleFlightCache<(Bytes, Bytes)>,
     delimited: SingleFlightCache<(Bytes, Bytes)>,
     both: SingleFlightCache<(Bytes, Bytes)>,
 }
 
-impl Encoded {
+impl EncodingCache {
     /// Creates an empty cache; each encoding is kept for at most `keep`.
     pub fn new(keep: Duration) -> Self {
         Self {
@@ -41,12 +41,18 @@ impl Encoded {
     }
 
     /// Returns the page in that encoding; empty if it cannot be made within its timeout.
-    pub async fn of(&self, page: Bytes, format: Format, compressed: Compressed, pool: &BlockingPool) -> Bytes {
+    pub async fn of(
+        &self,
+        page: Bytes,
+        format: ExpositionFormat,
+        compressed: PageCompression,
+        pool: &BlockingPool,
+    ) -> Bytes {
         let memo = match (format, compressed) {
-            (Format::Text(_), Compressed::No) => return page,
-            (Format::Text(_), Compressed::Gzip) => &self.zipped,
-            (Format::Delimited(_), Compressed::No) => &self.delimited,
-            (Format::Delimited(_), Compressed::Gzip) => &self.both,
+            (ExpositionFormat::Text(_), PageCompression::No) => return page,
+            (ExpositionFormat::Text(_), PageCompression::Gzip) => &self.zipped,
+            (ExpositionFormat::Delimited(_), PageCompression::No) => &self.delimited,
+            (ExpositionFormat::Delimited(_), PageCompression::Gzip) => &self.both,
         };
         if let Some((source, encoded)) = memo.cached(Duration::MAX)
             && source.as_ptr() == page.as_ptr()
@@ -63,19 +69,19 @@ impl Encoded {
     }
 }
 
-fn encode(page: &[u8], format: Format, compressed: Compressed) -> Bytes {
+fn encode(page: &[u8], format: ExpositionFormat, compressed: PageCompression) -> Bytes {
     let mut out = page.to_vec();
-    if matches!(format, Format::Delimited(_)) {
+    if matches!(format, ExpositionFormat::Delimited(_)) {
         format.encode(text_parser::families(&String::from_utf8_lossy(page)), &mut out);
     }
     self::compressed(out.into(), compressed)
 }
 
 /// Compresses a page if requested; empty if compression fails.
-pub fn compressed(page: Bytes, compressed: Compressed) -> Bytes {
+pub fn compressed(page: Bytes, compressed: PageCompression) -> Bytes {
     match compressed {
-        Compressed::No => page,
-        Compressed::Gzip => zip(&page).unwrap_or_default().into(),
+        PageCompression::No => page,
+        PageCompression::Gzip => zip(&page).unwrap_or_default().into(),
     }
 }
 
@@ -96,20 +102,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_page_comes_in_every_form() {
-        let (encoded, pool) = (Encoded::new(Duration::from_secs(60)), BlockingPool::new("statistics", 4));
+        let (encoded, pool) = (EncodingCache::new(Duration::from_secs(60)), BlockingPool::new("statistics", 4));
         let page = Bytes::from_static(b"# HELP a A\n# TYPE a gauge\na 1\n");
-        let text = Format::negotiate(None);
-        assert_eq!(encoded.of(page.clone(), text, Compressed::No, &pool).await.as_ptr(), page.as_ptr());
-        let zipped = encoded.of(page.clone(), text, Compressed::Gzip, &pool).await;
+        let text = ExpositionFormat::negotiate(None);
+        assert_eq!(encoded.of(page.clone(), text, PageCompression::No, &pool).await.as_ptr(), page.as_ptr());
+        let zipped = encoded.of(page.clone(), text, PageCompression::Gzip, &pool).await;
         let mut plain = Vec::new();
         GzDecoder::new(&*zipped).read_to_end(&mut plain).expect("whole");
         assert_eq!(plain, page);
-        let again = encoded.of(page.clone(), text, Compressed::Gzip, &pool).await;
+        let again = encoded.of(page.clone(), text, PageCompression::Gzip, &pool).await;
         assert_eq!(again.as_ptr(), zipped.as_ptr(), "made once");
-        let newer = encoded.of(Bytes::from_static(b"b 1\n"), text, Compressed::Gzip, &pool).await;
+        let newer = encoded.of(Bytes::from_static(b"b 1\n"), text, PageCompression::Gzip, &pool).await;
         assert_ne!(newer, zipped);
-        let delimited = Format::Delimited(berth_metrics::exposition::Escaping::Underscores);
-        let message = encoded.of(page, delimited, Compressed::No, &pool).await;
+        let delimited = ExpositionFormat::Delimited(berth_metrics::exposition::EscapingScheme::Underscores);
+        let message = encoded.of(page, delimited, PageCompression::No, &pool).await;
         assert_eq!(
             &message[..3],
             &[u8::try_from(message.len() - 1).expect("small"), 0x0a, 1],

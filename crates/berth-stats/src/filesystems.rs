@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_device_is_told_of_once() {
+    fn each_device_is_listed_once() {
         let table = "\
 25 1 259:1 / / rw - ext4 /dev/vda1 rw
 26 25 0:5 / /dev rw - devtmpfs dev rw

@@ -30,7 +30,7 @@ pub struct Host {
     pub machine_id: String,
     /// System UUID of the firmware.
     pub system_uuid: String,
-    /// Boot ID.
+    /// Content of `/proc/sys/kernel/random/boot_id`; changes with every boot.
     pub boot_id: String,
     /// Maximum number of processes: the smaller of `pid_max` and `threads-max`; 0 where unknown.
     pub max_pids: u64,
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_tells_of_itself() {
+    fn facts_of_this_machine_are_readable() {
         let root = Path::new("/");
         let booted = booted_at(root);
         assert!(booted > 1_500_000_000);

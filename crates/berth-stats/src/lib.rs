@@ -53,7 +53,7 @@ pub use berth_sys::cgroup::files as cgroup_files;
 pub use config::{PodDirectories, StatsConfig, StatsDeps};
 pub use disk_measurer::MeasurementTasks;
 pub use disk_usages::LOGS_AGE;
-pub use encoded::{Compressed, compressed};
+pub use encoded::{PageCompression, compressed};
 pub use host::Host;
 pub use node_observer::{MemoryObservation, NodeObservation, NodeObserver, file_system};
 pub use provider::{FILES_AGE, MEMO, MetricsPage, RUNTIME_AGE, StatsProvider};

@@ -100,7 +100,7 @@ impl Mounts {
 
 /// Content type of a cgroup file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Content {
+pub enum ControlFileKind {
     /// `cpu.stat` of cgroup v2.
     CpuStat,
     /// `cpuacct.usage`.
@@ -163,7 +163,7 @@ pub enum Content {
     BlkioCounts,
 }
 
-impl Content {
+impl ControlFileKind {
     /// Whether the value changes whenever a process in the cgroup runs or uses memory.
     pub fn is_clock(self) -> bool {
         matches!(self, Self::CpuStat | Self::CpuUsage | Self::MemoryUsage)
@@ -185,64 +185,64 @@ pub struct ControlFile {
     /// File name.
     pub name: &'static str,
     /// Content type.
-    pub content: Content,
+    pub content: ControlFileKind,
     /// Lowest depth of a reading that includes the file.
     pub depth: Depth,
     /// Whether the file changes only when it is written.
     pub is_setting: bool,
 }
 
-const fn file(depth: Depth, tree: Tree, name: &'static str, content: Content) -> ControlFile {
+const fn file(depth: Depth, tree: Tree, name: &'static str, content: ControlFileKind) -> ControlFile {
     ControlFile { tree, name, content, depth, is_setting: false }
 }
 
-const fn setting(depth: Depth, tree: Tree, name: &'static str, content: Content) -> ControlFile {
+const fn setting(depth: Depth, tree: Tree, name: &'static str, content: ControlFileKind) -> ControlFile {
     ControlFile { tree, name, content, depth, is_setting: true }
 }
 
 const UNIFIED: &[ControlFile] = &[
-    file(Depth::Core, Tree::Cpu, "cpu.stat", Content::CpuStat),
-    file(Depth::Core, Tree::Memory, "memory.current", Content::MemoryUsage),
-    file(Depth::Core, Tree::Memory, "memory.stat", Content::MemoryStat),
-    file(Depth::Core, Tree::Memory, "memory.swap.current", Content::SwapUsage),
-    setting(Depth::Core, Tree::Memory, "memory.max", Content::MemoryLimit),
-    setting(Depth::Core, Tree::Memory, "memory.swap.max", Content::SwapLimit),
-    file(Depth::Summary, Tree::Cpu, "cpu.pressure", Content::CpuPressure),
-    file(Depth::Summary, Tree::Memory, "memory.pressure", Content::MemoryPressure),
-    file(Depth::Summary, Tree::Blkio, "io.pressure", Content::IoPressure),
-    file(Depth::Summary, Tree::Pids, "cgroup.procs", Content::Processes),
-    setting(Depth::Full, Tree::Cpu, "cpu.max", Content::CpuMax),
-    setting(Depth::Full, Tree::Cpu, "cpu.weight", Content::CpuWeight),
-    setting(Depth::Full, Tree::Memory, "memory.min", Content::MemoryReserved),
-    file(Depth::Full, Tree::Memory, "memory.peak", Content::MemoryPeak),
-    file(Depth::Full, Tree::Memory, "memory.events", Content::MemoryEvents),
-    file(Depth::Full, Tree::Pids, "pids.current", Content::Threads),
-    setting(Depth::Full, Tree::Pids, "pids.max", Content::ThreadsMax),
-    file(Depth::Full, Tree::Blkio, "io.stat", Content::IoStat),
+    file(Depth::Core, Tree::Cpu, "cpu.stat", ControlFileKind::CpuStat),
+    file(Depth::Core, Tree::Memory, "memory.current", ControlFileKind::MemoryUsage),
+    file(Depth::Core, Tree::Memory, "memory.stat", ControlFileKind::MemoryStat),
+    file(Depth::Core, Tree::Memory, "memory.swap.current", ControlFileKind::SwapUsage),
+    setting(Depth::Core, Tree::Memory, "memory.max", ControlFileKind::MemoryLimit),
+    setting(Depth::Core, Tree::Memory, "memory.swap.max", ControlFileKind::SwapLimit),
+    file(Depth::Summary, Tree::Cpu, "cpu.pressure", ControlFileKind::CpuPressure),
+    file(Depth::Summary, Tree::Memory, "memory.pressure", ControlFileKind::MemoryPressure),
+    file(Depth::Summary, Tree::Blkio, "io.pressure", ControlFileKind::IoPressure),
+    file(Depth::Summary, Tree::Pids, "cgroup.procs", ControlFileKind::Processes),
+    setting(Depth::Full, Tree::Cpu, "cpu.max", ControlFileKind::CpuMax),
+    setting(Depth::Full, Tree::Cpu, "cpu.weight", ControlFileKind::CpuWeight),
+    setting(Depth::Full, Tree::Memory, "memory.min", ControlFileKind::MemoryReserved),
+    file(Depth::Full, Tree::Memory, "memory.peak", ControlFileKind::MemoryPeak),
+    file(Depth::Full, Tree::Memory, "memory.events", ControlFileKind::MemoryEvents),
+    file(Depth::Full, Tree::Pids, "pids.current", ControlFileKind::Threads),
+    setting(Depth::Full, Tree::Pids, "pids.max", ControlFileKind::ThreadsMax),
+    file(Depth::Full, Tree::Blkio, "io.stat", ControlFileKind::IoStat),
 ];
 
 const OLD: &[ControlFile] = &[
-    file(Depth::Core, Tree::Cpuacct, "cpuacct.usage", Content::CpuUsage),
-    file(Depth::Core, Tree::Memory, "memory.usage_in_bytes", Content::MemoryUsage),
-    file(Depth::Core, Tree::Memory, "memory.stat", Content::OldMemoryStat),
-    setting(Depth::Core, Tree::Memory, "memory.limit_in_bytes", Content::MemoryLimit),
-    setting(Depth::Core, Tree::Memory, "memory.memsw.limit_in_bytes", Content::MemoryAndSwapLimit),
-    file(Depth::Summary, Tree::Pids, "cgroup.procs", Content::Processes),
-    file(Depth::Full, Tree::Cpuacct, "cpuacct.stat", Content::CpuSplit),
-    setting(Depth::Full, Tree::Cpu, "cpu.shares", Content::CpuShares),
-    setting(Depth::Full, Tree::Cpu, "cpu.cfs_quota_us", Content::CpuQuota),
+    file(Depth::Core, Tree::Cpuacct, "cpuacct.usage", ControlFileKind::CpuUsage),
+    file(Depth::Core, Tree::Memory, "memory.usage_in_bytes", ControlFileKind::MemoryUsage),
+    file(Depth::Core, Tree::Memory, "memory.stat", ControlFileKind::OldMemoryStat),
+    setting(Depth::Core, Tree::Memory, "memory.limit_in_bytes", ControlFileKind::MemoryLimit),
+    setting(Depth::Core, Tree::Memory, "memory.memsw.limit_in_bytes", ControlFileKind::MemoryAndSwapLimit),
+    file(Depth::Summary, Tree::Pids, "cgroup.procs", ControlFileKind::Processes),
+    file(Depth::Full, Tree::Cpuacct, "cpuacct.stat", ControlFileKind::CpuSplit),
+    setting(Depth::Full, Tree::Cpu, "cpu.shares", ControlFileKind::CpuShares),
+    setting(Depth::Full, Tree::Cpu, "cpu.cfs_quota_us", ControlFileKind::CpuQuota),
     // Read only for cgroups with a CPU quota.
-    file(Depth::Full, Tree::Cpu, "cpu.stat", Content::Throttling),
-    setting(Depth::Full, Tree::Cpu, "cpu.cfs_period_us", Content::CpuPeriod),
-    setting(Depth::Full, Tree::Memory, "memory.soft_limit_in_bytes", Content::MemoryReserved),
-    file(Depth::Full, Tree::Memory, "memory.max_usage_in_bytes", Content::MemoryPeak),
-    file(Depth::Full, Tree::Memory, "memory.oom_control", Content::MemoryEvents),
-    file(Depth::Full, Tree::Memory, "memory.failcnt", Content::MemoryFailures),
-    file(Depth::Full, Tree::Memory, "memory.kmem.usage_in_bytes", Content::MemoryKernel),
-    file(Depth::Full, Tree::Pids, "pids.current", Content::Threads),
-    setting(Depth::Full, Tree::Pids, "pids.max", Content::ThreadsMax),
-    file(Depth::Full, Tree::Blkio, "blkio.throttle.io_service_bytes_recursive", Content::BlkioBytes),
-    file(Depth::Full, Tree::Blkio, "blkio.throttle.io_serviced_recursive", Content::BlkioCounts),
+    file(Depth::Full, Tree::Cpu, "cpu.stat", ControlFileKind::Throttling),
+    setting(Depth::Full, Tree::Cpu, "cpu.cfs_period_us", ControlFileKind::CpuPeriod),
+    setting(Depth::Full, Tree::Memory, "memory.soft_limit_in_bytes", ControlFileKind::MemoryReserved),
+    file(Depth::Full, Tree::Memory, "memory.max_usage_in_bytes", ControlFileKind::MemoryPeak),
+    file(Depth::Full, Tree::Memory, "memory.oom_control", ControlFileKind::MemoryEvents),
+    file(Depth::Full, Tree::Memory, "memory.failcnt", ControlFileKind::MemoryFailures),
+    file(Depth::Full, Tree::Memory, "memory.kmem.usage_in_bytes", ControlFileKind::MemoryKernel),
+    file(Depth::Full, Tree::Pids, "pids.current", ControlFileKind::Threads),
+    setting(Depth::Full, Tree::Pids, "pids.max", ControlFileKind::ThreadsMax),
+    file(Depth::Full, Tree::Blkio, "blkio.throttle.io_service_bytes_recursive", ControlFileKind::BlkioBytes),
+    file(Depth::Full, Tree::Blkio, "blkio.throttle.io_serviced_recursive", ControlFileKind::BlkioCounts),
 ];
 
 /// Candidate paths of the cgroup of a container or sandbox below its pod, by cgroup driver and runtime: containerd,

@@ -20,14 +20,14 @@ pub struct Interface {
     /// Interface name.
     pub name: String,
     /// Receive counters.
-    pub received: Direction,
+    pub received: TrafficCounters,
     /// Transmit counters.
-    pub sent: Direction,
+    pub sent: TrafficCounters,
 }
 
 /// Counters of one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Direction {
+pub struct TrafficCounters {
     /// Number of bytes.
     pub bytes: u64,
     /// Number of packets.
@@ -40,7 +40,7 @@ pub struct Direction {
 
 /// Reported interfaces of one namespace, and its primary interface.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Network {
+pub struct NetworkInterfaces {
     /// Interfaces in the kernel's order.
     pub interfaces: Vec<Interface>,
     /// Index of the primary interface: `eth0`, otherwise that of the default route.
@@ -48,7 +48,7 @@ pub struct Network {
 }
 
 /// Reads the network of a process; `None` if the process is gone. Blocking.
-pub fn of_process(proc: &Path, pid: u32) -> Option<Network> {
+pub fn of_process(proc: &Path, pid: u32) -> Option<NetworkInterfaces> {
     let directory = proc.join(pid.to_string()).join("net");
     let table = read(&directory.join("dev"))?;
     let interfaces = interfaces(&table);
@@ -57,7 +57,7 @@ pub fn of_process(proc: &Path, pid: u32) -> Option<Network> {
         let routes = read(&directory.join("route"))?;
         default_interface(&routes).and_then(|name| is_primary(&name))
     });
-    Some(Network { interfaces, primary })
+    Some(NetworkInterfaces { interfaces, primary })
 }
 
 /// Network namespace as the kernel names it, `net:[4026531992]`.
@@ -66,7 +66,7 @@ pub type Namespace = PathBuf;
 /// Reads the network of a pod through one of its processes, and the namespace if the kernel reports it; `None` if the
 /// process is gone or is in the network namespace of the machine. The namespace is read before and after the counters:
 /// a shim enters its pod's namespace for a moment, to set it up, and leaves it again. Blocking.
-pub fn of_pods_process(proc: &Path, pid: u32) -> Option<(Network, Option<Namespace>)> {
+pub fn of_pods_process(proc: &Path, pid: u32) -> Option<(NetworkInterfaces, Option<Namespace>)> {
     let namespace_of = |pid: &str| std::fs::read_link(proc.join(pid).join("ns/net")).ok();
     // The namespaces of PID 1 are unreadable without its capabilities (in a container, for example); the agent's own
     // network namespace is the same.
@@ -95,9 +95,9 @@ pub fn interfaces(table: &str) -> Vec<Interface> {
 fn interface(line: &str) -> Option<Interface> {
     let (name, numbers) = line.split_once(':')?;
     let mut numbers = numbers.split_ascii_whitespace().map(|number| number.parse().ok());
-    let mut direction = |others: usize| -> Option<Direction> {
+    let mut direction = |others: usize| -> Option<TrafficCounters> {
         let mut next = || numbers.next().flatten();
-        let direction = Direction { bytes: next()?, packets: next()?, errors: next()?, dropped: next()? };
+        let direction = TrafficCounters { bytes: next()?, packets: next()?, errors: next()?, dropped: next()? };
         (0..others).try_for_each(|_| next().map(drop))?;
         Some(direction)
     };
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_went_back_to_the_machines_network_tells_nothing_of_its_pods() {
+    fn a_process_in_the_host_network_namespace_yields_no_pod_network() {
         let dir = tempfile::tempdir().expect("a directory");
         let proc = dir.path();
         let is_in = |pid: u32, namespace: &str| {
@@ -165,9 +165,9 @@ short: 1 2 3
         let found = interfaces(TABLE);
         let names: Vec<&str> = found.iter().map(|i| i.name.as_str()).collect();
         assert_eq!(names, ["eth0", "net1"]);
-        assert_eq!(found[0].received, Direction { bytes: 1_215_645, packets: 2751, errors: 1, dropped: 2 });
-        assert_eq!(found[0].sent, Direction { bytes: 1_782_404, packets: 4324, errors: 3, dropped: 4 });
-        assert_eq!(found[1].sent, Direction { bytes: 5, packets: 4, errors: 3, dropped: 2 });
+        assert_eq!(found[0].received, TrafficCounters { bytes: 1_215_645, packets: 2751, errors: 1, dropped: 2 });
+        assert_eq!(found[0].sent, TrafficCounters { bytes: 1_782_404, packets: 4324, errors: 3, dropped: 4 });
+        assert_eq!(found[1].sent, TrafficCounters { bytes: 5, packets: 4, errors: 3, dropped: 2 });
     }
 
     #[test]

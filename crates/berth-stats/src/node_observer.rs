@@ -14,8 +14,8 @@ use super::{
     disk::FileSystem,
     host::{self, Processes},
     mounts::Mounts,
-    reader::{CgroupKey, CgroupObservation, CgroupRequest, PodCgroupPaths, Reader},
-    reading::{Depth, Memory},
+    reader::{CgroupKey, CgroupObservation, CgroupReader, CgroupRequest, PodCgroupPaths},
+    reading::{CgroupMemory, Depth},
     snapshot::wall,
 };
 use berth_ports::Clock;
@@ -28,7 +28,7 @@ const LITTLE: u64 = 16 << 20;
 
 /// Observes the node.
 pub struct NodeObserver {
-    reader: Option<Mutex<Reader>>,
+    reader: Option<Mutex<CgroupReader>>,
     /// Cgroup of all pods.
     pods: Option<Arc<str>>,
     clock: Arc<dyn Clock>,
@@ -69,7 +69,7 @@ impl NodeObserver {
     ) -> Self {
         let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table));
         let pods = groups.above().into_iter().next().map(Arc::from);
-        let reader = mounts.map(|mounts| Mutex::new(Reader::new(mounts, groups, MAX_OPEN)));
+        let reader = mounts.map(|mounts| Mutex::new(CgroupReader::new(mounts, groups, MAX_OPEN)));
         Self { reader, pods, clock, root, max_pids }
     }
 
@@ -84,14 +84,17 @@ impl NodeObserver {
             reader.pass(&wanted, machine, &now)
         });
         // Without `memory.stat` the page cache would count as used; such a reading is discarded.
-        let is_told = |memory: &Memory| memory.stat != MemoryStat::default();
+        let has_stat = |memory: &CgroupMemory| memory.stat != MemoryStat::default();
         let mut groups = seen.into_iter().flatten().map(|seen: Option<CgroupObservation>| seen?.reading.memory);
-        let root = groups.next().flatten().filter(is_told).filter(|_| machine.total > 0);
+        let root = groups.next().flatten().filter(has_stat).filter(|_| machine.total > 0);
         // The cgroup that no pod has been in yet has an empty `memory.stat`.
-        let is_told = |memory: &Memory| is_told(memory) || memory.usage < LITTLE;
-        let pods = groups.next().flatten().filter(is_told).filter(|memory| memory.available().is_some());
-        let used =
-            |memory: Memory, total| MemoryObservation { total, usage: memory.usage, working_set: memory.working_set() };
+        let is_plausible = |memory: &CgroupMemory| has_stat(memory) || memory.usage < LITTLE;
+        let pods = groups.next().flatten().filter(is_plausible).filter(|memory| memory.available().is_some());
+        let used = |memory: CgroupMemory, total| MemoryObservation {
+            total,
+            usage: memory.usage,
+            working_set: memory.working_set(),
+        };
         NodeObservation {
             memory: root.map(|memory| used(memory, machine.total)),
             pods: pods.map(|memory| used(memory, memory.limit)),
@@ -128,9 +131,9 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory_processes_and_a_disk() {
-        let look = NodeObserver::new(Arc::new(NoGroups), Arc::new(SystemClock), "/".into(), |_| 1000);
+        let observer = NodeObserver::new(Arc::new(NoGroups), Arc::new(SystemClock), "/".into(), |_| 1000);
         for _ in 0..2 {
-            let seen = look.observe();
+            let seen = observer.observe();
             assert!(seen.memory.is_some_and(|m| m.total > 0 && m.working_set <= m.usage), "{seen:?}");
             assert!(seen.pods.is_none() && seen.processes.is_some_and(|p| p.now > 0), "{seen:?}");
         }
@@ -149,7 +152,7 @@ mod tests {
         let file = root.path().join("proc/max");
         std::fs::create_dir(root.path().join("proc")).expect("made");
         std::fs::write(root.path().join("proc/loadavg"), "0.1 0.2 0.3 4/56 789\n").expect("written");
-        let look = NodeObserver {
+        let observer = NodeObserver {
             reader: None,
             pods: None,
             clock: Arc::new(SystemClock),
@@ -161,7 +164,7 @@ mod tests {
                 Some(content) => std::fs::write(&file, content).expect("written"),
                 None => std::fs::remove_file(&file).expect("it was there"),
             }
-            assert_eq!(look.observe().processes, Some(Processes { max: expected, now: 56 }), "{content:?}");
+            assert_eq!(observer.observe().processes, Some(Processes { max: expected, now: 56 }), "{content:?}");
         }
     }
 
@@ -187,8 +190,8 @@ mod tests {
         {
             // A cgroup whose file is gone is not reported with its previous values.
             let mounts = Mounts::Unified(root.path().join("cgroup"));
-            let look = NodeObserver {
-                reader: Some(Mutex::new(Reader::new(mounts, Arc::new(NoGroups), 0))),
+            let observer = NodeObserver {
+                reader: Some(Mutex::new(CgroupReader::new(mounts, Arc::new(NoGroups), 0))),
                 pods: None,
                 clock: Arc::new(SystemClock),
                 root: root.path().to_owned(),
@@ -201,12 +204,12 @@ mod tests {
             };
             for content in garbage {
                 whole.into_iter().for_each(lay);
-                assert_eq!(look.observe(), NodeObservation { memory, pods: None, processes }, "{file} is whole");
+                assert_eq!(observer.observe(), NodeObservation { memory, pods: None, processes }, "{file} is whole");
                 lay((file, content));
-                assert_eq!(look.observe(), expected, "{file}: {}", content.escape_ascii());
+                assert_eq!(observer.observe(), expected, "{file}: {}", content.escape_ascii());
             }
             std::fs::remove_file(root.path().join(file)).expect("it was there");
-            assert_eq!(look.observe(), expected, "{file} is gone");
+            assert_eq!(observer.observe(), expected, "{file} is gone");
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct CgroupProcesses {
     pub used_ns: Option<u64>,
 }
 
-/// Owner of a cgroup.
+/// Whether a cgroup belongs to a container: only then its open-file limit is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CgroupOwner {
     /// A container or sandbox.
@@ -95,14 +95,15 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         fs::write(root.path().join("cgroup.procs"), format!("{}\n", std::process::id())).expect("written");
         let mounts = Mounts::Unified(root.path().to_owned());
-        let look = |used_ns, before: &Counts| {
+        let count_files = |used_ns, before: &Counts| {
             let group = CgroupProcesses { path: "/".into(), of: CgroupOwner::Container, used_ns };
             count(&mounts, Path::new("/proc"), &[group], before)
         };
         let files = |counts: &Counts| counts.get("/").expect("there").files;
-        let first = look(Some(1), &Counts::new());
+        let first = count_files(Some(1), &Counts::new());
         let _pair = UnixStream::pair().expect("sockets");
-        let (idle, busy, unknown) = (look(Some(1), &first), look(Some(2), &first), look(None, &look(None, &first)));
+        let (idle, busy, unknown) =
+            (count_files(Some(1), &first), count_files(Some(2), &first), count_files(None, &count_files(None, &first)));
         assert_eq!(idle, first, "who has not run is not looked at");
         assert!(files(&unknown).sockets >= 2);
         let (before, after) = (files(&first), files(&busy));

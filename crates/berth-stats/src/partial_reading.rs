@@ -2,10 +2,10 @@
 
 use super::{
     cgroup_files as parse,
-    mounts::Content,
+    mounts::ControlFileKind,
     reader::MachineMemory,
-    reading::{Cpu, CpuShare, Depth, Memory, Pressures, Reading, WallNs},
-    settings_watch::Settings,
+    reading::{CgroupMemory, Cpu, CpuShare, Depth, Pressures, Reading, WallNs},
+    settings_watch::CgroupSettings,
 };
 
 /// Values parsed so far from the files of a cgroup.
@@ -14,7 +14,7 @@ pub struct PartialReading {
     /// Start of the reading.
     pub at: WallNs,
     /// Limits and weights of the cgroup, cached between readings.
-    pub settings: Settings,
+    pub settings: CgroupSettings,
     unified_cpu: Option<(parse::CpuTimes, parse::Throttling)>,
     cpu_usage: Option<u64>,
     cpu_split: (u64, u64),
@@ -46,7 +46,7 @@ impl PartialReading {
     }
 
     /// Copy with another time and the settings of that time.
-    pub fn again(&self, at: WallNs, settings: Settings) -> Self {
+    pub fn again(&self, at: WallNs, settings: CgroupSettings) -> Self {
         Self { at, settings, ..self.clone() }
     }
 
@@ -56,34 +56,36 @@ impl PartialReading {
     }
 
     /// Parses the content of a file.
-    pub fn parse_file(&mut self, content: Content, text: &[u8]) {
+    pub fn parse_file(&mut self, content: ControlFileKind, text: &[u8]) {
         let number = || parse::number(text);
         match content {
-            Content::CpuStat => self.unified_cpu = parse::cpu_stat(text),
-            Content::CpuUsage => self.cpu_usage = number(),
-            Content::CpuSplit => self.cpu_split = parse::cpuacct_stat(text),
-            Content::Throttling => self.throttling = parse::cpu_stat_v1(text),
-            Content::CpuMax => self.settings.cpu_max = parse::cpu_max(text),
-            Content::CpuWeight => self.settings.shares = number().map(parse::shares_of_weight),
-            Content::CpuShares => self.settings.shares = number(),
-            Content::CpuQuota => self.settings.quota = parse::signed(text).and_then(|quota| u64::try_from(quota).ok()),
-            Content::CpuPeriod => self.settings.period = number(),
-            Content::MemoryUsage => self.memory_usage = number(),
-            Content::MemoryStat => self.memory_stat = Some(parse::memory_stat(text)),
-            Content::OldMemoryStat => self.memory_stat = Some(parse::memory_stat_v1(text)),
-            Content::MemoryLimit => self.settings.memory_limit = number(),
-            Content::SwapUsage => self.swap_usage = number(),
-            Content::SwapLimit => self.settings.swap_limit = number(),
-            Content::MemoryAndSwapLimit => self.settings.memory_and_swap_limit = number(),
-            Content::MemoryReserved => self.settings.reserved = number().unwrap_or_default(),
-            Content::MemoryPeak => self.peak = number().unwrap_or_default(),
-            Content::MemoryEvents => self.oom_kills = parse::oom_kills(text).unwrap_or_default(),
-            Content::MemoryFailures => self.failures = number().unwrap_or_default(),
-            Content::MemoryKernel => self.kernel = number().unwrap_or_default(),
-            Content::CpuPressure => self.pressure.cpu = parse::pressure(text),
-            Content::MemoryPressure => self.pressure.memory = parse::pressure(text),
-            Content::IoPressure => self.pressure.io = parse::pressure(text),
-            Content::Processes => {
+            ControlFileKind::CpuStat => self.unified_cpu = parse::cpu_stat(text),
+            ControlFileKind::CpuUsage => self.cpu_usage = number(),
+            ControlFileKind::CpuSplit => self.cpu_split = parse::cpuacct_stat(text),
+            ControlFileKind::Throttling => self.throttling = parse::cpu_stat_v1(text),
+            ControlFileKind::CpuMax => self.settings.cpu_max = parse::cpu_max(text),
+            ControlFileKind::CpuWeight => self.settings.shares = number().map(parse::shares_of_weight),
+            ControlFileKind::CpuShares => self.settings.shares = number(),
+            ControlFileKind::CpuQuota => {
+                self.settings.quota = parse::signed(text).and_then(|quota| u64::try_from(quota).ok())
+            }
+            ControlFileKind::CpuPeriod => self.settings.period = number(),
+            ControlFileKind::MemoryUsage => self.memory_usage = number(),
+            ControlFileKind::MemoryStat => self.memory_stat = Some(parse::memory_stat(text)),
+            ControlFileKind::OldMemoryStat => self.memory_stat = Some(parse::memory_stat_v1(text)),
+            ControlFileKind::MemoryLimit => self.settings.memory_limit = number(),
+            ControlFileKind::SwapUsage => self.swap_usage = number(),
+            ControlFileKind::SwapLimit => self.settings.swap_limit = number(),
+            ControlFileKind::MemoryAndSwapLimit => self.settings.memory_and_swap_limit = number(),
+            ControlFileKind::MemoryReserved => self.settings.reserved = number().unwrap_or_default(),
+            ControlFileKind::MemoryPeak => self.peak = number().unwrap_or_default(),
+            ControlFileKind::MemoryEvents => self.oom_kills = parse::oom_kills(text).unwrap_or_default(),
+            ControlFileKind::MemoryFailures => self.failures = number().unwrap_or_default(),
+            ControlFileKind::MemoryKernel => self.kernel = number().unwrap_or_default(),
+            ControlFileKind::CpuPressure => self.pressure.cpu = parse::pressure(text),
+            ControlFileKind::MemoryPressure => self.pressure.memory = parse::pressure(text),
+            ControlFileKind::IoPressure => self.pressure.io = parse::pressure(text),
+            ControlFileKind::Processes => {
                 let (mut count, mut outer) = (0_u32, None);
                 for pid in parse::processes(text) {
                     count = count.saturating_add(1);
@@ -91,13 +93,13 @@ impl PartialReading {
                 }
                 self.processes = Some((count, outer));
             }
-            Content::Threads => self.threads = number(),
-            Content::ThreadsMax => {
+            ControlFileKind::Threads => self.threads = number(),
+            ControlFileKind::ThreadsMax => {
                 self.settings.threads_max = number().filter(|max| *max != u64::MAX).unwrap_or_default()
             }
-            Content::IoStat => self.devices = parse::io_stat(text),
-            Content::BlkioBytes => self.blkio_bytes = text.to_vec(),
-            Content::BlkioCounts => self.devices = parse::blkio(&self.blkio_bytes, text),
+            ControlFileKind::IoStat => self.devices = parse::io_stat(text),
+            ControlFileKind::BlkioBytes => self.blkio_bytes = text.to_vec(),
+            ControlFileKind::BlkioCounts => self.devices = parse::blkio(&self.blkio_bytes, text),
         }
     }
 
@@ -112,12 +114,12 @@ impl PartialReading {
     }
 
     /// Memory usage; `None` if no file reported it. For the root cgroup, limits and swap come from the machine.
-    pub fn memory(&self, unified: bool, root: Option<MachineMemory>) -> Option<Memory> {
+    pub fn memory(&self, unified: bool, root: Option<MachineMemory>) -> Option<CgroupMemory> {
         let stat = self.memory_stat;
         let root_usage = || stat.filter(|_| unified && root.is_some()).map(|stat| stat.anon.saturating_add(stat.file));
         let usage = self.memory_usage.or_else(root_usage)?;
         let stat = stat.unwrap_or_default();
-        let mut memory = Memory {
+        let mut memory = CgroupMemory {
             usage,
             peak: self.peak,
             stat,
@@ -154,7 +156,7 @@ impl PartialReading {
     }
 
     /// Completes the reading.
-    pub fn finish(self, cpu: Option<Cpu>, memory: Option<Memory>, made_at: i64, depth: Depth) -> Reading {
+    pub fn finish(self, cpu: Option<Cpu>, memory: Option<CgroupMemory>, made_at: i64, depth: Depth) -> Reading {
         let (quota, period) = match self.settings.cpu_max {
             Some((quota, period)) => (quota, period),
             None => (self.settings.quota, self.settings.period.unwrap_or_default()),

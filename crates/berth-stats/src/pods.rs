@@ -50,8 +50,8 @@ pub struct ReportedContainer {
 /// Returns the pods sorted by namespace, name, and UID. Of several sandboxes that share namespace and name, the ready
 /// ones are selected, one per UID; without a ready one, the newest.
 pub fn reported_pods<'a>(pods: impl IntoIterator<Item = &'a Arc<ObservedPod>>) -> Vec<ReportedPod> {
-    type Named<'a> = BTreeMap<(&'a str, &'a str), Vec<(&'a ObservedPod, &'a ObservedSandbox)>>;
-    let mut named = Named::new();
+    type SandboxesByName<'a> = BTreeMap<(&'a str, &'a str), Vec<(&'a ObservedPod, &'a ObservedSandbox)>>;
+    let mut named = SandboxesByName::new();
     for pod in pods {
         let sandboxes = pod.sandboxes.iter().map(|sandbox| (&**pod, sandbox));
         named.entry((&pod.id.namespace, &pod.id.name)).or_default().extend(sandboxes);

@@ -23,22 +23,22 @@ use super::{
     disk::FileSystem,
     disk_measurer::{Measurement, MeasurementHandle, MeasurementTasks, Measurements},
     disk_usages::{Targets, targets},
-    encoded::{Compressed, Encoded},
+    encoded::{EncodingCache, PageCompression},
     filesystems,
     host::{self, DiskCounters},
     mounts::Mounts,
     open_files,
     pods::{ReportedPod, reported_pods},
-    reader::Reader,
+    reader::CgroupReader,
     reading::Depth,
     resource_page, runtime_report,
     single_flight_cache::SingleFlightCache,
     snapshot::{PodUsage, Sampler, Snapshot, wall},
-    summary::{Form, PodPaths, RuntimePod, RuntimeReport, Summary},
+    summary::{Form, PodPaths, RuntimePod, RuntimeReport, StatsSummary},
     summary_builder, summary_json,
     system_groups::SystemGroups,
 };
-use berth_metrics::{StatsSource, exposition::Format};
+use berth_metrics::{StatsSource, exposition::ExpositionFormat};
 use berth_sys::{blocking_pool::BlockingPool, mount_table};
 use berth_types::{PodUid, SandboxId};
 
@@ -67,7 +67,7 @@ const KEEP_LONG: Duration = Duration::from_secs(1800);
 
 type Page = Result<Bytes, String>;
 /// A sample, and when its oldest part was read.
-type Sampled = Result<(Instant, Arc<Snapshot>), String>;
+type SampleResult = Result<(Instant, Arc<Snapshot>), String>;
 
 /// The Prometheus pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,10 +81,10 @@ pub enum MetricsPage {
 /// Builds and caches the statistics pages.
 #[derive(Clone)]
 pub struct StatsProvider {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<StatsProviderInner>,
 }
 
-pub(super) struct Inner {
+pub(super) struct StatsProviderInner {
     pub(super) config: StatsConfig,
     deps: StatsDeps,
     mounts: Option<Mounts>,
@@ -94,15 +94,15 @@ pub(super) struct Inner {
     survey_of_trees: MeasurementHandle,
     pub(super) survey_of_claims: MeasurementHandle,
     last_reading: Mutex<Option<Instant>>,
-    samples: [SingleFlightCache<Sampled>; 3],
+    samples: [SingleFlightCache<SampleResult>; 3],
     full: SingleFlightCache<Page>,
     short: SingleFlightCache<Page>,
     resource: SingleFlightCache<Bytes>,
     cadvisor: SingleFlightCache<Bytes>,
-    resource_forms: Encoded,
-    cadvisor_forms: Encoded,
+    resource_forms: EncodingCache,
+    cadvisor_forms: EncodingCache,
     report: SingleFlightCache<Arc<RuntimeReport>>,
-    told: SingleFlightCache<Result<Arc<HashMap<SandboxId, RuntimePod>>, String>>,
+    pod_stats: SingleFlightCache<Result<Arc<HashMap<SandboxId, RuntimePod>>, String>>,
     root_fs: SingleFlightCache<Option<FileSystem>>,
     files: SingleFlightCache<Arc<Counts>>,
     disks: SingleFlightCache<Arc<Disks>>,
@@ -125,7 +125,7 @@ impl StatsProvider {
         deps.metrics.set_source(config.source);
         let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table));
         let sampler = mounts.clone().map(|mounts| {
-            let reader = Reader::new(mounts, deps.groups.clone(), config.max_open);
+            let reader = CgroupReader::new(mounts, deps.groups.clone(), config.max_open);
             let (clock, root) = (deps.clock.clone(), config.root.clone());
             Arc::new(Mutex::new(Sampler::new(reader, deps.groups.clone(), clock, root, config.host.max_pids)))
         });
@@ -133,7 +133,7 @@ impl StatsProvider {
         let (trees, of_trees) = MeasurementHandle::new(deps.clock.clone(), deps.metrics.clone());
         let (claimed, of_claims) = MeasurementHandle::new(deps.clock.clone(), deps.metrics.clone());
         let of_claims = of_claims.with_claimed_volumes(deps.claimed.clone());
-        let inner = Inner {
+        let inner = StatsProviderInner {
             mounts,
             sampler,
             system: SystemGroups::new(&config, deps.groups.above().into_iter().next()),
@@ -146,10 +146,10 @@ impl StatsProvider {
             short: SingleFlightCache::new(KEEP),
             resource: SingleFlightCache::new(KEEP),
             cadvisor: SingleFlightCache::new(KEEP),
-            resource_forms: Encoded::new(KEEP),
-            cadvisor_forms: Encoded::new(KEEP),
+            resource_forms: EncodingCache::new(KEEP),
+            cadvisor_forms: EncodingCache::new(KEEP),
             report: SingleFlightCache::new(KEEP_LONG),
-            told: SingleFlightCache::new(KEEP),
+            pod_stats: SingleFlightCache::new(KEEP),
             root_fs: SingleFlightCache::new(KEEP_LONG),
             files: SingleFlightCache::new(KEEP_LONG),
             disks: SingleFlightCache::new(KEEP_LONG),
@@ -188,7 +188,12 @@ impl StatsProvider {
     ///
     /// # Errors
     /// The page could not be built within its timeout: a valid page is never empty.
-    pub async fn metrics(&self, page: MetricsPage, format: Format, compressed: Compressed) -> Result<Bytes, String> {
+    pub async fn metrics(
+        &self,
+        page: MetricsPage,
+        format: ExpositionFormat,
+        compressed: PageCompression,
+    ) -> Result<Bytes, String> {
         let (plain, forms) = match page {
             MetricsPage::Resource => (self.resource_metrics().await, &self.inner.resource_forms),
             MetricsPage::Cadvisor => (self.cadvisor_metrics().await, &self.inner.cadvisor_forms),
@@ -224,9 +229,9 @@ impl StatsProvider {
 /// Error for callers whose computation panicked or timed out.
 const FAILED: &str = "failed to collect statistics";
 
-impl Inner {
+impl StatsProviderInner {
     /// Returns a sample of at least this depth, no older than [`MEMO`].
-    pub(super) async fn sample(self: &Arc<Self>, depth: Depth) -> Sampled {
+    pub(super) async fn sample(self: &Arc<Self>, depth: Depth) -> SampleResult {
         let [core, summary, full] = &self.samples;
         let (own, deeper): (_, &[_]) = match depth {
             Depth::Core => (core, &[summary, full]),
@@ -246,7 +251,7 @@ impl Inner {
         own.fresh_since(MEMO, read).await.unwrap_or_else(|| Err(FAILED.to_owned()))
     }
 
-    async fn read(self: Arc<Self>, depth: Depth) -> Sampled {
+    async fn read(self: Arc<Self>, depth: Depth) -> SampleResult {
         // An extended sample keeps the age of its oldest part.
         let [core, summary, _] = &self.samples;
         let shallower = [(Depth::Core, core), (Depth::Summary, summary)].into_iter().filter(|(own, _)| *own < depth);
@@ -302,23 +307,23 @@ impl Inner {
         Ok(reported_pods(known.pods.values()))
     }
 
-    pub(super) async fn summarise(self: Arc<Self>, form: Form) -> Result<(Instant, Summary), String> {
+    pub(super) async fn summarise(self: Arc<Self>, form: Form) -> Result<(Instant, StatsSummary), String> {
         if form == Form::Short {
             return self.short_of(Depth::Summary).await;
         }
         let (snapshot, report, root_fs) =
             tokio::join!(self.sample(Depth::Summary), self.report(), self.root_filesystem());
         let (since, snapshot) = snapshot?;
-        let told = self.runtime_pod_stats().await?;
+        let runtime_pods = self.runtime_pod_stats().await?;
         let places = self.places(&snapshot);
         let measured = self.measured(&snapshot, &places).await;
-        let summary = summary_builder::build(&summary_builder::Inputs {
+        let summary = summary_builder::build(&summary_builder::SummaryInputs {
             form,
             node: &self.config.node_name,
             booted_at: self.config.host.booted_at,
             snapshot: &snapshot,
             runtime: report.as_deref(),
-            told: &told,
+            runtime_pods: &runtime_pods,
             measured: &measured,
             places: &places,
             root_fs,
@@ -327,18 +332,18 @@ impl Inner {
     }
 
     /// Builds the short form: CPU, memory, and swap. Queries the runtime only if a container's cgroup is unreadable.
-    async fn short_of(self: &Arc<Self>, depth: Depth) -> Result<(Instant, Summary), String> {
+    async fn short_of(self: &Arc<Self>, depth: Depth) -> Result<(Instant, StatsSummary), String> {
         let (since, snapshot) = self.sample(depth).await?;
-        let told = self.runtime_pod_stats().await?;
+        let runtime_pods = self.runtime_pod_stats().await?;
         let is_missing = snapshot.pods.iter().any(|pod| pod.containers.iter().any(Option::is_none));
         let report = if is_missing { self.report().await } else { None };
-        let summary = summary_builder::build(&summary_builder::Inputs {
+        let summary = summary_builder::build(&summary_builder::SummaryInputs {
             form: Form::Short,
             node: &self.config.node_name,
             booted_at: self.config.host.booted_at,
             snapshot: &snapshot,
             runtime: report.as_deref(),
-            told: &told,
+            runtime_pods: &runtime_pods,
             measured: &HashMap::new(),
             places: &HashMap::new(),
             root_fs: None,
@@ -353,11 +358,11 @@ impl Inner {
         }
         let runtime = self.deps.runtime.clone();
         let ask = || async move {
-            let told = runtime_report::pods(&*runtime).await;
-            told.map(|pods| Arc::new(pods.unwrap_or_default()))
+            let result = runtime_report::pods(&*runtime).await;
+            result.map(|pods| Arc::new(pods.unwrap_or_default()))
         };
-        let told = self.told.fresh(MEMO, ask).await.unwrap_or_else(|| Err(FAILED.to_owned()));
-        told.map_err(|error| format!("failed to list pod stats: {error}"))
+        let result = self.pod_stats.fresh(MEMO, ask).await.unwrap_or_else(|| Err(FAILED.to_owned()));
+        result.map_err(|error| format!("failed to list pod stats: {error}"))
     }
 
     async fn report(&self) -> Option<Arc<RuntimeReport>> {
@@ -428,7 +433,7 @@ impl Inner {
             tokio::join!(self.open_files(&snapshot), self.disks(), self.images_of_sandboxes(&snapshot));
         let inner = self.clone();
         let written = self.writers.run_within(LIMIT, move || {
-            let page = cadvisor_page::write(&cadvisor_page::Inputs {
+            let page = cadvisor_page::write(&cadvisor_page::CadvisorInputs {
                 snapshot: &snapshot,
                 now: wall(inner.deps.clock.now()),
                 host: &inner.config.host,
@@ -458,18 +463,19 @@ impl Inner {
 
     async fn disks(self: &Arc<Self>) -> Arc<Disks> {
         let inner = self.clone();
-        let look = || async move {
+        let query = || async move {
             let config = inner.config.clone();
-            let looked = inner.walkers.run_within(LIMIT, move || {
+            let walk = inner.walkers.run_within(LIMIT, move || {
                 let own = config.root_directory.to_string_lossy();
                 let hidden = [&*own, "/run/containerd", "/run/containers", "/var/run/netns", "/run/netns"];
-                let tells = config.reports_filesystems;
-                let mounted = if tells { filesystems::mounted(&config.root, &hidden) } else { Vec::new() };
+                let reports_filesystems = config.reports_filesystems;
+                let mounted =
+                    if reports_filesystems { filesystems::mounted(&config.root, &hidden) } else { Vec::new() };
                 Disks { mounted, devices: host::disks(&config.root) }
             });
-            Arc::new(looked.await.unwrap_or_default())
+            Arc::new(walk.await.unwrap_or_default())
         };
-        self.disks.recent(DISKS_AGE, PATIENCE, look).await.unwrap_or_default()
+        self.disks.recent(DISKS_AGE, PATIENCE, query).await.unwrap_or_default()
     }
 
     /// Image of the sandboxes of each runtime handler, from one sandbox per handler.

@@ -65,7 +65,7 @@ pub struct CgroupRequest {
     pub depth: Option<Depth>,
 }
 
-/// Observation of a cgroup.
+/// Values of one cgroup, read in one pass.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CgroupObservation {
     /// Path of the cgroup.
@@ -88,7 +88,7 @@ pub struct MachineMemory {
 }
 
 /// Reads cgroups and caches their open files, settings, and previous counters.
-pub struct Reader {
+pub struct CgroupReader {
     mounts: Mounts,
     names: Arc<dyn PodCgroupPaths>,
     groups: HashMap<CgroupKey, Box<Cgroup>>,
@@ -128,7 +128,7 @@ impl DetachedCgroup {
     }
 }
 
-impl Reader {
+impl CgroupReader {
     /// Creates a reader below these mounts that keeps at most `max_open` files open.
     pub fn new(mounts: Mounts, names: Arc<dyn PodCgroupPaths>, max_open: usize) -> Self {
         Self {
@@ -160,10 +160,10 @@ impl Reader {
         let seen = match wanted.split_first() {
             Some((root, others)) if others.len() >= WORTH_A_THREAD && self.processors > 1 => {
                 // The root reading decides whether block I/O is accounted.
-                let root = self.look(root, &around);
-                std::iter::once(root).chain(self.look_at_many(others, &around)).collect()
+                let root = self.read_or_reopen(root, &around);
+                std::iter::once(root).chain(self.read_many(others, &around)).collect()
             }
-            _ => wanted.iter().map(|wanted| self.look(wanted, &around)).collect(),
+            _ => wanted.iter().map(|wanted| self.read_or_reopen(wanted, &around)).collect(),
         };
         let pass = self.pass;
         let gone: Vec<Box<Cgroup>> = self.groups.extract_if(|_, group| group.pass != pass).map(|gone| gone.1).collect();
@@ -172,7 +172,7 @@ impl Reader {
     }
 
     /// Reads on two threads: most of the time is spent on memory latency, and a processor can overlap two such waits.
-    fn look_at_many(&mut self, wanted: &[CgroupRequest], around: &PassContext<'_>) -> Vec<Option<CgroupObservation>> {
+    fn read_many(&mut self, wanted: &[CgroupRequest], around: &PassContext<'_>) -> Vec<Option<CgroupObservation>> {
         let exists: Vec<bool> = wanted.iter().map(|wanted| self.keep(wanted).is_some()).collect();
         let mut take = |wanted: &CgroupRequest| {
             let group = wanted.depth.and_then(|_| self.groups.remove_entry(&wanted.key));
@@ -192,7 +192,7 @@ impl Reader {
         self.groups.extend(taken.iter_mut().filter_map(|taken| taken.group.take()));
         let again = |((wanted, exists), taken): ((&CgroupRequest, bool), DetachedCgroup)| match taken.seen {
             // Listed twice, or removed and possibly recreated.
-            None if exists => self.look(wanted, around),
+            None if exists => self.read_or_reopen(wanted, around),
             seen => seen,
         };
         wanted.iter().zip(exists).zip(taken).map(again).collect()
@@ -249,7 +249,7 @@ impl Reader {
         }
     }
 
-    fn look(&mut self, wanted: &CgroupRequest, around: &PassContext<'_>) -> Option<CgroupObservation> {
+    fn read_or_reopen(&mut self, wanted: &CgroupRequest, around: &PassContext<'_>) -> Option<CgroupObservation> {
         self.keep(wanted)?;
         let depth = wanted.depth?;
         let seen = self.read(&wanted.key, depth, around).or_else(|| {

@@ -32,7 +32,7 @@ pub struct Cpu {
 
 /// Memory usage of a cgroup, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Memory {
+pub struct CgroupMemory {
     /// Current usage, page cache included.
     pub usage: u64,
     /// Peak usage.
@@ -57,7 +57,7 @@ pub struct Memory {
     pub oom_kills: u64,
 }
 
-impl Memory {
+impl CgroupMemory {
     /// Working set: usage without inactive page cache, which the kernel can reclaim at once.
     pub fn working_set(&self) -> u64 {
         self.usage.saturating_sub(self.stat.inactive_file)
@@ -108,7 +108,7 @@ pub struct Reading {
     /// CPU weight and quota; only at [`Depth::Full`].
     pub share: Option<CpuShare>,
     /// Memory usage; `None` if the controller is absent.
-    pub memory: Option<Memory>,
+    pub memory: Option<CgroupMemory>,
     /// Pressure (PSI).
     pub pressure: Pressures,
     /// Block device I/O; only at [`Depth::Full`].
@@ -151,7 +151,7 @@ mod tests {
     const SECOND: i64 = 1_000_000_000;
 
     #[test]
-    fn rates_of_two_looks() {
+    fn rates_of_two_samples() {
         let at = |seconds: i64, usage_ns| CpuSample { at: seconds * SECOND, usage_ns };
         for (case, before, now, expected) in [
             ("AC-04b-M7", at(0, 67_983_588_375_722), at(1, 68_172_016_162_105), Some(188_427_786_383)),
@@ -169,14 +169,14 @@ mod tests {
     #[test]
     fn memory_that_is_left() {
         let stat = MemoryStat { inactive_file: 150, ..MemoryStat::default() };
-        let memory = Memory { usage: 100, stat, limit: u64::MAX, ..Memory::default() };
+        let memory = CgroupMemory { usage: 100, stat, limit: u64::MAX, ..CgroupMemory::default() };
         assert_eq!(memory.working_set(), 0, "AC-04b-M5");
         assert_eq!(memory.available(), None, "AC-04b-M6");
-        let limited = |limit| Memory { usage: 100, limit, ..Memory::default() }.available();
+        let limited = |limit| CgroupMemory { usage: 100, limit, ..CgroupMemory::default() }.available();
         // A limit below the usage, or 0, does not wrap around.
         assert_eq!((limited(300), limited(40), limited(0)), (Some(200), Some(0), Some(0)));
         assert_eq!((limited(UNLIMITED), limited(UNLIMITED + 1)), (Some(UNLIMITED - 100), None));
-        let swap = |swap_limit| Memory { swap: 10, swap_limit, ..Memory::default() }.swap_available();
+        let swap = |swap_limit| CgroupMemory { swap: 10, swap_limit, ..CgroupMemory::default() }.swap_available();
         assert_eq!((swap(None), swap(Some(15)), swap(Some(0))), (None, Some(5), Some(0)));
     }
 }

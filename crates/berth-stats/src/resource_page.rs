@@ -10,11 +10,11 @@ use std::collections::HashSet;
 use super::{
     page::{push_count, push_family, push_integer, push_label_value, push_scaled},
     reading::WallNs,
-    summary::{ContainerStats, PodStats, Resources, Summary},
+    summary::{ContainerStats, PodStats, Resources, StatsSummary},
 };
 
 /// Returns the page; without a summary it contains only `resource_scrape_error 1`.
-pub fn write(summary: Result<&Summary, &str>) -> Vec<u8> {
+pub fn write(summary: Result<&StatsSummary, &str>) -> Vec<u8> {
     let mut out = Vec::new();
     if let Ok(summary) = summary {
         let pods = newest(&summary.pods);
@@ -42,7 +42,7 @@ fn newest(pods: &[PodStats]) -> Vec<&PodStats> {
 
 /// A sample value with the time at which it was read.
 #[derive(Clone, Copy)]
-enum Value {
+enum TimedValue {
     /// Nanoseconds, written in seconds.
     Nanoseconds(u64, WallNs),
     /// An integer.
@@ -55,27 +55,27 @@ struct Family {
     name: &'static str,
     help: &'static str,
     kind: &'static str,
-    value: fn(&Resources) -> Option<Value>,
+    value: fn(&Resources) -> Option<TimedValue>,
 }
 
-fn cpu(usage: &Resources) -> Option<Value> {
+fn cpu(usage: &Resources) -> Option<TimedValue> {
     let cpu = usage.cpu?;
-    Some(Value::Nanoseconds(cpu.usage_core_nano_seconds?, cpu.at))
+    Some(TimedValue::Nanoseconds(cpu.usage_core_nano_seconds?, cpu.at))
 }
 
-fn working_set(usage: &Resources) -> Option<Value> {
+fn working_set(usage: &Resources) -> Option<TimedValue> {
     let memory = usage.memory?;
-    Some(Value::Count(memory.working_set?, memory.at))
+    Some(TimedValue::Count(memory.working_set?, memory.at))
 }
 
-fn swap(usage: &Resources) -> Option<Value> {
+fn swap(usage: &Resources) -> Option<TimedValue> {
     let swap = usage.swap?;
-    Some(Value::Count(swap.usage?, swap.at))
+    Some(TimedValue::Count(swap.usage?, swap.at))
 }
 
-fn swap_limit(usage: &Resources) -> Option<Value> {
+fn swap_limit(usage: &Resources) -> Option<TimedValue> {
     let swap = usage.swap?;
-    Some(Value::Count(swap.available?.saturating_add(swap.usage.unwrap_or_default()), swap.at))
+    Some(TimedValue::Count(swap.available?.saturating_add(swap.usage.unwrap_or_default()), swap.at))
 }
 
 const OF_CONTAINERS: [Family; 4] = [
@@ -164,7 +164,7 @@ fn containers(out: &mut Vec<u8>, pods: &[&PodStats]) {
         let at = u64::try_from(container.started_at.as_nanosecond())
             .ok()
             .filter(|_| container.started_at.as_second() > 0)?;
-        Some((labels.as_slice(), Value::Moment(at)))
+        Some((labels.as_slice(), TimedValue::Moment(at)))
     });
     of_family(out, (START.0, START.1, "gauge"), started);
     write(out, limit);
@@ -206,7 +206,7 @@ fn of_pods(out: &mut Vec<u8>, pods: &[&PodStats]) {
 fn of_family<'a>(
     out: &mut Vec<u8>,
     (name, help, kind): (&str, &str, &str),
-    values: impl Iterator<Item = (&'a [u8], Value)>,
+    values: impl Iterator<Item = (&'a [u8], TimedValue)>,
 ) {
     let mut is_first = true;
     for (labels, value) in values {
@@ -217,15 +217,15 @@ fn of_family<'a>(
         out.extend_from_slice(labels);
         out.push(b' ');
         let at = match value {
-            Value::Nanoseconds(ns, at) => {
+            TimedValue::Nanoseconds(ns, at) => {
                 push_scaled(out, ns, 9);
                 Some(at)
             }
-            Value::Count(number, at) => {
+            TimedValue::Count(number, at) => {
                 push_count(out, number);
                 Some(at)
             }
-            Value::Moment(ns) => {
+            TimedValue::Moment(ns) => {
                 push_scaled(out, ns, 9);
                 None
             }
@@ -261,7 +261,7 @@ mod tests {
         *,
     };
 
-    fn page(summary: Result<&Summary, &str>) -> String {
+    fn page(summary: Result<&StatsSummary, &str>) -> String {
         String::from_utf8(write(summary)).expect("text")
     }
 

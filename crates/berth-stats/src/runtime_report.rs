@@ -16,7 +16,7 @@ use tracing::debug;
 use super::{
     cgroup_files::{Pressure, PressureStats},
     disk::FileSystem,
-    network::{Direction, Interface, Network},
+    network::{Interface, NetworkInterfaces, TrafficCounters},
     summary::{
         CpuStats, LayerUsage, MemoryStats, NetworkStats, Resources, RuntimePod, RuntimeReport, RuntimeUsage, SwapStats,
     },
@@ -130,10 +130,10 @@ fn stalls(psi: &cri::PsiStats) -> PressureStats {
 
 /// Converts CRI network usage; the default interface comes first and is the primary one.
 fn network(usage: &cri::NetworkUsage) -> NetworkStats {
-    let direction = |bytes, errors| Direction {
+    let direction = |bytes, errors| TrafficCounters {
         bytes: value(bytes).unwrap_or_default(),
         errors: value(errors).unwrap_or_default(),
-        ..Direction::default()
+        ..TrafficCounters::default()
     };
     let interface = |usage: &cri::NetworkInterfaceUsage| Interface {
         name: usage.name.clone(),
@@ -143,7 +143,7 @@ fn network(usage: &cri::NetworkUsage) -> NetworkStats {
     let primary = usage.default_interface.as_ref();
     let is_other = |other: &&cri::NetworkInterfaceUsage| primary.is_none_or(|primary| primary.name != other.name);
     let interfaces = primary.into_iter().chain(usage.interfaces.iter().filter(is_other)).map(interface).collect();
-    let network = Network { interfaces, primary: primary.map(|_| 0) };
+    let network = NetworkInterfaces { interfaces, primary: primary.map(|_| 0) };
     NetworkStats { at: usage.timestamp, network }
 }
 
@@ -162,13 +162,13 @@ async fn filesystems(report: &RuntimeReport) -> HashMap<String, FileSystem> {
     let all = layers.chain(&report.images).chain(&report.layers);
     let points: BTreeSet<String> =
         all.map(|layer| layer.mountpoint.clone()).filter(|point| !point.is_empty()).collect();
-    let look = tokio::task::spawn_blocking(move || {
+    let task = tokio::task::spawn_blocking(move || {
         points
             .into_iter()
             .filter_map(|point| Some((FileSystem::of(Path::new(&point)).ok()?, point)))
             .collect::<Vec<_>>()
     });
-    let found = timeout(DISK_LIMIT, look).await.ok().and_then(Result::ok).unwrap_or_default();
+    let found = timeout(DISK_LIMIT, task).await.ok().and_then(Result::ok).unwrap_or_default();
     found.into_iter().map(|(fs, point)| (point, fs)).collect()
 }
 
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_as_the_runtime_tells_it() {
+    fn a_pod_as_reported_by_the_runtime() {
         let value = |value| Some(cri::UInt64Value { value });
         let line = |total| Some(cri::PsiData { total, avg10: 1.5, ..Default::default() });
         let psi = Some(cri::PsiStats { some: line(9), full: line(4) });
@@ -227,14 +227,14 @@ mod tests {
             }),
             ..Default::default()
         };
-        let (id, told) = pod(stats).expect("known");
-        assert_eq!((id.as_str(), told.processes), ("s1", Some(8)));
-        let cpu = told.usage.cpu.expect("told");
+        let (id, runtime_pod) = pod(stats).expect("known");
+        assert_eq!((id.as_str(), runtime_pod.processes), ("s1", Some(8)));
+        let cpu = runtime_pod.usage.cpu.expect("told");
         assert_eq!(
             (cpu.usage_nano_cores, cpu.psi.map(|psi| (psi.some.total, psi.full.total))),
             (Some(2), Some((9, 4)))
         );
-        let network = told.network.expect("told");
+        let network = runtime_pod.network.expect("told");
         let names: Vec<(&str, u64)> =
             network.network.interfaces.iter().map(|i| (i.name.as_str(), i.received.bytes)).collect();
         assert_eq!((network.at, network.network.primary, names), (3, Some(0), vec![("eth0", 5), ("net1", 6)]));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_tells_its_image() {
+    fn the_image_of_a_sandbox_is_in_its_verbose_status() {
         let info = |text: &str| HashMap::from([("info".to_owned(), text.to_owned())]);
         assert_eq!(sandbox_image(&info(r#"{"pid":1,"image":"registry/pause:3.10"}"#)), "registry/pause:3.10");
         for odd in ["", "{", "{}", r#"{"image":1}"#, "[]"] {

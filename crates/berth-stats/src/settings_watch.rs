@@ -14,7 +14,7 @@ const BUFFER: usize = 4096;
 
 /// Values of the settings of a cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Settings {
+pub struct CgroupSettings {
     /// `cpu.max`: quota (`None` for no limit) and period, microseconds.
     pub cpu_max: Option<(Option<u64>, u64)>,
     /// CPU weight in shares.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_are_heard_of() {
+    fn writes_are_detected() {
         let root = tempfile::tempdir().expect("a directory");
         let mut watch = SettingsWatch::default();
         let [a, b] = ["a", "b"].map(|name| root.path().join(name));

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_nobody_asks_for_is_forgotten() {
+    async fn unrequested_values_are_dropped() {
         let memo = SingleFlightCache::new(5 * SECOND);
         let page = Arc::new(());
         let answer = memo.fresh(SECOND, || std::future::ready(page.clone())).await;

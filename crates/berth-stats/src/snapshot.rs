@@ -13,9 +13,9 @@ use jiff::Timestamp;
 
 use super::{
     host::{self, Processes},
-    network::{self, Namespace, Network},
+    network::{self, Namespace, NetworkInterfaces},
     pods::ReportedPod,
-    reader::{CgroupKey, CgroupObservation, CgroupRequest, MachineMemory, PodCgroupPaths, Reader, YOUNG_NS},
+    reader::{CgroupKey, CgroupObservation, CgroupReader, CgroupRequest, MachineMemory, PodCgroupPaths, YOUNG_NS},
     reading::{Depth, WallNs},
 };
 use berth_ports::Clock;
@@ -46,7 +46,7 @@ pub struct Snapshot {
     /// Pods with their cgroups, ordered by namespace, name, and UID.
     pub pods: Vec<PodUsage>,
     /// Network of the node; not at [`Depth::Core`].
-    pub network: Option<Network>,
+    pub network: Option<NetworkInterfaces>,
     /// Processes of the machine; not at [`Depth::Core`].
     pub processes: Option<Processes>,
     /// True if the kernel reports pressure (PSI) per cgroup.
@@ -67,7 +67,7 @@ pub struct PodUsage {
     /// Cgroups of the containers, in the order of [`ReportedPod::containers`].
     pub containers: Vec<Option<CgroupObservation>>,
     /// Network of the pod; not at [`Depth::Core`].
-    pub network: Option<Network>,
+    pub network: Option<NetworkInterfaces>,
 }
 
 /// Process in the network namespace of a sandbox. It represents the pod as long as it is in that namespace, even if its
@@ -79,21 +79,21 @@ struct NetworkProcess {
 
 /// Takes snapshots. Every call blocks.
 pub struct Sampler {
-    reader: Reader,
+    reader: CgroupReader,
     names: Arc<dyn PodCgroupPaths>,
     clock: Arc<dyn Clock>,
     root: PathBuf,
     max_pids: u64,
     members: HashMap<SandboxId, NetworkProcess>,
     /// Pod networks of the previous reading, if that one was at [`Depth::Summary`], and when it began.
-    last: Option<(WallNs, HashMap<SandboxId, Network>)>,
+    last: Option<(WallNs, HashMap<SandboxId, NetworkInterfaces>)>,
     has_pressure: bool,
 }
 
 impl Sampler {
     /// `root` is `/`; `max_pids` is the kernel's PID limit, 0 if unknown.
     pub fn new(
-        reader: Reader,
+        reader: CgroupReader,
         names: Arc<dyn PodCgroupPaths>,
         clock: Arc<dyn Clock>,
         root: PathBuf,
@@ -197,7 +197,7 @@ impl Sampler {
         wanted: &[CgroupRequest],
         machine: MachineMemory,
         known: &[SandboxId],
-    ) -> (Vec<Option<CgroupObservation>>, HashMap<SandboxId, Network>) {
+    ) -> (Vec<Option<CgroupObservation>>, HashMap<SandboxId, NetworkInterfaces>) {
         let (reader, members, clock) = (&mut self.reader, &self.members, self.clock.clone());
         let now = move || wall(clock.now());
         if known.is_empty() {
@@ -217,7 +217,11 @@ impl Sampler {
     }
 
     /// Sets the network of each pod that was not read `early`; returns the node's network.
-    fn networks(&mut self, pods: &mut [PodUsage], mut early: HashMap<SandboxId, Network>) -> Option<Network> {
+    fn networks(
+        &mut self,
+        pods: &mut [PodUsage],
+        mut early: HashMap<SandboxId, NetworkInterfaces>,
+    ) -> Option<NetworkInterfaces> {
         let proc = self.root.join("proc");
         let host = network::of_process(&proc, 1);
         for seen in pods.iter_mut() {
@@ -307,7 +311,7 @@ mod tests {
             fs::write(group.join("cpu.stat"), "usage_usec 7\n").expect("written");
         }
         process_in(&proc, 1, "net:[1]");
-        let reader = Reader::new(Mounts::Unified(groups.clone()), Arc::new(Kubepods), 100);
+        let reader = CgroupReader::new(Mounts::Unified(groups.clone()), Arc::new(Kubepods), 100);
         let mut sampler = Sampler::new(reader, Arc::new(Kubepods), Arc::new(Noon), dir.path().to_owned(), 0);
         let mut has_network = || {
             let snapshot = sampler.sample(vec![shown_pod("a", &["a"])], Vec::new(), Depth::Summary);

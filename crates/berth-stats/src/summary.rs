@@ -1,13 +1,13 @@
 //! Types of the stats summary: resource usage of the node and its pods. Pure.
 //!
-//! Values only: inputs ([`RuntimeReport`], [`PodPaths`]) and output ([`Summary`], as served by `/stats/summary`).
+//! Values only: inputs ([`RuntimeReport`], [`PodPaths`]) and output ([`StatsSummary`], as served by `/stats/summary`).
 //! Implements spec 04b §7.
 
 use std::{collections::HashMap, path::PathBuf};
 
 use jiff::Timestamp;
 
-use super::{cgroup_files::PressureStats, disk::FileSystem, host::Processes, network::Network};
+use super::{cgroup_files::PressureStats, disk::FileSystem, host::Processes, network::NetworkInterfaces};
 use berth_types::{ContainerId, PodRef};
 
 /// Seconds since the epoch.
@@ -15,7 +15,7 @@ pub type Seconds = i64;
 
 /// The stats summary.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Summary {
+pub struct StatsSummary {
     /// Statistics of the node.
     pub node: NodeStats,
     /// Pods with a running container, sorted by namespace, name, and UID.
@@ -150,11 +150,11 @@ pub struct FsStats {
     pub capacity: Option<u64>,
     /// Used bytes.
     pub used: Option<u64>,
-    /// Free inodes.
+    /// Free inodes of the whole file system (`inodesFree`).
     pub inodes_free: Option<u64>,
     /// Total inodes.
     pub inodes: Option<u64>,
-    /// Used inodes.
+    /// Used inodes of the directory, or of the whole file system where no directory is measured.
     pub inodes_used: Option<u64>,
 }
 
@@ -164,7 +164,7 @@ pub struct NetworkStats {
     /// Time of the reading.
     pub at: WallNs,
     /// Interfaces with their counters.
-    pub network: Network,
+    pub network: NetworkInterfaces,
 }
 
 /// Usage of a volume.
@@ -209,7 +209,7 @@ pub struct LayerUsage {
     pub at: WallNs,
     /// Used bytes.
     pub used: Option<u64>,
-    /// Used inodes.
+    /// Used inodes; `None` if the runtime does not report them.
     pub inodes_used: Option<u64>,
     /// Mount point of its file system.
     pub mountpoint: String,

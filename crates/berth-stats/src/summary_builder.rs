@@ -9,21 +9,21 @@ use jiff::Timestamp;
 use super::{
     disk::{FileSystem, Usage},
     disk_measurer::Measurement,
-    network::Network,
+    network::NetworkInterfaces,
     pods::ReportedContainer,
     reader::CgroupObservation,
     reading::WallNs,
     snapshot::{PodUsage, Snapshot},
     summary::{
         ContainerStats, CpuStats, Form, FsStats, LayerUsage, MemoryStats, NetworkStats, NodeStats, PodPaths, PodStats,
-        Resources, RuntimePod, RuntimeReport, RuntimeUsage, Seconds, Storage, Summary, SwapStats, VolumePath,
+        Resources, RuntimePod, RuntimeReport, RuntimeUsage, Seconds, StatsSummary, Storage, SwapStats, VolumePath,
         VolumeStats,
     },
 };
 use berth_types::{PodUid, SandboxId};
 
 /// Inputs of a summary.
-pub struct Inputs<'a> {
+pub struct SummaryInputs<'a> {
     /// Requested extent.
     pub form: Form,
     /// Node name.
@@ -35,7 +35,7 @@ pub struct Inputs<'a> {
     /// Container statistics and image file systems of the runtime.
     pub runtime: Option<&'a RuntimeReport>,
     /// Pod statistics of the runtime, where it is the configured source.
-    pub told: &'a HashMap<SandboxId, RuntimePod>,
+    pub runtime_pods: &'a HashMap<SandboxId, RuntimePod>,
     /// Known disk measurements by path.
     pub measured: &'a HashMap<PathBuf, Measurement>,
     /// Directories of the pods.
@@ -48,13 +48,13 @@ pub struct Inputs<'a> {
 ///
 /// # Errors
 /// The snapshot lacks the root cgroup.
-pub fn build(inputs: &Inputs<'_>) -> Result<Summary, String> {
+pub fn build(inputs: &SummaryInputs<'_>) -> Result<StatsSummary, String> {
     let root = inputs.snapshot.root.as_ref().ok_or("failed to get root cgroup stats")?;
     let pods = inputs.snapshot.pods.iter().filter(|seen| !seen.pod.containers.is_empty());
-    Ok(Summary { node: node(inputs, root), pods: pods.map(|seen| pod(inputs, root, seen)).collect() })
+    Ok(StatsSummary { node: node(inputs, root), pods: pods.map(|seen| pod(inputs, root, seen)).collect() })
 }
 
-fn is_full(inputs: &Inputs<'_>) -> bool {
+fn is_full(inputs: &SummaryInputs<'_>) -> bool {
     inputs.form == Form::Full
 }
 
@@ -62,7 +62,7 @@ fn seconds(at: WallNs) -> Seconds {
     at.div_euclid(1_000_000_000)
 }
 
-fn node(inputs: &Inputs<'_>, root: &CgroupObservation) -> NodeStats {
+fn node(inputs: &SummaryInputs<'_>, root: &CgroupObservation) -> NodeStats {
     let at = seconds(root.reading.at);
     let system = inputs.snapshot.system.iter().map(|(group, seen)| ContainerStats {
         name: group.name.to_owned(),
@@ -118,13 +118,13 @@ fn part(at: Seconds, layer: &LayerUsage, report: &RuntimeReport) -> FsStats {
     FsStats { at, used: layer.used, inodes_used: layer.inodes_used, ..stats }
 }
 
-fn network(network: Option<&Network>, at: WallNs) -> Option<NetworkStats> {
+fn network(network: Option<&NetworkInterfaces>, at: WallNs) -> Option<NetworkStats> {
     let network = network.filter(|network| !network.interfaces.is_empty())?;
     Some(NetworkStats { at, network: network.clone() })
 }
 
 /// Resource usage of a cgroup.
-fn resources(seen: &CgroupObservation, inputs: &Inputs<'_>) -> Resources {
+fn resources(seen: &CgroupObservation, inputs: &SummaryInputs<'_>) -> Resources {
     let reading = &seen.reading;
     let cpu = reading.cpu.map(|cpu| CpuStats {
         at: reading.at,
@@ -152,13 +152,13 @@ fn resources(seen: &CgroupObservation, inputs: &Inputs<'_>) -> Resources {
 }
 
 /// Resource usage reported by the runtime, reduced to the requested form.
-fn told(usage: &Resources, inputs: &Inputs<'_>) -> Resources {
+fn runtime_resources(usage: &Resources, inputs: &SummaryInputs<'_>) -> Resources {
     Resources { io: usage.io.filter(|_| is_full(inputs)), ..usage.clone() }
 }
 
-fn pod(inputs: &Inputs<'_>, root: &CgroupObservation, seen: &PodUsage) -> PodStats {
+fn pod(inputs: &SummaryInputs<'_>, root: &CgroupObservation, seen: &PodUsage) -> PodStats {
     let places = inputs.places.get(&seen.pod.id.uid);
-    let by_runtime = inputs.told.get(&seen.pod.sandbox);
+    let by_runtime = inputs.runtime_pods.get(&seen.pod.sandbox);
     let containers: Vec<ContainerStats> = seen
         .pod
         .containers
@@ -171,7 +171,7 @@ fn pod(inputs: &Inputs<'_>, root: &CgroupObservation, seen: &PodUsage) -> PodSta
         .collect();
     let usage = match (by_runtime, &seen.group) {
         (Some(pod), _) => {
-            let (own, all) = (told(&pod.usage, inputs), sum(&containers));
+            let (own, all) = (runtime_resources(&pod.usage, inputs), sum(&containers));
             Resources {
                 cpu: own.cpu.or(all.cpu),
                 memory: own.memory.or(all.memory),
@@ -212,7 +212,7 @@ pub fn processes(seen: &PodUsage, by_runtime: Option<&RuntimePod>) -> Option<u64
 }
 
 fn container(
-    inputs: &Inputs<'_>,
+    inputs: &SummaryInputs<'_>,
     places: Option<&PodPaths>,
     shown: &ReportedContainer,
     by_runtime: Option<&RuntimeUsage>,
@@ -220,9 +220,9 @@ fn container(
 ) -> ContainerStats {
     let listed = inputs.runtime.and_then(|report| report.containers.get(&shown.id));
     let usage = match (by_runtime, seen, listed) {
-        (Some(container), ..) => told(&container.usage, inputs),
+        (Some(container), ..) => runtime_resources(&container.usage, inputs),
         (None, Some(seen), _) => resources(seen, inputs),
-        (None, None, Some(container)) => told(&container.usage, inputs),
+        (None, None, Some(container)) => runtime_resources(&container.usage, inputs),
         (None, None, None) => Resources::default(),
     };
     let mut stats =
@@ -274,7 +274,7 @@ fn sum(containers: &[ContainerStats]) -> Resources {
     Resources { cpu, memory: memory.map(|memory| MemoryStats { psi: None, ..memory }), io: None, swap }
 }
 
-fn volumes(inputs: &Inputs<'_>, places: Option<&PodPaths>) -> Vec<VolumeStats> {
+fn volumes(inputs: &SummaryInputs<'_>, places: Option<&PodPaths>) -> Vec<VolumeStats> {
     let places = places.map(|places| places.volumes.as_slice()).unwrap_or_default();
     let measured = places.iter().filter_map(|place| Some((place, inputs.measured.get(&place.path)?)));
     let volume = |(place, measured): (&VolumePath, &Measurement)| {
@@ -296,7 +296,7 @@ fn volumes(inputs: &Inputs<'_>, places: Option<&PodPaths>) -> Vec<VolumeStats> {
 }
 
 /// Sum of writable layers, logs, local volumes, termination messages, and the hosts file on the node's file system.
-fn ephemeral(inputs: &Inputs<'_>, at: Seconds, places: Option<&PodPaths>, pod: &PodStats) -> Option<FsStats> {
+fn ephemeral(inputs: &SummaryInputs<'_>, at: Seconds, places: Option<&PodPaths>, pod: &PodStats) -> Option<FsStats> {
     let root = inputs.root_fs.as_ref()?;
     let layers = pod.containers.iter().flat_map(|c| [c.rootfs, c.logs]).flatten();
     let layers = layers.map(|fs| (fs.at, fs.used.unwrap_or_default(), fs.inodes_used.unwrap_or_default()));
@@ -381,13 +381,13 @@ mod tests {
         };
         let snapshot = snapshot(Depth::Summary);
         let build = |form| {
-            build(&Inputs {
+            build(&SummaryInputs {
                 form,
                 node: "n",
                 booted_at: 0,
                 snapshot: &snapshot,
                 runtime: None,
-                told: &HashMap::from([("sandbox-web".into(), pod.clone())]),
+                runtime_pods: &HashMap::from([("sandbox-web".into(), pod.clone())]),
                 measured: &HashMap::new(),
                 places: &HashMap::new(),
                 root_fs: None,
@@ -412,13 +412,13 @@ mod tests {
     fn sources_that_are_missing_cost_their_fields() {
         let mut snapshot = snapshot(Depth::Summary);
         snapshot.processes = None;
-        let bare = build(&Inputs {
+        let bare = build(&SummaryInputs {
             form: Form::Full,
             node: "n",
             booted_at: 0,
             snapshot: &snapshot,
             runtime: None,
-            told: &HashMap::new(),
+            runtime_pods: &HashMap::new(),
             measured: &HashMap::new(),
             places: &HashMap::new(),
             root_fs: None,

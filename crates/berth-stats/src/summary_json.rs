@@ -10,13 +10,13 @@ use super::{
     network::Interface,
     reading::WallNs,
     summary::{
-        ContainerStats, CpuStats, FsStats, MemoryStats, NetworkStats, NodeStats, PodStats, Resources, Summary,
+        ContainerStats, CpuStats, FsStats, MemoryStats, NetworkStats, NodeStats, PodStats, Resources, StatsSummary,
         SwapStats, VolumeStats,
     },
 };
 
 /// Returns the JSON document of a summary.
-pub fn write(summary: &Summary) -> Vec<u8> {
+pub fn write(summary: &StatsSummary) -> Vec<u8> {
     let mut json = Json { out: Vec::with_capacity(4096 + summary.pods.len() * 8192), depth: 0, is_first: true };
     json.open(b'{');
     json.key("node");

@@ -6,7 +6,7 @@ use super::{
     provider::StatsProvider,
     reading::Depth,
     snapshot::PodUsage,
-    summary::{Form, Summary},
+    summary::{Form, StatsSummary},
     summary_builder,
 };
 use berth_types::PodUid;
@@ -16,7 +16,7 @@ impl StatsProvider {
     ///
     /// # Errors
     /// See [`StatsProvider::summary`].
-    pub async fn values(&self, form: Form) -> Result<Summary, String> {
+    pub async fn values(&self, form: Form) -> Result<StatsSummary, String> {
         self.inner.clone().summarise(form).await.map(|(_, summary)| summary)
     }
 
@@ -25,7 +25,7 @@ impl StatsProvider {
     ///
     /// # Errors
     /// See [`StatsProvider::summary`].
-    pub async fn values_now(&self, age: Duration) -> Result<Summary, String> {
+    pub async fn values_now(&self, age: Duration) -> Result<StatsSummary, String> {
         self.inner.remeasure(age).await;
         self.values(Form::Full).await
     }
@@ -36,8 +36,8 @@ impl StatsProvider {
     /// See [`StatsProvider::summary`].
     pub async fn processes(&self) -> Result<HashMap<PodUid, Option<u64>>, String> {
         let (_, snapshot) = self.inner.sample(Depth::Summary).await?;
-        let told = self.inner.runtime_pod_stats().await?;
-        let count = |seen: &PodUsage| summary_builder::processes(seen, told.get(&seen.pod.sandbox));
+        let runtime_pods = self.inner.runtime_pod_stats().await?;
+        let count = |seen: &PodUsage| summary_builder::processes(seen, runtime_pods.get(&seen.pod.sandbox));
         let pods = snapshot.pods.iter().filter(|seen| !seen.pod.containers.is_empty());
         Ok(pods.map(|seen| (seen.pod.id.uid.clone(), count(seen))).collect())
     }

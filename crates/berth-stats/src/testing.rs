@@ -9,13 +9,13 @@ use super::{
     disk::{FileSystem, Usage},
     disk_measurer::Measurement,
     host::Processes,
-    network::{Interface, Network},
+    network::{Interface, NetworkInterfaces},
     pods::{ReportedContainer, ReportedPod},
     reader::CgroupObservation,
-    reading::{Cpu, Depth, Memory, Reading, WallNs},
+    reading::{CgroupMemory, Cpu, Depth, Reading, WallNs},
     snapshot::{PodUsage, Snapshot, SystemGroup},
-    summary::{Form, LayerUsage, PodPaths, RuntimeReport, RuntimeUsage, Seconds, Storage, Summary, VolumePath},
-    summary_builder::{Inputs, build},
+    summary::{Form, LayerUsage, PodPaths, RuntimeReport, RuntimeUsage, Seconds, StatsSummary, Storage, VolumePath},
+    summary_builder::{SummaryInputs, build},
 };
 use berth_types::{PodRef, observed::NetworkMode};
 
@@ -27,7 +27,7 @@ pub fn seen(path: &str, cpu_ns: u64, memory: u64) -> CgroupObservation {
         at: AT,
         created_at: 1_600_000_000,
         cpu: Some(Cpu { times: CpuTimes { usage_ns: cpu_ns, user_ns: 2, system_ns: 3 }, ..Cpu::default() }),
-        memory: Some(Memory {
+        memory: Some(CgroupMemory {
             usage: memory,
             stat: MemoryStat {
                 anon: memory / 2,
@@ -39,7 +39,7 @@ pub fn seen(path: &str, cpu_ns: u64, memory: u64) -> CgroupObservation {
             limit: u64::MAX,
             swap: 10,
             swap_limit: Some(15),
-            ..Memory::default()
+            ..CgroupMemory::default()
         }),
         processes: Some(2),
         outer_processes: Some((1, 2)),
@@ -76,7 +76,7 @@ pub fn pod_seen(name: &str, containers: &[&str]) -> PodUsage {
         group: Some(seen(&directory, 10_000_000_000, 1000)),
         sandbox: Some(seen(&format!("{directory}/sandbox-{name}"), 1, 10)),
         containers: containers.iter().map(|c| Some(seen(&format!("{directory}/id-{c}"), 5_000_000_000, 500))).collect(),
-        network: Some(Network { interfaces: vec![interface], primary: Some(0) }),
+        network: Some(NetworkInterfaces { interfaces: vec![interface], primary: Some(0) }),
         pod,
     }
 }
@@ -97,7 +97,7 @@ pub fn snapshot(depth: Depth) -> Snapshot {
 }
 
 /// Builds a summary of the sample after `change` has modified its inputs.
-pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport)) -> Result<Summary, String> {
+pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport)) -> Result<StatsSummary, String> {
     let (mut snapshot, mut report) = (snapshot(depth), RuntimeReport::default());
     let at = Timestamp::from_second(AT_SECONDS + 5).expect("in range");
     let measured =
@@ -129,13 +129,13 @@ pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport))
         ("/v/cache".into(), Measurement { filesystem: Some(disk), ..measured(1000, 4) }),
         ("/v/data".into(), Measurement { is_abnormal: Some(true), ..measured(5000, 9) }),
     ]);
-    build(&Inputs {
+    build(&SummaryInputs {
         form: if depth == Depth::Core { Form::Short } else { Form::Full },
         node: "node-1",
         booted_at: 1_610_000_000,
         snapshot: &snapshot,
         runtime: Some(&report),
-        told: &HashMap::new(),
+        runtime_pods: &HashMap::new(),
         measured: &known,
         places: &HashMap::from([("uid-web".into(), places)]),
         root_fs: Some(disk),

@@ -162,7 +162,7 @@ fn to_seconds(time: &mut Time) {
 pub struct TerminatedContainer {
     /// Kind of the container.
     pub kind: ContainerKind,
-    /// Exit code.
+    /// Exit code; the label `exit_code` of the metric.
     pub exit_code: i32,
     /// Reason; empty where there is none.
     pub reason: String,

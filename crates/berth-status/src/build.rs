@@ -43,22 +43,22 @@ pub fn build(input: &StatusInput<'_>) -> api::PodStatus {
 /// Whether the pod failed before any of its containers was created: the status then keeps the reason and lists no
 /// containers (after a restart, kubelet adds containers with an unknown end, which hides the reason in `kubectl get`).
 fn was_refused(input: &StatusInput<'_>, old: &api::PodStatus) -> bool {
-    let tells_of = |list: &Option<Vec<api::ContainerStatus>>| list.as_ref().is_some_and(|list| !list.is_empty());
+    let is_nonempty = |list: &Option<Vec<api::ContainerStatus>>| list.as_ref().is_some_and(|list| !list.is_empty());
     let lists = [&old.init_container_statuses, &old.container_statuses, &old.ephemeral_container_statuses];
     let is_seen = !(input.observed.sandboxes.is_empty() && input.observed.containers.is_empty());
     Phase::of(old) == Some(Phase::Failed)
         && old.reason.as_ref().is_some_and(|reason| !reason.is_empty())
         && !is_seen
-        && !lists.into_iter().any(tells_of)
+        && !lists.into_iter().any(is_nonempty)
 }
 
 /// Fields of the status that other components write and that are passed on unchanged.
 fn claims_of_others(pod: &Pod) -> api::PodStatus {
-    let Some(said) = pod.status.as_deref() else { return api::PodStatus::default() };
+    let Some(api_status) = pod.status.as_deref() else { return api::PodStatus::default() };
     api::PodStatus {
-        resource_claim_statuses: said.resource_claim_statuses.clone(),
-        extended_resource_claim_status: said.extended_resource_claim_status.clone(),
-        node_allocatable_resource_claim_statuses: said.node_allocatable_resource_claim_statuses.clone(),
+        resource_claim_statuses: api_status.resource_claim_statuses.clone(),
+        extended_resource_claim_status: api_status.extended_resource_claim_status.clone(),
+        node_allocatable_resource_claim_statuses: api_status.node_allocatable_resource_claim_statuses.clone(),
         ..Default::default()
     }
 }
@@ -126,10 +126,10 @@ fn final_phase(input: &StatusInput<'_>, old: &api::PodStatus, lists: &Lists, sta
     let before = Phase::of(old);
     let mut phase = if computed.is_terminal() { computed } else { ended(before).or(api_end).unwrap_or(computed) };
     if Some(phase) == before {
-        let said = input.pod.status.as_deref();
+        let api_status = input.pod.status.as_deref();
         let keep = |own: &Option<String>, api: Option<&String>| own.clone().filter(|t| !t.is_empty()).or(api.cloned());
-        status.reason = keep(&old.reason, said.and_then(|s| s.reason.as_ref()));
-        status.message = keep(&old.message, said.and_then(|s| s.message.as_ref()));
+        status.reason = keep(&old.reason, api_status.and_then(|s| s.reason.as_ref()));
+        status.message = keep(&old.message, api_status.and_then(|s| s.message.as_ref()));
     }
     if let Some(eviction) = input.eviction {
         phase = Phase::Failed;
@@ -154,7 +154,7 @@ fn all_conditions(
     }
     if let Some(disruption) = lookup::condition(old, DISRUPTION_TARGET) {
         match all.iter_mut().find(|c| c.type_ == DISRUPTION_TARGET) {
-            Some(told) => told.clone_from(disruption),
+            Some(existing) => existing.clone_from(disruption),
             None => all.push(disruption.clone()),
         }
     }
@@ -185,7 +185,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn said<'a>(status: &'a api::PodStatus, type_: &str) -> (&'a str, &'a str, &'a str) {
+    fn condition_fields<'a>(status: &'a api::PodStatus, type_: &str) -> (&'a str, &'a str, &'a str) {
         let c = condition(status, type_).expect("the condition");
         (&c.status, c.reason.as_deref().unwrap_or_default(), c.message.as_deref().unwrap_or_default())
     }
@@ -204,9 +204,9 @@ mod tests {
         }
         assert_eq!(phase_of(&status), "Pending");
         let message = "containers with incomplete status: [i]";
-        assert_eq!(said(&status, "Initialized"), ("False", "ContainersNotInitialized", message));
-        assert_eq!(said(&status, "PodReadyToStartContainers").0, "False");
-        assert_eq!(said(&status, "PodScheduled").0, "True");
+        assert_eq!(condition_fields(&status, "Initialized"), ("False", "ContainersNotInitialized", message));
+        assert_eq!(condition_fields(&status, "PodReadyToStartContainers").0, "False");
+        assert_eq!(condition_fields(&status, "PodScheduled").0, "True");
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
         let entry = &status.container_statuses.as_ref().expect("a list")[0];
         assert_eq!((phase_of(&status), last_exit(entry).map(|e| e.exit_code)), ("Running", Some(1)));
         assert_eq!(
-            said(&status, "ContainersReady"),
+            condition_fields(&status, "ContainersReady"),
             ("False", "ContainersNotReady", "containers with unready status: [c]")
         );
     }
@@ -258,7 +258,7 @@ mod tests {
         ] {
             let names: Vec<&str> = seen.iter().map(|(n, _)| *n).collect();
             let status = StatusFixture::new(pod(policy, &names), observed(&seen)).build();
-            assert_eq!((phase_of(&status), said(&status, "Ready").1), (expected, ready_reason), "{case}");
+            assert_eq!((phase_of(&status), condition_fields(&status, "Ready").1), (expected, ready_reason), "{case}");
         }
     }
 
@@ -301,7 +301,7 @@ mod tests {
         world.previous = Some(status.clone());
         world.eviction = None;
         assert_eq!(world.build().reason, status.reason, "the words stay with the phase");
-        assert_eq!(said(&status, "Ready").1, "PodFailed");
+        assert_eq!(condition_fields(&status, "Ready").1, "PodFailed");
     }
 
     #[test]
@@ -333,9 +333,12 @@ mod tests {
         let gated = pod_with(json!({"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "g"}]}));
         let mut world = StatusFixture::new(gated, observed(&[("c", RuntimeState::Running)]));
         let status = world.build();
-        assert_eq!((said(&status, "ContainersReady").0, said(&status, "Ready").1), ("True", "ReadinessGatesNotReady"));
+        assert_eq!(
+            (condition_fields(&status, "ContainersReady").0, condition_fields(&status, "Ready").1),
+            ("True", "ReadinessGatesNotReady")
+        );
         world.set_api_status(json!({"conditions": [{"type": "g", "status": "True"}]}));
-        assert_eq!(said(&world.build(), "Ready").0, "True");
+        assert_eq!(condition_fields(&world.build(), "Ready").0, "True");
     }
 
     #[test]
@@ -362,7 +365,7 @@ mod tests {
     fn the_terminal_build_clears_resizes() {
         let mut world = StatusFixture::new(pod("Never", &["c"]), observed(&[("c", RuntimeState::Exited(0))]));
         world.resize = vec![conditions::make(conditions::RESIZE_PENDING, true, "Deferred", "")];
-        assert_eq!(said(&world.build(), "PodResizePending").1, "Deferred");
+        assert_eq!(condition_fields(&world.build(), "PodResizePending").1, "Deferred");
         world.kind = BuildKind::Terminal;
         assert_eq!(condition(&world.build(), "PodResizePending"), None);
     }
@@ -376,18 +379,18 @@ mod tests {
         let mut world =
             StatusFixture::new(ruled, observed(&[("a", RuntimeState::Exited(42)), ("b", RuntimeState::Running)]));
         let status = world.build();
-        assert_eq!(said(&status, "AllContainersRestarting").0, "True");
+        assert_eq!(condition_fields(&status, "AllContainersRestarting").0, "True");
         assert!(restart_all::in_progress(&status));
         world.previous = Some(status);
         world.observed = observed(&[]);
         let status = world.build();
-        assert_eq!((said(&status, "AllContainersRestarting").0, phase_of(&status)), ("False", "Running"));
+        assert_eq!((condition_fields(&status, "AllContainersRestarting").0, phase_of(&status)), ("False", "Running"));
         let counts: Vec<i32> = status.container_statuses.iter().flatten().map(|s| s.restart_count).collect();
         assert_eq!(counts, [1, 1]);
         world.previous = Some(status);
         world.observed = observed(&[("a", RuntimeState::Running), ("b", RuntimeState::Running)]);
         let status = world.build();
-        assert_eq!((said(&status, "AllContainersRestarting").0, phase_of(&status)), ("False", "Running"));
+        assert_eq!((condition_fields(&status, "AllContainersRestarting").0, phase_of(&status)), ("False", "Running"));
     }
 
     fn any_seen() -> impl Strategy<Value = RuntimeState> {

@@ -19,7 +19,7 @@ pub const READY: &str = "Ready";
 pub const INITIALIZED: &str = "Initialized";
 /// All containers are ready.
 pub const CONTAINERS_READY: &str = "ContainersReady";
-/// A resize is in progress.
+/// A granted resize is being actuated, or its actuation failed.
 pub const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
 /// A resize is not accepted yet.
 pub const RESIZE_PENDING: &str = "PodResizePending";
@@ -61,7 +61,7 @@ pub(super) fn make(type_: &str, holds: bool, reason: &str, message: &str) -> api
 
 /// Inputs of most conditions.
 pub struct Containers<'a> {
-    /// The pod.
+    /// Pod whose spec lists the expected containers and readiness gates.
     pub pod: &'a Pod,
     /// Statuses of init containers, followed by those of regular containers.
     pub statuses: &'a [api::ContainerStatus],
@@ -198,12 +198,12 @@ pub(super) fn with_generation(pod: &Pod, mut condition: api::PodCondition) -> ap
 
 /// Whether the state of a readiness gate changed, which may change `Ready`.
 pub fn readiness_gates_changed(old: &Pod, new: &Pod) -> bool {
-    let told = |pod: &Pod, gate: &str| {
+    let gate_message = |pod: &Pod, gate: &str| {
         let all = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
         closed_gate(gate, all)
     };
     let mut gates = new.spec().readiness_gates.iter().flatten().map(|gate| &gate.condition_type);
-    gates.any(|gate| told(old, gate) != told(new, gate))
+    gates.any(|gate| gate_message(old, gate) != gate_message(new, gate))
 }
 
 fn closed_gate(type_: &str, conditions: &[api::PodCondition]) -> Option<String> {
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
     use crate::fixture::{exited, observed, pod, pod_with, running, status, waiting};
 
-    fn told(condition: &api::PodCondition) -> (&str, &str, &str) {
+    fn condition_fields(condition: &api::PodCondition) -> (&str, &str, &str) {
         let (reason, message) = (condition.reason.as_deref(), condition.message.as_deref());
         (&condition.status, reason.unwrap_or_default(), message.unwrap_or_default())
     }
@@ -263,8 +263,8 @@ mod tests {
             ("AC-02b-4", &all[..], Phase::Failed, ("False", "PodFailed", "")),
         ] {
             let containers = Containers { pod: &pod, statuses, phase };
-            assert_eq!(told(&containers.containers_ready()), expected, "{case}");
-            assert_eq!(told(&containers.ready(&[])), expected, "{case}");
+            assert_eq!(condition_fields(&containers.containers_ready()), expected, "{case}");
+            assert_eq!(condition_fields(&containers.ready(&[])), expected, "{case}");
         }
     }
 
@@ -275,10 +275,10 @@ mod tests {
             "readinessGates": [{"conditionType": "a"}, {"conditionType": "b"}]}));
         let statuses = [ready("c", running())];
         let containers = Containers { pod: &pod, statuses: &statuses, phase: Phase::Running };
-        assert_eq!(told(&containers.containers_ready()).0, "True");
+        assert_eq!(condition_fields(&containers.containers_ready()).0, "True");
         let b = make("b", false, "", "");
         assert_eq!(
-            told(&containers.ready(std::slice::from_ref(&b))),
+            condition_fields(&containers.ready(std::slice::from_ref(&b))),
             (
                 "False",
                 "ReadinessGatesNotReady",
@@ -286,7 +286,7 @@ mod tests {
                  \"b\" is not \"True\", but False"
             )
         );
-        assert_eq!(told(&containers.ready(&[make("a", true, "", ""), make("b", true, "", "")])).0, "True");
+        assert_eq!(condition_fields(&containers.ready(&[make("a", true, "", ""), make("b", true, "", "")])).0, "True");
     }
 
     #[test]
@@ -312,7 +312,7 @@ mod tests {
             ("over", &done[..], &fresh, Phase::Succeeded, ("True", "PodCompleted", "")),
         ] {
             let containers = Containers { pod: &pod, statuses, phase };
-            assert_eq!(told(&containers.initialized(old)), expected, "{case}");
+            assert_eq!(condition_fields(&containers.initialized(old)), expected, "{case}");
         }
     }
 

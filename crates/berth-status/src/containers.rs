@@ -283,14 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn absence_means_what_the_old_state_says() {
+    fn absence_is_interpreted_by_the_previous_state() {
         let world = StatusFixture::new(pod("Always", &["c"]), observed(&[]));
         let ended = status("c", exited(3));
         assert_eq!(convert(&world, Some(ended.clone())), ended, "terminated is kept");
 
-        let told = convert(&world, Some(status("c", waiting_after(1))));
+        let converted = convert(&world, Some(status("c", waiting_after(1))));
         assert_eq!(
-            (waiting_reason(&told), last_exit(&told).map(|e| e.exit_code)),
+            (waiting_reason(&converted), last_exit(&converted).map(|e| e.exit_code)),
             (Some("ContainerCreating"), Some(1))
         );
 
@@ -314,12 +314,15 @@ mod tests {
     fn absence_during_a_restart_of_all_is_part_of_it() {
         let world = StatusFixture::new(pod("Always", &["c"]), observed(&[]));
         for old in [running(), exited(42)] {
-            let told = convert_with(&world, Some(status("c", old)), true);
-            let last = last_exit(&told).expect("a last state");
-            assert_eq!((waiting_reason(&told), last.exit_code, told.restart_count), (Some(RESTARTING_ALL), 137, 1));
+            let converted = convert_with(&world, Some(status("c", old)), true);
+            let last = last_exit(&converted).expect("a last state");
+            assert_eq!(
+                (waiting_reason(&converted), last.exit_code, converted.restart_count),
+                (Some(RESTARTING_ALL), 137, 1)
+            );
         }
-        let told = convert_with(&world, Some(status("c", waiting())), true);
-        assert_eq!(waiting_reason(&told), Some("ContainerCreating"));
+        let converted = convert_with(&world, Some(status("c", waiting())), true);
+        assert_eq!(waiting_reason(&converted), Some("ContainerCreating"));
     }
 
     #[test]
@@ -333,15 +336,15 @@ mod tests {
             (RuntimeState::Unknown, None, "waiting"),
         ] {
             let world = StatusFixture::new(pod("Never", &["c"]), observed(&[("c", seen)]));
-            let told = convert(&world, old.map(|o| status("c", o)));
-            let json = serde_json::to_value(&told.state).expect("JSON");
+            let converted = convert(&world, old.map(|o| status("c", o)));
+            let json = serde_json::to_value(&converted.state).expect("JSON");
             assert!(json.get(expected).is_some(), "{seen:?}: {json}");
-            assert_eq!(told.container_id.as_deref(), Some("containerd://c-0"));
-            assert_eq!(told.image_id, "ref:c");
+            assert_eq!(converted.container_id.as_deref(), Some("containerd://c-0"));
+            assert_eq!(converted.image_id, "ref:c");
         }
         let world = StatusFixture::new(pod("Never", &["c"]), observed(&[("c", RuntimeState::Unknown)]));
-        let told = convert(&world, Some(api::ContainerStatus { restart_count: 4, ..status("c", running()) }));
-        assert_eq!((exit(&told).map(|e| e.exit_code), told.restart_count), (Some(137), 5));
+        let converted = convert(&world, Some(api::ContainerStatus { restart_count: 4, ..status("c", running()) }));
+        assert_eq!((exit(&converted).map(|e| e.exit_code), converted.restart_count), (Some(137), 5));
     }
 
     #[test]
@@ -355,9 +358,12 @@ mod tests {
             ..observed(&[])
         };
         seen.sort();
-        let told = convert(&StatusFixture::new(pod("Always", &["c"]), seen), Some(status("c", waiting_after(1))));
-        assert_eq!((state(&told), last_exit(&told).map(|e| e.exit_code)), (ContainerStateRef::Running, Some(5)));
-        assert_eq!((told.restart_count, told.container_id.as_deref()), (2, Some("containerd://c-2")));
+        let converted = convert(&StatusFixture::new(pod("Always", &["c"]), seen), Some(status("c", waiting_after(1))));
+        assert_eq!(
+            (state(&converted), last_exit(&converted).map(|e| e.exit_code)),
+            (ContainerStateRef::Running, Some(5))
+        );
+        assert_eq!((converted.restart_count, converted.container_id.as_deref()), (2, Some("containerd://c-2")));
     }
 
     #[test]
@@ -365,10 +371,10 @@ mod tests {
         let world = StatusFixture::new(pod("Always", &["c"]), observed(&[("c", RuntimeState::Running)]));
         let mut ended = api::ContainerStatus { restart_count: 3, ..status("c", exited(1)) };
         ended.container_id = Some("containerd://older".to_owned());
-        let told = convert(&world, Some(ended));
-        assert_eq!((told.restart_count, last_exit(&told).map(|e| e.exit_code)), (4, Some(1)));
-        let again = convert(&world, Some(told.clone()));
-        assert_eq!(again, told, "told once, not again");
+        let converted = convert(&world, Some(ended));
+        assert_eq!((converted.restart_count, last_exit(&converted).map(|e| e.exit_code)), (4, Some(1)));
+        let again = convert(&world, Some(converted.clone()));
+        assert_eq!(again, converted, "told once, not again");
     }
 
     #[test]
@@ -393,8 +399,12 @@ mod tests {
         ] {
             let mut world = StatusFixture::new(pod(policy, &["c"]), observed(&seen));
             world.failures = BTreeMap::from([("c".to_owned(), failure("Broken"))]);
-            let told = convert(&world, None);
-            assert_eq!((waiting_reason(&told), last_exit(&told).map(|e| e.exit_code)), (expected, last), "{case}");
+            let converted = convert(&world, None);
+            assert_eq!(
+                (waiting_reason(&converted), last_exit(&converted).map(|e| e.exit_code)),
+                (expected, last),
+                "{case}"
+            );
         }
         let mut world = StatusFixture::new(pod("Always", &["i", "c"]), observed(&[("i", RuntimeState::Exited(0))]));
         world.failures = BTreeMap::from([("i".to_owned(), failure("Broken"))]);
@@ -404,8 +414,8 @@ mod tests {
     #[test]
     fn a_forgotten_init_container_counts_as_done() {
         let world = StatusFixture::new(pod("Always", &["i", "c"]), observed(&[("c", RuntimeState::Created)]));
-        let told = convert(&world, Some(status("i", waiting())));
-        let exit = exit(&told).expect("terminated");
+        let converted = convert(&world, Some(status("i", waiting())));
+        let exit = exit(&converted).expect("terminated");
         assert_eq!(
             (exit.exit_code, exit.reason.as_deref(), exit.message.as_deref()),
             (0, Some("Completed"), Some(INIT_FORGOTTEN))
@@ -415,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_tell_whether_they_are_recursively_read_only() {
+    fn mounts_show_whether_they_are_recursively_read_only() {
         let pod = pod_with(serde_json::json!({"containers": [{"name": "c", "volumeMounts": [
             {"name": "a", "mountPath": "/a"},
             {"name": "b", "mountPath": "/b", "readOnly": true},

@@ -13,7 +13,7 @@ use super::{
 };
 use berth_types::{
     ContainerKind, api,
-    quantity::{Amount, Format},
+    quantity::{Amount, QuantityFormat},
 };
 
 /// Whether the statuses are equal in everything that a kubelet writes. Quantities are compared by value, missing lists
@@ -48,7 +48,7 @@ fn plain(status: &api::PodStatus) -> api::PodStatus {
     for_each_amount(&mut status, |_, quantity| {
         if let Ok(amount) = Amount::parse(&quantity.0) {
             // Within one suffix family, equal numbers have the same text.
-            quantity.0 = Amount::from_value(0, Format::DecimalSi).plus(amount).canonical();
+            quantity.0 = Amount::from_value(0, QuantityFormat::DecimalSi).plus(amount).canonical();
         }
     });
     status
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_the_same_is_the_same() {
+    fn equivalent_statuses_are_the_same() {
         // AC-02b-11
         let ready = |time: &str, reason: &str| json!({"conditions": [{"type": "Ready", "status": "True", "reason": reason, "lastTransitionTime": time}]});
         let container = |extra: Value| {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_something_else_is_not() {
+    fn different_statuses_are_not_the_same() {
         let container = |resources: Value| {
             let mut c = json!({"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": 0});
             c.as_object_mut().expect("an object").extend(resources.as_object().expect("an object").clone());

@@ -94,9 +94,9 @@ pub fn waiting_after(code: i32) -> Value {
 /// State of a container in the runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RuntimeState {
-    /// Created.
+    /// Created, never started: without a start time.
     Created,
-    /// Running.
+    /// Running since one second after its creation.
     Running,
     /// Exited with that code.
     Exited(i32),

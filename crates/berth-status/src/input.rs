@@ -49,7 +49,7 @@ pub struct PodCgroup {
     pub cpu_request_milli: Option<i64>,
     /// CPU limit in milli-CPU (from quota and period).
     pub cpu_limit_milli: Option<i64>,
-    /// Memory limit in bytes.
+    /// Memory limit in bytes; `None` if unlimited or not read.
     pub memory_limit_bytes: Option<i64>,
 }
 

@@ -37,7 +37,7 @@ pub struct StartSample {
 }
 
 #[derive(Debug)]
-struct Tracked {
+struct TrackedPod {
     name: String,
     created: Timestamp,
     /// Whether the pod has stateful volumes.
@@ -60,7 +60,7 @@ struct Tracked {
 /// Tracks the start of each pod from the API server.
 #[derive(Debug, Default)]
 pub struct StartLatency {
-    pods: HashMap<PodUid, Box<Tracked>>,
+    pods: HashMap<PodUid, Box<TrackedPod>>,
     /// Pods that are not measured, or whose sample was returned.
     settled: HashSet<PodUid>,
     network_seen: bool,
@@ -98,7 +98,7 @@ impl StartLatency {
 
     /// Returns the sample of a pod whose data is complete.
     fn sample(&mut self, uid: &PodUid) -> Option<StartSample> {
-        let (running_told, running_shown) =
+        let (published_at, running_shown) =
             self.pods.get(uid).and_then(|tracked| tracked.running_published.zip(tracked.running_shown))?;
         let tracked = self.pods.remove(uid)?;
         self.settled.insert(uid.clone());
@@ -114,7 +114,7 @@ impl StartLatency {
             pulling,
             init: tracked.init,
             pulls: tracked.pulls.len(),
-            running_published: running_told,
+            running_published: published_at,
             stateful,
             first_network,
         })
@@ -172,7 +172,7 @@ impl StartLatency {
         let started_before = pod.status.as_ref().is_some_and(|s| s.start_time.is_some());
         if let Some(created) = created.filter(|_| !started_before) {
             let sidecars = pod.init_containers().iter().filter(|c| Pod::is_sidecar(c));
-            let tracked = Box::new(Tracked {
+            let tracked = Box::new(TrackedPod {
                 name: pod.object_name(),
                 created,
                 stateful: is_stateful(pod.spec()),
@@ -284,17 +284,17 @@ mod tests {
     #[test]
     fn a_sidecar_does_not_initialise() {
         let spec = json!({"initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}]});
-        let told = sample(&mut StartLatency::default(), spec, |latency, uid| {
+        let sample = sample(&mut StartLatency::default(), spec, |latency, uid| {
             latency.init_ran(uid, "s", at(102), at(109));
             latency.init_ran(uid, "i", at(102), at(103));
         });
-        assert_eq!(told.map(|sample| sample.init), Some(Duration::from_secs(1)));
+        assert_eq!(sample.map(|sample| sample.init), Some(Duration::from_secs(1)));
     }
 
     #[test]
     fn pulls_and_init_containers_do_not_count() {
         let seconds = Duration::from_secs;
-        let told = sample(&mut StartLatency::default(), json!({}), |latency, uid| {
+        let sample = sample(&mut StartLatency::default(), json!({}), |latency, uid| {
             for (second, starts) in [(101, true), (102, true), (103, false), (104, false), (105, true)] {
                 if starts { latency.pull_started(uid, at(second)) } else { latency.pull_finished(uid, at(second)) }
             }
@@ -304,8 +304,11 @@ mod tests {
             latency.init_ran(uid, "j", at(108), at(107));
         })
         .expect("a sample");
-        assert_eq!((told.total, told.pulling, told.init, told.sli), (seconds(12), seconds(3), seconds(2), seconds(7)));
-        assert_eq!((told.pulls, told.stateful, told.running_published), (2, false, at(111)));
+        assert_eq!(
+            (sample.total, sample.pulling, sample.init, sample.sli),
+            (seconds(12), seconds(3), seconds(2), seconds(7))
+        );
+        assert_eq!((sample.pulls, sample.stateful, sample.running_published), (2, false, at(111)));
     }
 
     #[test]

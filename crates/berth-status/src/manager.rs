@@ -63,7 +63,7 @@ pub struct CachedStatus {
     pub pod: PodRef,
     /// Whether the pod is static: the API server gets its status on the mirror pod.
     pub is_static: bool,
-    /// The status.
+    /// Latest accepted status, whether or not the API server has it.
     pub status: Arc<api::PodStatus>,
     /// Version of the status, incremented with every stored update.
     pub version: u64,
@@ -263,9 +263,9 @@ impl StatusManager {
             };
             let ended = newly_ended(kept.unwrap_or(old), &status);
             let entry = update.entry(cached.as_ref(), status);
-            let says_the_same =
+            let is_unchanged =
                 |before: &CachedStatus| before.remains == entry.remains && is_same(&before.status, &entry.status);
-            if !update.force && cached.as_ref().is_some_and(says_the_same) {
+            if !update.force && cached.as_ref().is_some_and(is_unchanged) {
                 return UpdateOutcome::Unchanged;
             }
             if !self.store(cached.as_ref().map(|e| &e.status), &entry) {
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_before_the_mirror_was_seen_is_said_anew() {
+    fn a_status_from_before_the_mirror_pod_was_seen_is_replaced() {
         // AC-10a-38: row 7
         let (manager, _) = manager();
         let mut world = StatusFixture::new(static_pod("Always", &["c"]), observed(&[("c", RuntimeState::Running)]));
@@ -463,12 +463,12 @@ mod tests {
         let starts = || manager.status(&uid).and_then(|s| s.start_time.clone()).map(|t| t.0);
         manager.set(&world.pod, world.build(), at(100));
         assert_eq!(starts(), Some(at(100)));
-        let mut told = world.build();
-        told.start_time = Some(at(10).into());
-        for condition in told.conditions.iter_mut().flatten() {
+        let mut published = world.build();
+        published.start_time = Some(at(10).into());
+        for condition in published.conditions.iter_mut().flatten() {
             condition.last_transition_time = Some(at(11).into());
         }
-        world.set_api_status(serde_json::to_value(&told).expect("JSON"));
+        world.set_api_status(serde_json::to_value(&published).expect("JSON"));
         assert_eq!(manager.previous(&world.pod), None, "the mirror's");
         assert_eq!(manager.set(&world.pod, world.build(), at(101)), UpdateOutcome::Accepted(2));
         let status = manager.status(&uid).expect("a status");
@@ -499,9 +499,9 @@ mod tests {
         assert_eq!(manager.set_ready(pod, &id, false, at(20)), UpdateOutcome::Accepted(2));
         let status = manager.status(pod.uid()).expect("a status");
         for type_ in ["Ready", "ContainersReady"] {
-            let told = condition(&status, type_).expect("the condition");
-            let changed = told.last_transition_time.as_ref().map(|t| t.0);
-            assert_eq!((told.status.as_str(), changed), ("False", Some(at(20))), "{type_}");
+            let actual = condition(&status, type_).expect("the condition");
+            let changed = actual.last_transition_time.as_ref().map(|t| t.0);
+            assert_eq!((actual.status.as_str(), changed), ("False", Some(at(20))), "{type_}");
         }
         assert_eq!(manager.set_started(pod, &id, true, at(30)), UpdateOutcome::Unchanged);
         assert_eq!(manager.set_started(pod, &id, false, at(30)), UpdateOutcome::Accepted(3));
@@ -518,12 +518,12 @@ mod tests {
         manager.set(&world.pod, world.build(), at(10));
         assert_eq!(manager.set_ready(&older, &"c-0".into(), false, at(20)), UpdateOutcome::Accepted(2));
         let status = manager.status(older.uid()).expect("a status");
-        let told = condition(&status, "Ready").expect("the condition");
-        assert_eq!((told.status.as_str(), told.observed_generation), ("False", Some(newer)));
+        let actual = condition(&status, "Ready").expect("the condition");
+        assert_eq!((actual.status.as_str(), actual.observed_generation), ("False", Some(newer)));
     }
 
     #[test]
-    fn the_end_is_told_once_and_stays() {
+    fn the_terminal_status_is_published_once_and_stays() {
         // AC-02b-13
         let (manager, _) = manager();
         let mut events = manager.events();

@@ -58,8 +58,8 @@ pub fn merge(
 fn keep_times(merged: &mut api::PodStatus, api: &api::PodStatus) {
     merged.start_time.clone_from(&api.start_time);
     for own in merged.conditions.iter_mut().flatten().filter(|c| is_owned(&c.type_)) {
-        if let Some(told) = condition(api, &own.type_).filter(|told| told.status == own.status) {
-            own.last_transition_time.clone_from(&told.last_transition_time);
+        if let Some(published) = condition(api, &own.type_).filter(|published| published.status == own.status) {
+            own.last_transition_time.clone_from(&published.last_transition_time);
         }
     }
 }
@@ -78,10 +78,10 @@ fn merged_conditions(
             // Published only once the pod has really ended, so this is its transition time.
             let mut fresh = api::PodStatus { conditions: Some(vec![own.clone()]), ..Default::default() };
             set_transition_time(&mut fresh, api, DISRUPTION_TARGET, now);
-            for told in fresh.conditions.into_iter().flatten() {
-                match all.iter_mut().find(|c| c.type_ == told.type_) {
-                    Some(place) => *place = told,
-                    None => all.push(told),
+            for updated in fresh.conditions.into_iter().flatten() {
+                match all.iter_mut().find(|c| c.type_ == updated.type_) {
+                    Some(place) => *place = updated,
+                    None => all.push(updated),
                 }
             }
         }
@@ -131,29 +131,29 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_an_earlier_agent_told_keeps_its_times() {
-        let told = |second: u32, phase: &str| {
+    fn a_terminal_status_of_an_earlier_agent_keeps_its_times() {
+        let published = |second: u32, phase: &str| {
             let at = format!("2026-01-01T00:00:{second:02}Z");
             json!({"phase": phase, "startTime": at, "conditions": [
                 {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}]})
         };
         assert_eq!(
-            merged(told(1, "Succeeded"), told(9, "Succeeded"), RemainingResources::Nothing),
-            told(1, "Succeeded")
+            merged(published(1, "Succeeded"), published(9, "Succeeded"), RemainingResources::Nothing),
+            published(1, "Succeeded")
         );
         assert_eq!(
-            merged(told(9, "Succeeded"), told(1, "Succeeded"), RemainingResources::Nothing),
-            told(1, "Succeeded")
+            merged(published(9, "Succeeded"), published(1, "Succeeded"), RemainingResources::Nothing),
+            published(1, "Succeeded")
         );
         assert_eq!(
-            merged(told(1, "Failed"), told(9, "Running"), RemainingResources::Something),
-            told(9, "Running"),
+            merged(published(1, "Failed"), published(9, "Running"), RemainingResources::Something),
+            published(9, "Running"),
             "another life"
         );
     }
 
     #[test]
-    fn the_end_is_told_when_nothing_runs() {
+    fn the_terminal_phase_is_published_when_nothing_runs() {
         // AC-02b-12
         let api = || json!({"phase": "Running", "message": "m"});
         let cached = || {

@@ -54,9 +54,9 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Inputs of the phase.
+/// Pod spec and container statuses from which the phase is computed.
 pub struct PhaseInput<'a> {
-    /// The pod.
+    /// Pod whose spec lists the containers and the restart policy.
     pub pod: &'a Pod,
     /// Statuses of init containers.
     pub init: &'a [api::ContainerStatus],

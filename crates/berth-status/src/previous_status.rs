@@ -11,9 +11,9 @@ use super::phase::Phase;
 use berth_types::{Pod, api};
 
 /// Whether `kept` was built without knowledge of `told`, which an earlier agent published for the same pod.
-pub fn starts_after(kept: &api::PodStatus, told: &api::PodStatus) -> bool {
-    match (&kept.start_time, &told.start_time) {
-        (Some(kept), Some(told)) => told.0 < kept.0,
+pub fn starts_after(kept: &api::PodStatus, published: &api::PodStatus) -> bool {
+    match (&kept.start_time, &published.start_time) {
+        (Some(kept), Some(published)) => published.0 < kept.0,
         _ => false,
     }
 }
@@ -31,7 +31,7 @@ pub fn waits_for(kept: &api::PodStatus, mirror: &api::PodStatus) -> bool {
 
 /// Whether the next status of a pod follows the status in its API object instead of the cached one.
 pub fn follows_object(pod: &Pod, kept: &api::PodStatus) -> bool {
-    pod.is_static() && pod.status.as_ref().is_some_and(|told| starts_after(kept, told))
+    pod.is_static() && pod.status.as_ref().is_some_and(|published| starts_after(kept, published))
 }
 
 fn has_ended(status: &api::PodStatus) -> bool {

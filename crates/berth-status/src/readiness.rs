@@ -56,8 +56,8 @@ fn ready(input: &StatusInput<'_>, container: &api::Container, status: &api::Cont
 
 /// Whether the API status reports this same instance as ready.
 fn was_ready(input: &StatusInput<'_>, status: &api::ContainerStatus) -> bool {
-    let Some(told) = input.pod.status.as_deref() else { return false };
-    let lists = [&told.container_statuses, &told.init_container_statuses];
+    let Some(api_status) = input.pod.status.as_deref() else { return false };
+    let lists = [&api_status.container_statuses, &api_status.init_container_statuses];
     let same = |s: &&api::ContainerStatus| s.container_id.is_some() && s.container_id == status.container_id;
     lists.into_iter().flatten().flatten().find(same).is_some_and(|s| s.ready)
 }
@@ -116,19 +116,19 @@ mod tests {
         let startup = || json!({"startupProbe": {}});
         let readiness = || json!({"readinessProbe": {}});
         let none = ProbeOutcome::default();
-        let said = |startup, readiness| ProbeOutcome { startup, readiness };
+        let probe_results = |startup, readiness| ProbeOutcome { startup, readiness };
         let carried = api::ContainerStatus { started: Some(true), ..entry(running()) };
         for (case, probes, outcome, entry, expected) in [
             ("no probes", json!({}), none, entry(running()), (true, true)),
             ("waits", json!({}), none, entry(waiting()), (false, false)),
             ("ended", json!({}), none, entry(exited(0)), (false, false)),
             ("startup not run yet", startup(), none, entry(running()), (false, false)),
-            ("startup failed", startup(), said(Some(false), None), carried.clone(), (false, false)),
-            ("startup passed", startup(), said(Some(true), None), entry(running()), (true, true)),
+            ("startup failed", startup(), probe_results(Some(false), None), carried.clone(), (false, false)),
+            ("startup passed", startup(), probe_results(Some(true), None), entry(running()), (true, true)),
             ("started carried over", startup(), none, carried, (true, true)),
             ("readiness not run yet", readiness(), none, entry(running()), (true, false)),
-            ("readiness passed", readiness(), said(None, Some(true)), entry(running()), (true, true)),
-            ("readiness failed", readiness(), said(None, Some(false)), entry(running()), (true, false)),
+            ("readiness passed", readiness(), probe_results(None, Some(true)), entry(running()), (true, true)),
+            ("readiness failed", readiness(), probe_results(None, Some(false)), entry(running()), (true, false)),
         ] {
             let (started, ready) = judged(probes, outcome, entry, json!({}));
             assert_eq!((started, ready), (Some(expected.0), expected.1), "{case}");
@@ -141,18 +141,18 @@ mod tests {
         let probe = || json!({"readinessProbe": {}});
         let none = ProbeOutcome::default();
         let failed = ProbeOutcome { startup: None, readiness: Some(false) };
-        let told = |id: &str, ready: bool| {
+        let ready_status = |id: &str, ready: bool| {
             json!({"conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [
                 {"name": "c", "containerID": id, "ready": ready, "image": "", "imageID": "", "restartCount": 0}]})
         };
         let same = "containerd://c-0";
         for (case, outcome, age, api_status, expected) in [
-            ("was ready, though another was not", none, 60, told(same, true), true),
-            ("was not ready", none, 60, told(same, false), false),
-            ("another instance was", none, 60, told("containerd://older", true), false),
+            ("was ready, though another was not", none, 60, ready_status(same, true), true),
+            ("was not ready", none, 60, ready_status(same, false), false),
+            ("another instance was", none, 60, ready_status("containerd://older", true), false),
             ("nothing is known", none, 60, json!({}), false),
-            ("too young to be inherited", none, 5, told(same, true), false),
-            ("probe says no", failed, 60, told(same, true), false),
+            ("too young to be inherited", none, 5, ready_status(same, true), false),
+            ("probe says no", failed, 60, ready_status(same, true), false),
         ] {
             assert_eq!(judged(probe(), outcome, older_than_agent(age), api_status).1, expected, "{case}");
         }

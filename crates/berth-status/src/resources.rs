@@ -12,7 +12,7 @@ use super::{
 use berth_types::{
     Pod, api,
     observed::{ContainerState, ObservedContainer},
-    quantity::{Amount, Format},
+    quantity::{Amount, QuantityFormat},
     resources::{EPHEMERAL_STORAGE, Overhead, pod_limits, pod_requests, quantities},
 };
 
@@ -130,11 +130,11 @@ fn overlay(list: &mut List, name: &str, seen: Option<Amount>, before: Option<&Li
 }
 
 fn milli_cpu(milli: i64) -> Amount {
-    Amount::from_milli(milli, Format::DecimalSi)
+    Amount::from_milli(milli, QuantityFormat::DecimalSi)
 }
 
 fn bytes(bytes: i64) -> Amount {
-    Amount::from_value(bytes, Format::BinarySi)
+    Amount::from_value(bytes, QuantityFormat::BinarySi)
 }
 
 fn some(list: List) -> Option<List> {
@@ -148,12 +148,12 @@ mod tests {
     use berth_types::observed::ObservedResources;
     use serde_json::{Value, json};
 
-    fn shown(granted: Value, seen: RuntimeState, told: ObservedResources, old: Option<Value>) -> Value {
+    fn shown(granted: Value, seen: RuntimeState, reported: ObservedResources, old: Option<Value>) -> Value {
         let container = api::Container {
             resources: Some(serde_json::from_value(granted).expect("resources")),
             ..Default::default()
         };
-        let instance = ObservedContainer { resources: Some(told), ..instance("c", 0, seen) };
+        let instance = ObservedContainer { resources: Some(reported), ..instance("c", 0, seen) };
         let old = old.map(|resources| api::ContainerStatus {
             container_id: Some("containerd://c-0".to_owned()),
             resources: Some(serde_json::from_value(resources).expect("resources")),
@@ -166,34 +166,34 @@ mod tests {
     #[test]
     fn a_running_container_shows_what_is_in_force() {
         let granted = || json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m", "memory": "1Gi"}});
-        let told = ObservedResources {
+        let reported = ObservedResources {
             cpu_limit_milli: Some(2000),
             cpu_request_milli: Some(700),
             memory_limit_bytes: Some(512 << 20),
         };
         assert_eq!(
-            shown(granted(), RuntimeState::Running, told.clone(), None),
+            shown(granted(), RuntimeState::Running, reported.clone(), None),
             json!({"limits": {"cpu": "2", "memory": "512Mi"}, "requests": {"cpu": "700m", "memory": "1Gi"}})
         );
-        assert_eq!(shown(granted(), RuntimeState::Exited(0), told.clone(), None), granted(), "not running");
-        assert_eq!(shown(json!({}), RuntimeState::Running, told, None), json!({}), "only inside maps that exist");
+        assert_eq!(shown(granted(), RuntimeState::Exited(0), reported.clone(), None), granted(), "not running");
+        assert_eq!(shown(json!({}), RuntimeState::Running, reported, None), json!({}), "only inside maps that exist");
     }
 
     #[test]
-    fn values_too_small_to_tell_apart_are_shown_as_granted() {
+    fn values_below_the_kernel_minimum_are_shown_as_allocated() {
         let granted = || json!({"limits": {"cpu": "5m"}, "requests": {"cpu": "1m"}});
-        let told = |limit, request| ObservedResources {
+        let reported = |limit, request| ObservedResources {
             cpu_limit_milli: Some(limit),
             cpu_request_milli: Some(request),
             memory_limit_bytes: None,
         };
-        assert_eq!(shown(granted(), RuntimeState::Running, told(10, 2), None), granted());
+        assert_eq!(shown(granted(), RuntimeState::Running, reported(10, 2), None), granted());
         let larger = json!({"limits": {"cpu": "11m"}, "requests": {"cpu": "3m"}});
-        assert_eq!(shown(granted(), RuntimeState::Running, told(11, 3), None), larger);
+        assert_eq!(shown(granted(), RuntimeState::Running, reported(11, 3), None), larger);
     }
 
     #[test]
-    fn what_the_runtime_does_not_tell_stays() {
+    fn values_the_runtime_does_not_report_are_kept() {
         let granted = || json!({"limits": {"cpu": "1"}, "requests": {"cpu": "1"}});
         let before = json!({"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "3"}});
         assert_eq!(shown(granted(), RuntimeState::Running, ObservedResources::default(), Some(before.clone())), before);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_tells_of_its_cpu_and_memory_only() {
+    fn a_pod_shows_only_cpu_and_memory() {
         let all = json!({"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"});
         let spec = json!({"containers": [{"name": "c", "resources": {"requests": all, "limits": all}}]});
         let shown = pod_resources(&pod_with(spec), None, &api::PodStatus::default());

@@ -32,7 +32,7 @@ pub fn triggered(pod: &Pod, observed: &ObservedPod, status: &api::PodStatus) -> 
         || all(pod).any(|container| {
             let code = match observed.newest(&container.name) {
                 Some(newest) => (newest.state == ContainerState::Exited).then_some(newest.exit_code),
-                None => told_exit(status, &container.name),
+                None => reported_exit_code(status, &container.name),
             };
             code.and_then(|code| matching_rule(container, code)) == Some(RuleAction::RestartAllContainers)
         })
@@ -57,10 +57,10 @@ pub(super) fn condition(pod: &Pod, observed: &ObservedPod, triggered: bool, phas
     }
 }
 
-fn told_exit(status: &api::PodStatus, container: &str) -> Option<i32> {
+fn reported_exit_code(status: &api::PodStatus, container: &str) -> Option<i32> {
     let lists = [&status.init_container_statuses, &status.container_statuses];
-    let told = lists.into_iter().flatten().find_map(|list| find(list, container))?;
-    exit(told).map(|e| e.exit_code)
+    let container_status = lists.into_iter().flatten().find_map(|list| find(list, container))?;
+    exit(container_status).map(|e| e.exit_code)
 }
 
 fn all(pod: &Pod) -> impl Iterator<Item = &api::Container> {
@@ -79,7 +79,7 @@ mod tests {
             {"name": "b"}]}))
     }
 
-    fn told(code: i32) -> api::PodStatus {
+    fn status_with_exit(code: i32) -> api::PodStatus {
         api::PodStatus { container_statuses: Some(vec![status("a", exited(code))]), ..Default::default() }
     }
 
@@ -90,8 +90,8 @@ mod tests {
             ("exit matches", vec![("a", RuntimeState::Exited(42)), ("b", RuntimeState::Running)], none.clone(), true),
             ("exit does not match", vec![("a", RuntimeState::Exited(1))], none.clone(), false),
             ("another container's exit", vec![("b", RuntimeState::Exited(42))], none, false),
-            ("gone, told", vec![("b", RuntimeState::Running)], told(42), true),
-            ("runs again", vec![("a", RuntimeState::Running)], told(42), false),
+            ("gone, told", vec![("b", RuntimeState::Running)], status_with_exit(42), true),
+            ("runs again", vec![("a", RuntimeState::Running)], status_with_exit(42), false),
         ] {
             assert_eq!(triggered(&ruled(), &observed(&seen), &status), expected, "{case}");
         }

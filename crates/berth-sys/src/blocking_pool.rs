@@ -90,7 +90,7 @@ mod tests {
             let (began, begins) = tokio::sync::oneshot::channel();
             let work = tokio::spawn(async move {
                 pool.run(WAIT, move || {
-                    let _told = began.send(());
+                    let _sent = began.send(());
                     let _released = hangs.recv();
                 })
                 .await
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_is_told_and_gives_its_thread_back() {
+    async fn a_panic_is_reported_and_releases_its_thread() {
         let pool = BlockingPool::new("volumes", 1);
         let failed = pool.run(WAIT, || -> u8 { panic!("on {}", "purpose") }).await;
         assert_eq!(failed, Err(BlockingError::Aborted("panic: on purpose".to_owned())));

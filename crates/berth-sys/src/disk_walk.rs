@@ -111,7 +111,7 @@ pub fn count_file(path: &Path) -> io::Result<Usage> {
 }
 
 /// An ancestor of the open directory, or the open directory itself.
-struct Level {
+struct DirectoryLevel {
     identity: (u64, u64),
     /// Subdirectories that are still to be walked.
     names: Vec<CString>,
@@ -127,8 +127,8 @@ struct Walk {
 
 impl Walk {
     /// Counts the entries of a directory.
-    fn read(&mut self, here: &OwnedFd, pace: &mut impl FnMut() -> io::Result<()>) -> io::Result<Level> {
-        let mut level = Level { identity: identity(&fstat(here)?), names: Vec::new() };
+    fn read(&mut self, here: &OwnedFd, pace: &mut impl FnMut() -> io::Result<()>) -> io::Result<DirectoryLevel> {
+        let mut level = DirectoryLevel { identity: identity(&fstat(here)?), names: Vec::new() };
         let entries = match Dir::read_from(here) {
             // Removed since it was opened: it is empty.
             Err(Errno::NOENT) => return Ok(level),

@@ -15,10 +15,10 @@ pub const fn reached(_: &str) {}
 pub fn pass_variable(_: impl FnOnce(&str, &std::ffi::OsStr)) {}
 
 #[cfg(debug_assertions)]
-pub use told::{pass_variable, reached};
+pub use enabled::{pass_variable, reached};
 
 #[cfg(debug_assertions)]
-mod told {
+mod enabled {
     use std::{env, ffi::OsStr, fs, path::PathBuf, sync::OnceLock};
 
     use rustix::process::{Pid, Signal, getpid, getppid, kill_process};

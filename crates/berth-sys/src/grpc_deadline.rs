@@ -39,9 +39,9 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let told = request.headers().get("grpc-timeout").and_then(|told| limit(told.to_str().ok()?));
+        let requested = request.headers().get("grpc-timeout").and_then(|told| limit(told.to_str().ok()?));
         let answer = self.0.call(request);
-        let Some(limit) = told else { return answer.boxed() };
+        let Some(limit) = requested else { return answer.boxed() };
         // The timeout starts now, not at the first poll.
         let answer = timeout(limit - AHEAD.min(limit / 2), answer);
         async move {
@@ -97,8 +97,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_ends_before_its_deadline_and_says_why() {
-        for (told, expected, after) in [
+    async fn a_call_ends_before_its_deadline_with_deadline_exceeded() {
+        for (header, expected, after) in [
             (None, Code::Ok, 1000),
             (Some("2S"), Code::Ok, 1000),
             (Some("200m"), Code::DeadlineExceeded, 195),
@@ -108,13 +108,13 @@ mod tests {
             (Some("nonsense"), Code::Ok, 1000),
         ] {
             let mut request = Request::new(Body::empty());
-            if let Some(told) = told {
-                request.headers_mut().insert("grpc-timeout", told.parse().expect("a header"));
+            if let Some(header) = header {
+                request.headers_mut().insert("grpc-timeout", header.parse().expect("a header"));
             }
             let begun = Instant::now();
             let answer = Deadline(Slow).call(request).await.expect("an answer");
             let status = Status::from_header_map(answer.headers()).map_or(Code::Unknown, |status| status.code());
-            assert_eq!((status, begun.elapsed()), (expected, Duration::from_millis(after)), "{told:?}");
+            assert_eq!((status, begun.elapsed()), (expected, Duration::from_millis(after)), "{header:?}");
         }
     }
 

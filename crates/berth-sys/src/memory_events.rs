@@ -60,9 +60,9 @@ impl PressureTrigger {
     /// # Errors
     /// If the trigger no longer works.
     pub async fn next(&self) -> io::Result<()> {
-        let mut told = self.0.ready(tokio::io::Interest::PRIORITY).await?;
-        let is_over = told.ready().is_error();
-        told.clear_ready();
+        let mut guard = self.0.ready(tokio::io::Interest::PRIORITY).await?;
+        let is_over = guard.ready().is_error();
+        guard.clear_ready();
         if is_over { Err(io::ErrorKind::NotFound.into()) } else { Ok(()) }
     }
 }
@@ -125,16 +125,16 @@ impl CgroupEventFd {
     pub(super) fn of(group: &Path, file: &str, arguments: &str) -> io::Result<Self> {
         let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let of = File::open(group.join(file))?;
-        let wish = format!("{} {}{arguments}", counter.as_raw_fd(), of.as_raw_fd());
-        OpenOptions::new().write(true).open(group.join("cgroup.event_control"))?.write_all(wish.as_bytes())?;
+        let registration = format!("{} {}{arguments}", counter.as_raw_fd(), of.as_raw_fd());
+        OpenOptions::new().write(true).open(group.join("cgroup.event_control"))?.write_all(registration.as_bytes())?;
         PolledFd::new(counter).map(Self)
     }
 
     /// Waits for the next notification. Cancel-safe.
     pub(super) async fn next(&self) -> io::Result<()> {
         loop {
-            let mut told = self.0.readable().await?;
-            let taken = told.try_io(|counter| {
+            let mut guard = self.0.readable().await?;
+            let taken = guard.try_io(|counter| {
                 let mut events = [0_u8; 8];
                 Ok(read(counter.get_ref(), &mut events)?)
             });
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_that_tells_nothing_is_an_error() {
+    async fn an_unusable_file_is_an_error() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         assert!(PressureTrigger::of(file.path()).is_err(), "no pressure file");
         assert!(PressureTrigger::of(Path::new("/no/such/file")).is_err());
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_group_that_meets_a_limit_is_told_of_until_it_goes() {
+    async fn a_cgroup_at_its_limit_is_reported_until_it_is_removed() {
         let group = tempfile::tempdir().expect("a folder");
         assert!(CgroupMemoryEvents::of(group.path()).is_err(), "no such file");
         let file = group.path().join(LIMITS_MET);
@@ -175,21 +175,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn this_kernel_tells_of_stalls_if_it_counts_them() {
+    async fn this_kernel_reports_stalls_if_it_counts_them() {
         let file = Path::new("/proc/pressure/memory");
         if OpenOptions::new().write(true).open(file).is_err() {
-            println!("skipped: this_kernel_tells_of_stalls_if_it_counts_them: no {}", file.display());
+            println!("skipped: this_kernel_reports_stalls_if_it_counts_them: no {}", file.display());
             return;
         }
         let stalls = PressureTrigger::of(file).expect("watched");
         // The machine may stall during the test: what matters is that the wait neither fails nor spins.
-        let heard = tokio::time::timeout(Duration::from_millis(10), stalls.next()).await;
-        assert!(heard.is_err() || heard.is_ok_and(|told| told.is_ok()));
+        let outcome = tokio::time::timeout(Duration::from_millis(10), stalls.next()).await;
+        assert!(outcome.is_err() || outcome.is_ok_and(|result| result.is_ok()));
     }
 
     #[tokio::test]
-    async fn a_group_that_uses_more_is_told_of() {
-        let test = "a_group_that_uses_more_is_told_of";
+    async fn a_cgroup_over_its_threshold_is_reported() {
+        let test = "a_cgroup_over_its_threshold_is_reported";
         let group = Path::new("/sys/fs/cgroup/memory").join(format!("berth-line-{}", std::process::id()));
         if fs::create_dir(&group).is_err() {
             println!("skipped: {test}: needs root and the old hierarchy of memory");
@@ -202,7 +202,7 @@ mod tests {
             group.display()
         );
         let used = Command::new("sh").arg("-c").arg(script).output().expect("a shell");
-        let told = tokio::time::timeout(Duration::from_secs(60), line.next()).await;
+        let notification = tokio::time::timeout(Duration::from_secs(60), line.next()).await;
         drop(line);
         // Its processes have exited; the kernel may need a moment.
         for _ in 0..100 {
@@ -213,6 +213,6 @@ mod tests {
         }
         assert!(used.status.success(), "{used:?}");
         assert!(quiet.is_err(), "nothing is in use");
-        told.expect("it is told in time").expect("the kernel tells");
+        notification.expect("it is told in time").expect("the kernel tells");
     }
 }

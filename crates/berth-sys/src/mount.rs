@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_nobody_knows_is_refused() {
+    fn an_unknown_option_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
         let odd = options(&["no-such-option=1"]);
         let refused = file_system(NewFileSystem { kind: "tmpfs", source: "x", options: &odd }, dir.path());

@@ -29,7 +29,7 @@ const AS_ONE: &str = "memory.oom.group";
 const EVENTS: usize = 4096;
 
 /// Watcher of many cgroups, each identified by a name.
-pub struct OomEvents(Kind);
+pub struct OomEvents(OomEventSource);
 
 /// Which cgroups an event concerns.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,7 +40,7 @@ pub enum OomEvent {
     Overflow,
 }
 
-enum Kind {
+enum OomEventSource {
     Unified {
         watches: Watches,
         events: EventStream<Vec<u8>>,
@@ -57,12 +57,12 @@ impl OomEvents {
     /// If no inotify instance can be created.
     pub fn new(is_unified: bool) -> io::Result<Self> {
         if !is_unified {
-            return Ok(Self(Kind::Old(SelectAll::new())));
+            return Ok(Self(OomEventSource::Old(SelectAll::new())));
         }
         let inotify = Inotify::init()?;
         let watches = inotify.watches();
         let events = inotify.into_event_stream(vec![0; EVENTS])?;
-        Ok(Self(Kind::Unified { watches, events, names: HashMap::new(), watched: HashMap::new() }))
+        Ok(Self(OomEventSource::Unified { watches, events, names: HashMap::new(), watched: HashMap::new() }))
     }
 
     /// Watches the cgroup of that directory until [`OomEvents::remove`]: the kernel does not report its removal.
@@ -71,12 +71,12 @@ impl OomEvents {
     /// If the cgroup does not exist, or the kernel refuses the watch.
     pub fn add(&mut self, group: &Path, name: Arc<str>) -> io::Result<()> {
         match &mut self.0 {
-            Kind::Unified { watches, names, watched, .. } => {
+            OomEventSource::Unified { watches, names, watched, .. } => {
                 let watch = watches.add(group.join(UNIFIED), WatchMask::MODIFY)?;
                 watched.insert(name.clone(), watch.clone());
                 names.insert(watch, name);
             }
-            Kind::Old(all) => {
+            OomEventSource::Old(all) => {
                 // Kernels before 4.13 do not count: their notifications carry no information and cannot be cancelled.
                 if kills(group, false).is_none() {
                     return Err(io::ErrorKind::Unsupported.into());
@@ -94,7 +94,7 @@ impl OomEvents {
 
     /// Stops watching a cgroup. On cgroup v1 the kernel itself reports the removal of a cgroup.
     pub fn remove(&mut self, name: &str) {
-        if let Kind::Unified { watches, names, watched, .. } = &mut self.0
+        if let OomEventSource::Unified { watches, names, watched, .. } = &mut self.0
             && let Some(watch) = watched.remove(name)
         {
             names.remove(&watch);
@@ -108,7 +108,7 @@ impl OomEvents {
     /// If the inotify descriptor fails.
     pub async fn next(&mut self) -> io::Result<OomEvent> {
         match &mut self.0 {
-            Kind::Unified { events, names, watched, .. } => loop {
+            OomEventSource::Unified { events, names, watched, .. } => loop {
                 let event = events.next().await.ok_or(io::ErrorKind::UnexpectedEof)??;
                 if event.mask.contains(EventMask::Q_OVERFLOW) {
                     return Ok(OomEvent::Overflow);
@@ -121,7 +121,7 @@ impl OomEvents {
                     return Ok(OomEvent::Cgroup(name.clone()));
                 }
             },
-            Kind::Old(all) => match all.next().await {
+            OomEventSource::Old(all) => match all.next().await {
                 Some(name) => Ok(OomEvent::Cgroup(name)),
                 None => std::future::pending().await,
             },
@@ -160,13 +160,13 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    async fn told(events: &mut OomEvents) -> OomEvent {
+    async fn next_event(events: &mut OomEvents) -> OomEvent {
         timeout(PATIENCE, events.next()).await.expect("in time").expect("told")
     }
 
     #[tokio::test]
-    async fn what_the_kernel_has_no_room_for_is_told_as_anywhere() {
-        let test = "what_the_kernel_has_no_room_for_is_told_as_anywhere";
+    async fn an_overflow_of_the_kernel_queue_is_reported() {
+        let test = "an_overflow_of_the_kernel_queue_is_reported";
         let kept = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap_or_default();
         let Some(kept) = kept.trim().parse::<usize>().ok().filter(|kept| *kept <= 100_000) else {
             println!("skipped: {test}: the kernel keeps more events than a test should make");
@@ -186,17 +186,17 @@ mod tests {
             a.write_all(b"x").expect("written");
             b.write_all(b"x").expect("written");
         }
-        let mut heard = 0;
-        while told(&mut events).await != OomEvent::Overflow {
-            heard += 1;
+        let mut received = 0;
+        while next_event(&mut events).await != OomEvent::Overflow {
+            received += 1;
         }
-        assert!(heard <= kept, "{heard}");
+        assert!(received <= kept, "{received}");
         a.write_all(b"x").expect("written");
-        assert_eq!(told(&mut events).await, OomEvent::Cgroup("a".into()), "and it goes on");
+        assert_eq!(next_event(&mut events).await, OomEvent::Cgroup("a".into()), "and it goes on");
     }
 
     #[tokio::test]
-    async fn groups_are_heard_of_until_they_go() {
+    async fn cgroups_are_watched_until_they_are_removed() {
         let root = tempfile::tempdir().expect("a folder");
         let groups = ["a", "b"].map(|name| root.path().join(name));
         let mut events = OomEvents::new(true).expect("watched");
@@ -208,14 +208,14 @@ mod tests {
             events.add(group, name.into()).expect("watched");
         }
         fs::write(groups[1].join(UNIFIED), "oom 1\noom_kill 2\noom_group_kill 1\n").expect("written");
-        assert_eq!(told(&mut events).await, OomEvent::Cgroup("b".into()));
+        assert_eq!(next_event(&mut events).await, OomEvent::Cgroup("b".into()));
         assert_eq!(kills(&groups[0], true), Some(OomKills::default()));
         assert_eq!(kills(&groups[1], true), Some(OomKills { processes: 2, groups: 1 }));
         fs::remove_file(groups[0].join(UNIFIED)).expect("removed");
         assert_eq!(kills(&groups[0], true), None);
         let gone = async {
             loop {
-                if let Kind::Unified { names, .. } = &events.0
+                if let OomEventSource::Unified { names, .. } = &events.0
                     && names.len() == 1
                 {
                     return;
@@ -229,8 +229,8 @@ mod tests {
     /// Number of watches by descriptor and by name.
     fn watches(events: &OomEvents) -> (usize, usize) {
         match &events.0 {
-            Kind::Unified { names, watched, .. } => (names.len(), watched.len()),
-            Kind::Old(_) => (0, 0),
+            OomEventSource::Unified { names, watched, .. } => (names.len(), watched.len()),
+            OomEventSource::Old(_) => (0, 0),
         }
     }
 
@@ -254,7 +254,7 @@ mod tests {
         fs::write(&file, "oom_kill 0\n").expect("written");
         events.add(root.path(), "d".into()).expect("watched");
         fs::write(&file, "oom_kill 1\n").expect("written");
-        assert_eq!(told(&mut events).await, OomEvent::Cgroup("d".into()), "the kernel tells of no other");
+        assert_eq!(next_event(&mut events).await, OomEvent::Cgroup("d".into()), "the kernel tells of no other");
     }
 
     #[test]
@@ -275,8 +275,8 @@ mod tests {
         fs::write(root.path().join(OLD), "oom_kill_disable 0\nunder_oom 0\n").expect("written");
         let mut events = OomEvents::new(false).expect("nothing yet");
         let counters = |events: &OomEvents| match &events.0 {
-            Kind::Old(all) => all.len(),
-            Kind::Unified { .. } => 0,
+            OomEventSource::Old(all) => all.len(),
+            OomEventSource::Unified { .. } => 0,
         };
         for _ in 0..3 {
             assert!(events.add(root.path(), "c".into()).is_err());
@@ -305,8 +305,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_killed_child_is_told_of_by_the_old_hierarchy() {
-        let test = "a_killed_child_is_told_of_by_the_old_hierarchy";
+    async fn a_killed_child_is_reported_on_cgroup_v1() {
+        let test = "a_killed_child_is_reported_on_cgroup_v1";
         let group = Path::new("/sys/fs/cgroup/memory").join(format!("berth-oom-{}", std::process::id()));
         if fs::create_dir(&group).is_err() || fs::write(group.join("memory.limit_in_bytes"), "8388608").is_err() {
             println!("skipped: {test}: needs root and the old hierarchy of memory");
@@ -320,7 +320,7 @@ mod tests {
         let eats = "head -c 67108864 /dev/zero | tail -c 67108864 | wc -c";
         let script = format!("echo $$ > {}/cgroup.procs; {eats}; exit 0", group.display());
         let shell = tokio::task::spawn_blocking(move || Command::new("sh").arg("-c").arg(script).output());
-        let told = timeout(PATIENCE, events.next()).await;
+        let event = timeout(PATIENCE, events.next()).await;
         let ended = timeout(PATIENCE, shell).await;
         let after = kills(&group, false);
         drop(events);
@@ -330,7 +330,7 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(told.expect("in time").expect("told"), OomEvent::Cgroup("c".into()));
+        assert_eq!(event.expect("in time").expect("told"), OomEvent::Cgroup("c".into()));
         ended.expect("in time").expect("no panic").expect("a shell");
         assert_eq!(before.zip(after).map(|(b, a)| (b.processes, a.processes)), Some((0, 1)));
     }

@@ -5,7 +5,7 @@
 use std::{fs, io, path::Path};
 
 /// Maximum number of descriptors that are classified; further ones do not count as sockets.
-const MAX_TOLD: u64 = 20_000;
+const MAX_CLASSIFIED: u64 = 20_000;
 
 /// Open files of a set of processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -34,7 +34,7 @@ pub fn count(proc: &Path, processes: impl Iterator<Item = u32>) -> OpenFiles {
 fn of_process(process: &Path, open: &mut OpenFiles) -> io::Result<()> {
     for entry in fs::read_dir(process.join("fd"))? {
         open.descriptors = open.descriptors.saturating_add(1);
-        if open.descriptors <= MAX_TOLD
+        if open.descriptors <= MAX_CLASSIFIED
             && fs::read_link(entry?.path())
                 .is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"socket:"))
         {

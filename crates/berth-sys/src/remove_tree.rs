@@ -46,7 +46,7 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
 /// # Errors
 /// As [`remove_tree`].
 pub fn remove_tree_at(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-    if unlink(parent, name)? == Unlinked::Gone {
+    if unlink(parent, name)? == UnlinkResult::Gone {
         return Ok(());
     }
     let Some(mut here) = descend(parent, name)? else { return Ok(()) };
@@ -97,7 +97,7 @@ fn clear(here: &OwnedFd) -> io::Result<Option<OsString>> {
         if name == "." || name == ".." {
             continue;
         }
-        if entry.file_type() == FileType::Directory || unlink(here.as_fd(), name)? == Unlinked::IsDirectory {
+        if entry.file_type() == FileType::Directory || unlink(here.as_fd(), name)? == UnlinkResult::IsDirectory {
             return Ok(Some(name.to_owned()));
         }
     }
@@ -105,21 +105,21 @@ fn clear(here: &OwnedFd) -> io::Result<Option<OsString>> {
 }
 
 #[derive(PartialEq, Eq)]
-enum Unlinked {
+enum UnlinkResult {
     Gone,
     IsDirectory,
 }
 
-fn unlink(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<Unlinked> {
+fn unlink(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<UnlinkResult> {
     match unlinkat(parent, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => Ok(Unlinked::Gone),
-        Err(Errno::ISDIR) => Ok(Unlinked::IsDirectory),
+        Ok(()) | Err(Errno::NOENT) => Ok(UnlinkResult::Gone),
+        Err(Errno::ISDIR) => Ok(UnlinkResult::IsDirectory),
         // POSIX' errno for a directory, and the kernel's for an immutable file.
-        Err(Errno::PERM) if is_directory(parent, name) => Ok(Unlinked::IsDirectory),
+        Err(Errno::PERM) if is_directory(parent, name) => Ok(UnlinkResult::IsDirectory),
         Err(Errno::PERM) => {
             clear_flags(parent, name);
             match unlinkat(parent, name, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => Ok(Unlinked::Gone),
+                Ok(()) | Err(Errno::NOENT) => Ok(UnlinkResult::Gone),
                 Err(error) => Err(error.into()),
             }
         }

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn contexts_say_what_files_of_containers_have() {
+    fn the_container_file_context_is_read_from_the_policy() {
         let good = "; comment\nprocess = \"system_u:system_r:container_t:s0\"\ncontent = \"x\"\n\
                     file = \"system_u:object_r:container_file_t:s0\"\nro_file = \"y\"\n";
         assert_eq!(of_files(good).as_deref(), Some("system_u:object_r:container_file_t:s0"));

@@ -28,7 +28,7 @@ pub type Flight<V> = Shared<Call<V>>;
 pub enum Role {
     /// Started it.
     First,
-    /// Joined it.
+    /// It shares the result of a call that another caller started.
     Joined,
 }
 
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_that_gives_up_cancels_nobody_else() {
+    async fn a_caller_that_gives_up_does_not_cancel_the_others() {
         let (flights, begun) = (SingleFlight::default(), Arc::default());
         let (first, _) = flights.join_or_start("a", || count(&begun));
         let (second, _) = flights.join_or_start("a", || count(&begun));
@@ -172,16 +172,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_last_caller_that_gives_up_cancels_the_call() {
         let flights = SingleFlight::default();
-        let held = Arc::new(());
-        let call = held.clone();
+        let resource = Arc::new(());
+        let call = resource.clone();
         let (flight, _) = flights.join_or_start("a", || async move {
             let _call = call;
             std::future::pending::<()>().await;
         });
         assert!(timeout(SECOND, flight.clone()).await.is_err());
-        assert_eq!(Arc::strong_count(&held), 2, "one caller is left");
+        assert_eq!(Arc::strong_count(&resource), 2, "one caller is left");
         drop(flight);
-        assert_eq!(Arc::strong_count(&held), 1);
+        assert_eq!(Arc::strong_count(&resource), 1);
         assert!(flights.join(&"a").is_none());
     }
 

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_as_told_keeps_the_rate() {
+    async fn reserved_waits_keep_the_rate() {
         let now = || tokio::time::Instant::now().into_std();
         let (start, mut bucket) = (now(), TokenBucket::per_second(10, 3, now()));
         let mut served = Vec::new();

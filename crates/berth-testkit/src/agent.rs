@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use berth::{
     engine::{
-        self, Command, EngineConfig, EngineHandle, Inputs, SourceReadiness, WorkerContext, WorkerView,
+        self, EngineConfig, EngineHandle, SourceReadiness, SyncLoopCommand, SyncLoopInputs, WorkerContext, WorkerView,
         allocation::{Allocator, AllocatorDeps},
     },
     images,
@@ -172,11 +172,11 @@ impl Machine {
             shutdown: parts.shutdown.clone(),
         });
         let (to_mux, sets) = mpsc::channel(1);
-        let doors =
+        let senders =
             self.setup.sources.iter().map(|source| (*source, SourceSender::new(*source, to_mux.clone()))).collect();
         let changes = self.mux(&parts, sets);
         let ready = SourceReadiness::new(self.setup.sources.iter().copied());
-        let engine = engine::start(context, Inputs { changes, reports: reported, ready, allocator });
+        let engine = engine::start(context, SyncLoopInputs { changes, reports: reported, ready, allocator });
         let (tasks, stop) = (&parts.tasks, &parts.shutdown);
         tasks.spawn(check.run(stop.clone()));
         tasks.spawn(parts.runtime.clone().run(stop.clone()));
@@ -191,7 +191,7 @@ impl Machine {
             mirrors,
             registry,
             tasks: parts.tasks,
-            source_senders: doors,
+            source_senders: senders,
             leash: parts.leash,
             shutdown: parts.shutdown,
         }
@@ -236,7 +236,12 @@ impl Machine {
         Parts { leash, registry, tasks, shutdown, events, probes, pleg, died, runtime }
     }
 
-    async fn images(&self, leash: &KillSwitch, events: &Arc<Recorder>, registry: &Registry) -> Arc<images::Manager> {
+    async fn images(
+        &self,
+        leash: &KillSwitch,
+        events: &Arc<Recorder>,
+        registry: &Registry,
+    ) -> Arc<images::ImageManager> {
         let nowhere = PathBuf::from("/nonexistent");
         let deps = images::ImagesDeps {
             images: Arc::new(leash.clone()),
@@ -261,7 +266,7 @@ impl Machine {
             plugins: None,
             gc: images::GcPolicy::default(),
         };
-        let manager = images::Manager::new(deps, config).await.expect("failed to open the image manager");
+        let manager = images::ImageManager::new(deps, config).await.expect("failed to open the image manager");
         if self.setup.reads_logins {
             let request = EnsureImage {
                 pod: simple("logins"),
@@ -375,7 +380,7 @@ impl Agent {
     /// State of every pod worker.
     pub async fn describe(&self) -> Vec<WorkerView> {
         let (reply, answer) = oneshot::channel();
-        self.engine.commands.send(Command::Describe(reply)).await.expect("the sync loop has ended");
+        self.engine.commands.send(SyncLoopCommand::Describe(reply)).await.expect("the sync loop has ended");
         answer.await.expect("no reply from the sync loop")
     }
 

@@ -36,7 +36,7 @@ impl Calls {
         Ok(self.rpc.clone().create_container(request).await?.into_inner().container_id)
     }
 
-    /// Starts a container.
+    /// Calls `StartContainer`; fails with the runtime's gRPC status.
     pub async fn start_container(&self, id: &str) -> Result<(), Status> {
         let request = cri::StartContainerRequest { container_id: id.to_owned() };
         self.rpc.clone().start_container(request).await.map(drop)
@@ -55,7 +55,7 @@ impl Calls {
         self.rpc.clone().stop_container(request).await.map(drop)
     }
 
-    /// Removes a container.
+    /// Calls `RemoveContainer`; CRI runtimes kill a running container first.
     pub async fn remove_container(&self, id: &str) -> Result<(), Status> {
         let request = cri::RemoveContainerRequest { container_id: id.to_owned() };
         self.rpc.clone().remove_container(request).await.map(drop)

@@ -16,10 +16,10 @@ use std::{
 };
 
 use berth_shim::{
-    child::{Launching, PodContext, Progress, Stdio, begin_exec, begin_launch},
+    child::{LaunchProgress, PodContext, ProcessLaunch, Stdio, begin_exec, begin_launch},
     plan::{
-        Access, Capabilities, Device, ExecPlan, Failure, IdMap, LaunchPlan, Mount, Process, Propagation, Root,
-        RootKind, Source,
+        Access, Capabilities, Device, ExecPlan, IdMap, LaunchPlan, Mount, MountKind, ProcessPlan, Propagation, Root,
+        RootKind, ShimFailure,
     },
 };
 use nix::{
@@ -138,11 +138,11 @@ impl LaunchFixture {
         // Serializes the forks: a child forked while another test prints a failure inherits the lock of the output.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut told, tell) = std::io::pipe().expect("failed to create pipe");
+        let (mut reader, writer) = std::io::pipe().expect("failed to create pipe");
         // SAFETY: the C library's fork leaves its own locks usable in the child, and the child exits by `_exit`.
         match unsafe { nix::unistd::fork() }.expect("failed to fork") {
             nix::unistd::ForkResult::Child => {
-                let hook = tell.try_clone().expect("failed to duplicate descriptor");
+                let hook = writer.try_clone().expect("failed to duplicate descriptor");
                 std::panic::set_hook(Box::new(move |info| drop((&hook).write_all(info.to_string().as_bytes()))));
                 nix::sys::prctl::set_child_subreaper(true).expect("settable");
                 // Another test of the same process may have installed a SIGCHLD handler, which would interrupt system
@@ -155,9 +155,9 @@ impl LaunchFixture {
                 unsafe { nix::libc::_exit(i32::from(done.is_err())) }
             }
             nix::unistd::ForkResult::Parent { child } => {
-                drop(tell);
+                drop(writer);
                 let mut text = String::new();
-                told.read_to_string(&mut text).expect("readable");
+                reader.read_to_string(&mut text).expect("readable");
                 let status = waitpid(child, None).expect("reaped");
                 let left = self.left();
                 assert_eq!((status, text.as_str()), (WaitStatus::Exited(child, 0), ""), "left: {left:?}");
@@ -182,7 +182,7 @@ impl LaunchFixture {
 impl Drop for LaunchFixture {
     fn drop(&mut self) {
         for group in &self.groups {
-            let _told_by_left = fs::remove_dir(group);
+            let _reported_by_left = fs::remove_dir(group);
         }
     }
 }
@@ -211,9 +211,9 @@ fn end_children() {
 }
 
 /// Process of user 0 with the default capabilities.
-pub fn process(args: &[&str]) -> Process {
+pub fn process(args: &[&str]) -> ProcessPlan {
     let default = DEFAULT_CAPABILITIES;
-    Process {
+    ProcessPlan {
         args: args.iter().map(|arg| (*arg).to_owned()).collect(),
         env: vec!["PATH=/usr/bin:/bin".to_owned(), "A=b c".to_owned()],
         cwd: "/".to_owned(),
@@ -224,7 +224,7 @@ pub fn process(args: &[&str]) -> Process {
             permitted: default,
             ..Capabilities::default()
         },
-        ..Process::default()
+        ..ProcessPlan::default()
     }
 }
 
@@ -234,21 +234,21 @@ fn device(path: &str, minor: u32) -> Device {
 
 /// Bind mount of a host path.
 pub fn bind(source: &Path, target: &str, access: Access, propagation: Propagation) -> Mount {
-    let source = Source::Bind(source.to_owned());
+    let source = MountKind::Bind(source.to_owned());
     Mount { target: target.to_owned(), source, access, propagation, flags: 0, ids: None }
 }
 
 /// Read-only overlay mount of image layers.
 pub fn image(bench: &LaunchFixture, target: &str, lower: &[&str]) -> Mount {
     let lower = lower.iter().map(|layer| (*layer).to_owned()).collect();
-    let source = Source::Layers { layers: bench.at("layers"), lower, sub_path: String::new() };
+    let source = MountKind::Layers { layers: bench.at("layers"), lower, sub_path: String::new() };
     let (access, propagation) = (Access::ReadOnly, Propagation::Private);
     Mount { target: target.to_owned(), source, access, propagation, flags: 0, ids: None }
 }
 
 /// Mount of a new file system instance of type `kind`.
 pub fn new(kind: &str, target: &str, data: &str, access: Access) -> Mount {
-    let source = Source::New { kind: kind.to_owned(), data: data.to_owned() };
+    let source = MountKind::New { kind: kind.to_owned(), data: data.to_owned() };
     let flags = nix::libc::MS_NOSUID | nix::libc::MS_NOEXEC | if kind == "devpts" { 0 } else { nix::libc::MS_NODEV };
     let flags = if target == "/dev" { nix::libc::MS_NOSUID | nix::libc::MS_STRICTATIME } else { flags };
     Mount { target: target.to_owned(), source, access, propagation: Propagation::Private, flags, ids: None }
@@ -269,7 +269,7 @@ fn base_mounts() -> Vec<Mount> {
 pub const NOTHING: PodContext<'static> = PodContext { namespaces: &[], target: None, users: None };
 
 /// Running container or exec process.
-pub struct Running {
+pub struct RunningProcess {
     /// Process ID in the host's PID namespace.
     pub pid: u32,
     /// Master side of the terminal, if it has one.
@@ -304,7 +304,7 @@ fn pipes() -> Pipes {
 ///
 /// # Errors
 /// The launch failed.
-pub fn start(plan: &LaunchPlan, around: &PodContext<'_>) -> Result<Running, Failure> {
+pub fn start(plan: &LaunchPlan, around: &PodContext<'_>) -> Result<RunningProcess, ShimFailure> {
     if plan.process.terminal.is_some() {
         return finish(begin_launch(plan, around, Stdio::Terminal)?, None, None);
     }
@@ -313,13 +313,14 @@ pub fn start(plan: &LaunchPlan, around: &PodContext<'_>) -> Result<Running, Fail
 }
 
 /// Pending launch, and the pipes of its standard input, output, and error.
-pub type PendingLaunch = (Launching, Option<std::io::PipeWriter>, Option<(std::io::PipeReader, std::io::PipeReader)>);
+pub type PendingLaunch =
+    (ProcessLaunch, Option<std::io::PipeWriter>, Option<(std::io::PipeReader, std::io::PipeReader)>);
 
 /// Begins an exec in a container; `init` is the PID of its first process.
 ///
 /// # Errors
 /// The exec cannot begin.
-pub fn begin(plan: &LaunchPlan, init: u32, process: Process) -> Result<PendingLaunch, Failure> {
+pub fn begin(plan: &LaunchPlan, init: u32, process: ProcessPlan) -> Result<PendingLaunch, ShimFailure> {
     let is_terminal = process.terminal.is_some();
     let asked = ExecPlan { container: plan.container.clone(), exec: "e".to_owned(), process, keeps_orphans: false };
     if is_terminal {
@@ -333,7 +334,7 @@ pub fn begin(plan: &LaunchPlan, init: u32, process: Process) -> Result<PendingLa
 ///
 /// # Errors
 /// The launch failed.
-pub fn conclude_begun(begun: Result<PendingLaunch, Failure>) -> Result<Running, Failure> {
+pub fn conclude_begun(begun: Result<PendingLaunch, ShimFailure>) -> Result<RunningProcess, ShimFailure> {
     begun.and_then(|(launching, input, output)| finish(launching, input, output))
 }
 
@@ -341,33 +342,33 @@ pub fn conclude_begun(begun: Result<PendingLaunch, Failure>) -> Result<Running, 
 ///
 /// # Errors
 /// The exec failed.
-pub fn exec(plan: &LaunchPlan, init: u32, process: Process) -> Result<Running, Failure> {
+pub fn exec(plan: &LaunchPlan, init: u32, process: ProcessPlan) -> Result<RunningProcess, ShimFailure> {
     conclude_begun(begin(plan, init, process))
 }
 
 fn finish(
-    launching: Launching,
+    launching: ProcessLaunch,
     input: Option<std::io::PipeWriter>,
     output: Option<(std::io::PipeReader, std::io::PipeReader)>,
-) -> Result<Running, Failure> {
+) -> Result<RunningProcess, ShimFailure> {
     let (pid, terminal) = conclude(launching)?;
-    Ok(Running { pid, terminal, input, output })
+    Ok(RunningProcess { pid, terminal, input, output })
 }
 
 /// Waits until the program runs; returns its PID and terminal.
 ///
 /// # Errors
 /// The launch failed.
-pub fn conclude(mut launching: Launching) -> Result<(u32, Option<OwnedFd>), Failure> {
+pub fn conclude(mut launching: ProcessLaunch) -> Result<(u32, Option<OwnedFd>), ShimFailure> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match launching.advance() {
-            Progress::Pending(more) => launching = more,
-            Progress::Started { pid, start_ticks, terminal, .. } => {
+            LaunchProgress::Pending(more) => launching = more,
+            LaunchProgress::Started { pid, start_ticks, terminal, .. } => {
                 assert!(start_ticks > 0);
                 return Ok((pid, terminal));
             }
-            Progress::Failed(failure) => return Err(failure),
+            LaunchProgress::Failed(failure) => return Err(failure),
         }
         assert!(Instant::now() < deadline, "timed out waiting for the launch");
         readable(&launching, deadline);
@@ -380,7 +381,7 @@ pub fn readable(fd: &impl AsFd, deadline: Instant) {
     poll(&mut [PollFd::new(fd.as_fd(), PollFlags::POLLIN)], PollTimeout::from(left)).expect("pollable");
 }
 
-impl Running {
+impl RunningProcess {
     /// Closes standard input, reads all output, and waits for the exit.
     pub fn end(mut self) -> ProcessOutput {
         drop(self.input.take());
@@ -438,8 +439,8 @@ pub fn reap(pid: u32) -> i32 {
 ///
 /// # Errors
 /// The launch failed.
-pub fn run(plan: &LaunchPlan) -> Result<ProcessOutput, Failure> {
-    start(plan, &NOTHING).map(Running::end)
+pub fn run(plan: &LaunchPlan) -> Result<ProcessOutput, ShimFailure> {
+    start(plan, &NOTHING).map(RunningProcess::end)
 }
 
 /// Standard output of a shell script in a container; the script must succeed.
@@ -450,7 +451,7 @@ pub fn shell(bench: &LaunchFixture, change: impl FnOnce(&mut LaunchPlan), script
 }
 
 /// Standard output of a program that succeeded: exit code 0 and no standard error.
-pub fn stdout_of(ended: Result<ProcessOutput, Failure>) -> String {
+pub fn stdout_of(ended: Result<ProcessOutput, ShimFailure>) -> String {
     let ended = ended.expect("failed to run the container");
     assert_eq!((ended.err.as_str(), ended.code), ("", 0), "{}", ended.out);
     ended.out

@@ -17,10 +17,10 @@ pub fn run_alone<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F) {
     }
     let mut alone = Command::new(std::env::current_exe().expect("failed to find the test binary"));
     alone.args(["--exact", test, "--nocapture"]).env(ALONE, "1");
-    let told = alone.output().expect("failed to run the test binary");
-    let said = String::from_utf8_lossy(&told.stdout);
-    println!("{said}{}", String::from_utf8_lossy(&told.stderr));
-    assert!(told.status.success() && said.contains("1 passed"), "{test}: {}", told.status);
+    let output = alone.output().expect("failed to run the test binary");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    println!("{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && stdout.contains("1 passed"), "{test}: {}", output.status);
 }
 
 /// Number of file descriptors and tokio tasks of this process.

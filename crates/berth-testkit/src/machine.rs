@@ -106,8 +106,8 @@ pub fn kernel() -> Result<Kernel, &'static str> {
     if let Some(why) = obstacle() {
         return Err(why);
     }
-    let said = std::env::var_os(KERNEL).map(PathBuf::from);
-    let places = said.into_iter().chain(KERNELS.map(PathBuf::from));
+    let configured = std::env::var_os(KERNEL).map(PathBuf::from);
+    let places = configured.into_iter().chain(KERNELS.map(PathBuf::from));
     let mut found = places.filter_map(|place| {
         let images = fs::read_dir(place.join("boot")).ok()?.flatten().map(|entry| entry.path());
         images.into_iter().find_map(|image| {
@@ -277,8 +277,8 @@ fn file_name(path: &str) -> &str {
 
 /// Shared libraries of a program; none if it is static.
 fn libraries(program: &Path) -> Vec<PathBuf> {
-    let told = Command::new("ldd").arg(program).output().map(|told| told.stdout).unwrap_or_default();
-    let text = String::from_utf8_lossy(&told).into_owned();
+    let output = Command::new("ldd").arg(program).output().map(|told| told.stdout).unwrap_or_default();
+    let text = String::from_utf8_lossy(&output).into_owned();
     let words = text.split_whitespace().filter(|word| word.starts_with('/'));
     words.map(PathBuf::from).collect()
 }
@@ -294,7 +294,7 @@ pub fn run(kernel: &Kernel, image: &Path, limit: Duration) -> Vec<String> {
 }
 
 fn watch(mut machine: Child, limit: Duration) -> Vec<String> {
-    let (said, done) = (machine.stdout.take().expect("console is not piped"), Arc::new(AtomicBool::new(false)));
+    let (console, done) = (machine.stdout.take().expect("console is not piped"), Arc::new(AtomicBool::new(false)));
     let is_done = done.clone();
     let machine = thread::spawn(move || {
         let begun = Instant::now();
@@ -305,7 +305,7 @@ fn watch(mut machine: Child, limit: Duration) -> Vec<String> {
         let _ = machine.wait();
     });
     let mut lines = Vec::new();
-    for line in BufReader::new(said).split(b'\n').map_while(Result::ok) {
+    for line in BufReader::new(console).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).trim_end().to_owned();
         let is_end = line.ends_with(END);
         lines.push(line);

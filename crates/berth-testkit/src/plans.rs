@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use berth_shim::plan::{ExecPlan, LaunchPlan, PidNamespace, Process, Root, RootKind};
+use berth_shim::plan::{ExecPlan, LaunchPlan, PidNamespace, ProcessPlan, Root, RootKind};
 
 /// Container on the host's root directory that runs a program: no cgroups, mounts, or log.
 pub fn plain(id: &str, args: &[&str]) -> LaunchPlan {
@@ -37,6 +37,6 @@ pub fn exec(container: &str, exec: &str, args: &[&str]) -> ExecPlan {
 }
 
 /// Process that runs a program.
-pub fn process(args: &[&str]) -> Process {
-    Process { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..Process::default() }
+pub fn process(args: &[&str]) -> ProcessPlan {
+    ProcessPlan { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..ProcessPlan::default() }
 }

@@ -17,10 +17,10 @@ use berth::{
     sources::ports::SourceEvents,
 };
 use berth_ports::{
-    ContainerExit, ContainerLogFile, ContainerLogs, ContainerTuning, Event, EventSink, MirrorPodState, MirrorPods,
-    MountedVolumes, ObjectError, ObjectSource, PodCgroup, PodCgroupValues, ProbeManager, ProbeResult, ProbeResults,
-    PullSecret, RemovalPredicate, ResourceError, ResourceManager, StateFile, TerminationMessages, VolumeError,
-    VolumeManager,
+    ContainerExit, ContainerLogFile, ContainerLogs, ContainerTuning, EventRecord, EventSink, MirrorPodState,
+    MirrorPods, MountedVolumes, ObjectError, ObjectSource, PodCgroup, PodCgroupValues, ProbeManager, ProbeResult,
+    ProbeResults, PullSecret, RemovalPredicate, ResourceError, ResourceManager, StateFile, TerminationMessages,
+    VolumeError, VolumeManager,
 };
 use berth_proto::cri;
 use berth_types::{
@@ -36,7 +36,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Event sink that keeps the events in memory.
 #[derive(Default)]
-pub struct Recorder(Mutex<Vec<Event>>);
+pub struct Recorder(Mutex<Vec<EventRecord>>);
 
 impl Recorder {
     /// All recorded events as `Reason: message`.
@@ -51,14 +51,14 @@ impl Recorder {
 }
 
 impl EventSink for Recorder {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         lock(&self.0).push(event);
     }
 }
 
 impl SourceEvents for Recorder {
     fn warning(&self, pod: &PodRef, reason: &'static str, message: String) {
-        lock(&self.0).push(Event::warning(pod, reason, message));
+        lock(&self.0).push(EventRecord::warning(pod, reason, message));
     }
 
     fn observed(&self, _pod: &Arc<Pod>) {}
@@ -68,7 +68,7 @@ impl SourceEvents for Recorder {
 #[derive(Default)]
 pub struct Probes {
     results: Mutex<HashMap<ContainerId, ProbeResults>>,
-    told: Mutex<Vec<String>>,
+    calls: Mutex<Vec<String>>,
 }
 
 impl Probes {
@@ -79,26 +79,26 @@ impl Probes {
 
     /// Calls to `add`, `stop_liveness`, and `remove`, as text with the pod UID.
     pub fn calls(&self) -> Vec<String> {
-        lock(&self.told).clone()
+        lock(&self.calls).clone()
     }
 
     /// Clears the recorded calls.
     pub fn clear(&self) {
-        *lock(&self.told) = Vec::new();
+        *lock(&self.calls) = Vec::new();
     }
 }
 
 impl ProbeManager for Probes {
     fn add(&self, pod: &Arc<Pod>) {
-        lock(&self.told).push(format!("add {}", pod.uid()));
+        lock(&self.calls).push(format!("add {}", pod.uid()));
     }
 
     fn stop_liveness(&self, pod: &PodUid) {
-        lock(&self.told).push(format!("stop liveness {pod}"));
+        lock(&self.calls).push(format!("stop liveness {pod}"));
     }
 
     fn remove(&self, pod: &PodUid) {
-        lock(&self.told).push(format!("remove {pod}"));
+        lock(&self.calls).push(format!("remove {pod}"));
     }
 
     fn trigger(&self, _pod: &PodUid, _container: &str) {}

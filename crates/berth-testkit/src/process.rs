@@ -26,7 +26,7 @@ use crate::{programs, reservation::free_ports};
 /// Deadline of every wait; generous, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Polling interval of the waits.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Name of the node in tests.
 pub const NODE: &str = "test-node";
 
@@ -263,7 +263,7 @@ impl Agent {
                 panic!("the agent exited: {end}\n{}", self.log_end());
             }
             assert!(Instant::now() < deadline, "timed out after {PATIENCE:?} waiting for /healthz\n{}", self.log_end());
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -330,7 +330,7 @@ impl Agent {
                 shown(),
                 self.log_end()
             );
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -356,7 +356,7 @@ impl Agent {
         let deadline = Instant::now() + PATIENCE;
         while !holds().await {
             assert!(Instant::now() < deadline, "timed out after {PATIENCE:?} waiting for: {what}\n{}", self.log_end());
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -400,7 +400,7 @@ impl Agent {
                 return end;
             }
             assert!(Instant::now() < deadline, "the agent has not exited after {PATIENCE:?}\n{}", self.log_end());
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 

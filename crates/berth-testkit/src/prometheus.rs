@@ -127,8 +127,8 @@ pub fn lint(test: &str, page: &str) -> Option<Vec<String>> {
     };
     child.stdin.take().expect("open").write_all(page.as_bytes()).expect("failed to write to promtool");
     let output = child.wait_with_output().expect("failed to wait for promtool");
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    let report = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     // 3: the page parses, but promtool objects to some names.
-    assert!(matches!(output.status.code(), Some(0 | 3)), "{said}");
-    Some(said.lines().map(str::to_owned).collect())
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{report}");
+    Some(report.lines().map(str::to_owned).collect())
 }

@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 
 use super::{
     containerd::{self, Containerd},
-    embedded::{self, Embedded},
+    embedded::{self, EmbeddedFixture},
     image::Image,
     process::{Home, PATIENCE},
 };
@@ -26,7 +26,7 @@ pub enum Real {
     /// Separate process.
     Containerd(Containerd),
     /// Inside the agent.
-    Embedded(Embedded),
+    Embedded(EmbeddedFixture),
 }
 
 /// Sandbox or container of the runtime.
@@ -61,7 +61,7 @@ pub fn is_about_containerd(test: &str) -> bool {
 /// Starts the runtime; prints the test's name and returns `None` if this machine cannot run it.
 pub fn start_or_skip(test: &str) -> Option<Real> {
     if is_embedded() {
-        return (!embedded::skips(test)).then(|| Real::Embedded(Embedded::new()));
+        return (!embedded::skips(test)).then(|| Real::Embedded(EmbeddedFixture::new()));
     }
     containerd::start_or_skip(test).map(Real::Containerd)
 }
@@ -193,6 +193,6 @@ fn labels(uid: &str) -> HashMap<String, String> {
 }
 
 fn pid(info: &HashMap<String, String>) -> Option<u32> {
-    let told: serde_json::Value = serde_json::from_str(info.get("info")?).ok()?;
-    told["pid"].as_u64().filter(|pid| *pid > 0).and_then(|pid| u32::try_from(pid).ok())
+    let value: serde_json::Value = serde_json::from_str(info.get("info")?).ok()?;
+    value["pid"].as_u64().filter(|pid| *pid > 0).and_then(|pid| u32::try_from(pid).ok())
 }

@@ -84,10 +84,10 @@ mod tests {
     }
 
     #[test]
-    fn no_port_is_one_that_somebody_listens_on() {
-        let held: Vec<u16> = free_ports::<8>().to_vec();
-        let listener = TcpListener::bind(("127.0.0.1", held[0])).expect("no free port");
-        assert!(TcpListener::bind(("0.0.0.0", held[0])).is_err(), "listening on one address is seen from all");
+    fn a_port_with_a_listener_is_not_free() {
+        let ports: Vec<u16> = free_ports::<8>().to_vec();
+        let listener = TcpListener::bind(("127.0.0.1", ports[0])).expect("no free port");
+        assert!(TcpListener::bind(("0.0.0.0", ports[0])).is_err(), "listening on one address is seen from all");
         drop(listener);
     }
 }

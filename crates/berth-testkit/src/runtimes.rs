@@ -4,7 +4,7 @@
 
 use std::{path::Path, time::Duration};
 
-use berth_cri::{Connection, CriConfig, connect};
+use berth_cri::{CriClients, CriConfig, connect};
 use berth_metrics::Registry;
 use berth_proto::cri;
 
@@ -82,7 +82,7 @@ impl Drop for Runtime {
 
 impl Runtime {
     /// Connection of the agent's CRI clients.
-    pub fn connection(&self, registry: &Registry) -> Connection {
+    pub fn connection(&self, registry: &Registry) -> CriClients {
         match self {
             Self::Containerd(containerd) => {
                 let (endpoint, image_endpoint) = (containerd.endpoint(), String::new());

@@ -22,9 +22,9 @@ pub struct ScriptedServer {
 impl ScriptedServer {
     /// Creates a runtime and serves it.
     pub async fn new() -> Self {
-        let mut ground = Self::unserved();
-        ground.serve().await;
-        ground
+        let mut server = Self::unserved();
+        server.serve().await;
+        server
     }
 
     /// Creates a runtime that is not served yet.

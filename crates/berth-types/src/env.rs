@@ -90,7 +90,7 @@ pub enum EnvError {
     /// A ConfigMap or Secret lacks the key.
     #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
     NoKey {
-        /// The key.
+        /// Requested key of the ConfigMap or Secret.
         key: String,
         /// `ConfigMap` or `Secret`.
         kind: &'static str,
@@ -102,7 +102,7 @@ pub enum EnvError {
     /// A Secret's value is not UTF-8, which CRI cannot carry.
     #[error("key {key} in Secret {namespace}/{name} is not valid UTF-8, cannot construct envvars")]
     NotText {
-        /// The key.
+        /// Key of the Secret whose value is not UTF-8.
         key: String,
         /// Namespace of the Secret.
         namespace: String,
@@ -118,7 +118,7 @@ pub enum EnvError {
     /// The env file lacks the key, or its value is empty.
     #[error("environment variable key {key:?} not found in file {path:?}")]
     NoFileKey {
-        /// The key.
+        /// Variable name of the `fileKeyRef`.
         key: String,
         /// The path as in the pod spec.
         path: String,
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_in_the_words_of_the_reference() {
+    fn errors_have_the_reference_texts() {
         for (source, text) in [
             (json!({"resourceFieldRef": {"resource": "limits.x"}}), "no limits.x"),
             (json!({"configMapKeyRef": {"name": "cm", "key": "z"}}), "couldn't find key z in ConfigMap n/cm"),

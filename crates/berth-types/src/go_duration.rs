@@ -33,7 +33,7 @@ pub enum DurationError {
     /// A number has no unit.
     #[error("time: missing unit in duration {}", quoted(.0))]
     MissingUnit(String),
-    /// A unit is unknown.
+    /// The unit is none of `ns`, `us`, `µs`, `μs`, `ms`, `s`, `m`, and `h`.
     #[error("time: unknown unit {} in duration {}", quoted(.unit), quoted(.text))]
     UnknownUnit {
         /// The unknown unit.

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_names_are_told_in_the_words_of_the_reference() {
+    fn invalid_names_have_the_reference_texts() {
         assert_eq!(
             dns_label("Web"),
             ["a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \

@@ -13,7 +13,7 @@ use super::{ContainerId, PodRef, SandboxId};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Generation(pub u64);
 
-/// State of a sandbox.
+/// CRI `PodSandboxState`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SandboxState {
     /// `SANDBOX_READY`.
@@ -52,7 +52,7 @@ pub struct ObservedSandbox {
     pub runtime_handler: String,
 }
 
-/// State of a container.
+/// CRI `ContainerState`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ContainerState {
     /// Created, but not started.
@@ -72,18 +72,18 @@ pub struct ObservedResources {
     pub cpu_request_milli: Option<i64>,
     /// CPU limit in milli-CPU, derived from quota and period.
     pub cpu_limit_milli: Option<i64>,
-    /// Memory limit in bytes.
+    /// Memory limit in bytes; `None` if the runtime reports 0 or less.
     pub memory_limit_bytes: Option<i64>,
 }
 
 /// User that a container runs as.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ObservedUser {
-    /// UID.
+    /// Numeric user ID of `user.linux.uid` in the CRI container status.
     pub uid: i64,
-    /// GID.
+    /// Numeric primary group ID of `user.linux.gid` in the CRI container status.
     pub gid: i64,
-    /// Supplemental groups.
+    /// Numeric IDs of `user.linux.supplemental_groups` in the CRI container status, in its order.
     pub supplemental_groups: Vec<i64>,
 }
 
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_instance_is_the_newest_whatever_the_clock_said() {
+    fn the_newest_instance_does_not_depend_on_the_clock() {
         let id = PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() };
         let mut pod = ObservedPod::empty(id, Generation(0), Timestamp::UNIX_EPOCH);
         pod.sandboxes = vec![sandbox("s0", 0, 500), sandbox("s1", 1, 100)];

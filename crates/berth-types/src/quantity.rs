@@ -23,7 +23,7 @@ pub enum QuantityError {
 
 /// Notation of a quantity, kept for formatting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
+pub enum QuantityFormat {
     /// Decimal suffixes: `m`, none, `k`, `M`, …
     DecimalSi,
     /// Binary suffixes: `Ki`, `Mi`, …
@@ -36,7 +36,7 @@ pub enum Format {
 #[derive(Clone, Copy, Debug)]
 pub struct Amount {
     nano: i128,
-    format: Format,
+    format: QuantityFormat,
 }
 
 impl PartialEq for Amount {
@@ -96,12 +96,12 @@ impl Amount {
     }
 
     /// Creates a quantity of whole base units.
-    pub fn from_value(value: i64, format: Format) -> Self {
+    pub fn from_value(value: i64, format: QuantityFormat) -> Self {
         Self { nano: i128::from(value) * NANO, format }
     }
 
     /// Creates a quantity of thousandths.
-    pub fn from_milli(milli: i64, format: Format) -> Self {
+    pub fn from_milli(milli: i64, format: QuantityFormat) -> Self {
         Self { nano: i128::from(milli) * (NANO / 1000), format }
     }
 
@@ -150,7 +150,7 @@ impl Amount {
             return "0".to_owned();
         }
         let whole = self.nano % NANO == 0;
-        if self.format == Format::BinarySi && whole && (self.nano / NANO).abs() >= 1024 {
+        if self.format == QuantityFormat::BinarySi && whole && (self.nano / NANO).abs() >= 1024 {
             let mut value = self.nano / NANO;
             let mut suffix = "";
             for next in ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"] {
@@ -168,7 +168,7 @@ impl Amount {
             value /= 1000;
             exponent += 3;
         }
-        if self.format == Format::DecimalExponent {
+        if self.format == QuantityFormat::DecimalExponent {
             return if exponent == 0 { value.to_string() } else { format!("{value}e{exponent}") };
         }
         let suffix = match exponent {
@@ -210,7 +210,7 @@ fn ceil_div(value: i128, by: i128) -> i128 {
 }
 
 /// Multiplier to nano units, divisor, and notation of a suffix.
-fn scale(suffix: &str) -> Result<(i128, i128, Format), QuantityError> {
+fn scale(suffix: &str) -> Result<(i128, i128, QuantityFormat), QuantityError> {
     const DECIMAL: [(&str, i128); 10] = [
         ("n", 1),
         ("u", 1_000),
@@ -225,10 +225,10 @@ fn scale(suffix: &str) -> Result<(i128, i128, Format), QuantityError> {
     ];
     const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     if let Some((_, multiplier)) = DECIMAL.iter().find(|(s, _)| *s == suffix) {
-        return Ok((*multiplier, 1, Format::DecimalSi));
+        return Ok((*multiplier, 1, QuantityFormat::DecimalSi));
     }
     if let Some(power) = BINARY.iter().position(|s| *s == suffix) {
-        return Ok((NANO << (10 * (power + 1)), 1, Format::BinarySi));
+        return Ok((NANO << (10 * (power + 1)), 1, QuantityFormat::BinarySi));
     }
     let exponent = suffix.strip_prefix(['e', 'E']).ok_or(QuantityError::Suffix)?;
     let exponent: i32 = exponent.parse().map_err(|_| QuantityError::Suffix)?;
@@ -236,7 +236,11 @@ fn scale(suffix: &str) -> Result<(i128, i128, Format), QuantityError> {
         return Err(QuantityError::Suffix);
     }
     let power = 10_i128.pow(exponent.unsigned_abs());
-    Ok(if exponent < 0 { (NANO, power, Format::DecimalExponent) } else { (NANO * power, 1, Format::DecimalExponent) })
+    Ok(if exponent < 0 {
+        (NANO, power, QuantityFormat::DecimalExponent)
+    } else {
+        (NANO * power, 1, QuantityFormat::DecimalExponent)
+    })
 }
 
 #[cfg(test)]

@@ -128,7 +128,7 @@ pub fn encode(entries: &ResourceEntries) -> Vec<u8> {
                 let containers =
                     pod.containers.iter().map(|(name, r)| (name.clone(), Requirements(r.clone()))).collect();
                 let level = pod.pod_level.clone().map(Requirements);
-                (uid.as_str().to_owned(), Entry { containers, level })
+                (uid.as_str().to_owned(), PodResourceInfo { containers, level })
             })
             .collect(),
     };
@@ -149,7 +149,7 @@ pub fn decode(bytes: &[u8]) -> Result<ResourceEntries, CorruptState> {
         return Err(CorruptState::Checksum { stored: envelope.checksum, computed });
     }
     let data: Data = serde_json::from_str(&envelope.data).map_err(json)?;
-    let entry = |e: Entry| PodResources {
+    let entry = |e: PodResourceInfo| PodResources {
         containers: e.containers.into_iter().map(|(name, r)| (name, r.0)).collect(),
         pod_level: e.level.map(|r| r.0),
     };
@@ -169,11 +169,11 @@ struct Envelope {
 #[derive(Serialize, Deserialize)]
 struct Data {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, PodResourceInfo>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct PodResourceInfo {
     #[serde(rename = "ContainerResources", default, deserialize_with = "null_is_default")]
     containers: BTreeMap<String, Requirements>,
     #[serde(rename = "PodLevelResources", default)]
@@ -187,7 +187,7 @@ struct Requirements(api::ResourceRequirements);
 impl Serialize for Requirements {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Ordered<'a> {
+        struct OrderedRequirements<'a> {
             #[serde(skip_serializing_if = "Option::is_none")]
             limits: &'a Option<super::resources::Quantities>,
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -195,7 +195,8 @@ impl Serialize for Requirements {
             #[serde(skip_serializing_if = "Option::is_none")]
             claims: &'a Option<Vec<api::ResourceClaim>>,
         }
-        Ordered { limits: &self.0.limits, requests: &self.0.requests, claims: &self.0.claims }.serialize(serializer)
+        OrderedRequirements { limits: &self.0.limits, requests: &self.0.requests, claims: &self.0.claims }
+            .serialize(serializer)
     }
 }
 

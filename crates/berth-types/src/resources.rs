@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
     Pod, PodSpec, api,
-    quantity::{Amount, Format},
+    quantity::{Amount, QuantityFormat},
 };
 
 /// Name of the cpu resource.
@@ -44,7 +44,7 @@ pub fn quantities(amounts: Amounts) -> Quantities {
 
 /// An amount of zero.
 pub fn zero() -> Amount {
-    Amount::from_value(0, Format::DecimalSi)
+    Amount::from_value(0, QuantityFormat::DecimalSi)
 }
 
 /// Amount of a resource; zero if it is absent.

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_told_in_both_styles() {
+    fn a_service_has_variables_in_both_styles() {
         use serde_json::json;
         let web = service(
             "n",

@@ -9,18 +9,18 @@ use super::api;
 #[derive(Clone, PartialEq, Debug)]
 pub struct Volume {
     name: String,
-    source: Source,
+    source: CompactSource,
 }
 
 #[derive(Clone, PartialEq, Debug)]
-enum Source {
-    Projected(Box<Projected>),
+enum CompactSource {
+    Projected(Box<ProjectedVolume>),
     Plain(Plain),
 }
 
 /// A projected volume: every pod has one for its service account.
 #[derive(Clone, PartialEq, Debug)]
-struct Projected {
+struct ProjectedVolume {
     default_mode: Option<i32>,
     sources: Option<Box<[Projection]>>,
 }
@@ -86,14 +86,14 @@ kept! {
     ServiceAccountToken: service_account_token of ServiceAccountTokenProjection,
 }
 
-impl From<api::ProjectedVolumeSource> for Projected {
+impl From<api::ProjectedVolumeSource> for ProjectedVolume {
     fn from(source: api::ProjectedVolumeSource) -> Self {
         let sources = source.sources.map(|all| all.into_iter().map(Projection::from).collect());
         Self { default_mode: source.default_mode, sources }
     }
 }
 
-impl Projected {
+impl ProjectedVolume {
     fn to_object(&self) -> api::ProjectedVolumeSource {
         let sources = self.sources.as_ref().map(|all| all.iter().map(Projection::to_object).collect());
         api::ProjectedVolumeSource { default_mode: self.default_mode, sources }
@@ -104,8 +104,8 @@ impl From<api::Volume> for Volume {
     fn from(mut volume: api::Volume) -> Self {
         let name = std::mem::take(&mut volume.name);
         let source = match volume.projected.take() {
-            Some(projected) if volume == api::Volume::default() => Source::Projected(Box::new(projected.into())),
-            projected => Source::Plain(api::Volume { projected, ..volume }.into()),
+            Some(projected) if volume == api::Volume::default() => CompactSource::Projected(Box::new(projected.into())),
+            projected => CompactSource::Plain(api::Volume { projected, ..volume }.into()),
         };
         Self { name, source }
     }
@@ -116,10 +116,10 @@ impl Volume {
     pub fn to_object(&self) -> api::Volume {
         let name = self.name.clone();
         match &self.source {
-            Source::Projected(source) => {
+            CompactSource::Projected(source) => {
                 api::Volume { name, projected: Some(source.to_object()), ..api::Volume::default() }
             }
-            Source::Plain(source) => api::Volume { name, ..source.to_object() },
+            CompactSource::Plain(source) => api::Volume { name, ..source.to_object() },
         }
     }
 }
@@ -171,7 +171,7 @@ mod tests {
             assert_eq!(kept.to_object(), object);
             let text = serde_json::to_string(&kept).expect("JSON");
             assert_eq!(text, serde_json::to_string(&object).expect("JSON"));
-            !matches!(kept.source, Source::Plain(Plain::Other(_)))
+            !matches!(kept.source, CompactSource::Plain(Plain::Other(_)))
         };
         for (json, is_lean) in [
             (json!({"name": "v", "configMap": {"name": "c", "defaultMode": 420}}), true),

@@ -97,8 +97,8 @@ pub async fn fetch(objects: &dyn ObjectSource, pod: &Pod, volumes: &[&api::Volum
         (ask, text)
     }));
     let certificates = join_all(wanted.certificates.into_iter().map(async |ask| {
-        let held = within(objects.pod_certificate(pod, &ask)).await;
-        (ask, held)
+        let credential = within(objects.pod_certificate(pod, &ask)).await;
+        (ask, credential)
     }));
     let (config_maps, secrets, tokens, bundles, certificates) =
         tokio::join!(config_maps, secrets, tokens, bundles, certificates);
@@ -141,7 +141,7 @@ impl VolumeObjects {
     /// Returns the key and certificate for a source of a volume.
     pub fn certificate(&self, volume: &str, source: usize) -> Result<Arc<Credential>, ObjectError> {
         let read = self.certificates.iter().find(|(ask, _)| ask.volume == volume && ask.source == source);
-        read.map_or_else(|| Err(not_read("certificate")), |(_, held)| held.clone())
+        read.map_or_else(|| Err(not_read("certificate")), |(_, credential)| credential.clone())
     }
 }
 

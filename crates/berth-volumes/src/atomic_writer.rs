@@ -33,7 +33,7 @@ const NEW_DATA: &str = "..data_tmp";
 
 /// File to publish.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Content {
+pub struct FileProjection {
     /// Content in bytes.
     pub data: Vec<u8>,
     /// Exact mode bits, independent of the umask.
@@ -43,7 +43,7 @@ pub struct Content {
 }
 
 /// Files by path relative to the volume directory.
-pub type Payload = BTreeMap<String, Content>;
+pub type Payload = BTreeMap<String, FileProjection>;
 
 /// Error of a write; the previous version stays published.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ pub enum WriteError {
 
 /// Result of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Written {
+pub enum WriteOutcome {
     /// A new version was published.
     Published,
     /// The published files were already equal to the payload.
@@ -81,7 +81,7 @@ pub fn write(
     payload: &Payload,
     own: impl Fn(&Path) -> io::Result<()>,
     now: Timestamp,
-) -> Result<Written, WriteError> {
+) -> Result<WriteOutcome, WriteError> {
     let payload = validated(payload)?;
     let old = current(dir);
     let stale = match &old {
@@ -97,7 +97,7 @@ pub fn write(
         payload.keys().filter_map(|path| path.components().next()).map(|c| c.as_os_str()).collect();
     link_first_elements(dir, &first)?;
     clean(dir, &first);
-    Ok(if needed { Written::Published } else { Written::Unchanged })
+    Ok(if needed { WriteOutcome::Published } else { WriteOutcome::Unchanged })
 }
 
 /// Whether any version is published.
@@ -123,7 +123,7 @@ fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> WriteError
 /// Writes a new version beside the old one, then switches `..data` to it.
 fn publish(
     dir: &Path,
-    payload: &BTreeMap<PathBuf, &Content>,
+    payload: &BTreeMap<PathBuf, &FileProjection>,
     own: impl Fn(&Path) -> io::Result<()>,
     now: Timestamp,
 ) -> Result<(), WriteError> {
@@ -148,7 +148,7 @@ fn publish(
     })
 }
 
-fn write_file(version: &Path, path: &Path, content: &Content) -> Result<(), WriteError> {
+fn write_file(version: &Path, path: &Path, content: &FileProjection) -> Result<(), WriteError> {
     // Nearly all files are at the top level of the version.
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         let parent = version.join(parent);
@@ -181,23 +181,23 @@ fn link_first_elements(dir: &Path, first: &BTreeSet<&OsStr>) -> Result<(), Write
 fn clean(dir: &Path, first: &BTreeSet<&OsStr>) {
     let current = current(dir);
     let new = dir.join(NEW_DATA);
-    let told = |path: &Path, removed: io::Result<()>| {
+    let log_failure = |path: &Path, removed: io::Result<()>| {
         if let Err(e) = removed {
             debug!(path = %path.display(), err = %e, "Failed to remove stale data");
         }
     };
-    told(&new, remove_file(&new));
+    log_failure(&new, remove_file(&new));
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let (name, path) = (entry.file_name(), entry.path());
         let is_version = matches!(name.as_encoded_bytes(), [b'.', b'.', digit, ..] if digit.is_ascii_digit());
         if is_version {
             if Some(Path::new(&name)) != current.as_deref() {
-                told(&path, remove_tree(&path));
+                log_failure(&path, remove_tree(&path));
             }
         } else if !first.contains(name.as_os_str())
             && fs::read_link(&path).is_ok_and(|target| target == Path::new(DATA).join(&name))
         {
-            told(&path, remove_file(&path));
+            log_failure(&path, remove_file(&path));
         }
     }
 }
@@ -212,7 +212,7 @@ pub fn current(dir: &Path) -> Option<PathBuf> {
 }
 
 /// Returns old paths that are neither new paths nor their parents.
-fn stale_paths(old: &Path, payload: &BTreeMap<PathBuf, &Content>) -> io::Result<BTreeSet<PathBuf>> {
+fn stale_paths(old: &Path, payload: &BTreeMap<PathBuf, &FileProjection>) -> io::Result<BTreeSet<PathBuf>> {
     let keep: BTreeSet<&Path> = payload.keys().flat_map(|path| path.ancestors()).collect();
     let (mut found, mut todo) = (BTreeSet::new(), vec![PathBuf::new()]);
     while let Some(relative) = todo.pop() {
@@ -235,7 +235,7 @@ fn stale_paths(old: &Path, payload: &BTreeMap<PathBuf, &Content>) -> io::Result<
     Ok(found)
 }
 
-fn differs(dir: &Path, old: Option<&Path>, payload: &BTreeMap<PathBuf, &Content>) -> bool {
+fn differs(dir: &Path, old: Option<&Path>, payload: &BTreeMap<PathBuf, &FileProjection>) -> bool {
     let Some(old) = old.map(|old| dir.join(old)) else { return true };
     payload.iter().any(|(path, content)| fs::read(old.join(path)).ok().as_ref() != Some(&content.data))
 }
@@ -252,7 +252,7 @@ fn remove_file(path: &Path) -> io::Result<()> {
     }
 }
 
-fn validated(payload: &Payload) -> Result<BTreeMap<PathBuf, &Content>, WriteError> {
+fn validated(payload: &Payload) -> Result<BTreeMap<PathBuf, &FileProjection>, WriteError> {
     payload.iter().map(|(path, content)| Ok((clean_path(path)?, content))).collect()
 }
 

@@ -195,7 +195,7 @@ pub struct Removal {
 
 /// Result of publishing a volume to a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Published {
+pub struct PublishedVolume {
     /// Directory to bind-mount into the container, or path of the block device.
     pub path: PathBuf,
     /// Whether the container runtime may relabel the volume for SELinux.
@@ -265,7 +265,7 @@ pub trait AttachableVolumePlugin: Send + Sync + 'static {
     }
 
     /// Publishes the volume to the pod.
-    async fn publish(&self, usage: &Usage) -> Result<Published, OpError>;
+    async fn publish(&self, usage: &Usage) -> Result<PublishedVolume, OpError>;
 
     /// Unpublishes the volume from the pod.
     async fn unpublish(&self, removal: &Removal) -> Result<(), OpError>;

@@ -99,7 +99,7 @@ pub async fn map(map: &Map) -> Result<PathBuf, String> {
     if loop_of(&map.operation, file.clone()).await?.is_none() {
         run(&map.operation, "losetup", &["-f".as_ref(), file.as_os_str()]).await?;
     }
-    failpoint::reached("block.held");
+    failpoint::reached("block.pinned");
     Ok(device)
 }
 

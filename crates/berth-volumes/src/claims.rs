@@ -16,7 +16,7 @@ const PROTECTION: &str = "kubernetes.io/pvc-protection";
 
 /// Type of a claim reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum ClaimKind {
     /// Existing claim by name.
     Named,
     /// Claim created for the pod (generic ephemeral volume).
@@ -25,21 +25,25 @@ enum Kind {
 
 /// Claim that a volume refers to.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Reference {
-    kind: Kind,
+pub struct ClaimReference {
+    kind: ClaimKind,
     /// Name of the claim, in the pod's namespace.
     pub name: String,
     read_only: bool,
 }
 
 /// Returns the claim that a volume refers to, if any.
-pub fn reference(pod: &Pod, volume: &api::Volume) -> Option<Reference> {
+pub fn reference(pod: &Pod, volume: &api::Volume) -> Option<ClaimReference> {
     if let Some(claim) = &volume.persistent_volume_claim {
         let read_only = claim.read_only == Some(true);
-        return Some(Reference { kind: Kind::Named, name: claim.claim_name.clone(), read_only });
+        return Some(ClaimReference { kind: ClaimKind::Named, name: claim.claim_name.clone(), read_only });
     }
     volume.ephemeral.as_ref()?;
-    Some(Reference { kind: Kind::Ephemeral, name: format!("{}-{}", pod.name(), volume.name), read_only: false })
+    Some(ClaimReference {
+        kind: ClaimKind::Ephemeral,
+        name: format!("{}-{}", pod.name(), volume.name),
+        read_only: false,
+    })
 }
 
 /// Resolves a volume of a pod.
@@ -52,7 +56,7 @@ pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volu
     let wrapped = |error: String| format!("error processing PVC {namespace}/{}: {error}", reference.name);
     let read = storage.claim(namespace, &reference.name).await;
     let claim = read.map_err(|e| wrapped(format!("failed to fetch PVC from API server: {e}")))?;
-    if reference.kind == Kind::Ephemeral {
+    if reference.kind == ClaimKind::Ephemeral {
         made_for(&claim, pod)?;
     }
     let name = bound_volume(&claim).map_err(wrapped)?;

@@ -19,7 +19,7 @@ pub fn used(pod: &Pod) -> Vec<api::Volume> {
 
 /// How containers of a pod use a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Used {
+pub struct VolumeUsage {
     /// A container mounts it (`volumeMounts`).
     pub as_directory: bool,
     /// A container uses it as a block device (`volumeDevices`).
@@ -27,8 +27,8 @@ pub struct Used {
 }
 
 /// Returns how containers of any type use the volume.
-pub fn usage(pod: &Pod, volume: &str) -> Used {
-    Used {
+pub fn usage(pod: &Pod, volume: &str) -> VolumeUsage {
+    VolumeUsage {
         as_directory: mounts_of_containers(pod).into_iter().flatten().any(|mount| mount.name == volume),
         as_device: devices(pod).any(|device| device.name == volume),
     }

@@ -10,7 +10,7 @@ use super::{
     attachable::{AttachableVolumePlugin, Class, ErrorCause, Expansion, OpError, Usage},
     spec::VolumeSpec,
 };
-use berth_ports::{Event, EventKind, EventSink, StorageObjects};
+use berth_ports::{EventKind, EventRecord, EventSink, StorageObjects};
 use berth_types::api;
 
 const PENDING: &str = "NodeResizePending";
@@ -185,18 +185,18 @@ impl NodeExpansion<'_> {
     fn record(&self, kind: EventKind, reason: &'static str, text: &str) {
         let pod = self.usage.pod.id();
         self.events.record(match kind {
-            EventKind::Normal => Event::normal(pod, reason, text),
-            EventKind::Warning => Event::warning(pod, reason, text),
+            EventKind::Normal => EventRecord::normal(pod, reason, text),
+            EventKind::Warning => EventRecord::warning(pod, reason, text),
         });
         if let Some(persistent) = self.usage.spec.as_persistent() {
-            self.events.record(Event::on_claim(&persistent.claim, kind, reason, text));
+            self.events.record(EventRecord::on_claim(&persistent.claim, kind, reason, text));
         }
     }
 
     async fn patch_claim(&self, spec: &VolumeSpec, patch: Value) -> Result<(), OpError> {
         let (namespace, name) = spec.claim().unwrap_or_default();
-        let told = self.storage.patch_claim(namespace, name, patch.to_string()).await;
-        told.map_err(|e| OpError::transient(e.to_string()))
+        let result = self.storage.patch_claim(namespace, name, patch.to_string()).await;
+        result.map_err(|e| OpError::transient(e.to_string()))
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claim_says_which_way() {
+    fn the_claim_status_decides_the_expansion_mode() {
         let shared = || json!(["ReadWriteMany"]);
         let allocated = |state: Value| {
             json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "3Gi"},
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claim_is_told() {
+    fn a_finished_expansion_patches_the_claim_status() {
         let spec = spec(
             json!({"conditions": [{"type": "Resizing", "status": "True"}, {"type": "Mine", "status": "True"}]}),
             json!([]),

@@ -18,16 +18,16 @@ const READING: Duration = Duration::from_secs(30);
 
 /// Content of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Content {
+enum DeviceContent {
     Nothing,
     Filesystem(String),
     Unknown,
 }
 
 /// Parses the result of `blkid -p -s TYPE -s PTTYPE -o export`.
-fn content(ended: &ProgramExit) -> Result<Content, OpError> {
+fn content(ended: &ProgramExit) -> Result<DeviceContent, OpError> {
     if ended.code == Some(2) {
-        return Ok(Content::Nothing);
+        return Ok(DeviceContent::Nothing);
     }
     if !ended.is_success() {
         return Err(OpError::failed(format!("blkid failed: {}", ended.how)));
@@ -35,10 +35,10 @@ fn content(ended: &ProgramExit) -> Result<Content, OpError> {
     let value =
         |key: &str| ended.output.lines().find_map(|line| line.strip_prefix(key)).filter(|value| !value.is_empty());
     Ok(match (value("TYPE="), value("PTTYPE=")) {
-        (_, Some(_)) => Content::Unknown,
-        (Some(kind), None) => Content::Filesystem(kind.to_owned()),
+        (_, Some(_)) => DeviceContent::Unknown,
+        (Some(kind), None) => DeviceContent::Filesystem(kind.to_owned()),
         // `blkid` found something that it cannot name: must not be formatted.
-        (None, None) => Content::Unknown,
+        (None, None) => DeviceContent::Unknown,
     })
 }
 
@@ -58,8 +58,8 @@ fn text(ended: &ProgramExit) -> &str {
 
 /// Checks that the device is readable: `blkid` reports an unreadable device as blank, and a blank device is formatted.
 async fn readable(work: &Work, device: &Path) -> Result<(), OpError> {
-    let (path, told) = (device.to_owned(), device.display().to_string());
-    let cannot = move |cause: String| OpError::transient(format!("cannot read {told}: {cause}"));
+    let (path, device_name) = (device.to_owned(), device.display().to_string());
+    let cannot = move |cause: String| OpError::transient(format!("cannot read {device_name}: {cause}"));
     let fails = cannot.clone();
     let reading = work.operation().blocking(move || {
         let read = File::open(path).and_then(|mut file| file.read_exact(&mut [0; PROBED]));
@@ -68,16 +68,16 @@ async fn readable(work: &Work, device: &Path) -> Result<(), OpError> {
     timeout(READING, reading).await.unwrap_or_else(|_| Err(cannot(format!("timed out after {READING:?}"))))
 }
 
-async fn look(work: &Work, device: &Path) -> Result<Content, OpError> {
+async fn detect_content(work: &Work, device: &Path) -> Result<DeviceContent, OpError> {
     readable(work, device).await?;
     let found = probe(work, device).await?;
-    if found == Content::Nothing {
+    if found == DeviceContent::Nothing {
         readable(work, device).await?; // the device may have failed in between
     }
     Ok(found)
 }
 
-async fn probe(work: &Work, device: &Path) -> Result<Content, OpError> {
+async fn probe(work: &Work, device: &Path) -> Result<DeviceContent, OpError> {
     let base = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"].map(OsStr::new);
     content(&run(work, "blkid", base.into_iter().chain([device.as_os_str()])).await?)
 }
@@ -98,17 +98,17 @@ pub async fn format_and_mount(
     if kind.is_empty() || !kind.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
         return Err(OpError::failed(format!("{kind:?} is not a valid file system type")));
     }
-    let found = look(work, device).await?;
+    let found = detect_content(work, device).await?;
     match &found {
-        Content::Nothing if read_only => {
+        DeviceContent::Nothing if read_only => {
             let device = device.display();
             let cause = format!("cannot mount unformatted disk {device} as we are manipulating it in read-only mode");
             return Err(OpError::failed(cause));
         }
-        Content::Nothing => make(work, device, kind).await?,
-        Content::Filesystem(_) if !read_only => check(work, device).await?,
-        Content::Filesystem(_) => {}
-        Content::Unknown => {
+        DeviceContent::Nothing => make(work, device, kind).await?,
+        DeviceContent::Filesystem(_) if !read_only => check(work, device).await?,
+        DeviceContent::Filesystem(_) => {}
+        DeviceContent::Unknown => {
             warn!(device = %device.display(), "Device contains unknown data, probably partitions; not formatting")
         }
     }
@@ -121,12 +121,12 @@ pub async fn format_and_mount(
     }
     let cause = machine::mount_failed(&output.how, program, &arguments, &output.output);
     match found {
-        Content::Filesystem(other) if other != kind => {
+        DeviceContent::Filesystem(other) if other != kind => {
             let cause =
                 format!("failed to mount the volume as {kind:?}, it already contains {other}. Mount error: {cause}");
             Err(OpError::failed(cause).with_cause(ErrorCause::WrongFilesystem))
         }
-        Content::Unknown => {
+        DeviceContent::Unknown => {
             let cause = format!(
                 "failed to mount the volume as {kind:?}, it already contains unknown data, probably partitions. Mount error: {cause}"
             );
@@ -201,10 +201,10 @@ async fn check(work: &Work, device: &Path) -> Result<(), OpError> {
 /// # Errors
 /// If the file system type is not supported or cannot be grown.
 pub async fn grow(work: &Work, device: &Path, mounted: &Path) -> Result<(), OpError> {
-    let kind = match look(work, device).await? {
-        Content::Nothing => return Ok(()),
-        Content::Filesystem(kind) => kind,
-        Content::Unknown => "unknown data".to_owned(),
+    let kind = match detect_content(work, device).await? {
+        DeviceContent::Nothing => return Ok(()),
+        DeviceContent::Filesystem(kind) => kind,
+        DeviceContent::Unknown => "unknown data".to_owned(),
     };
     let (program, arguments): (&str, Vec<&OsStr>) = match kind.as_str() {
         "ext3" | "ext4" => ("resize2fs", vec![device.as_os_str()]),
@@ -234,23 +234,23 @@ mod tests {
 
     use super::*;
     use crate::{
-        machine::{Machine, ThisMachine},
+        machine::{HostOperations, ThisMachine},
         operation::Operation,
     };
 
     fn work() -> Work {
-        let machine: Arc<dyn Machine> = Arc::new(ThisMachine::default());
+        let machine: Arc<dyn HostOperations> = Arc::new(ThisMachine::default());
         Work::new(&machine, &Operation::default())
     }
 
     #[test]
     fn what_is_not_known_is_never_called_blank() {
         for (code, output, expected) in [
-            (2, "", Ok(Content::Nothing)),
-            (0, "DEVNAME=/dev/x\nTYPE=ext4\n", Ok(Content::Filesystem("ext4".to_owned()))),
-            (0, "PTTYPE=gpt\n", Ok(Content::Unknown)),
-            (0, "TYPE=ext4\nPTTYPE=dos\n", Ok(Content::Unknown)),
-            (0, "DEVNAME=/dev/x\n", Ok(Content::Unknown)),
+            (2, "", Ok(DeviceContent::Nothing)),
+            (0, "DEVNAME=/dev/x\nTYPE=ext4\n", Ok(DeviceContent::Filesystem("ext4".to_owned()))),
+            (0, "PTTYPE=gpt\n", Ok(DeviceContent::Unknown)),
+            (0, "TYPE=ext4\nPTTYPE=dos\n", Ok(DeviceContent::Unknown)),
+            (0, "DEVNAME=/dev/x\n", Ok(DeviceContent::Unknown)),
             (4, "", Err(())),
         ] {
             let ended = ProgramExit { code: Some(code), how: String::new(), output: output.to_owned() };
@@ -262,13 +262,13 @@ mod tests {
     async fn what_cannot_be_read_is_not_blank() {
         // `blkid` reports both as blank.
         let folder = tempfile::tempdir().expect("a folder");
-        let error = look(&work(), &folder.path().join("gone")).await.expect_err("there is none");
+        let error = detect_content(&work(), &folder.path().join("gone")).await.expect_err("there is none");
         assert!(error.class == crate::attachable::Class::Transient && error.text.starts_with("cannot read"), "{error}");
         let blank = folder.path().join("blank");
         File::create(&blank).and_then(|file| file.set_len(1 << 20)).expect("a file");
         // Without `blkid` the probe fails.
-        if let Ok(found) = look(&work(), &blank).await {
-            assert_eq!(found, Content::Nothing);
+        if let Ok(found) = detect_content(&work(), &blank).await {
+            assert_eq!(found, DeviceContent::Nothing);
         }
     }
 

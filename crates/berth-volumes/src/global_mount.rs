@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    attachable::{Class, ErrorCause, FoundVolume, FsGroup, OpError, Published, Usage},
+    attachable::{Class, ErrorCause, FoundVolume, FsGroup, OpError, PublishedVolume, Usage},
     format, group_ownership, local,
     machine::{self, Work},
     selinux,
@@ -45,7 +45,7 @@ pub async fn stage(work: &Work, usage: &Usage, disk: &Path, shared: &Path, kind:
 ///
 /// # Errors
 /// If the shared mount is missing, or the bind mount or ownership change fails.
-pub async fn publish(work: &Work, plugin: &str, usage: &Usage, shared: &Path) -> Result<Published, OpError> {
+pub async fn publish(work: &Work, plugin: &str, usage: &Usage, shared: &Path) -> Result<PublishedVolume, OpError> {
     let (machine, source, target) = (work.machine().clone(), shared.to_owned(), usage.target.clone());
     let (read_only, options) = (usage.spec.read_only(), usage.spec.mount_options());
     let is_new = work.operation().blocking(move || {
@@ -71,7 +71,7 @@ pub async fn publish(work: &Work, plugin: &str, usage: &Usage, shared: &Path) ->
         let of = FsGroup { on_root_mismatch: of.on_root_mismatch || was_given, ..of };
         group_ownership::apply_fs_group(usage, plugin, usage.target.clone(), of).await?;
     }
-    Ok(Published { path: usage.target.clone(), relabel: usage.label.is_none() })
+    Ok(PublishedVolume { path: usage.target.clone(), relabel: usage.label.is_none() })
 }
 
 /// Returns the SELinux label of the shared mount, if it has one.

@@ -9,16 +9,16 @@ use std::{io, path::PathBuf, time::Instant};
 use super::{
     attachable::{FsGroup, OpError, Usage},
     operation::Operation,
-    ownership::{self, GroupAccess, OwnershipChange, Policy, Slow},
+    ownership::{self, FsGroupChangePolicy, GroupAccess, OwnershipChange, Slow},
 };
 use berth_metrics::{OperationTarget, StorageOperation};
-use berth_ports::Event;
+use berth_ports::EventRecord;
 use berth_types::Pod;
 
 impl FsGroup {
     /// Returns how much of the tree to change.
-    fn policy(self) -> Policy {
-        if self.on_root_mismatch { Policy::OnRootMismatch } else { Policy::Always }
+    fn policy(self) -> FsGroupChangePolicy {
+        if self.on_root_mismatch { FsGroupChangePolicy::OnRootMismatch } else { FsGroupChangePolicy::Always }
     }
 }
 
@@ -49,7 +49,7 @@ fn walk(operation: &Operation, pod: &Pod, root: &std::path::Path, of: FsGroup) -
     };
     let slow = |slow: Slow| {
         if let Some(events) = &operation.deps().events {
-            events.record(Event::warning(pod.id(), "VolumePermissionChangeInProgress", slow.message(root)));
+            events.record(EventRecord::warning(pod.id(), "VolumePermissionChangeInProgress", slow.message(root)));
         }
     };
     let order = OwnershipChange {

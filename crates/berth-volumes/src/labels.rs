@@ -5,20 +5,20 @@
 use super::{
     attachable::{Usage, VolumeTraits},
     reconciler::ReconcilerRegistry,
-    selinux::{self, ConflictScope, Label, LabelError, Policy},
+    selinux::{self, ConflictScope, Label, LabelError, SelinuxPolicy},
 };
 use berth_metrics::{LabelConflict, SelinuxMetrics};
 
 /// SELinux label decisions of a node with SELinux.
 #[derive(Clone, Debug)]
 pub struct LabelPolicy {
-    policy: Policy,
+    policy: SelinuxPolicy,
     metrics: SelinuxMetrics,
 }
 
 impl LabelPolicy {
     /// Creates the decisions from the node policy.
-    pub fn new(policy: Policy, metrics: SelinuxMetrics) -> Self {
+    pub fn new(policy: SelinuxPolicy, metrics: SelinuxMetrics) -> Self {
         Self { policy, metrics }
     }
 

@@ -62,7 +62,7 @@ mod token_reuse;
 mod usage_stats;
 
 pub use attachable::{
-    AttachableVolumePlugin, Class, ErrorCause, Expansion, FoundVolume, FsGroup, OpError, Published,
+    AttachableVolumePlugin, Class, ErrorCause, Expansion, FoundVolume, FsGroup, OpError, PublishedVolume,
     ReconstructedVolume, Removal, Usage, VolumeTraits,
 };
 pub use blocking_pools::THREADS;
@@ -71,10 +71,10 @@ pub use iscsi::IscsiPlugin;
 pub use labels::LabelPolicy;
 pub use layout::PodLayout;
 pub use local::LocalPlugin;
-pub use machine::{Machine, ThisMachine};
-pub use manager::{Manager, VolumesConfig, VolumesDeps};
-pub use memory::{Credentials, may_reach_disk};
+pub use machine::{HostOperations, ThisMachine};
+pub use manager::{PodVolumeManager, VolumesConfig, VolumesDeps};
+pub use memory::{CredentialStorage, may_reach_disk};
 pub use nfs::NfsPlugin;
 pub use operation::Operation;
-pub use selinux::Policy;
-pub use spec::{Mode, Persistent, Source, UniqueName, VolumeSpec};
+pub use selinux::SelinuxPolicy;
+pub use spec::{Mode, Persistent, UniqueName, VolumeSource, VolumeSpec};

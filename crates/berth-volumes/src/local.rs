@@ -18,16 +18,16 @@ use rustix::{
 
 use super::{
     attachable::{
-        AttachableVolumePlugin, Expansion, FoundVolume, FsGroup, OpError, Published, ReconstructedVolume, Removal,
-        Usage, VolumeTraits,
+        AttachableVolumePlugin, Expansion, FoundVolume, FsGroup, OpError, PublishedVolume, ReconstructedVolume,
+        Removal, Usage, VolumeTraits,
     },
     format, global_mount, group_ownership,
-    machine::{Machine, ThisMachine, Work},
+    machine::{HostOperations, ThisMachine, Work},
     operation::Operation,
     rebuild,
     spec::{Mode, VolumeSpec},
 };
-use berth_ports::{Event, EventSink, VolumeStats};
+use berth_ports::{EventRecord, EventSink, VolumeStats};
 use berth_sys::{mount, mount_table};
 use berth_types::{Pod, api};
 
@@ -41,13 +41,13 @@ pub struct LocalPlugin {
     mounts: PathBuf,
     /// Directory of the global map paths of block devices.
     devices: PathBuf,
-    machine: Arc<dyn Machine>,
+    machine: Arc<dyn HostOperations>,
     events: Arc<dyn EventSink>,
 }
 
 /// File type of a local path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum LocalPathKind {
     Directory,
     Device,
 }
@@ -58,11 +58,11 @@ fn io_error(action: &str, path: &Path) -> impl Fn(io::Error) -> OpError {
     move |cause| OpError::transient(format!("{action} {path}: {cause}"))
 }
 
-fn kind_of(path: &Path) -> Result<Kind, OpError> {
+fn kind_of(path: &Path) -> Result<LocalPathKind, OpError> {
     let found = fs::metadata(path).map_err(io_error("stat", path))?.file_type();
     match (found.is_dir(), found.is_block_device()) {
-        (true, _) => Ok(Kind::Directory),
-        (_, true) => Ok(Kind::Device),
+        (true, _) => Ok(LocalPathKind::Directory),
+        (_, true) => Ok(LocalPathKind::Device),
         _ => Err(OpError::transient("only directory and block device are supported")),
     }
 }
@@ -129,12 +129,12 @@ impl LocalPlugin {
         self.mounts.join(&spec.name)
     }
 
-    async fn kind(operation: &Operation, spec: &VolumeSpec) -> Result<(PathBuf, Kind), OpError> {
+    async fn kind(operation: &Operation, spec: &VolumeSpec) -> Result<(PathBuf, LocalPathKind), OpError> {
         let path = path_of(spec)?;
         operation.blocking(move || kind_of(&path).map(|kind| (path, kind))).await
     }
 
-    async fn bind(&self, usage: &Usage, source: PathBuf) -> Result<Published, OpError> {
+    async fn bind(&self, usage: &Usage, source: PathBuf) -> Result<PublishedVolume, OpError> {
         let (target, read_only) = (usage.target.clone(), usage.spec.read_only());
         let options = usage.spec.mount_options();
         let is_new = usage.operation.blocking(move || {
@@ -154,7 +154,7 @@ impl LocalPlugin {
             let of = FsGroup { on_root_mismatch: of.on_root_mismatch || was_given, ..of };
             group_ownership::apply_fs_group(usage, NAME, usage.target.clone(), of).await?;
         }
-        Ok(Published { path: usage.target.clone(), relabel: true })
+        Ok(PublishedVolume { path: usage.target.clone(), relabel: true })
     }
 
     /// Records an event if another pod already uses the volume with a different group.
@@ -163,17 +163,17 @@ impl LocalPlugin {
         let (Some(wanted), Ok(path)) = (usage.group.filter(|_| usage.has_other_users), path_of(&usage.spec)) else {
             return;
         };
-        let look = usage.operation.blocking(move || {
+        let reading = usage.operation.blocking(move || {
             let found = fs::metadata(&path).map_err(io_error("stat", &path))?;
             Ok(found.gid())
         });
-        let Ok(found) = look.await else { return };
+        let Ok(found) = reading.await else { return };
         if found != wanted.group {
             let text = format!(
                 "The requested fsGroup is {}, but the volume {} has GID {found}. The volume may not be shareable.",
                 wanted.group, usage.spec.name,
             );
-            self.events.record(Event::warning(usage.pod.id(), "AlreadyMountedVolume", text));
+            self.events.record(EventRecord::warning(usage.pod.id(), "AlreadyMountedVolume", text));
         }
     }
 }
@@ -230,7 +230,7 @@ impl AttachableVolumePlugin for LocalPlugin {
             return Ok(());
         }
         let (path, kind) = Self::kind(&usage.operation, &usage.spec).await?;
-        if kind == Kind::Directory {
+        if kind == LocalPathKind::Directory {
             return Ok(());
         }
         let (global, place) = (self.global(&usage.spec), self.global(&usage.spec));
@@ -249,16 +249,16 @@ impl AttachableVolumePlugin for LocalPlugin {
         format::format_and_mount(&work, &path, &global, kind, &options, usage.spec.read_only()).await
     }
 
-    async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
+    async fn publish(&self, usage: &Usage) -> Result<PublishedVolume, OpError> {
         let (path, kind) = Self::kind(&usage.operation, &usage.spec).await?;
         match (usage.mode, kind) {
-            (Mode::Block, Kind::Device) => Ok(Published { path, relabel: false }),
-            (Mode::Block, Kind::Directory) => {
+            (Mode::Block, LocalPathKind::Device) => Ok(PublishedVolume { path, relabel: false }),
+            (Mode::Block, LocalPathKind::Directory) => {
                 Err(OpError::transient("volumeMode Block requires a block device, found a directory"))
             }
             (Mode::Filesystem, kind) => {
                 self.record_group_mismatch(usage).await;
-                let source = if kind == Kind::Directory { path } else { self.global(&usage.spec) };
+                let source = if kind == LocalPathKind::Directory { path } else { self.global(&usage.spec) };
                 self.bind(usage, source).await
             }
         }
@@ -281,7 +281,7 @@ impl AttachableVolumePlugin for LocalPlugin {
     async fn expand(&self, expansion: &Expansion) -> Result<u64, OpError> {
         let (spec, operation) = (&expansion.usage.spec, &expansion.usage.operation);
         let (path, kind) = Self::kind(operation, spec).await?;
-        if kind == Kind::Device && expansion.usage.mode == Mode::Filesystem {
+        if kind == LocalPathKind::Device && expansion.usage.mode == Mode::Filesystem {
             format::grow(&Work::new(&self.machine, operation), &path, &self.global(spec)).await?;
         }
         Ok(expansion.to)

@@ -36,7 +36,7 @@ const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// Maximum mounts stacked on one mount point that are unmounted.
 const STACKED: usize = 16;
 
-/// Exit of a program.
+/// Exit status and output of a program that ended by itself or by a signal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ProgramExit {
     /// Exit code; `None` where a signal terminated it.
@@ -82,7 +82,7 @@ pub enum KillPolicy {
 
 /// Host operations that storage code needs; replaced by a fake in tests.
 #[async_trait]
-pub trait Machine: Send + Sync + 'static {
+pub trait HostOperations: Send + Sync + 'static {
     /// Runs a program from the search path for an operation; the program keeps the operation's permit until it is gone.
     ///
     /// # Errors
@@ -162,9 +162,9 @@ async fn read(from: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) {
 /// Waits for a program and returns its output and exit status.
 async fn wait_with_output(child: &mut Child) -> io::Result<ProgramExit> {
     let (out, err) = (child.stdout.take(), child.stderr.take());
-    let (mut said, mut complained) = (Vec::new(), Vec::new());
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let status = {
-        let reading = async { tokio::join!(read(out, &mut said), read(err, &mut complained)) };
+        let reading = async { tokio::join!(read(out, &mut stdout), read(err, &mut stderr)) };
         tokio::pin!(reading);
         tokio::select! {
             _ = &mut reading => child.wait().await?,
@@ -174,8 +174,8 @@ async fn wait_with_output(child: &mut Child) -> io::Result<ProgramExit> {
             }
         }
     };
-    said.append(&mut complained);
-    let output = String::from_utf8_lossy(&said).trim().to_owned();
+    stdout.append(&mut stderr);
+    let output = String::from_utf8_lossy(&stdout).trim().to_owned();
     Ok(ProgramExit { code: status.code(), how: how(status), output })
 }
 
@@ -199,7 +199,7 @@ async fn supervise(
     operation: Operation,
     mut child: Child,
     ends: KillPolicy,
-    tell: oneshot::Sender<Result<io::Result<ProgramExit>, RunError>>,
+    sender: oneshot::Sender<Result<io::Result<ProgramExit>, RunError>>,
 ) {
     let mut group = if ends == KillPolicy::Never { ProcessGroup(None) } else { ProcessGroup::of(&child) };
     let done = tokio::select! {
@@ -215,14 +215,14 @@ async fn supervise(
     }
     drop(group);
     // The receiver may be gone: its operation may have ended.
-    let _ = tell.send(done);
+    let _ = sender.send(done);
     if !is_over {
         let _ = operation.deps().stop.run_until_cancelled(child.wait()).await;
     }
 }
 
 #[async_trait]
-impl Machine for ThisMachine {
+impl HostOperations for ThisMachine {
     async fn run(
         &self,
         operation: &Operation,
@@ -241,9 +241,9 @@ impl Machine for ThisMachine {
             _ => format!("exec: {program:?}: {error}"),
         };
         let child = command.spawn().map_err(|error| RunError::NotStarted(failed(error)))?;
-        let (tell, told) = oneshot::channel();
-        operation.deps().tasks.spawn(supervise(operation.clone(), child, ends, tell));
-        let done = told.await.map_err(|_| RunError::Canceled)?;
+        let (sender, receiver) = oneshot::channel();
+        operation.deps().tasks.spawn(supervise(operation.clone(), child, ends, sender));
+        let done = receiver.await.map_err(|_| RunError::Canceled)?;
         done?.map_err(|error| RunError::NotStarted(failed(error)))
     }
 
@@ -261,13 +261,13 @@ impl Machine for ThisMachine {
 /// Host access within one operation.
 #[derive(Clone)]
 pub struct Work {
-    machine: Arc<dyn Machine>,
+    machine: Arc<dyn HostOperations>,
     operation: Operation,
 }
 
 impl Work {
     /// Creates host access for an operation.
-    pub fn new(machine: &Arc<dyn Machine>, operation: &Operation) -> Self {
+    pub fn new(machine: &Arc<dyn HostOperations>, operation: &Operation) -> Self {
         Self { machine: machine.clone(), operation: operation.clone() }
     }
 
@@ -277,14 +277,14 @@ impl Work {
     }
 
     /// Host interface in use.
-    pub fn machine(&self) -> &Arc<dyn Machine> {
+    pub fn machine(&self) -> &Arc<dyn HostOperations> {
         &self.machine
     }
 
     /// Runs a program within the operation.
     ///
     /// # Errors
-    /// As [`Machine::run`].
+    /// As [`HostOperations::run`].
     pub async fn run(&self, program: &str, arguments: &[String], ends: KillPolicy) -> Result<ProgramExit, RunError> {
         self.machine.run(&self.operation, program, arguments, ends).await
     }
@@ -407,12 +407,12 @@ mod tests {
     }
 
     fn work(fake: &Arc<FakeMachine>) -> Work {
-        let machine: Arc<dyn Machine> = fake.clone();
+        let machine: Arc<dyn HostOperations> = fake.clone();
         Work::new(&machine, &Operation::default())
     }
 
     #[tokio::test]
-    async fn a_program_tells_how_it_ended() {
+    async fn a_program_returns_its_exit_status_and_output() {
         let machine = ThisMachine::default();
         let ended = machine
             .run(&Operation::default(), "sh", &script("echo out; echo err >&2; exit 32"), LIMIT)
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_says_too_much_or_leaves_one_behind_ends_all_the_same() {
+    async fn long_output_is_cut_and_a_background_child_does_not_delay_the_end() {
         let machine = ThisMachine::default();
         let ended = machine
             .run(&Operation::default(), "sh", &script("head -c 1000000 /dev/zero | tr '\\0' x"), LIMIT)
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_wants_is_killed_and_keeps_the_turn_until_it_is_gone() {
+    async fn a_canceled_program_is_killed_and_keeps_its_permit_until_it_is_gone() {
         let turn = Arc::new(tokio::sync::Semaphore::new(1));
         let operation = Operation::new(turn.clone().try_acquire_owned().expect("free"), OperationDeps::default());
         operation.deps().canceled.cancel();
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_sorted_and_told_once() {
+    fn mount_options_are_sorted_without_duplicates() {
         let given = ["noatime", "ro", "", "hard"].map(str::to_owned);
         assert_eq!(options(&given, &["ro", "bind"]), ["bind", "hard", "noatime", "ro"]);
         let arguments = |options: &[String]| mount_arguments("nfs", options, "s:/p", Path::new("/t")).join(" ");

@@ -24,13 +24,13 @@ use super::{
     blocking_pools, desired,
     labels::LabelPolicy,
     layout::{self, PodLayout},
-    memory::Credentials,
+    memory::CredentialStorage,
     mount_wait::MountWaitError,
     orphan,
     orphan_backoff::OrphanBackoff,
     pending_operations::{Once, PendingOperationError, PendingOperations, SerialQueue},
     plugins::VerifiedCache,
-    pod_volumes::{MissingVolumes, PendingVolume, PodVolumes, Resolved},
+    pod_volumes::{MissingVolumes, PendingVolume, PodVolumes, ResolvedVolumes},
     rebuild, rebuild_files,
     reconciler::{ReconcilerDeps, ReconcilerRegistry},
     state_of_world::StateOfWorld,
@@ -57,7 +57,7 @@ pub struct VolumesConfig {
     /// Root directory (`--root-dir`).
     pub root: PathBuf,
     /// Where volumes with secrets and tokens are stored.
-    pub credentials: Credentials,
+    pub credentials: CredentialStorage,
 }
 
 /// Dependencies of the volume manager.
@@ -89,26 +89,26 @@ pub struct VolumesDeps {
 }
 
 /// Result of the scan at startup: file-based volumes, and volumes that need an owner task.
-type Scanned = (Vec<(PodUid, rebuild_files::Complete)>, io::Result<rebuild::ScanResult>);
+type StartupScan = (Vec<(PodUid, rebuild_files::Complete)>, io::Result<rebuild::ScanResult>);
 
 /// Volume manager for all pods. The authoritative state is on disk.
-pub struct Manager {
+pub struct PodVolumeManager {
     devices: PodVolumes,
     is_rebuilt: OnceCell<()>,
     root: PathBuf,
-    credentials: Credentials,
+    credentials: CredentialStorage,
     deps: VolumesDeps,
     turns: PendingOperations,
     /// Serializes listings of pod directories.
     listing: SerialQueue,
     /// Runs the scan for volumes of an earlier agent.
-    scanning: Once<Scanned>,
+    scanning: Once<StartupScan>,
     worlds: StateOfWorld,
-    looked: Arc<VerifiedCache>,
+    verified: Arc<VerifiedCache>,
     refused: OrphanBackoff,
 }
 
-impl Manager {
+impl PodVolumeManager {
     /// Creates a manager of the directories below the root, which need not exist yet.
     pub fn new(config: VolumesConfig, deps: VolumesDeps) -> Self {
         // The mount table contains only paths without symlinks.
@@ -141,7 +141,7 @@ impl Manager {
             scanning: Once::new(files.clone()),
             turns: PendingOperations::new(files),
             worlds,
-            looked: Arc::default(),
+            verified: Arc::default(),
             refused,
         }
     }
@@ -154,8 +154,8 @@ impl Manager {
     pub async fn rebuild(&self) -> Result<(), VolumeError> {
         let scan = self.is_rebuilt.get_or_try_init(async || {
             let (root, plugins) = (self.root.clone(), self.devices.plugins().to_vec());
-            let look = move || (rebuild_files::complete(&root), rebuild::scan(&root, &plugins));
-            let (complete, left) = self.scanning.take(REBUILD_LIMIT, look).await.map_err(|e| e.to_string())?;
+            let scan_disk = move || (rebuild_files::complete(&root), rebuild::scan(&root, &plugins));
+            let (complete, left) = self.scanning.take(REBUILD_LIMIT, scan_disk).await.map_err(|e| e.to_string())?;
             let left = left.map_err(|e| e.to_string())?;
             let files: usize = complete.iter().map(|(_, volumes)| volumes.len()).sum();
             info!(volumes = left.volumes.len(), files, failed = left.failed, "Reconstructed volumes");
@@ -201,12 +201,12 @@ impl Manager {
 }
 
 #[async_trait]
-impl VolumeManager for Manager {
+impl VolumeManager for PodVolumeManager {
     async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError> {
         self.rebuild().await?;
         let (layout, until) = (self.layout(pod.uid())?, Instant::now() + VOLUMES_LIMIT);
         let used = desired::used(pod);
-        let Resolved { local, mut awaited, failed } = self.devices.resolve(pod, &layout, &used).await;
+        let ResolvedVolumes { local, mut awaited, failed } = self.devices.resolve(pod, &layout, &used).await;
         drop(used); // frees kilobytes per volume before waiting
         let mut all = self.set_up(pod, layout, local).await?;
         let refused = |missing: Vec<String>, awaited: &[PendingVolume], cause: &str| MountWaitError {
@@ -246,7 +246,7 @@ impl VolumeManager for Manager {
         let layout = self.layout(pod)?;
         let began = Instant::now();
         self.release(pod, &layout, VOLUMES_LIMIT).await?;
-        self.looked.forget(layout.pod());
+        self.verified.forget(layout.pod());
         let done = flat(self.turns.take(pod, VOLUMES_LIMIT, move || orphan::tear_down(&layout)).await);
         self.worlds.record_teardown(pod, done.is_ok(), began.elapsed());
         done
@@ -276,7 +276,7 @@ impl VolumeManager for Manager {
         }
         self.rebuild().await?;
         let layout = self.layout(pod)?;
-        self.looked.forget(layout.pod());
+        self.verified.forget(layout.pod());
         let removed = match self.release(pod, &layout, GONE_LIMIT).await {
             Ok(()) => self.turns.take(pod, VOLUMES_LIMIT, move || orphan::remove_pod(&layout)).await,
             Err(left) => {
@@ -301,7 +301,7 @@ impl VolumeManager for Manager {
 }
 
 #[async_trait]
-impl ClaimedVolumes for Manager {
+impl ClaimedVolumes for PodVolumeManager {
     fn of(&self, pod: &PodUid) -> Vec<ClaimedVolume> {
         self.devices.board().claimed(pod)
     }

@@ -17,14 +17,14 @@ use berth_types::{
 
 /// Where volumes with credentials are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Credentials {
+pub enum CredentialStorage {
     /// In memory. Requires permission to mount.
     InMemory,
     /// On disk, like the other volumes: for an agent without permission to mount.
     OnDisk,
 }
 
-impl Credentials {
+impl CredentialStorage {
     /// Returns `InMemory` if this process runs as root.
     pub fn of_this_process() -> Self {
         if rustix::process::geteuid().is_root() { Self::InMemory } else { Self::OnDisk }
@@ -70,7 +70,7 @@ pub fn ensure(dir: &Path, bytes: u64) -> io::Result<()> {
 /// `noswap`.
 pub fn may_reach_disk() -> bool {
     has_swap()
-        && Credentials::of_this_process() == Credentials::InMemory
+        && CredentialStorage::of_this_process() == CredentialStorage::InMemory
         && mount_api::new_mount("tmpfs", "noswap", 0).is_err()
 }
 

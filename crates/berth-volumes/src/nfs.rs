@@ -9,10 +9,11 @@ use async_trait::async_trait;
 
 use super::{
     attachable::{
-        AttachableVolumePlugin, FoundVolume, OpError, Published, ReconstructedVolume, Removal, Usage, VolumeTraits,
+        AttachableVolumePlugin, FoundVolume, OpError, PublishedVolume, ReconstructedVolume, Removal, Usage,
+        VolumeTraits,
     },
     global_mount, local,
-    machine::{self, KillPolicy, Machine, RunError, Work},
+    machine::{self, HostOperations, KillPolicy, RunError, Work},
     spec::{Mode, VolumeSpec},
     usage_stats,
 };
@@ -27,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 /// NFS volume plugin.
 pub struct NfsPlugin {
-    machine: Arc<dyn Machine>,
+    machine: Arc<dyn HostOperations>,
 }
 
 /// Exported directory of an NFS server.
@@ -61,20 +62,22 @@ impl Share {
 
 impl NfsPlugin {
     /// Creates the plugin on a host.
-    pub fn new(machine: Arc<dyn Machine>) -> Self {
+    pub fn new(machine: Arc<dyn HostOperations>) -> Self {
         Self { machine }
     }
 }
 
 async fn mount(work: &Work, share: &Share, options: &[String], target: &Path) -> Result<(), OpError> {
     let arguments = machine::mount_arguments("nfs", options, &share.source(), target);
-    let told = |how: &str, output: &str| machine::mount_failed(how, "mount", &arguments, output);
+    let message = |how: &str, output: &str| machine::mount_failed(how, "mount", &arguments, output);
     let error = match work.run("mount", &arguments, KillPolicy::UnlessCanceled(MOUNTING)).await {
         Ok(ended) if ended.is_success() => return Ok(()),
-        Ok(ended) => OpError::failed(told(&ended.how, &ended.output)),
-        Err(RunError::NotStarted(cause)) => OpError::failed(told(&cause, "")),
+        Ok(ended) => OpError::failed(message(&ended.how, &ended.output)),
+        Err(RunError::NotStarted(cause)) => OpError::failed(message(&cause, "")),
         // The mount may still complete.
-        Err(error @ (RunError::TimedOut(_) | RunError::Canceled)) => OpError::uncertain(told(&error.to_string(), "")),
+        Err(error @ (RunError::TimedOut(_) | RunError::Canceled)) => {
+            OpError::uncertain(message(&error.to_string(), ""))
+        }
     };
     match global_mount::unpublish(work, target).await {
         Ok(()) => Err(error),
@@ -100,7 +103,7 @@ impl AttachableVolumePlugin for NfsPlugin {
         Ok(traits(&spec.name))
     }
 
-    async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
+    async fn publish(&self, usage: &Usage) -> Result<PublishedVolume, OpError> {
         if usage.mode == Mode::Block {
             return Err(OpError::failed("no volume plugin matched"));
         }
@@ -113,7 +116,7 @@ impl AttachableVolumePlugin for NfsPlugin {
             mount(&work, &share, &machine::options(&usage.spec.mount_options(), ours), &target).await?;
         }
         // A remote directory is neither relabeled nor given another group.
-        Ok(Published { path: target, relabel: false })
+        Ok(PublishedVolume { path: target, relabel: false })
     }
 
     async fn fullness(&self, usage: &Usage, path: &Path) -> Result<VolumeStats, OpError> {

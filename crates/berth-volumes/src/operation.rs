@@ -57,11 +57,11 @@ impl Default for OperationDeps {
 /// Handle to one operation. Clones share it.
 #[derive(Clone, Default)]
 pub struct Operation {
-    inner: Arc<Inner>,
+    inner: Arc<OperationInner>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct OperationInner {
     deps: OperationDeps,
     /// Prevents other operations on the volume until the last clone is dropped.
     _turn: Option<OwnedSemaphorePermit>,
@@ -77,7 +77,7 @@ impl std::fmt::Debug for Operation {
 impl Operation {
     /// Starts an operation with the volume's permit.
     pub fn new(turn: OwnedSemaphorePermit, deps: OperationDeps) -> Self {
-        Self { inner: Arc::new(Inner { deps, _turn: Some(turn), signs: AtomicU64::new(0) }) }
+        Self { inner: Arc::new(OperationInner { deps, _turn: Some(turn), signs: AtomicU64::new(0) }) }
     }
 
     /// Dependencies of the operation.

@@ -23,7 +23,7 @@ use berth_sys::{
 /// Memory-backed file systems of the agent's own volumes.
 const IN_MEMORY: [&str; 2] = ["tmpfs", "hugetlbfs"];
 
-/// Error of a teardown.
+/// Why the volumes or the directory of an orphaned pod cannot be removed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TeardownError {
     /// File systems that this agent did not mount are still mounted.

@@ -112,18 +112,18 @@ mod tests {
     async fn a_thousand_are_a_few_lines_a_minute() {
         let refused = OrphanBackoff::new(OrphanMetrics::new(&Registry::new()));
         let pods: Vec<PodUid> = (0..1_000).map(|n| PodUid::from(format!("u{n}"))).collect();
-        let (mut told, mut last, began) = (0, None, Instant::now());
+        let (mut logged, mut last, began) = (0, None, Instant::now());
         while began.elapsed() < Duration::from_secs(60) {
             refused.start_sweep(&pods);
             for pod in &pods {
                 if refused.error_in_backoff(pod).is_none() {
                     refused.record_failure(pod, &format!("{pod} is not empty"));
-                    told += lines(&refused, &mut last);
+                    logged += lines(&refused, &mut last);
                 }
             }
             tokio::time::advance(Duration::from_secs(2)).await;
         }
-        assert!((1..=10).contains(&told), "{told} lines");
+        assert!((1..=10).contains(&logged), "{logged} lines");
         assert_eq!(refused.state().unreported, 0, "all of them are counted");
     }
 

@@ -46,9 +46,9 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags
 /// Group access to the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupAccess {
-    /// Read and write.
+    /// Adds `0660` to files and `2770` to directories.
     ReadWrite,
-    /// Read only.
+    /// Adds `0440` to files and `2550` to directories.
     ReadOnly,
 }
 
@@ -67,14 +67,14 @@ impl GroupAccess {
 
 /// Pod setting `fsGroupChangePolicy`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Policy {
+pub enum FsGroupChangePolicy {
     /// Changes the whole tree each time.
     Always,
     /// Changes nothing where the root is already correct.
     OnRootMismatch,
 }
 
-impl Policy {
+impl FsGroupChangePolicy {
     /// Returns the policy of the pod; `Always` by default.
     pub fn of(pod: &Pod) -> Self {
         let context = pod.spec().security_context.as_ref();
@@ -125,7 +125,7 @@ pub struct OwnershipChange<'a> {
     /// Access of the group.
     pub access: GroupAccess,
     /// Whether a correct root is sufficient.
-    pub policy: Policy,
+    pub policy: FsGroupChangePolicy,
     /// Returns whether the change is canceled, such as because the pod is being deleted.
     pub cancelled: &'a (dyn Fn() -> bool + Sync),
     /// Callback for notifications about a slow walk.
@@ -135,7 +135,7 @@ pub struct OwnershipChange<'a> {
 impl OwnershipChange<'_> {
     /// Changes the whole tree, whatever its root shows, without cancellation: for volumes that this agent writes.
     pub fn whole(group: u32, access: GroupAccess) -> Self {
-        Self { group, access, policy: Policy::Always, cancelled: &|| false, slow: &|_| {} }
+        Self { group, access, policy: FsGroupChangePolicy::Always, cancelled: &|| false, slow: &|_| {} }
     }
 }
 
@@ -158,7 +158,7 @@ pub fn apply_change(root: &Path, order: &OwnershipChange<'_>) -> io::Result<()> 
     let parent = openat(CWD, parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let name = CString::new(name.as_bytes())?;
     let stat = statat(&parent, &name, AtFlags::SYMLINK_NOFOLLOW)?;
-    if order.policy == Policy::OnRootMismatch && is_finished(&stat, order) {
+    if order.policy == FsGroupChangePolicy::OnRootMismatch && is_finished(&stat, order) {
         return Ok(());
     }
     let walk = Walk::new(order);
@@ -166,7 +166,7 @@ pub fn apply_change(root: &Path, order: &OwnershipChange<'_>) -> io::Result<()> 
         walk.file(parent.as_fd(), &name)?;
         return Ok(());
     }
-    let top = Level::open(parent.as_fd(), &name, None)?;
+    let top = WalkDirectory::open(parent.as_fd(), &name, None)?;
     walk.run(top)
 }
 
@@ -182,16 +182,16 @@ fn is_finished(root: &Stat, order: &OwnershipChange<'_>) -> bool {
 }
 
 /// Directory in progress.
-struct Level {
+struct WalkDirectory {
     at: OwnedFd,
-    above: Option<Arc<Level>>,
+    above: Option<Arc<WalkDirectory>>,
     depth: usize,
     /// Unfinished child directories, plus one for the directory's own listing.
     open: AtomicUsize,
 }
 
-impl Level {
-    fn open(parent: BorrowedFd<'_>, name: &CStr, above: Option<Arc<Level>>) -> io::Result<Arc<Self>> {
+impl WalkDirectory {
+    fn open(parent: BorrowedFd<'_>, name: &CStr, above: Option<Arc<WalkDirectory>>) -> io::Result<Arc<Self>> {
         let depth = above.as_ref().map_or(0, |above| above.depth.saturating_add(1));
         if depth > DEEPEST {
             return Err(Errno::NAMETOOLONG.into());
@@ -203,12 +203,12 @@ impl Level {
 
 /// Directory that is queued for a walk.
 struct Job {
-    above: Arc<Level>,
+    above: Arc<WalkDirectory>,
     name: CString,
 }
 
 #[derive(Default)]
-struct Shared {
+struct WalkState {
     jobs: Vec<Job>,
     is_over: bool,
     failed: Option<io::Error>,
@@ -218,7 +218,7 @@ struct Walk<'a> {
     order: &'a OwnershipChange<'a>,
     group: Gid,
     began: Instant,
-    shared: Mutex<Shared>,
+    shared: Mutex<WalkState>,
     more: Condvar,
     entries: AtomicU64,
     /// Seconds after the start at which the next notification about a slow walk is due.
@@ -238,11 +238,11 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
+    fn shared(&self) -> std::sync::MutexGuard<'_, WalkState> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, top: Arc<Level>) -> io::Result<()> {
+    fn run(&self, top: Arc<WalkDirectory>) -> io::Result<()> {
         thread::scope(|scope| {
             let mut helpers = 0;
             let mut hire = |entries: u64| {
@@ -289,7 +289,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn end(&self, shared: &mut Shared) {
+    fn end(&self, shared: &mut WalkState) {
         shared.is_over = true;
         shared.jobs.clear();
         self.more.notify_all();
@@ -297,7 +297,7 @@ impl<'a> Walk<'a> {
 
     fn below(&self, job: Job, hire: &mut dyn FnMut(u64)) -> io::Result<()> {
         let Job { above, name } = job;
-        let opened = Level::open(above.at.as_fd(), &name, Some(above.clone()));
+        let opened = WalkDirectory::open(above.at.as_fd(), &name, Some(above.clone()));
         match opened {
             Ok(level) => self.level(&level, hire),
             // It was removed or replaced meanwhile, by a process that is responsible for it then.
@@ -310,7 +310,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Lists a directory and changes its entries that are not directories.
-    fn level(&self, level: &Arc<Level>, hire: &mut dyn FnMut(u64)) -> io::Result<()> {
+    fn level(&self, level: &Arc<WalkDirectory>, hire: &mut dyn FnMut(u64)) -> io::Result<()> {
         for child in Dir::read_from(&level.at)? {
             let child = child?;
             let name = child.file_name();
@@ -351,7 +351,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Records one child as done; the last one completes the directory, which is then a done child of its parent.
-    fn leave(&self, level: Arc<Level>) {
+    fn leave(&self, level: Arc<WalkDirectory>) {
         let mut level = level;
         while level.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.directory(&level);
@@ -383,7 +383,7 @@ impl<'a> Walk<'a> {
         Ok(entries)
     }
 
-    fn directory(&self, level: &Level) {
+    fn directory(&self, level: &WalkDirectory) {
         let changed = fstat(&level.at).and_then(|stat| {
             let wanted = stat.st_mode & 0o7777 | self.order.access.of_directory();
             if stat.st_gid == self.order.group && stat.st_mode & 0o7777 == wanted {

@@ -25,7 +25,7 @@ use super::{
     layout::PodLayout,
     operation::Operation,
     ownership, plugins,
-    reconciler::{DesiredVolume, ObservedVolume, Presence, ReconcilerRegistry},
+    reconciler::{DesiredVolume, MountPresence, ObservedVolume, ReconcilerRegistry},
     selinux::{self, Label},
     spec::{Mode, UniqueName, VolumeSpec},
 };
@@ -96,7 +96,7 @@ pub struct MissingVolumes {
 
 /// Resolved volumes of a pod.
 #[derive(Default)]
-pub struct Resolved {
+pub struct ResolvedVolumes {
     /// Volumes that consist of files written by this agent, as inline volumes of the pod.
     pub local: Vec<(api::Volume, Option<Arc<VolumeSpec>>)>,
     /// Volumes with an owner task.
@@ -142,10 +142,10 @@ impl PodVolumes {
     }
 
     /// Resolves the volumes, and requests those that need an owner task.
-    pub async fn resolve(&self, pod: &Arc<Pod>, layout: &PodLayout, used: &[api::Volume]) -> Resolved {
+    pub async fn resolve(&self, pod: &Arc<Pod>, layout: &PodLayout, used: &[api::Volume]) -> ResolvedVolumes {
         let found = join_all(used.iter().map(|volume| self.one(pod, volume))).await;
         let turn = self.turns.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut resolved = Resolved::default();
+        let mut resolved = ResolvedVolumes::default();
         for (volume, found) in used.iter().zip(found) {
             match found {
                 Err(text) => resolved.failed.push((volume.name.clone(), text)),
@@ -231,7 +231,7 @@ impl PodVolumes {
     fn is_there(&self, pod: &PodUid, known: &CachedResolution) -> bool {
         let Some((_, unique, _)) = &known.device else { return true };
         let shown = self.board.shown(unique);
-        shown.is_some_and(|shown| shown.pods.get(pod).is_some_and(|own| own.presence == Presence::Present))
+        shown.is_some_and(|shown| shown.pods.get(pod).is_some_and(|own| own.presence == MountPresence::Present))
     }
 
     async fn find_out(&self, pod: &Pod, volume: &api::Volume) -> Result<CachedResolution, String> {
@@ -326,7 +326,7 @@ impl PodVolumes {
 impl PendingVolume {
     fn is_there(&mut self, pod: &PodUid, seen: bool) -> bool {
         let shown = if seen { self.shown.borrow_and_update().clone() } else { self.shown.borrow().clone() };
-        shown.pods.get(pod).is_some_and(|own| own.presence == Presence::Present && own.published.is_some())
+        shown.pods.get(pod).is_some_and(|own| own.presence == MountPresence::Present && own.published.is_some())
     }
 
     /// Returns the reason if other pods block the volume.
@@ -338,7 +338,8 @@ impl PendingVolume {
     /// Returns the error of the last mount attempt, if the pod does not have the volume.
     pub fn failure(&self, pod: &PodUid) -> Option<String> {
         let shown = self.shown.borrow();
-        let own = shown.pods.get(pod).filter(|own| own.presence != Presence::Present || own.published.is_none())?;
+        let own =
+            shown.pods.get(pod).filter(|own| own.presence != MountPresence::Present || own.published.is_none())?;
         own.failure.as_deref().map(str::to_owned)
     }
 
@@ -383,7 +384,9 @@ fn is_of(known: &CachedResolution, pod: &Pod, volume: &api::Volume) -> bool {
     match (claims::reference(pod, volume), known.spec.claim()) {
         (Some(reference), Some((_, name))) => reference.name == name,
         (None, None) => known.spec.as_inline() == Some(volume),
-        (None, Some(_)) => claims::resolve_inline(volume, pod.namespace()).is_ok_and(|said| said == *known.spec),
+        (None, Some(_)) => {
+            claims::resolve_inline(volume, pod.namespace()).is_ok_and(|resolved| resolved == *known.spec)
+        }
         (Some(_), None) => false,
     }
 }

@@ -23,7 +23,7 @@ use super::{
 use berth_sys::panics::panic_message;
 use berth_types::PodUid;
 
-/// Result of the scan.
+/// Volumes reconstructed from pod directories, staged volumes, and the number of failures.
 #[derive(Default)]
 pub struct ScanResult {
     /// Reconstructed volumes.

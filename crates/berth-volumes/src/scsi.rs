@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_multipath_device_is_told_from_what_else_lies_on_a_disk() {
+    fn a_multipath_device_is_distinguished_from_other_holders_of_a_disk() {
         let root = tempfile::tempdir().expect("a directory");
         let blocks = ScsiDisks::below(root.path());
         let make = |name: &str, kind: Option<&str>, disks: &[&str]| {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_say_where_a_target_is() {
+    fn sessions_give_the_portals_and_disks_of_a_target() {
         let root = tempfile::tempdir().expect("a directory");
         let blocks = ScsiDisks::below(root.path());
         session(root.path(), 3, "iqn.a", "10.0.0.1", &[(0, "sdb"), (10, "sdc")]);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_told_what_to_look_for_and_what_to_forget() {
+    fn scans_and_deletions_are_written_to_sysfs() {
         let root = tempfile::tempdir().expect("a directory");
         let blocks = ScsiDisks::below(root.path());
         session(root.path(), 3, "iqn.a", "10.0.0.1", &[(0, "sdb")]);

@@ -9,7 +9,7 @@ use berth_types::{Pod, api};
 
 /// Node policy: SELinux context of container files, and which volumes are mounted with labels.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Policy {
+pub struct SelinuxPolicy {
     user: String,
     role: String,
     kind: String,
@@ -48,7 +48,7 @@ pub struct LabelError {
     pub is_binding: bool,
 }
 
-impl Policy {
+impl SelinuxPolicy {
     /// Parses a file context such as `system_u:object_r:container_file_t:s0`; `None` if it is invalid. With
     /// `all_modes`, volumes of every access mode are mounted with a label, not only those for one pod (gate
     /// `SELinuxMount`).
@@ -73,8 +73,10 @@ impl Policy {
             !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-:,".contains(&b))
         };
         if !(is_name(&user) && is_name(&self.role) && is_name(&self.kind) && is_level(&level)) {
-            let told = format!("user {user:?}, level {level:?}");
-            return Err(format!("failed to construct SELinux label from context: invalid label component: {told}"));
+            let components = format!("user {user:?}, level {level:?}");
+            return Err(format!(
+                "failed to construct SELinux label from context: invalid label component: {components}"
+            ));
         }
         Ok(format!("{user}:{}:{}:{level}", self.role, self.kind))
     }
@@ -108,17 +110,17 @@ impl Policy {
 
 /// Returns the options of containers that mount the volume; omits containers with none.
 fn options_of<'a>(pod: &'a Pod, volume: &str) -> Vec<&'a api::SELinuxOptions> {
-    type Told<'a> = (Option<&'a [api::VolumeMount]>, Option<&'a api::SecurityContext>);
+    type MountsAndContext<'a> = (Option<&'a [api::VolumeMount]>, Option<&'a api::SecurityContext>);
     let shared = pod.spec().security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
     let plain = pod.init_containers().iter().chain(pod.containers());
-    let plain = plain.map(|c| -> Told<'a> { (c.volume_mounts.as_deref(), c.security_context.as_ref()) });
+    let plain = plain.map(|c| -> MountsAndContext<'a> { (c.volume_mounts.as_deref(), c.security_context.as_ref()) });
     let late = pod.ephemeral_containers().iter();
-    let late = late.map(|c| -> Told<'a> { (c.volume_mounts.as_deref(), c.security_context.as_ref()) });
+    let late = late.map(|c| -> MountsAndContext<'a> { (c.volume_mounts.as_deref(), c.security_context.as_ref()) });
     let using =
         plain.chain(late).filter(|(mounts, _)| mounts.unwrap_or_default().iter().any(|mount| mount.name == volume));
-    let said = using.filter_map(|(_, own)| own.and_then(|own| own.se_linux_options.as_ref()).or(shared));
+    let effective = using.filter_map(|(_, own)| own.and_then(|own| own.se_linux_options.as_ref()).or(shared));
     let is_empty = |options: &&api::SELinuxOptions| **options == api::SELinuxOptions::default();
-    said.filter(|options| !is_empty(options)).collect()
+    effective.filter(|options| !is_empty(options)).collect()
 }
 
 /// Formats the conflict of a pod with another pod of the volume.
@@ -209,14 +211,14 @@ mod tests {
             (null(), json!({"type": "spc_t"}), json!({"role": "r"}), Ok(Some(FILES.to_owned()))),
             (null(), json!({"user": "u"}), null(), Ok(Some("u:object_r:container_file_t:s0".to_owned()))),
         ] {
-            let told = format!("{own} {a} {b}");
+            let case = format!("{own} {a} {b}");
             let decided =
-                Policy::new(FILES, false).expect("a context").decide(&pod(own, a, b), "v", &spec(&json!(one)));
+                SelinuxPolicy::new(FILES, false).expect("a context").decide(&pod(own, a, b), "v", &spec(&json!(one)));
             let expected = match expected {
                 Ok(label) => Ok(Label { mounted: label.clone(), original: label }),
                 Err(text) => Err(LabelError { odds: ConflictScope::Pod, text, is_binding: true }),
             };
-            assert_eq!(decided, expected, "{told}");
+            assert_eq!(decided, expected, "{case}");
         }
     }
 
@@ -234,14 +236,15 @@ mod tests {
             (json!(["ReadWriteOncePod"]), false, "Recursive", (None, None)),
             (json!(["ReadWriteMany"]), true, "Recursive", (None, None)),
         ] {
-            let decided = Policy::new(FILES, all_modes).expect("a context").decide(&asking(policy), "v", &spec(&modes));
+            let decided =
+                SelinuxPolicy::new(FILES, all_modes).expect("a context").decide(&asking(policy), "v", &spec(&modes));
             let (asked, mounted) = expected;
             assert_eq!(decided, Ok(Label { original: asked, mounted }), "{modes} {all_modes} {policy}");
         }
     }
 
     #[test]
-    fn what_binds_nobody_is_only_counted() {
+    fn label_conflicts_bind_only_where_labels_are_enforced() {
         let two = |policy: Value| {
             let own = json!({"seLinuxOptions": {"level": "s0:c2"}, "seLinuxChangePolicy": policy});
             pod(own, json!({"level": "s0:c1"}), Value::Null)
@@ -252,7 +255,7 @@ mod tests {
             ("ReadWriteOnce", true, Value::Null, true),
             ("ReadWriteOncePod", true, json!("Recursive"), false),
         ] {
-            let policy_of_node = Policy::new(FILES, all_modes).expect("a context");
+            let policy_of_node = SelinuxPolicy::new(FILES, all_modes).expect("a context");
             let refusal = policy_of_node.decide(&two(policy), "v", &spec(&json!([modes]))).expect_err("two labels");
             assert_eq!((refusal.odds, refusal.is_binding), (ConflictScope::Pod, expected), "{modes} {all_modes}");
         }
@@ -260,7 +263,7 @@ mod tests {
 
     #[test]
     fn what_is_no_label_is_no_option_of_a_mount() {
-        let policy = Policy::new(FILES, true).expect("a context");
+        let policy = SelinuxPolicy::new(FILES, true).expect("a context");
         for bad in ["s0\",suid,context=\"x", "s0 c1", "s0\n", "s0\\", "s0;x"] {
             let pod = pod(Value::Null, json!({"level": bad}), Value::Null);
             let refusal = policy.decide(&pod, "v", &spec(&json!(["ReadWriteOnce"]))).expect_err(bad);
@@ -268,9 +271,9 @@ mod tests {
             assert!(refusal.text.starts_with("failed to construct SELinux label from context"), "{}", refusal.text);
         }
         for bad in ["", "a:b:c", "::::", "a:b:c:\"", "a b:c:d:s0"] {
-            assert_eq!(Policy::new(bad, false), None, "{bad}");
+            assert_eq!(SelinuxPolicy::new(bad, false), None, "{bad}");
         }
-        assert!(Policy::new("u:r:t:s0:c1,c2", false).is_some());
+        assert!(SelinuxPolicy::new("u:r:t:s0:c1,c2", false).is_some());
     }
 
     #[test]
@@ -292,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_widest_mode_is_told() {
+    fn access_mode_returns_the_widest_mode() {
         for (modes, expected) in [
             (json!(["ReadWriteOncePod"]), "RWOP"),
             (json!(["ReadWriteOncePod", "ReadWriteOnce"]), "RWO"),

@@ -38,7 +38,7 @@ pub struct Persistent {
 
 /// Source of a volume.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Source {
+pub enum VolumeSource {
     /// Inline source in the pod spec.
     Inline(Box<api::Volume>),
     /// Persistent volume behind a claim.
@@ -51,7 +51,7 @@ pub struct VolumeSpec {
     /// Name of the volume in the pod, or of the persistent volume.
     pub name: String,
     /// Source of the volume.
-    pub source: Source,
+    pub source: VolumeSource,
     /// Translated from an in-tree plugin to CSI (spec 07 §3.3).
     pub is_migrated: bool,
 }
@@ -59,7 +59,7 @@ pub struct VolumeSpec {
 impl VolumeSpec {
     /// Creates the spec of an inline volume.
     pub fn inline(volume: &api::Volume) -> Self {
-        Self { name: volume.name.clone(), source: Source::Inline(Box::new(volume.clone())), is_migrated: false }
+        Self { name: volume.name.clone(), source: VolumeSource::Inline(Box::new(volume.clone())), is_migrated: false }
     }
 
     /// Creates the spec of a persistent volume.
@@ -69,7 +69,7 @@ impl VolumeSpec {
         read_only: bool,
     ) -> Self {
         let name = volume.metadata.name.clone().unwrap_or_default();
-        Self { name, source: Source::Persistent(Persistent { volume, claim, read_only }), is_migrated: false }
+        Self { name, source: VolumeSource::Persistent(Persistent { volume, claim, read_only }), is_migrated: false }
     }
 
     /// Marks the spec as translated from an in-tree plugin.
@@ -87,16 +87,16 @@ impl VolumeSpec {
     /// Returns the inline source, if it is one.
     pub fn as_inline(&self) -> Option<&api::Volume> {
         match &self.source {
-            Source::Inline(volume) => Some(volume),
-            Source::Persistent(_) => None,
+            VolumeSource::Inline(volume) => Some(volume),
+            VolumeSource::Persistent(_) => None,
         }
     }
 
     /// Returns the persistent volume and its claim, if it is one.
     pub fn as_persistent(&self) -> Option<&Persistent> {
         match &self.source {
-            Source::Persistent(persistent) => Some(persistent),
-            Source::Inline(_) => None,
+            VolumeSource::Persistent(persistent) => Some(persistent),
+            VolumeSource::Inline(_) => None,
         }
     }
 
@@ -115,8 +115,8 @@ impl VolumeSpec {
     /// Whether the pod mounts the volume read-only.
     pub fn read_only(&self) -> bool {
         match &self.source {
-            Source::Persistent(persistent) => persistent.read_only,
-            Source::Inline(volume) => {
+            VolumeSource::Persistent(persistent) => persistent.read_only,
+            VolumeSource::Inline(volume) => {
                 let nfs = volume.nfs.as_ref().and_then(|source| source.read_only);
                 let csi = volume.csi.as_ref().and_then(|source| source.read_only);
                 let iscsi = volume.iscsi.as_ref().and_then(|source| source.read_only);
@@ -163,8 +163,8 @@ impl VolumeSpec {
     /// Returns the volume as an inline source, for types without a device plugin.
     pub fn localised(&self) -> Option<api::Volume> {
         match &self.source {
-            Source::Inline(volume) => Some((**volume).clone()),
-            Source::Persistent(_) => {
+            VolumeSource::Inline(volume) => Some((**volume).clone()),
+            VolumeSource::Persistent(_) => {
                 let host_path = Some(self.volume()?.host_path.clone()?);
                 Some(api::Volume { name: self.name.clone(), host_path, ..api::Volume::default() })
             }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_says_how_it_is_used() {
+    fn a_spec_returns_mode_group_and_mount_options() {
         let spec = persistent(json!({"metadata": {"name": "pv", "annotations": {"pv.beta.kubernetes.io/gid": "7"}},
             "spec": {"volumeMode": "Block", "accessModes": ["ReadWriteOncePod"], "mountOptions": ["b", "a"]}}));
         assert_eq!((spec.name.as_str(), spec.mode(), spec.group()), ("pv", Mode::Block, Some(7)));

@@ -18,7 +18,7 @@ pub use machine::{FakeMachine, disk, removal, session, usage};
 
 use super::{
     attachable::{
-        AttachableVolumePlugin, Expansion, FoundVolume, OpError, Published, ReconstructedVolume, Removal, Usage,
+        AttachableVolumePlugin, Expansion, FoundVolume, OpError, PublishedVolume, ReconstructedVolume, Removal, Usage,
         VolumeTraits,
     },
     operation::Operation,
@@ -38,7 +38,7 @@ pub enum Answer {
     Fails(OpError),
     /// Never returns.
     Hangs,
-    /// Panics.
+    /// Panics inside the plugin call.
     Panics,
     /// Runs for this duration with progress, unless the operation is canceled.
     Works(Duration),
@@ -160,10 +160,10 @@ impl AttachableVolumePlugin for FakePlugin {
         Ok(())
     }
 
-    async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
+    async fn publish(&self, usage: &Usage) -> Result<PublishedVolume, OpError> {
         self.answer("publish", &labelled(usage), &usage.operation).await?;
         locked(&self.there).insert(usage.pod.uid().to_string());
-        Ok(Published { path: usage.target.clone(), relabel: true })
+        Ok(PublishedVolume { path: usage.target.clone(), relabel: true })
     }
 
     async fn unpublish(&self, removal: &Removal) -> Result<(), OpError> {

@@ -44,8 +44,8 @@ pub fn files<'a>(volumes: impl IntoIterator<Item = &'a api::Volume>) -> Vec<Toke
 /// Reads the tokens from these files. Blocking.
 pub fn read(layout: &PodLayout, files: Vec<TokenFile>) -> Vec<(TokenRequest, String)> {
     let of = |file: TokenFile| {
-        let held = atomic_writer::read(&layout.volume(PROJECTED, &file.volume), &file.path, LONGEST)?;
-        Some((file.ask, String::from_utf8(held).ok()?))
+        let bytes = atomic_writer::read(&layout.volume(PROJECTED, &file.volume), &file.path, LONGEST)?;
+        Some((file.ask, String::from_utf8(bytes).ok()?))
     };
     files.into_iter().filter_map(of).collect()
 }

@@ -36,8 +36,8 @@ pub async fn of_share(work: &Work, path: &Path) -> Result<VolumeStats, OpError> 
     parse(&ended.output).ok_or_else(|| failed("unexpected output of stat"))
 }
 
-fn parse(told: &str) -> Option<VolumeStats> {
-    let numbers: Vec<u64> = told.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
+fn parse(output: &str) -> Option<VolumeStats> {
+    let numbers: Vec<u64> = output.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
     let [size, blocks, free, available, inodes, inodes_free] = numbers.try_into().ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(size);
     Some(VolumeStats {
@@ -58,7 +58,7 @@ fn parse(told: &str) -> Option<VolumeStats> {
 /// If `statvfs` fails.
 pub async fn of_filesystem(operation: &Operation, path: &Path) -> Result<VolumeStats, OpError> {
     let path = path.to_owned();
-    let look = operation.blocking(move || {
+    let reading = operation.blocking(move || {
         let stat = statvfs(&path).map_err(|error| OpError::transient(format!("statfs {}: {error}", path.display())))?;
         let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
         Ok(VolumeStats {
@@ -72,7 +72,7 @@ pub async fn of_filesystem(operation: &Operation, path: &Path) -> Result<VolumeS
             condition: None,
         })
     });
-    look.await
+    reading.await
 }
 
 #[cfg(test)]
@@ -80,14 +80,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_server_says_is_understood() {
-        let told = parse("4096 100 40 30 50 20\n").expect("numbers");
-        assert_eq!((told.capacity, told.used, told.available), (409_600, 245_760, 122_880));
-        assert_eq!((told.inodes, told.inodes_free, told.inodes_used), (50, 20, 30));
+    fn the_output_of_stat_is_parsed() {
+        let stats = parse("4096 100 40 30 50 20\n").expect("numbers");
+        assert_eq!((stats.capacity, stats.used, stats.available), (409_600, 245_760, 122_880));
+        assert_eq!((stats.inodes, stats.inodes_free, stats.inodes_used), (50, 20, 30));
         // A server may report fewer blocks than free blocks, or no inodes.
-        assert_eq!(parse("1 1 2 2 0 0").map(|told| (told.used, told.inodes_used)), Some((0, 0)));
-        for told in ["", "1 2 3", "1 2 3 4 5 x", "1 2 3 4 5 6 7", "-1 2 3 4 5 6"] {
-            assert_eq!(parse(told), None, "{told}");
+        assert_eq!(parse("1 1 2 2 0 0").map(|stats| (stats.used, stats.inodes_used)), Some((0, 0)));
+        for output in ["", "1 2 3", "1 2 3 4 5 x", "1 2 3 4 5 6 7", "-1 2 3 4 5 6"] {
+            assert_eq!(parse(output), None, "{output}");
         }
     }
 }

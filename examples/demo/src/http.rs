@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_what_it_is_asked() {
+    fn each_path_has_its_response() {
         let fails = AtomicBool::new(false);
         assert!(ask("GET /x?y HTTP/1.1\r\nHost: h\r\nX-A: b\r\n\r\n", &fails).contains("x-a: b\n"));
         assert!(ask("GET /json HTTP/1.1\r\n\r\n", &fails).contains("\"hostname\""));

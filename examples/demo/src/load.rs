@@ -51,10 +51,10 @@ pub fn memhog(args: &[String]) -> io::Result<i32> {
         writeln!(io::stderr(), "usage: memhog MIB")?;
         return Ok(USAGE);
     };
-    let mut held: Vec<Vec<u8>> = Vec::new();
+    let mut blocks: Vec<Vec<u8>> = Vec::new();
     for taken in 0..wanted {
         // Not zeros: the kernel would not have to allocate those pages.
-        held.push(vec![(taken % 255 + 1) as u8; PIECE]);
+        blocks.push(vec![(taken % 255 + 1) as u8; PIECE]);
         if (taken + 1) % 16 == 0 || taken + 1 == wanted {
             println_now(&format!("memhog: {} MiB", taken + 1))?;
         }
@@ -62,7 +62,7 @@ pub fn memhog(args: &[String]) -> io::Result<i32> {
     loop {
         thread::sleep(Duration::from_secs(60));
         // Memory that is never used again could be optimized away.
-        let used: usize = held.iter().filter_map(|piece| piece.first()).map(|byte| usize::from(*byte)).sum();
+        let used: usize = blocks.iter().filter_map(|piece| piece.first()).map(|byte| usize::from(*byte)).sum();
         std::hint::black_box(used);
     }
 }

@@ -50,9 +50,9 @@ fn copied(from: &mut impl io::Read, config: &EmbeddedConfig) -> Result<File> {
 }
 
 /// Export target.
-pub(super) enum Target {
+pub(super) enum ExportTarget {
     /// A file that is renamed to its final name once complete.
-    File(Unfinished),
+    File(PartialFile),
     /// Standard output, if it is a regular file.
     Output,
     /// Standard output, through a non-blocking pipe and a copying thread.
@@ -60,14 +60,14 @@ pub(super) enum Target {
 }
 
 /// Partial file; deleted on drop unless finished.
-pub(super) struct Unfinished {
+pub(super) struct PartialFile {
     file: File,
     path: PathBuf,
     target: PathBuf,
     is_finished: bool,
 }
 
-impl Drop for Unfinished {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         if !self.is_finished {
             // The error that prevented completion is reported instead.
@@ -76,7 +76,7 @@ impl Drop for Unfinished {
     }
 }
 
-impl Target {
+impl ExportTarget {
     /// Opens a file, or standard output unless it is a terminal.
     pub(super) fn open(path: Option<&Path>) -> Result<Self> {
         if let Some(path) = path.filter(|path| *path != Path::new("-")) {
@@ -125,12 +125,12 @@ impl Target {
     }
 }
 
-fn unfinished(target: &Path) -> Result<Unfinished> {
+fn unfinished(target: &Path) -> Result<PartialFile> {
     if target.is_dir() {
         bail!("is a directory");
     }
     let name = target.file_name().context("not a file name")?.to_string_lossy().into_owned();
     let path = target.with_file_name(format!(".{name}.{}", std::process::id()));
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
-    Ok(Unfinished { file, path, target: target.to_owned(), is_finished: false })
+    Ok(PartialFile { file, path, target: target.to_owned(), is_finished: false })
 }

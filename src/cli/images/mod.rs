@@ -31,7 +31,7 @@ const LONGEST_PASSWORD: u64 = 64 << 10;
 const INTERRUPTED: u8 = 130;
 
 #[derive(Subcommand, Debug)]
-pub(super) enum Command {
+pub(super) enum ImagesSubcommand {
     /// List images
     #[command(visible_alias = "ls")]
     List(List),
@@ -56,14 +56,14 @@ pub(super) struct List {
     image: Option<String>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    output: Output,
+    output: ImageOutputFormat,
     /// Print only image IDs
     #[arg(short, long, conflicts_with = "output")]
     quiet: bool,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Output {
+enum ImageOutputFormat {
     /// Human-readable table with a row for each tag
     #[default]
     Table,
@@ -155,7 +155,7 @@ pub(super) struct Verify {
 }
 
 /// Runs a command; the exit code is 0 only if all of it succeeded.
-pub(super) fn run(command: Command) -> ExitCode {
+pub(super) fn run(command: ImagesSubcommand) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -177,16 +177,16 @@ pub(super) fn run(command: Command) -> ExitCode {
     code
 }
 
-async fn carry_out(command: Command) -> Result<ExitCode> {
+async fn carry_out(command: ImagesSubcommand) -> Result<ExitCode> {
     let config = settings::read().map_err(anyhow::Error::msg)?;
     match command {
-        Command::List(wanted) => list(&config, &wanted).await,
-        Command::Pull(wanted) => pull(&config, wanted).await,
-        Command::Import(wanted) => import(&config, &wanted).await,
-        Command::Export(wanted) => export(&config, wanted).await,
-        Command::Inspect(wanted) => inspect(&config, &wanted).await,
-        Command::Remove(wanted) => remove(&config, &wanted).await,
-        Command::Verify(wanted) => verify(&config, &wanted).await,
+        ImagesSubcommand::List(wanted) => list(&config, &wanted).await,
+        ImagesSubcommand::Pull(wanted) => pull(&config, wanted).await,
+        ImagesSubcommand::Import(wanted) => import(&config, &wanted).await,
+        ImagesSubcommand::Export(wanted) => export(&config, wanted).await,
+        ImagesSubcommand::Inspect(wanted) => inspect(&config, &wanted).await,
+        ImagesSubcommand::Remove(wanted) => remove(&config, &wanted).await,
+        ImagesSubcommand::Verify(wanted) => verify(&config, &wanted).await,
     }
 }
 
@@ -211,9 +211,11 @@ async fn list(config: &EmbeddedConfig, wanted: &List) -> Result<ExitCode> {
     }
     let text = match wanted.output {
         _ if wanted.quiet => images.iter().map(|image| format!("{}\n", image.id)).collect(),
-        Output::Table => table::narrow(&images, jiff::Timestamp::now()),
-        Output::Wide => table::wide(&images, jiff::Timestamp::now()),
-        Output::Json => format!("{}\n", serde_json::to_string_pretty(&serde_json::json!({ "images": images }))?),
+        ImageOutputFormat::Table => table::narrow(&images, jiff::Timestamp::now()),
+        ImageOutputFormat::Wide => table::wide(&images, jiff::Timestamp::now()),
+        ImageOutputFormat::Json => {
+            format!("{}\n", serde_json::to_string_pretty(&serde_json::json!({ "images": images }))?)
+        }
     };
     print(&text)
 }
@@ -262,7 +264,7 @@ async fn import(config: &EmbeddedConfig, wanted: &Import) -> Result<ExitCode> {
 }
 
 async fn export(config: &EmbeddedConfig, wanted: Export) -> Result<ExitCode> {
-    let target = files::Target::open(wanted.output.as_deref())?;
+    let target = files::ExportTarget::open(wanted.output.as_deref())?;
     let order = ImageCommand::Export { names: wanted.images };
     run_order(config, order, Some(target.file()?), wanted.quiet).await?.done()?;
     target.finish()?;
@@ -273,11 +275,11 @@ async fn export(config: &EmbeddedConfig, wanted: Export) -> Result<ExitCode> {
 async fn inspect(config: &EmbeddedConfig, wanted: &Inspect) -> Result<ExitCode> {
     let (mut code, mut all) = (ExitCode::SUCCESS, Vec::new());
     for name in &wanted.images {
-        let told = run_order(config, ImageCommand::Inspect { name: name.clone() }, None, true).await?.told();
-        match told {
-            Ok(told) => {
-                let piece = |told| if let CommandResponse::Piece(piece) = told { Some(piece) } else { None };
-                let text: String = told.into_iter().filter_map(piece).collect();
+        let responses = run_order(config, ImageCommand::Inspect { name: name.clone() }, None, true).await?.responses();
+        match responses {
+            Ok(responses) => {
+                let piece = |response| if let CommandResponse::Piece(piece) = response { Some(piece) } else { None };
+                let text: String = responses.into_iter().filter_map(piece).collect();
                 all.push(
                     serde_json::from_str::<serde_json::Value>(&text)
                         .context("cannot parse the response of the runtime")?,
@@ -313,17 +315,17 @@ async fn remove(config: &EmbeddedConfig, wanted: &Remove) -> Result<ExitCode> {
 async fn verify(config: &EmbeddedConfig, wanted: &Verify) -> Result<ExitCode> {
     let answer = run_order(config, ImageCommand::Verify { repair: wanted.repair }, None, wanted.quiet).await?;
     let (mut broken, mut is_whole) = (0, true);
-    for told in answer.told()? {
-        match told {
+    for response in answer.responses()? {
+        match response {
             CommandResponse::Broken { image, cause, mended } => {
                 broken += 1;
                 is_whole &= matches!(mended, Some(Ok(())));
-                let fate = match mended {
+                let repair_result = match mended {
                     None => String::new(),
                     Some(Ok(())) => " (repaired)".to_owned(),
                     Some(Err(why)) => format!(" (repair failed: {why})"),
                 };
-                print(&format!("{image}: {cause}{fate}\n"))?;
+                print(&format!("{image}: {cause}{repair_result}\n"))?;
             }
             CommandResponse::Verified(images, layers) => {
                 print(&format!("{images} images with {layers} layers verified, {broken} broken\n"))?;

@@ -29,9 +29,9 @@ const BETWEEN: Duration = Duration::from_millis(250);
 /// Capacity of the progress queue, in messages.
 const WAITING: usize = 64;
 
-/// Result of an order.
+/// Messages and final outcome of a command to the image store.
 pub(super) struct OrderResult {
-    told: Vec<CommandResponse>,
+    responses: Vec<CommandResponse>,
     end: Option<CommandResponse>,
 }
 
@@ -42,32 +42,32 @@ impl OrderResult {
     }
 
     /// All messages but progress, if the order succeeded.
-    pub(super) fn told(self) -> Result<Vec<CommandResponse>> {
+    pub(super) fn responses(self) -> Result<Vec<CommandResponse>> {
         match self.end {
             Some(CommandResponse::Failed(_, text)) => bail!(text),
-            _ => Ok(self.told),
+            _ => Ok(self.responses),
         }
     }
 
     /// Success, or the error of the order.
     pub(super) fn done(self) -> Result<()> {
-        self.told().map(drop)
+        self.responses().map(drop)
     }
 
     /// All images in the messages, if the order succeeded.
     pub(super) fn images(self) -> Result<Vec<Image>> {
-        let image = |told| match told {
+        let image = |response| match response {
             CommandResponse::Image(image) => Some(*image),
             _ => None,
         };
-        Ok(self.told()?.into_iter().filter_map(image).collect())
+        Ok(self.responses()?.into_iter().filter_map(image).collect())
     }
 
-    fn receive(&mut self, word: CommandResponse, show: &mut impl FnMut(Vec<LayerProgress>)) {
-        match word {
+    fn receive(&mut self, response: CommandResponse, show: &mut impl FnMut(Vec<LayerProgress>)) {
+        match response {
             CommandResponse::Progress(shown) => show(shown),
             end @ (CommandResponse::Done | CommandResponse::Failed(..)) => self.end = Some(end),
-            other => self.told.push(other),
+            other => self.responses.push(other),
         }
     }
 }
@@ -80,7 +80,7 @@ pub(super) async fn run_order(
     mut show: impl FnMut(Vec<LayerProgress>),
 ) -> Result<OrderResult> {
     let folder = control_socket::folder(&config.state);
-    let mut answer = OrderResult { told: Vec::new(), end: None };
+    let mut answer = OrderResult { responses: Vec::new(), end: None };
     let mut refusal = None;
     for _ in 0..TRIES {
         let asked = control_socket::send_command(&folder, &order, file.as_ref().map(File::as_fd), |word| {
@@ -116,19 +116,19 @@ async fn run_locally(
     mut answer: OrderResult,
     mut show: impl FnMut(Vec<LayerProgress>),
 ) -> Result<OrderResult> {
-    let (tell, mut told) = mpsc::channel(WAITING);
+    let (sender, mut receiver) = mpsc::channel(WAITING);
     let work = async move {
-        let outcome = commands::execute(store, order, file, &tell).await;
+        let outcome = commands::execute(store, order, file, &sender).await;
         // Received below until this future ends.
-        let _ = tell.send(commands::final_response(outcome)).await;
+        let _ = sender.send(commands::final_response(outcome)).await;
     };
-    let heard = async {
-        while let Some(word) = told.recv().await {
-            answer.receive(word, &mut show);
+    let receiving = async {
+        while let Some(response) = receiver.recv().await {
+            answer.receive(response, &mut show);
         }
         answer
     };
-    let ((), answer) = futures::join!(work, heard);
+    let ((), answer) = futures::join!(work, receiving);
     store.collect().await?;
     drop(lock);
     Ok(answer)

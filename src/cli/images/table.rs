@@ -87,7 +87,7 @@ fn age(created: &str, now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_runtime::images::record::{Origin, Platform};
+    use berth_runtime::images::record::{ImageOrigin, Platform};
 
     fn image(tags: &[&str], digests: &[&str]) -> Image {
         Image {
@@ -96,7 +96,7 @@ mod tests {
             repo_digests: digests.iter().map(ToString::to_string).collect(),
             size: 4_270_000,
             pinned: false,
-            source: Origin::Pull,
+            source: ImageOrigin::Pull,
             platform: Platform { os: "linux".into(), architecture: "arm64".into(), variant: "v8".into() },
             created: "2026-01-01T00:00:00Z".into(),
             last_used: String::new(),

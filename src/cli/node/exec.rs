@@ -11,7 +11,7 @@ use clap::Args;
 use super::{
     node_client::{self, NodeClient},
     pod_lookup::{self, PodArguments},
-    session::{self, Streams},
+    session::{self, SessionStreams},
     terminal::RawMode,
 };
 
@@ -33,29 +33,29 @@ pub(in crate::cli) struct Exec {
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
     #[command(flatten)]
-    door: node_client::ConnectionArguments,
+    connection: node_client::ConnectionArguments,
 }
 
 /// Runs the command and returns its exit code.
 pub(in crate::cli) async fn run(wanted: Exec) -> Result<ExitCode> {
-    let door = NodeClient::open(&wanted.door)?;
-    let pod = wanted.pod.find(&door).await?;
+    let client = NodeClient::open(&wanted.connection)?;
+    let pod = wanted.pod.find(&client).await?;
     let container = pod_lookup::container(&pod, wanted.container.as_deref())?;
     let terminal = wanted.tty && io::stdin().is_terminal();
     if wanted.tty && !terminal {
         eprintln!("Unable to use a TTY - input is not a terminal or the right kind of file");
     }
-    let streams = Streams { input: wanted.stdin, terminal };
+    let streams = SessionStreams { input: wanted.stdin, terminal };
     let (namespace, name) = (pod_lookup::namespace(&pod), pod_lookup::name(&pod));
     let path =
         format!("/exec/{}?{}", pod_lookup::path(&[namespace, name, &container]), query(&wanted.command, streams));
     let raw = if terminal && wanted.stdin { Some(RawMode::enter()?) } else { None };
-    let code = session::run(&door, &path, streams).await;
+    let code = session::run(&client, &path, streams).await;
     drop(raw);
     Ok(ExitCode::from(code?))
 }
 
-fn query(command: &[String], streams: Streams) -> String {
+fn query(command: &[String], streams: SessionStreams) -> String {
     let mut query = form_urlencoded::Serializer::new(String::new());
     for word in command {
         query.append_pair("command", word);
@@ -80,7 +80,7 @@ mod tests {
         for (input, terminal, rest) in
             [(false, false, "&error=1"), (true, false, "&error=1&input=1"), (true, true, "&tty=1&input=1")]
         {
-            assert_eq!(query(&command, Streams { input, terminal }), format!("{words}{rest}"));
+            assert_eq!(query(&command, SessionStreams { input, terminal }), format!("{words}{rest}"));
         }
     }
 }

@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use jiff::Timestamp;
 
 use super::{
-    Reader,
+    OutputReader,
     node_client::{self, NodeClient},
     pod_lookup::{self, PodArguments},
     print,
@@ -46,21 +46,21 @@ pub(in crate::cli) struct Logs {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(i64).range(1..))]
     limit_bytes: Option<i64>,
     #[command(flatten)]
-    door: node_client::ConnectionArguments,
+    connection: node_client::ConnectionArguments,
 }
 
-/// Prints the log.
+/// Prints the log of a container to standard output until it ends or the reader is gone.
 pub(in crate::cli) async fn print_log(wanted: Logs) -> Result<ExitCode> {
-    let door = NodeClient::open(&wanted.door)?;
-    let pod = wanted.pod.find(&door).await?;
+    let client = NodeClient::open(&wanted.connection)?;
+    let pod = wanted.pod.find(&client).await?;
     let container = pod_lookup::container(&pod, wanted.container.as_deref())?;
     let (namespace, name) = (pod_lookup::namespace(&pod), pod_lookup::name(&pod));
     let path = format!("/containerLogs/{}?{}", pod_lookup::path(&[namespace, name, &container]), query(&wanted));
-    let mut body = door.get(&path, &[]).await?.into_body();
+    let mut body = client.get(&path, &[]).await?.into_body();
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { bail!("log output is incomplete: the node closed the connection") };
         if let Some(bytes) = frame.data_ref()
-            && print(bytes)? == Reader::Left
+            && print(bytes)? == OutputReader::Left
         {
             break;
         }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_told() {
+    fn flags_become_query_parameters() {
         for (words, expected) in [
             ("", Some("")),
             ("-f -p --timestamps", Some("follow=true&previous=true&timestamps=true")),

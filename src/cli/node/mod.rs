@@ -30,7 +30,7 @@ const HUNG_UP: u8 = 129;
 
 /// How something is shown.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Output {
+pub(super) enum OutputFormat {
     /// Human-readable table
     #[default]
     Table,
@@ -66,22 +66,22 @@ pub(super) fn run(command: impl Future<Output = Result<ExitCode>>) -> ExitCode {
     code
 }
 
-fn print(text: impl AsRef<[u8]>) -> Result<Reader> {
+fn print(text: impl AsRef<[u8]>) -> Result<OutputReader> {
     show(io::stdout().lock(), text.as_ref())
 }
 
 /// Writes and flushes; a closed pipe is not an error.
-fn show(mut out: impl Write, text: &[u8]) -> Result<Reader> {
+fn show(mut out: impl Write, text: &[u8]) -> Result<OutputReader> {
     match out.write_all(text).and_then(|()| out.flush()) {
-        Ok(()) => Ok(Reader::Listens),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Left),
+        Ok(()) => Ok(OutputReader::Listens),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(OutputReader::Left),
         Err(error) => Err(anyhow::Error::from(error).context("cannot write to standard output")),
     }
 }
 
 /// Whether our output still has a reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Reader {
+enum OutputReader {
     Listens,
     Left,
 }
@@ -94,7 +94,7 @@ fn in_colour() -> bool {
 /// Waits for a signal; never returns if its handler cannot be installed.
 async fn wait_for_signal(kind: SignalKind) {
     match signal(kind) {
-        Ok(mut told) => drop(told.recv().await),
+        Ok(mut signals) => drop(signals.recv().await),
         Err(_) => std::future::pending().await,
     }
 }

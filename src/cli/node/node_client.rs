@@ -226,22 +226,22 @@ mod tests {
     #[test]
     fn hints_fit_what_is_wrong() {
         let directory = tempfile::tempdir().expect("a directory");
-        let told = |arguments: &ConnectionArguments| {
+        let error_of = |arguments: &ConnectionArguments| {
             format!("{:#}", NodeClient::open(arguments).map(drop).expect_err("there is no certificate"))
         };
         let nothing =
             ConnectionArguments { cert_dir: Some(directory.path().to_owned()), ..ConnectionArguments::default() };
         assert!(
-            told(&nothing).contains("kubelet.crt (check that --cert-dir is the agent's; for a configured"),
+            error_of(&nothing).contains("kubelet.crt (check that --cert-dir is the agent's; for a configured"),
             "no node's"
         );
         let node = rcgen::generate_simple_self_signed(["n".to_owned()]).expect("a certificate");
         std::fs::write(directory.path().join("kubelet.crt"), node.cert.pem()).expect("written");
-        let text = told(&nothing);
+        let text = error_of(&nothing);
         assert!(text.contains("berth-admin.crt (check that --cert-dir is the agent's; a cluster node"), "{text}");
         let mine = directory.path().join("mine.crt");
         let given = ConnectionArguments { cert: Some(mine.clone()), key: Some(mine), ..nothing };
-        let text = told(&given);
+        let text = error_of(&given);
         assert!(text.contains("cannot read") && !text.contains("local administrator"), "{text}");
     }
 

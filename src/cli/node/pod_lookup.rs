@@ -53,14 +53,14 @@ pub(super) fn with_node(named: &PodName, pods: &[Pod]) -> Option<PodName> {
 }
 
 /// Requests all pods of the node.
-pub(super) async fn pods(door: &NodeClient) -> Result<Vec<Pod>> {
-    Ok(door.document::<List<Pod>>("/pods").await?.items)
+pub(super) async fn pods(client: &NodeClient) -> Result<Vec<Pod>> {
+    Ok(client.document::<List<Pod>>("/pods").await?.items)
 }
 
 impl PodArguments {
     /// Finds the pod that the arguments name.
-    pub(super) async fn find(&self, door: &NodeClient) -> Result<Pod> {
-        let pods = pods(door).await?;
+    pub(super) async fn find(&self, client: &NodeClient) -> Result<Pod> {
+        let pods = pods(client).await?;
         let named = self.named(&pods)?;
         let is_it = |pod: &Pod| name(pod) == named.name && namespace(pod) == named.namespace;
         pods.into_iter()
@@ -204,17 +204,17 @@ mod tests {
             ("y/web", Some("x"), None),
         ] {
             let arguments = PodArguments { pod: wanted.to_owned(), namespace: namespace.map(str::to_owned) };
-            let told = arguments.unlisted(&pods).map(|named| {
+            let observed = arguments.unlisted(&pods).map(|named| {
                 let other = with_node(&named, &pods).map(|other| other.path()).unwrap_or_default();
                 format!("{} {other}", named.path())
             });
-            assert_eq!(told.as_deref(), expected, "{wanted}");
+            assert_eq!(observed.as_deref(), expected, "{wanted}");
         }
         assert_eq!(path(&["n", "a/../b?c#d%", "web-1.x_~"]), "n/a%2F..%2Fb%3Fc%23d%25/web-1.x_~");
     }
 
     #[test]
-    fn the_default_container_is_the_first_unless_somebody_says_otherwise() {
+    fn the_default_container_is_the_annotated_one_or_the_first() {
         let mut pod = pod("n", "p");
         assert_eq!(container(&pod, None).ok().as_deref(), Some("a"));
         assert_eq!(container(&pod, Some("i")).ok().as_deref(), Some("i"));

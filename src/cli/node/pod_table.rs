@@ -27,13 +27,13 @@ fn row(pod: &Pod, wide: bool, now: Timestamp) -> Vec<Cell> {
     let is_up = |c: &&ContainerStatus| sidecars.contains(&c.name.as_str()) && c.started == Some(true) && c.ready;
     let ready = status.container_statuses.iter().flatten().filter(|container| container.ready).count()
         + status.init_container_statuses.iter().flatten().filter(is_up).count();
-    let (told, colour) = status_text(pod, status, ready == total);
+    let (label, colour) = status_text(pod, status, ready == total);
     let begun = pod.metadata.creation_timestamp.as_ref().or(status.start_time.as_ref());
     let mut row: Vec<Cell> = vec![
         namespace(pod).into(),
         name(pod).into(),
         format!("{ready}/{total}").into(),
-        Cell::painted(told, Some(colour)),
+        Cell::painted(label, Some(colour)),
         restarts(status, now).into(),
         begun.map_or_else(|| "<unknown>".to_owned(), |time| age(time.0, now)).into(),
     ];
@@ -108,8 +108,8 @@ fn reason(status: &ContainerStatus) -> Option<String> {
         return waiting.reason.clone().filter(|reason| !reason.is_empty());
     }
     let exit = state.terminated.as_ref()?;
-    let told = exit.reason.clone().filter(|reason| !reason.is_empty());
-    Some(told.unwrap_or_else(|| match exit.signal {
+    let exit_reason = exit.reason.clone().filter(|reason| !reason.is_empty());
+    Some(exit_reason.unwrap_or_else(|| match exit.signal {
         Some(signal) if signal != 0 => format!("Signal:{signal}"),
         _ => format!("ExitCode:{}", exit.exit_code),
     }))
@@ -172,11 +172,13 @@ n           none      0/2     Unknown            0             60m
 ";
         assert_eq!(text, expected);
         let sidecar = |started: bool| {
-            let mut told = of("i", true, &running);
-            told["started"] = json!(started);
+            let mut init_status = of("i", true, &running);
+            init_status["started"] = json!(started);
             let all = [of("a", true, &running), of("b", true, &running)];
-            let mut pod =
-                pod("side", json!({"phase": "Running", "initContainerStatuses": [told], "containerStatuses": all}));
+            let mut pod = pod(
+                "side",
+                json!({"phase": "Running", "initContainerStatuses": [init_status], "containerStatuses": all}),
+            );
             let init = json!([{"name": "i", "restartPolicy": "Always"}]);
             pod.spec.as_mut().expect("a spec").init_containers = serde_json::from_value(init).expect("containers");
             pod

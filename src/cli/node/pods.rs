@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{
-    Output, in_colour,
+    OutputFormat, in_colour,
     node_client::{self, NodeClient},
     pod_lookup::{self, namespace},
     pod_table, print,
@@ -25,28 +25,28 @@ pub(in crate::cli) struct Pods {
     all_namespaces: bool,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    output: Output,
+    output: OutputFormat,
     #[command(flatten)]
-    door: node_client::ConnectionArguments,
+    connection: node_client::ConnectionArguments,
 }
 
 /// Prints the pods.
 pub(in crate::cli) async fn list(wanted: Pods) -> Result<ExitCode> {
-    let door = NodeClient::open(&wanted.door)?;
-    let text = if wanted.output == Output::Json {
-        let mut page: Value = door.document("/pods").await?;
+    let client = NodeClient::open(&wanted.connection)?;
+    let text = if wanted.output == OutputFormat::Json {
+        let mut page: Value = client.document("/pods").await?;
         if let (Some(wanted), Some(items)) = (&wanted.namespace, page.get_mut("items").and_then(Value::as_array_mut)) {
             items.retain(|pod| pod.pointer("/metadata/namespace") == Some(&json!(wanted)));
         }
         format!("{}\n", serde_json::to_string_pretty(&page)?)
     } else {
-        let mut pods = pod_lookup::pods(&door).await?;
+        let mut pods = pod_lookup::pods(&client).await?;
         pods.retain(|pod| wanted.namespace.as_deref().is_none_or(|wanted| namespace(pod) == wanted));
         if pods.is_empty() {
             eprintln!("No resources found.");
             return Ok(ExitCode::SUCCESS);
         }
-        pod_table::table(&pods, wanted.output == Output::Wide, Timestamp::now(), in_colour())
+        pod_table::table(&pods, wanted.output == OutputFormat::Wide, Timestamp::now(), in_colour())
     };
     print(text)?;
     Ok(ExitCode::SUCCESS)

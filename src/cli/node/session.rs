@@ -24,7 +24,7 @@ use tokio_tungstenite::{
     tungstenite::{Message, handshake::derive_accept_key, protocol::Role},
 };
 
-use super::{Reader, node_client::NodeClient, show, terminal};
+use super::{OutputReader, node_client::NodeClient, show, terminal};
 
 /// Subprotocol that can close standard input.
 const ENDS_INPUT: &str = "v5.channel.k8s.io";
@@ -45,7 +45,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Streams that are attached to the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Streams {
+pub(super) struct SessionStreams {
     /// Whether our standard input is attached.
     pub(super) input: bool,
     /// Whether the command gets a terminal, with the size of ours.
@@ -65,18 +65,18 @@ struct CommandStatus {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Details {
-    causes: Vec<Cause>,
+    causes: Vec<StatusCause>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Cause {
+struct StatusCause {
     reason: String,
     message: String,
 }
 
 /// Runs a session to its end; returns the command's exit code.
-pub(super) async fn run(door: &NodeClient, path: &str, streams: Streams) -> Result<u8> {
+pub(super) async fn run(client: &NodeClient, path: &str, streams: SessionStreams) -> Result<u8> {
     let key = BASE64_STANDARD.encode(rand::random::<[u8; 16]>());
     let asked = [
         (header::CONNECTION, "Upgrade"),
@@ -85,7 +85,7 @@ pub(super) async fn run(door: &NodeClient, path: &str, streams: Streams) -> Resu
         (header::SEC_WEBSOCKET_KEY, key.as_str()),
         (header::SEC_WEBSOCKET_PROTOCOL, VERSIONS),
     ];
-    let answer = door.get(path, &asked).await?;
+    let answer = client.get(path, &asked).await?;
     let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_accepted = header(header::SEC_WEBSOCKET_ACCEPT) == derive_accept_key(key.as_bytes());
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS || !is_accepted {
@@ -103,8 +103,8 @@ pub(super) async fn run(door: &NodeClient, path: &str, streams: Streams) -> Resu
     // Sending must not block receiving: a command that waits until its output is read takes no input.
     let (outbox, mut outgoing) = mpsc::channel::<Message>(OUTGOING);
     let writer = tokio::spawn(async move {
-        while let Some(said) = outgoing.recv().await {
-            if to.send(said).await.is_err() {
+        while let Some(frame) = outgoing.recv().await {
+            if to.send(frame).await.is_err() {
                 return; // the receiving side gets the cause
             }
         }
@@ -112,14 +112,14 @@ pub(super) async fn run(door: &NodeClient, path: &str, streams: Streams) -> Resu
     });
     let code = loop {
         tokio::select! {
-            heard = from.next() => {
-                let Some(Ok(heard)) = heard else { bail!("the node closed the connection before the command exited") };
-                if let Some(code) = handle_message(heard)? {
+            received = from.next() => {
+                let Some(Ok(received)) = received else { bail!("the node closed the connection before the command exited") };
+                if let Some(code) = handle_message(received)? {
                     break code;
                 }
             }
             (room, read) = async { (outbox.reserve().await, next(&mut input).await) } => {
-                let said = match read {
+                let frame = match read {
                     Some(bytes) => Some(message(INPUT, &bytes)),
                     None => {
                         input = None;
@@ -127,8 +127,8 @@ pub(super) async fn run(door: &NodeClient, path: &str, streams: Streams) -> Resu
                     }
                 };
                 // If the queue is closed, the receiving side gets the cause.
-                if let (Some(said), Ok(room)) = (said, room) {
-                    room.send(said);
+                if let (Some(frame), Ok(room)) = (frame, room) {
+                    room.send(frame);
                 }
             }
             Some(()) = resized.recv(), if streams.terminal => {
@@ -187,21 +187,21 @@ fn handle_message(message: Message) -> Result<Option<u8>> {
         Message::Close(_) => bail!("the node closed the connection before the command exited"),
         Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => return Ok(None),
     };
-    let Some((&channel, said)) = bytes.split_first() else { return Ok(None) };
+    let Some((&channel, payload)) = bytes.split_first() else { return Ok(None) };
     match channel {
         // Our standard output was closed: no more of the command is needed.
-        OUTPUT if show(io::stdout().lock(), said)? == Reader::Left => return Ok(Some(0)),
+        OUTPUT if show(io::stdout().lock(), payload)? == OutputReader::Left => return Ok(Some(0)),
         // Standard output may still have a reader.
-        COMPLAINTS => _ = show(io::stderr().lock(), said)?,
-        END if !said.is_empty() => return exit_code(said).map(Some),
+        COMPLAINTS => _ = show(io::stderr().lock(), payload)?,
+        END if !payload.is_empty() => return exit_code(payload).map(Some),
         _ => {}
     }
     Ok(None)
 }
 
 /// Parses the exit code; a failure without one is an error. Pure.
-fn exit_code(said: &[u8]) -> Result<u8> {
-    let ended: CommandStatus = serde_json::from_slice(said).context("cannot parse the exit status of the command")?;
+fn exit_code(status: &[u8]) -> Result<u8> {
+    let ended: CommandStatus = serde_json::from_slice(status).context("cannot parse the exit status of the command")?;
     if ended.status == "Success" {
         return Ok(0);
     }
@@ -223,7 +223,7 @@ mod tests {
                 r#"{{"status":"Failure","reason":"NonZeroExitCode","details":{{"causes":[{{"reason":"ExitCode","message":"{code}"}}]}}}}"#
             )
         };
-        for (said, expected) in [
+        for (status, expected) in [
             (r#"{"metadata":{},"status":"Success"}"#.to_owned(), Ok(0)),
             (code("7"), Ok(7)),
             (code("137"), Ok(137)),
@@ -234,8 +234,8 @@ mod tests {
             ),
             ("garbage".to_owned(), Err("cannot parse the exit status of the command")),
         ] {
-            let told = exit_code(said.as_bytes()).map_err(|error| error.to_string());
-            assert_eq!(told, expected.map_err(str::to_owned), "{said}");
+            let result = exit_code(status.as_bytes()).map_err(|error| error.to_string());
+            assert_eq!(result, expected.map_err(str::to_owned), "{status}");
         }
     }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Output,
+    OutputFormat,
     node_client::{self, NodeClient},
     print,
 };
@@ -25,15 +25,15 @@ pub(in crate::cli) struct Top {
     containers: bool,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    output: Output,
+    output: OutputFormat,
     #[command(flatten)]
-    door: node_client::ConnectionArguments,
+    connection: node_client::ConnectionArguments,
 }
 
 /// Subset of the stats summary (`/stats/summary`) that is printed.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Summary {
+struct UsageSummary {
     node: Node,
     pods: Vec<Pod>,
 }
@@ -43,31 +43,31 @@ struct Summary {
 struct Node {
     node_name: String,
     cpu: Processor,
-    memory: Memory,
+    memory: MemoryUsage,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Pod {
-    pod_ref: Named,
+    pod_ref: PodReference,
     cpu: Processor,
-    memory: Memory,
-    containers: Vec<Container>,
+    memory: MemoryUsage,
+    containers: Vec<ContainerUsage>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Named {
+struct PodReference {
     name: String,
     namespace: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Container {
+struct ContainerUsage {
     name: String,
     cpu: Processor,
-    memory: Memory,
+    memory: MemoryUsage,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -78,19 +78,20 @@ struct Processor {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Memory {
+struct MemoryUsage {
     working_set_bytes: Option<u64>,
 }
 
 /// Prints the usage table or the JSON document.
 pub(in crate::cli) async fn list(wanted: Top) -> Result<ExitCode> {
-    let door = NodeClient::open(&wanted.door)?;
-    let mut document: Value = door.document("/stats/summary").await?;
+    let client = NodeClient::open(&wanted.connection)?;
+    let mut document: Value = client.document("/stats/summary").await?;
     only(&mut document, wanted.namespace.as_deref());
     let text = match wanted.output {
-        Output::Json => format!("{}\n", serde_json::to_string_pretty(&document)?),
-        Output::Table | Output::Wide => {
-            let mut summary: Summary = serde_json::from_value(document).context("cannot parse the node's response")?;
+        OutputFormat::Json => format!("{}\n", serde_json::to_string_pretty(&document)?),
+        OutputFormat::Table | OutputFormat::Wide => {
+            let mut summary: UsageSummary =
+                serde_json::from_value(document).context("cannot parse the node's response")?;
             summary.pods.sort_by_key(|pod| std::cmp::Reverse((pod.cpu.usage_nano_cores, pod.memory.working_set_bytes)));
             table(&summary, wanted.containers)
         }
@@ -106,23 +107,24 @@ fn only(summary: &mut Value, namespace: Option<&str>) {
     }
 }
 
-fn table(summary: &Summary, containers: bool) -> String {
+fn table(summary: &UsageSummary, containers: bool) -> String {
     let head = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let node = &summary.node;
     let used = vec![node.node_name.clone(), cores(&node.cpu), bytes(&node.memory)];
     let node = columns(&[head(&["NODE", "CPU", "MEMORY"]), used]);
     let pods: Vec<Vec<String>> = if containers {
         let of = |pod: &Pod| {
-            let Named { name, namespace } = &pod.pod_ref;
-            let row =
-                |c: &Container| vec![namespace.clone(), name.clone(), c.name.clone(), cores(&c.cpu), bytes(&c.memory)];
+            let PodReference { name, namespace } = &pod.pod_ref;
+            let row = |c: &ContainerUsage| {
+                vec![namespace.clone(), name.clone(), c.name.clone(), cores(&c.cpu), bytes(&c.memory)]
+            };
             pod.containers.iter().map(row).collect::<Vec<_>>()
         };
         let rows = summary.pods.iter().flat_map(of);
         std::iter::once(head(&["NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY"])).chain(rows).collect()
     } else {
         let row = |pod: &Pod| {
-            let Named { name, namespace } = &pod.pod_ref;
+            let PodReference { name, namespace } = &pod.pod_ref;
             vec![namespace.clone(), name.clone(), cores(&pod.cpu), bytes(&pod.memory)]
         };
         std::iter::once(head(&["NAMESPACE", "POD", "CPU", "MEMORY"])).chain(summary.pods.iter().map(row)).collect()
@@ -136,7 +138,7 @@ fn cores(cpu: &Processor) -> String {
 }
 
 /// Memory in binary units, as resource limits are written.
-fn bytes(memory: &Memory) -> String {
+fn bytes(memory: &MemoryUsage) -> String {
     const UNITS: [&str; 5] = ["", "Ki", "Mi", "Gi", "Ti"];
     let Some(bytes) = memory.working_set_bytes else { return "<unknown>".to_owned() };
     let (mut value, mut unit) = (bytes as f64, 0);
@@ -162,8 +164,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_is_told_in_few_digits() {
-        let summary: Summary = serde_json::from_value(json!({
+    fn usage_is_printed_in_few_digits() {
+        let summary: UsageSummary = serde_json::from_value(json!({
             "node": {"nodeName": "n1", "cpu": {"usageNanoCores": 1_500_000_000_u64},
                      "memory": {"workingSetBytes": 17_179_869_184_u64}},
             "pods": [{"podRef": {"name": "p", "namespace": "d"}, "cpu": {"usageNanoCores": 1},

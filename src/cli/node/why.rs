@@ -8,14 +8,14 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{
-    Output, in_colour,
+    OutputFormat, in_colour,
     node_client::{self, NodeClient, is_not_found},
     pod_lookup::{self, PodArguments},
     print,
 };
 use crate::{
     cli::table::{Cell, Color, age, line, paint, painted, sanitize, seconds},
-    diagnostics::{Container, PodDiagnosis, Probe, WaitInfo},
+    diagnostics::{ContainerDiagnosis, PodDiagnosis, Probe, WaitInfo},
 };
 
 /// Maximum characters of a long text; `-o json` has all of it.
@@ -28,16 +28,16 @@ pub(in crate::cli) struct WhyArguments {
     pod: PodArguments,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    output: Output,
+    output: OutputFormat,
     #[command(flatten)]
-    door: node_client::ConnectionArguments,
+    connection: node_client::ConnectionArguments,
 }
 
 /// Prints the diagnostics of a pod.
 pub(in crate::cli) async fn print_diagnostics(wanted: WhyArguments) -> Result<ExitCode> {
-    let door = NodeClient::open(&wanted.door)?;
-    let document = found(&door, &wanted.pod).await?;
-    let text = if wanted.output == Output::Json {
+    let client = NodeClient::open(&wanted.connection)?;
+    let document = fetch_diagnosis(&client, &wanted.pod).await?;
+    let text = if wanted.output == OutputFormat::Json {
         format!("{}\n", serde_json::to_string_pretty(&document)?)
     } else {
         let why = serde_json::from_value(document).context("cannot parse the node's response")?;
@@ -49,8 +49,8 @@ pub(in crate::cli) async fn print_diagnostics(wanted: WhyArguments) -> Result<Ex
 
 /// Requests the diagnostics of the pod. A pod that is no longer desired is not listed while it terminates, but is still
 /// found by its former name.
-async fn found(door: &NodeClient, pod: &PodArguments) -> Result<Value> {
-    let pods = pod_lookup::pods(door).await?;
+async fn fetch_diagnosis(client: &NodeClient, pod: &PodArguments) -> Result<Value> {
+    let pods = pod_lookup::pods(client).await?;
     let (first, others, unknown) = match pod.named(&pods) {
         Ok(named) => (named.clone(), pod_lookup::with_node(&named, &pods), None),
         Err(unknown) => {
@@ -60,7 +60,7 @@ async fn found(door: &NodeClient, pod: &PodArguments) -> Result<Value> {
     };
     let mut refused = unknown;
     for named in std::iter::once(first).chain(others) {
-        match door.document::<Value>(&format!("/debug/why/{}", named.path())).await {
+        match client.document::<Value>(&format!("/debug/why/{}", named.path())).await {
             Err(error) if is_not_found(&error) => _ = refused.get_or_insert(error),
             answer => return answer,
         }
@@ -99,8 +99,8 @@ fn screen(why: &PodDiagnosis, now: Timestamp, in_colour: bool) -> String {
     ));
     for error in why.errors.iter().rev() {
         let last = error.last.map_or_else(String::new, |last| format!(", {} ago", age(last, now)));
-        let told = format!("Error      {} ({}x{last})\n", sanitize(&line(&error.text, usize::MAX)), error.times);
-        out.push_str(&paint(told.trim_end(), colour(Color::Red)));
+        let row = format!("Error      {} ({}x{last})\n", sanitize(&line(&error.text, usize::MAX)), error.times);
+        out.push_str(&paint(row.trim_end(), colour(Color::Red)));
         out.push('\n');
     }
     let sections =
@@ -128,7 +128,7 @@ fn heads(names: &[&str]) -> Vec<Cell> {
     names.iter().map(|name| Cell::from(*name)).collect()
 }
 
-fn containers(all: &[Container], now: Timestamp, in_colour: bool) -> String {
+fn containers(all: &[ContainerDiagnosis], now: Timestamp, in_colour: bool) -> String {
     if all.is_empty() {
         return String::new();
     }
@@ -163,7 +163,7 @@ fn unmet(why: &PodDiagnosis) -> String {
         return String::new();
     }
     let mut rows = vec![heads(&["UNMET CONDITION", "REASON", "MESSAGE"])];
-    let of = |condition: &crate::diagnostics::Condition| {
+    let of = |condition: &crate::diagnostics::UnmetCondition| {
         [&condition.kind, &condition.reason, &condition.message].map(|text| Cell::from(line(text, LINE))).to_vec()
     };
     rows.extend(why.unmet.iter().map(of));

@@ -17,7 +17,7 @@ fn id() -> PodRef {
 }
 
 #[test]
-fn what_is_known_is_told() {
+fn the_document_has_all_known_facts() {
     let steady = Instant::now() + Duration::from_secs(1000);
     let ago = |seconds: u64| steady - Duration::from_secs(seconds);
     let standing = PodWorkerStatus { id: id(), life: Lifecycle::Syncing, progress: None, line: None };
@@ -53,9 +53,9 @@ fn what_is_known_is_told() {
         }],
     };
     let why = document(&id(), &known, Now { wall: at(0), steady });
-    let told = serde_json::to_value(&why).expect("JSON");
+    let encoded = serde_json::to_value(&why).expect("JSON");
     assert_eq!(
-        told,
+        encoded,
         json!({
             "namespace": "n", "name": "web", "uid": "u", "source": "", "phase": "Pending", "reason": "", "message": "",
             "life": "sync",
@@ -72,11 +72,11 @@ fn what_is_known_is_told() {
                 "longestSeconds": 2.0}],
         })
     );
-    assert_eq!(serde_json::from_value::<PodDiagnosis>(told).expect("read back"), why);
+    assert_eq!(serde_json::from_value::<PodDiagnosis>(encoded).expect("read back"), why);
 }
 
 #[test]
-fn who_waits_for_nothing_says_so() {
+fn an_idle_or_refused_pod_waits_for_nothing() {
     let now = Now { wall: at(0), steady: Instant::now() };
     let idle = StepView { name: "idle".into(), since: now.steady, until: None };
     let standing = PodWorkerStatus { id: id(), life: Lifecycle::Syncing, progress: None, line: None };
@@ -163,17 +163,17 @@ async fn troubles_have_their_words() {
             errors: progress.errors(),
             ..DiagnosisInputs::default()
         };
-        let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
-        let waits = told.waits.expect("it waits");
+        let diagnosis = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
+        let waits = diagnosis.waits.expect("it waits");
         let seen = (waits.stage.as_str(), waits.reason.as_str(), waits.seconds, waits.until.is_some());
         assert_eq!(seen, (expected, reason, 60.0, ends));
-        assert_eq!(told.errors.last().map(|error| error.text.as_str()).unwrap_or_default(), why, "{expected}");
+        assert_eq!(diagnosis.errors.last().map(|error| error.text.as_str()).unwrap_or_default(), why, "{expected}");
     }
 }
 
 /// Pods in the start queue, which no worker handles yet.
 #[tokio::test(start_paused = true)]
-async fn who_stands_in_line_is_told_behind_what() {
+async fn a_queued_pod_names_what_it_waits_for() {
     let begun = Instant::now();
     tokio::time::advance(Duration::from_secs(7)).await;
     for (line, life, stage, reason) in [
@@ -186,15 +186,15 @@ async fn who_stands_in_line_is_told_behind_what() {
         let standing =
             PodWorkerStatus { id: id(), life: Lifecycle::Syncing, progress: None, line: Some((line, begun)) };
         let known = DiagnosisInputs { standing: Some(&standing), step: standing.view(), ..DiagnosisInputs::default() };
-        let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
-        let waits = told.waits.expect("it waits");
-        assert_eq!((told.life.as_str(), waits.stage.as_str(), waits.reason.as_str()), (life, stage, reason));
+        let diagnosis = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
+        let waits = diagnosis.waits.expect("it waits");
+        assert_eq!((diagnosis.life.as_str(), waits.stage.as_str(), waits.reason.as_str()), (life, stage, reason));
         assert_eq!((waits.seconds, waits.since), (7.0, Some(at(-7))));
     }
 }
 
 #[test]
-fn what_a_container_left_behind_is_told_whole() {
+fn termination_messages_are_not_truncated() {
     let text = "panic: x\n\tat main.rs:1\n".repeat(50);
     let status: api::PodStatus = serde_json::from_value(json!({
         "phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory.",
@@ -204,8 +204,8 @@ fn what_a_container_left_behind_is_told_whole() {
     }))
     .expect("a status");
     let known = DiagnosisInputs { status: Some(&status), ..DiagnosisInputs::default() };
-    let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
-    assert_eq!((told.life.as_str(), told.reason.as_str(), told.waits), ("refused", "Evicted", None));
-    assert_eq!(told.containers[0].message, text);
-    assert!(told.unmet.is_empty(), "a pod that has ended need not be ready");
+    let diagnosis = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
+    assert_eq!((diagnosis.life.as_str(), diagnosis.reason.as_str(), diagnosis.waits), ("refused", "Evicted", None));
+    assert_eq!(diagnosis.containers[0].message, text);
+    assert!(diagnosis.unmet.is_empty(), "a pod that has ended need not be ready");
 }

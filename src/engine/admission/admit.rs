@@ -5,7 +5,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use super::{
-    Refusal, apparmor, declared_features, eviction, pod_level, predicates, resize, shutdown, sysctls,
+    AdmissionRejection, apparmor, declared_features, eviction, pod_level, predicates, resize, shutdown, sysctls,
     sysctls::Allowlist,
 };
 use crate::engine::allocation::resize::ResizeRules;
@@ -69,14 +69,14 @@ impl<'a> AdmitInput<'a> {
 
 /// A positive admission decision: the pod may run once its preemption victims are gone.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Admitted {
+pub struct Admission {
     /// Pods to preempt first, in this order; usually empty (spec 02a §6.3).
     pub victims: Vec<Arc<Pod>>,
     /// The first insufficient resource: label `preemption_signal`. Empty without preemption.
     pub signal: String,
 }
 
-type Handler = fn(&AdmitInput<'_>, &mut Admitted) -> Result<(), Refusal>;
+type Handler = fn(&AdmitInput<'_>, &mut Admission) -> Result<(), AdmissionRejection>;
 
 /// The handlers in order; the first refusal wins. Resource managers belong before the predicates: their
 /// allocations are made before the fit test (spec 02a §6.1 note).
@@ -95,8 +95,8 @@ const HANDLERS: &[Handler] = &[
 ///
 /// # Errors
 /// The first refusal.
-pub fn admit(input: &AdmitInput<'_>) -> Result<Admitted, Refusal> {
-    let mut admitted = Admitted::default();
+pub fn admit(input: &AdmitInput<'_>) -> Result<Admission, AdmissionRejection> {
+    let mut admitted = Admission::default();
     for handler in HANDLERS {
         handler(input, &mut admitted)?;
     }

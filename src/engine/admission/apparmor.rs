@@ -2,13 +2,13 @@
 //!
 //! Pure. Implements spec 02a §6.1.
 
-use super::{AdmitInput, Admitted, Refusal};
+use super::{Admission, AdmissionRejection, AdmitInput};
 use berth_types::{Pod, api};
 
 /// Prefix of the deprecated annotation that still names the profile of a static pod's container.
 const ANNOTATION_PREFIX: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
+pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admission) -> Result<(), AdmissionRejection> {
     // A pod past `Pending` was checked before.
     if input.pod.api_phase() != "Pending" {
         return Ok(());
@@ -27,17 +27,17 @@ pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refu
     } else {
         return Ok(());
     };
-    Err(Refusal::new("AppArmor", format!("Cannot enforce AppArmor: {problem}")))
+    Err(AdmissionRejection::new("AppArmor", format!("Cannot enforce AppArmor: {problem}")))
 }
 
-struct Profile {
+struct EffectiveProfile {
     kind: String,
     name: String,
     is_named: bool,
 }
 
 /// The effective profile of each container: its own field, else the annotation, else the pod's field.
-fn profiles(pod: &Pod) -> Vec<Profile> {
+fn profiles(pod: &Pod) -> Vec<EffectiveProfile> {
     let of_pod = pod.spec().security_context.as_ref().and_then(|s| s.app_armor_profile.as_ref());
     let regular = pod.init_containers().iter().chain(pod.containers()).map(|c| (&c.name, &c.security_context));
     let ephemeral = pod.ephemeral_containers().iter().map(|c| (&c.name, &c.security_context));
@@ -50,20 +50,20 @@ fn profiles(pod: &Pod) -> Vec<Profile> {
         .collect()
 }
 
-fn from_field(profile: &api::AppArmorProfile) -> Profile {
-    Profile {
+fn from_field(profile: &api::AppArmorProfile) -> EffectiveProfile {
+    EffectiveProfile {
         kind: profile.type_.clone(),
         name: profile.localhost_profile.clone().unwrap_or_default(),
         is_named: profile.localhost_profile.is_some(),
     }
 }
 
-fn from_annotation(pod: &Pod, container: &str) -> Option<Profile> {
+fn from_annotation(pod: &Pod, container: &str) -> Option<EffectiveProfile> {
     let (kind, name) = match pod.annotation(&format!("{ANNOTATION_PREFIX}{container}"))? {
         "" => return None,
         "unconfined" => ("Unconfined", ""),
         "runtime/default" => ("RuntimeDefault", ""),
         other => ("Localhost", other.strip_prefix("localhost/")?),
     };
-    Some(Profile { kind: kind.to_owned(), name: name.to_owned(), is_named: true })
+    Some(EffectiveProfile { kind: kind.to_owned(), name: name.to_owned(), is_named: true })
 }

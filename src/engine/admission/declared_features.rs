@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{AdmitInput, Admitted, Refusal};
+use super::{Admission, AdmissionRejection, AdmitInput};
 use berth_types::{Pod, api, resource_state::same};
 
 const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
@@ -12,13 +12,13 @@ const USERNS_HOST_NETWORK: &str = "UserNamespacesHostNetworkSupport";
 const POD_LEVEL_RESIZE: &str = "InPlacePodLevelResourcesVerticalScaling";
 const INIT_RESIZE: &str = "InPlacePodVerticalScalingInitContainers";
 
-pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
+pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admission) -> Result<(), AdmissionRejection> {
     if !input.rules.node_declared_features {
         return Ok(());
     }
     match missing(&needed(input.pod), &input.node.declared_features) {
         None => Ok(()),
-        Some(message) => Err(Refusal::new("PodFeatureUnsupported", message)),
+        Some(message) => Err(AdmissionRejection::new("PodFeatureUnsupported", message)),
     }
 }
 

@@ -3,10 +3,10 @@
 //! Exempt are critical pods, and pods that ran before a restart of the agent: the eviction manager
 //! decides about those. Pure. Implements spec 02a §6.1, §14, 05 §3.8.
 
-use super::{AdmitInput, Admitted, Purpose, Refusal, taints};
+use super::{Admission, AdmissionRejection, AdmitInput, Purpose, taints};
 use berth_types::{api, qos::Qos};
 
-pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
+pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admission) -> Result<(), AdmissionRejection> {
     let pressures = &input.node.pressures;
     if pressures.is_empty() || input.pod.is_critical() || matches!(input.purpose, Purpose::Restored) {
         return Ok(());
@@ -14,7 +14,7 @@ pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refu
     if pressures.iter().all(|p| p == "MemoryPressure") && (Qos::of(input.pod) != Qos::BestEffort || tolerates(input)) {
         return Ok(());
     }
-    Err(Refusal::new("Evicted", format!("The node had condition: [{}]. ", pressures.join(" "))))
+    Err(AdmissionRejection::new("Evicted", format!("The node had condition: [{}]. ", pressures.join(" "))))
 }
 
 /// Whether the pod tolerates the taint `node.kubernetes.io/memory-pressure:NoSchedule`.

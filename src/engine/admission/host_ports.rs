@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use super::Failure;
+use super::PredicateFailure;
 use berth_types::{Pod, api};
 
-pub(super) fn check<'a>(pod: &Pod, others: impl Iterator<Item = &'a Arc<Pod>>) -> Option<Failure> {
+pub(super) fn check<'a>(pod: &Pod, others: impl Iterator<Item = &'a Arc<Pod>>) -> Option<PredicateFailure> {
     let wanted: Vec<HostPort<'_>> = host_ports(pod).collect();
     if wanted.is_empty() {
         return None;
     }
     let mut taken = others.flat_map(|other| host_ports(other));
-    taken.any(|port| wanted.iter().any(|own| own.conflicts(&port))).then_some(Failure::Predicate {
+    taken.any(|port| wanted.iter().any(|own| own.conflicts(&port))).then_some(PredicateFailure::Predicate {
         name: "NodePorts",
         text: "node(s) didn't have free ports for the requested pod ports",
     })

@@ -2,8 +2,8 @@
 //!
 //! Pure. Implements spec 02a §6, 06 §7.
 //!
-//! Input: a candidate, the other active pods, facts about the node. Output: [`Admitted`], possibly with
-//! pods to preempt first, or the first [`Refusal`]. A new handler is a file and one line in
+//! Input: a candidate, the other active pods, facts about the node. Output: [`Admission`], possibly with
+//! pods to preempt first, or the first [`AdmissionRejection`]. A new handler is a file and one line in
 //! `admit::HANDLERS`. Admission is stateless; `engine::allocation` calls it and stores the result.
 
 mod admit;
@@ -23,6 +23,6 @@ mod taints;
 #[cfg(test)]
 mod tests;
 
-pub use admit::{AdmissionRules, AdmitInput, Admitted, Purpose, admit};
+pub use admit::{Admission, AdmissionRules, AdmitInput, Purpose, admit};
 pub use declared_features::missing_for_update;
-pub use refusal::{Failure, Refusal};
+pub use refusal::{AdmissionRejection, PredicateFailure};

@@ -4,18 +4,18 @@
 
 use std::collections::BTreeMap;
 
-use super::Failure;
+use super::PredicateFailure;
 use berth_types::{Pod, node_selector};
 
 /// Node labels by key.
 type Labels = BTreeMap<String, String>;
 
-pub(super) fn check(pod: &Pod, node: &str, labels: &Labels) -> Option<Failure> {
+pub(super) fn check(pod: &Pod, node: &str, labels: &Labels) -> Option<PredicateFailure> {
     let selected = pod.spec().node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let affinity = pod.spec().affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
     let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
     let fits = selected && required.is_none_or(|r| node_selector::matches(r, node, labels));
-    (!fits).then_some(Failure::Predicate {
+    (!fits).then_some(PredicateFailure::Predicate {
         name: "NodeAffinity",
         text: "node(s) didn't match Pod's node affinity/selector",
     })

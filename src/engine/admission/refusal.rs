@@ -6,7 +6,7 @@ use crate::engine::allocation::fit::Insufficient;
 
 /// Failure of one admission predicate.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Failure {
+pub enum PredicateFailure {
     /// A resource is insufficient.
     Insufficient(Insufficient),
     /// A predicate of the node does not match.
@@ -21,27 +21,27 @@ pub enum Failure {
 /// A refused admission.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{reason}: {message}")]
-pub struct Refusal {
+pub struct AdmissionRejection {
     /// `status.reason` and the reason of the event.
     pub reason: Cow<'static, str>,
-    /// The message of the event; the status carries [`Refusal::status_message`].
+    /// The message of the event; the status carries [`AdmissionRejection::status_message`].
     pub message: Cow<'static, str>,
     /// Failures of the predicates; empty where another handler refused.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<PredicateFailure>,
     /// Label `reason_detail` of `pod_infeasible_resizes_total`, where the resize handler refused.
     pub detail: Option<&'static str>,
 }
 
-impl Refusal {
+impl AdmissionRejection {
     /// Creates a refusal from reason and message.
     pub fn new(reason: impl Into<Cow<'static, str>>, message: impl Into<Cow<'static, str>>) -> Self {
         Self { reason: reason.into(), message: message.into(), failures: Vec::new(), detail: None }
     }
 
     /// Creates a refusal from predicate failures: the first one determines reason and message.
-    pub fn of(failures: Vec<Failure>) -> Self {
+    pub fn of(failures: Vec<PredicateFailure>) -> Self {
         let (reason, message) = match failures.first() {
-            Some(Failure::Insufficient(short)) => (
+            Some(PredicateFailure::Insufficient(short)) => (
                 format!("OutOf{}", short.resource).into(),
                 format!(
                     "Node didn't have enough resource: {}, requested: {}, used: {}, capacity: {}",
@@ -49,7 +49,7 @@ impl Refusal {
                 )
                 .into(),
             ),
-            Some(Failure::Predicate { name, text }) => {
+            Some(PredicateFailure::Predicate { name, text }) => {
                 (Cow::Borrowed(*name), format!("Predicate {name} failed: {text}").into())
             }
             None => ("UnknownReason".into(), Cow::Borrowed("")),
@@ -65,7 +65,7 @@ impl Refusal {
     /// Whether node affinity is the only failure: re-read the node once and retry admission
     /// (spec 02a §6.2).
     pub fn is_node_affinity_only(&self) -> bool {
-        matches!(self.failures.as_slice(), [Failure::Predicate { name: "NodeAffinity", .. }])
+        matches!(self.failures.as_slice(), [PredicateFailure::Predicate { name: "NodeAffinity", .. }])
     }
 
     /// Label `reason` of `kubelet_admission_rejections_total` (spec 02a §6.4): a closed set.
@@ -119,7 +119,7 @@ mod tests {
             ("TaintToleration", "Other"),
             ("Evicted", "Evicted"),
         ] {
-            assert_eq!(Refusal::new(reason, "").metric_reason(), label, "{reason}");
+            assert_eq!(AdmissionRejection::new(reason, "").metric_reason(), label, "{reason}");
         }
     }
 }

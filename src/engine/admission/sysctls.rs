@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use regex_lite::Regex;
 
-use super::{AdmitInput, Admitted, Refusal};
+use super::{Admission, AdmissionRejection, AdmitInput};
 
 /// Longest sysctl name that the API accepts, in characters.
 const MAX_LENGTH: usize = 253;
@@ -113,9 +113,9 @@ pub fn normalize(name: &str) -> String {
     }
 }
 
-pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
+pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admission) -> Result<(), AdmissionRejection> {
     let spec = input.pod.spec();
-    let forbidden = |text: String| Err(Refusal::new("SysctlForbidden", format!("forbidden sysctl: {text}")));
+    let forbidden = |text: String| Err(AdmissionRejection::new("SysctlForbidden", format!("forbidden sysctl: {text}")));
     for sysctl in spec.security_context.iter().flat_map(|s| s.sysctls.iter().flatten()) {
         let name = normalize(&sysctl.name);
         let shared = match input.rules.sysctls.find(&name) {

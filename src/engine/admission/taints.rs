@@ -2,17 +2,17 @@
 //!
 //! Pure. Implements spec 02a §6.2.
 
-use super::Failure;
+use super::PredicateFailure;
 use berth_types::{Pod, api};
 
 /// Checks `NoExecute` taints only; static pods are exempt.
-pub(super) fn check(pod: &Pod, taints: &[api::Taint]) -> Option<Failure> {
+pub(super) fn check(pod: &Pod, taints: &[api::Taint]) -> Option<PredicateFailure> {
     if pod.is_static() {
         return None;
     }
     let tolerations = pod.spec().tolerations.as_deref().unwrap_or_default();
     let mut forbidding = taints.iter().filter(|taint| taint.effect == "NoExecute");
-    forbidding.any(|taint| !is_tolerated(taint, tolerations)).then_some(Failure::Predicate {
+    forbidding.any(|taint| !is_tolerated(taint, tolerations)).then_some(PredicateFailure::Predicate {
         name: "TaintToleration",
         text: "node(s) had taints that the pod didn't tolerate",
     })

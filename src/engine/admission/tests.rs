@@ -4,7 +4,9 @@ use std::{collections::HashSet, sync::Arc};
 
 use serde_json::{Value, json};
 
-use super::{AdmissionRules, AdmitInput, Admitted, Purpose, Refusal, admit, missing_for_update, sysctls::Allowlist};
+use super::{
+    Admission, AdmissionRejection, AdmissionRules, AdmitInput, Purpose, admit, missing_for_update, sysctls::Allowlist,
+};
 use berth_ports::NodeFacts;
 use berth_types::Pod;
 
@@ -62,7 +64,7 @@ impl Case {
         case
     }
 
-    fn ask(&self, pod: &Arc<Pod>, purpose: Purpose<'_>) -> Result<Admitted, Refusal> {
+    fn ask(&self, pod: &Arc<Pod>, purpose: Purpose<'_>) -> Result<Admission, AdmissionRejection> {
         let (active, rejected, node, rules) = (&self.active[..], &self.rejected, &self.node, &self.rules);
         admit(&AdmitInput { pod, purpose, active, rejected, node, rules })
     }

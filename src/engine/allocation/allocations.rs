@@ -13,12 +13,12 @@ use super::{
     resize::summary,
 };
 use berth_metrics::AllocationMetrics;
-use berth_ports::{Clock, Event, EventSink};
+use berth_ports::{Clock, EventRecord, EventSink};
 use berth_types::{Pod, PodUid, api, resource_state::ResourceEntries};
 
 /// Actuation progress of a granted resize.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Progress<'a> {
+pub enum ActuationProgress<'a> {
     /// The allocated resources are not applied yet.
     Ongoing,
     /// The allocated resources are applied.
@@ -29,9 +29,9 @@ pub enum Progress<'a> {
 
 /// A shared view of allocations and resize conditions.
 #[derive(Clone)]
-pub struct Allocations(Arc<Inner>);
+pub struct Allocations(Arc<AllocationsInner>);
 
-struct Inner {
+struct AllocationsInner {
     state: Mutex<AllocationState>,
     events: Arc<dyn EventSink>,
     clock: Arc<dyn Clock>,
@@ -52,19 +52,19 @@ impl Allocations {
         metrics: AllocationMetrics,
     ) -> Self {
         let state = Mutex::new(AllocationState { entries, ..AllocationState::default() });
-        Self(Arc::new(Inner { state, events, clock, metrics }))
+        Self(Arc::new(AllocationsInner { state, events, clock, metrics }))
     }
 
     /// The pod with its allocated resources in place of the requested ones; the same `Arc` if nothing
     /// differs or the pod has no allocation.
     pub fn allocated(&self, pod: &Arc<Pod>) -> Arc<Pod> {
-        let spec = self.read(|state| state.entries.get(pod.uid()).and_then(|held| held.applied_to(pod)));
+        let spec = self.read(|state| state.entries.get(pod.uid()).and_then(|allocation| allocation.applied_to(pod)));
         spec.map_or_else(|| pod.clone(), |spec| Arc::new(pod.with_spec(spec)))
     }
 
     /// Whether the pod requests other resources than it has allocated; false without an allocation.
     pub fn wants_resize(&self, pod: &Pod) -> bool {
-        self.read(|state| state.entries.get(pod.uid()).is_some_and(|held| held.differs_from(pod)))
+        self.read(|state| state.entries.get(pod.uid()).is_some_and(|allocation| allocation.differs_from(pod)))
     }
 
     /// The resize conditions of a pod for its status, pending first.
@@ -85,28 +85,28 @@ impl Allocations {
 
     /// Records the actuation progress that a worker reports. `allocated` is the pod that the worker
     /// actuated: progress of an outdated allocation is ignored.
-    pub fn progress(&self, allocated: &Pod, progress: Progress<'_>) {
+    pub fn progress(&self, allocated: &Pod, progress: ActuationProgress<'_>) {
         let (now, uid, generation) = (self.0.clock.now(), allocated.uid(), allocated.generation());
         let event = self.change(|state| {
-            if state.entries.get(uid).is_some_and(|held| held.differs_from(allocated)) {
+            if state.entries.get(uid).is_some_and(|allocation| allocation.differs_from(allocated)) {
                 return None;
             }
             match progress {
-                Progress::Ongoing => {
+                ActuationProgress::Ongoing => {
                     state.conditions.entry(uid.clone()).or_default().set_in_progress(generation, now);
                     None
                 }
-                Progress::Done => {
+                ActuationProgress::Done => {
                     state.conditions.get_mut(uid)?.in_progress.take()?;
                     let text = format!("Pod resize completed: {}", summary(allocated, ""));
-                    Some(Event::normal(allocated.id(), "ResizeCompleted", text))
+                    Some(EventRecord::normal(allocated.id(), "ResizeCompleted", text))
                 }
-                Progress::Failed(error) => {
+                ActuationProgress::Failed(error) => {
                     let conditions = state.conditions.entry(uid.clone()).or_default();
                     let text = || format!("Pod resize error: {}", summary(allocated, error));
                     conditions
                         .set_failed(error, generation, now)
-                        .then(|| Event::warning(allocated.id(), "ResizeError", text()))
+                        .then(|| EventRecord::warning(allocated.id(), "ResizeError", text()))
                 }
             }
         });
@@ -120,8 +120,8 @@ impl Allocations {
         self.change(|state| state.conditions.remove(pod));
     }
 
-    pub(super) fn read<R>(&self, look: impl FnOnce(&AllocationState) -> R) -> R {
-        look(&self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(super) fn read<R>(&self, query: impl FnOnce(&AllocationState) -> R) -> R {
+        query(&self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Applies a change to the state and updates the condition metrics.

@@ -17,9 +17,9 @@ use super::{
     resize::{PendingResize, order, requested_changes, summary},
     writer::{self, WriterHandle},
 };
-use crate::engine::admission::{AdmissionRules, AdmitInput, Admitted, Purpose, Refusal, admit};
+use crate::engine::admission::{Admission, AdmissionRejection, AdmissionRules, AdmitInput, Purpose, admit};
 use berth_metrics::{AdmissionMetrics, AllocationMetrics};
-use berth_ports::{Clock, Event, EventSink, NodeFacts, StateFile};
+use berth_ports::{Clock, EventRecord, EventSink, NodeFacts, StateFile};
 use berth_types::{Pod, PodUid, resource_state::PodResources};
 
 /// Delay until the next resize attempt while the sources are not ready.
@@ -45,7 +45,7 @@ pub struct AllocatorDeps {
 
 /// Whether the runtime runs containers of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Presence {
+pub enum RuntimePresence {
     /// No container runs.
     Absent,
     /// At least one container runs.
@@ -58,7 +58,7 @@ pub struct Candidate<'a> {
     /// The pod as desired.
     pub pod: &'a Arc<Pod>,
     /// Whether its containers already run (after a restart of the agent).
-    pub presence: Presence,
+    pub presence: RuntimePresence,
     /// The active pods, as desired.
     pub active: &'a [Arc<Pod>],
     /// Facts about the node.
@@ -116,7 +116,7 @@ pub struct Preempt {
     /// UID of the critical pod.
     pub pod: PodUid,
     /// Victims, and the insufficient resource.
-    pub admitted: Admitted,
+    pub admitted: Admission,
 }
 
 /// Result of one round of resize attempts.
@@ -182,13 +182,13 @@ impl Allocator {
     }
 
     /// Admits a pod and schedules a checkpoint of its allocation. If preemption is needed
-    /// ([`Admitted::victims`]) nothing is stored: kill the victims, then call again.
+    /// ([`Admission::victims`]) nothing is stored: kill the victims, then call again.
     ///
     /// # Errors
     /// The first refusal. It is not counted: pass a final one to [`Allocator::reject`].
-    pub fn admit(&mut self, candidate: Candidate<'_>) -> Result<Admitted, Refusal> {
+    pub fn admit(&mut self, candidate: Candidate<'_>) -> Result<Admission, AdmissionRejection> {
         let pod = self.shared.allocated(candidate.pod);
-        let is_restored = candidate.presence == Presence::Running && self.restored.contains(pod.uid());
+        let is_restored = candidate.presence == RuntimePresence::Running && self.restored.contains(pod.uid());
         let purpose = if is_restored { Purpose::Restored } else { Purpose::New };
         let admitted = self.ask(&pod, purpose, candidate.active, candidate.node)?;
         if admitted.victims.is_empty() {
@@ -206,15 +206,15 @@ impl Allocator {
     }
 
     /// Marks a pod as rejected and removes its allocation. Updates the metric and records the event.
-    pub fn reject(&mut self, pod: &Pod, refusal: &Refusal) {
+    pub fn reject(&mut self, pod: &Pod, refusal: &AdmissionRejection) {
         self.deps.admission.rejections.with_label_values(&[refusal.metric_reason()]).inc();
-        self.deps.events.record(Event::warning(pod.id(), refusal.reason.clone(), refusal.message.clone()));
+        self.deps.events.record(EventRecord::warning(pod.id(), refusal.reason.clone(), refusal.message.clone()));
         self.rejected.insert(pod.uid().clone());
         self.shared.change(|state| state.entries.remove(pod.uid()));
     }
 
     /// Returns the metric callback of one preemption: call it once per killed victim (spec 08 §4.8).
-    pub fn victims_of(&self, admitted: &Admitted) -> impl Fn() + Send + Sync + use<> {
+    pub fn victims_of(&self, admitted: &Admission) -> impl Fn() + Send + Sync + use<> {
         let counter = self.deps.admission.preemptions.with_label_values(&[admitted.signal.as_str()]);
         move || counter.inc()
     }
@@ -346,7 +346,7 @@ impl Allocator {
         }
     }
 
-    fn preempt_for(&mut self, pod: &Pod, mut admitted: Admitted, done: &mut RetryResult) {
+    fn preempt_for(&mut self, pod: &Pod, mut admitted: Admission, done: &mut RetryResult) {
         admitted.victims.retain(|victim| self.named.insert(victim.uid().clone()));
         if !admitted.victims.is_empty() {
             warn!(pod = %pod.object_name(), signal = %admitted.signal, "Preempting pods to resize critical pod");
@@ -369,12 +369,12 @@ impl Allocator {
         });
         info!(pod = %pod.object_name(), trigger = trigger.as_str(), "Pod resize accepted");
         let text = format!("Pod resize started: {}", summary(pod, ""));
-        self.deps.events.record(Event::normal(pod.id(), "ResizeStarted", text));
+        self.deps.events.record(EventRecord::normal(pod.id(), "ResizeStarted", text));
         done.changed.push(pod.uid().clone());
         false
     }
 
-    fn set_pending(&mut self, pod: &Pod, refusal: &Refusal, done: &mut RetryResult) -> bool {
+    fn set_pending(&mut self, pod: &Pod, refusal: &AdmissionRejection, done: &mut RetryResult) -> bool {
         let is_final = refusal.reason == "Infeasible";
         let reason = if is_final { PendingReason::Infeasible } else { PendingReason::Deferred };
         if let Some(detail) = refusal.detail {
@@ -387,7 +387,7 @@ impl Allocator {
         });
         if changed {
             let text = format!("Pod resize {}: {}", refusal.reason, summary(pod, ""));
-            self.deps.events.record(Event::warning(pod.id(), reason.event_reason(), text));
+            self.deps.events.record(EventRecord::warning(pod.id(), reason.event_reason(), text));
             done.changed.push(pod.uid().clone());
         }
         !is_final
@@ -399,7 +399,7 @@ impl Allocator {
         purpose: Purpose<'_>,
         active: &[Arc<Pod>],
         node: &NodeFacts,
-    ) -> Result<Admitted, Refusal> {
+    ) -> Result<Admission, AdmissionRejection> {
         let active: Vec<Arc<Pod>> = active.iter().map(|p| self.shared.allocated(p)).collect();
         let (rejected, rules) = (&self.rejected, &self.deps.rules);
         admit(&AdmitInput { pod, purpose, active: &active, rejected, node, rules })

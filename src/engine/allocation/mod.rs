@@ -19,8 +19,8 @@ pub mod resize;
 mod tests;
 mod writer;
 
-pub use allocations::{Allocations, Progress};
-pub use allocator::{Allocator, AllocatorDeps, Candidate, Preempt, Presence, Retry, RetryResult, Trigger};
+pub use allocations::{ActuationProgress, Allocations};
+pub use allocator::{Allocator, AllocatorDeps, Candidate, Preempt, Retry, RetryResult, RuntimePresence, Trigger};
 pub use checkpoint::{Checkpoint, StateError};
 pub use conditions::{PendingReason, ResizeCondition, ResizeConditions};
 pub use writer::Writer;

@@ -201,7 +201,7 @@ pub fn summary(pod: &Pod, error: &str) -> String {
         };
         containers.iter().map(one).collect()
     };
-    let summary = Summary {
+    let summary = ResizeSummary {
         init_containers: list(pod.init_containers()),
         containers: list(pod.containers()),
         generation: pod.generation(),
@@ -212,7 +212,7 @@ pub fn summary(pod: &Pod, error: &str) -> String {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Summary<'a> {
+struct ResizeSummary<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     init_containers: Vec<ContainerSummary>,
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -13,10 +13,10 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Allocator, AllocatorDeps, Candidate, Presence, Progress, Retry, RetryResult, Trigger};
+use super::{ActuationProgress, Allocator, AllocatorDeps, Candidate, Retry, RetryResult, RuntimePresence, Trigger};
 use crate::engine::admission::AdmissionRules;
 use berth_metrics::{AdmissionMetrics, AllocationMetrics, Registry};
-use berth_ports::{Clock, Event, EventSink, NodeFacts, StateFile};
+use berth_ports::{Clock, EventRecord, EventSink, NodeFacts, StateFile};
 use berth_types::Pod;
 
 #[derive(Default)]
@@ -46,15 +46,15 @@ impl StateFile for MemoryFile {
 struct Events(Mutex<Vec<String>>);
 
 impl EventSink for Events {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         let text = format!("{:?} {} {}", event.kind, event.reason, event.message);
         self.0.lock().expect("unpoisoned").push(text);
     }
 }
 
-struct Fixed;
+struct FixedClock;
 
-impl Clock for Fixed {
+impl Clock for FixedClock {
     fn now(&self) -> Timestamp {
         Timestamp::UNIX_EPOCH
     }
@@ -86,7 +86,7 @@ impl Bench {
         let mut allocator = Allocator::load(AllocatorDeps {
             file: self.file.clone(),
             events: self.events.clone(),
-            clock: Arc::new(Fixed),
+            clock: Arc::new(FixedClock),
             rules: AdmissionRules::default(),
             admission: self.rejections.clone(),
             allocation: self.metrics.clone(),
@@ -98,7 +98,7 @@ impl Bench {
     }
 
     fn admit(&self, to: &mut Allocator, pod: &Arc<Pod>, active: &[Arc<Pod>]) -> bool {
-        to.admit(Candidate { pod, presence: Presence::Absent, active, node: &self.node }).is_ok()
+        to.admit(Candidate { pod, presence: RuntimePresence::Absent, active, node: &self.node }).is_ok()
     }
 
     async fn retry(&self, on: &mut Allocator, trigger: Trigger, active: &[Arc<Pod>]) -> RetryResult {
@@ -163,14 +163,14 @@ async fn a_resize_waits_for_room_and_is_then_granted() {
     assert!(!allocator.has_pending());
 
     let shared = allocator.allocations();
-    shared.progress(&web, Progress::Done);
+    shared.progress(&web, ActuationProgress::Done);
     assert_eq!(conditions(&allocator, &wanted).len(), 1, "news about the old allocation are ignored");
-    shared.progress(&wanted, Progress::Failed("no"));
-    shared.progress(&wanted, Progress::Failed("no"));
-    shared.progress(&wanted, Progress::Ongoing);
+    shared.progress(&wanted, ActuationProgress::Failed("no"));
+    shared.progress(&wanted, ActuationProgress::Failed("no"));
+    shared.progress(&wanted, ActuationProgress::Ongoing);
     assert_eq!(conditions(&allocator, &wanted), ["PodResizeInProgress Error 2"]);
-    shared.progress(&wanted, Progress::Done);
-    shared.progress(&wanted, Progress::Done);
+    shared.progress(&wanted, ActuationProgress::Done);
+    shared.progress(&wanted, ActuationProgress::Done);
     let failed = summary.strip_suffix('}').expect("an object");
     assert_eq!(
         bench.events(),
@@ -241,9 +241,9 @@ async fn allocations_outlive_the_agent() {
     let changed = pod("web", "5", 2);
     assert_eq!(cpu(&second.allocated(&changed)), "4");
     let blocker = [pod("blocker", "1", 1)];
-    let mut ask = Candidate { pod: &changed, presence: Presence::Absent, active: &blocker, node: &bench.node };
+    let mut ask = Candidate { pod: &changed, presence: RuntimePresence::Absent, active: &blocker, node: &bench.node };
     assert_eq!(second.admit(ask).expect_err("no room").reason, "OutOfcpu");
-    ask.presence = Presence::Running;
+    ask.presence = RuntimePresence::Running;
     assert!(second.admit(ask).is_ok(), "it held this before the restart and runs");
     second.added(&changed);
     assert!(second.has_pending());
@@ -261,11 +261,11 @@ async fn a_damaged_file_stops_the_start() {
 }
 
 #[tokio::test]
-async fn a_rejected_pod_is_counted_told_and_holds_nothing() {
+async fn a_rejected_pod_is_counted_gets_an_event_and_has_no_allocation() {
     let bench = Bench::new();
     let mut allocator = bench.load().await.expect("no file yet");
     let (large, small) = (pod("large", "5", 1), pod("small", "4", 1));
-    let ask = Candidate { pod: &large, presence: Presence::Absent, active: &[], node: &bench.node };
+    let ask = Candidate { pod: &large, presence: RuntimePresence::Absent, active: &[], node: &bench.node };
     let refusal = allocator.admit(ask).expect_err("no room");
     allocator.reject(&large, &refusal);
     assert_eq!(bench.rejections.rejections.with_label_values(&["OutOfcpu"]).get(), 1);

@@ -6,12 +6,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     SyncLoop,
-    records::{Record, RecordState, send},
+    records::{PodWorkerRecord, RecordState, send},
 };
 use crate::engine::{
     grace::kill_wait,
     lifecycle::{Lifecycle, StatusOverride, StopCause, StopRequest},
-    worker::Cause,
+    worker::SyncPodType,
     worker_status::PodWorkerStatus,
 };
 use berth_ports::{PodProgress, StepView};
@@ -19,7 +19,7 @@ use berth_types::{Pod, PodRef, PodUid};
 
 /// A command to the sync loop.
 #[derive(Debug)]
-pub enum Command {
+pub enum SyncLoopCommand {
     /// Resyncs the pod (for example, after a probe result changed).
     Resync(PodUid),
     /// Kills a pod for eviction, preemption, or shutdown; replies with a watch on its lifecycle.
@@ -71,14 +71,14 @@ pub struct WorkerView {
 }
 
 impl SyncLoop {
-    pub(super) async fn on_command(&mut self, command: Command) {
+    pub(super) async fn on_command(&mut self, command: SyncLoopCommand) {
         match command {
-            Command::Resync(uid) => {
+            SyncLoopCommand::Resync(uid) => {
                 if let Some(record) = self.records.get_mut(&uid) {
-                    send(record, Cause::Sync);
+                    send(record, SyncPodType::Sync);
                 }
             }
-            Command::Kill { uid, cause, grace, status, reply } => {
+            SyncLoopCommand::Kill { uid, cause, grace, status, reply } => {
                 let order = StopRequest { cause, grace_override: grace, status };
                 self.stop(&uid, order);
                 let life = self.records.get(&uid).and_then(|record| match &record.state {
@@ -87,26 +87,26 @@ impl SyncLoop {
                 });
                 let _ = reply.send(life); // the requester may be gone
             }
-            Command::RetryAdmission { pod, ending } => {
+            SyncLoopCommand::RetryAdmission { pod, ending } => {
                 self.changed |= self.awaiting_admission.remove(pod.uid()).is_some();
                 let begun = self.records.contains_key(pod.uid()); // its deletion has begun
                 if let Some(pod) = self.pods.pod(pod.uid()).filter(|_| !begun).cloned() {
                     self.add_ignoring(pod, &ending).await;
                 }
             }
-            Command::Describe(reply) => {
+            SyncLoopCommand::Describe(reply) => {
                 let _ = reply.send(self.describe()); // the requester may be gone
             }
-            Command::SweepResult(found) => self.on_swept(found),
-            Command::SweepDone(uid) => {
+            SyncLoopCommand::SweepResult(found) => self.on_swept(found),
+            SyncLoopCommand::SweepDone(uid) => {
                 self.sweeping.remove(&uid);
-                self.try_start(&uid, Cause::Create);
+                self.try_start(&uid, SyncPodType::Create);
             }
         }
     }
 
     fn describe(&self) -> Vec<WorkerView> {
-        let view = |record: &Record| {
+        let view = |record: &PodWorkerRecord| {
             let standing = record.standing();
             let step = standing.progress.as_ref().map(PodProgress::view);
             let PodWorkerStatus { id, life, .. } = standing;
@@ -122,7 +122,7 @@ impl SyncLoop {
 /// # Errors
 /// `timeout waiting to kill pod`, or the sync loop has ended.
 pub async fn kill_and_wait(
-    commands: &mpsc::Sender<Command>,
+    commands: &mpsc::Sender<SyncLoopCommand>,
     pod: &Pod,
     cause: StopCause,
     grace: Option<i64>,
@@ -131,7 +131,7 @@ pub async fn kill_and_wait(
     let limit = kill_wait(grace, pod.spec().termination_grace_period_seconds);
     let (reply, answer) = oneshot::channel();
     let closed = || "sync loop stopped".to_owned();
-    let kill = Command::Kill { uid: pod.uid().clone(), cause, grace, status, reply };
+    let kill = SyncLoopCommand::Kill { uid: pod.uid().clone(), cause, grace, status, reply };
     commands.send(kill).await.map_err(|_| closed())?;
     let Some(mut life) = answer.await.map_err(|_| closed())? else { return Ok(()) };
     match tokio::time::timeout(limit, life.wait_for(Lifecycle::is_terminated)).await {

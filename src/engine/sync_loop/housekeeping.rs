@@ -13,13 +13,13 @@ use tokio::time::Instant;
 use tracing::{debug, error, info};
 
 use super::{
-    Command, Leftovers, SyncLoop,
-    records::{Record, RecordState, send},
+    Leftovers, SyncLoop, SyncLoopCommand,
+    records::{PodWorkerRecord, RecordState, send},
 };
 use crate::engine::{
     allocation::Trigger,
     lifecycle::{DesiredState, Lifecycle},
-    worker::Cause,
+    worker::SyncPodType,
     worker_status::StartWait,
 };
 use berth_ports::MirrorPodState;
@@ -45,7 +45,7 @@ impl SyncLoop {
         let unwanted: Vec<PodUid> = self
             .records
             .iter()
-            .filter(|(uid, record)| record.pod.is_some() && !self.pods.contains(uid) && record.wish.stop.is_none())
+            .filter(|(uid, record)| record.pod.is_some() && !self.pods.contains(uid) && record.desired.stop.is_none())
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in unwanted {
@@ -53,7 +53,7 @@ impl SyncLoop {
         }
         self.recreate_workers();
         self.terminate_orphans();
-        self.context.mirrors.set_desired(self.mirror_fates());
+        self.context.mirrors.set_desired(self.mirror_pod_states());
         self.sweep();
         let taken = begun.elapsed();
         if taken > Duration::from_secs(1) {
@@ -66,9 +66,10 @@ impl SyncLoop {
         let (wall, uptime) = (self.context.clock.now(), self.heartbeat.since_start());
         let Some(jump) = self.wall_clock.detect_jump(wall, uptime) else { return };
         info!(by = ?jump, "Wall clock jumped, resyncing pods with an active deadline");
-        let has_deadline =
-            |record: &&Record| record.pod.as_ref().is_some_and(|pod| pod.spec().active_deadline_seconds.is_some());
-        self.records.values().filter(has_deadline).for_each(|record| send(record, Cause::Sync));
+        let has_deadline = |record: &&PodWorkerRecord| {
+            record.pod.as_ref().is_some_and(|pod| pod.spec().active_deadline_seconds.is_some())
+        };
+        self.records.values().filter(has_deadline).for_each(|record| send(record, SyncPodType::Sync));
     }
 
     /// Recreates workers of active pods that have none; these pods were already admitted.
@@ -79,12 +80,12 @@ impl SyncLoop {
         for pod in
             forgotten.into_iter().filter(|pod| !self.awaiting_admission.contains_key(pod.uid())).collect::<Vec<_>>()
         {
-            self.dispatch(&pod, Cause::Create);
+            self.dispatch(&pod, SyncPodType::Create);
         }
     }
 
     /// Full names that may have a mirror pod: desired static pods, and pods that are terminating.
-    fn mirror_fates(&self) -> HashMap<PodFullName, MirrorPodState> {
+    fn mirror_pod_states(&self) -> HashMap<PodFullName, MirrorPodState> {
         let going = self.records.values().map(|record| (record.id.full_name(), MirrorPodState::Terminating));
         let fixed = self.pods.pods().filter(|pod| pod.is_static());
         going.chain(fixed.map(|pod| (pod.full_name(), MirrorPodState::Desired(pod.uid().clone())))).collect()
@@ -92,10 +93,11 @@ impl SyncLoop {
 
     /// Retries static pods that wait for the first list of the runtime.
     fn start_waiting(&mut self) {
-        let waits = |record: &Record| matches!(record.state, RecordState::Waiting(..)) && !record.leftovers_seen;
-        let held = self.records.iter().filter(|(_, record)| waits(record)).map(|(uid, _)| uid.clone());
-        for uid in held.collect::<Vec<_>>() {
-            self.try_start(&uid, Cause::Create);
+        let waits =
+            |record: &PodWorkerRecord| matches!(record.state, RecordState::Waiting(..)) && !record.leftovers_seen;
+        let waiting = self.records.iter().filter(|(_, record)| waits(record)).map(|(uid, _)| uid.clone());
+        for uid in waiting.collect::<Vec<_>>() {
+            self.try_start(&uid, SyncPodType::Create);
         }
     }
 
@@ -117,10 +119,10 @@ impl SyncLoop {
             info!(pod = %id.object_name(), podUID = %id.uid, "Clean up containers for orphaned pod we had not seen before");
             self.context.metrics.orphaned_runtime_pods.inc();
         }
-        let record = Record {
+        let record = PodWorkerRecord {
             id: id.clone(),
             pod: None,
-            wish: DesiredState::default(),
+            desired: DesiredState::default(),
             // Terminating from the start, so that a new pod of this UID starts only afterwards.
             life: Lifecycle::Syncing.apply(&DesiredState::default(), None),
             state: RecordState::Waiting(StartWait::Removal, Instant::now()),
@@ -128,7 +130,7 @@ impl SyncLoop {
             leftovers_seen: true,
         };
         self.records.insert(id.uid.clone(), record);
-        self.try_start(&id.uid, Cause::Kill);
+        self.try_start(&id.uid, SyncPodType::Kill);
     }
 
     /// Looks for directories and cgroups of deleted pods in a separate task.
@@ -146,7 +148,7 @@ impl SyncLoop {
                 directories: context.volumes.pods_on_disk().await,
                 cgroups: context.resources.pods().await,
             };
-            let _ = commands.send(Command::SweepResult(found)).await; // the sync loop may have ended
+            let _ = commands.send(SyncLoopCommand::SweepResult(found)).await; // the sync loop may have ended
         });
     }
 
@@ -185,7 +187,7 @@ impl SyncLoop {
                 {
                     debug!(podUID = %id.uid, err = %error, "Failed to remove orphaned pod cgroup");
                 }
-                let _ = commands.send(Command::SweepDone(id.uid)).await; // the sync loop may have ended
+                let _ = commands.send(SyncLoopCommand::SweepDone(id.uid)).await; // the sync loop may have ended
             };
             futures::stream::iter(all).for_each_concurrent(SWEEPERS, remove).await;
         });

@@ -28,8 +28,8 @@ use tokio::{
 };
 use tracing::info;
 
-pub use commands::{Command, Leftovers, WorkerView, kill_and_wait};
-use records::Record;
+pub use commands::{Leftovers, SyncLoopCommand, WorkerView, kill_and_wait};
+use records::PodWorkerRecord;
 
 use super::{
     allocation::Allocator,
@@ -49,7 +49,7 @@ use berth_types::{Pod, PodChange, PodUid};
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     /// Sender of commands.
-    pub commands: mpsc::Sender<Command>,
+    pub commands: mpsc::Sender<SyncLoopCommand>,
     /// All pods: desired ones, lifecycles, workers.
     pub pods: PodReader,
     /// Liveness timestamps of the loop.
@@ -57,7 +57,7 @@ pub struct EngineHandle {
 }
 
 /// Inputs of the sync loop.
-pub struct Inputs {
+pub struct SyncLoopInputs {
     /// Operations of the mux.
     pub changes: mpsc::Receiver<PodChange>,
     /// Reports of the workers.
@@ -71,9 +71,9 @@ pub struct Inputs {
 /// State of the sync loop task; see the module documentation.
 pub struct SyncLoop {
     context: Arc<WorkerContext>,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<SyncLoopCommand>,
     pods: PodManager,
-    records: HashMap<PodUid, Record>,
+    records: HashMap<PodUid, PodWorkerRecord>,
     order: StaticOrder,
     ready: SourceReadiness,
     allocator: Allocator,
@@ -95,7 +95,7 @@ pub struct SyncLoop {
 const FIRST_LIST: Duration = Duration::from_secs(5);
 
 /// Spawns the sync loop.
-pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
+pub fn start(context: Arc<WorkerContext>, mut inputs: SyncLoopInputs) -> EngineHandle {
     let (commands, received) = mpsc::channel(256);
     let (published, snapshots) = watch::channel(Arc::default());
     let heartbeat = SyncLoopLiveness::new();
@@ -130,7 +130,7 @@ impl SyncLoop {
         mut self,
         mut changes: mpsc::Receiver<PodChange>,
         mut reports: mpsc::Receiver<Report>,
-        mut commands: mpsc::Receiver<Command>,
+        mut commands: mpsc::Receiver<SyncLoopCommand>,
     ) {
         info!("Starting kubelet main sync loop");
         let mut tick = tokio::time::interval(self.context.config.housekeeping_period);
@@ -175,7 +175,7 @@ impl SyncLoop {
             let id = self.pods.pod(uid)?.id().clone();
             Some(PodWorkerStatus { id, life: Lifecycle::Syncing, progress: None, line: Some(*line) })
         });
-        let workers = self.records.values().map(Record::standing).chain(awaiting).collect();
+        let workers = self.records.values().map(PodWorkerRecord::standing).chain(awaiting).collect();
         let (sources_ready, desired) = (self.ready.all(), Arc::new(desired));
         self.published.send_replace(Arc::new(PodSnapshot { sources_ready, desired, lifecycles, workers }));
     }

@@ -7,15 +7,15 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, error, info, warn};
 
-use super::{Command, SyncLoop, kill_and_wait, records::Record};
+use super::{SyncLoop, SyncLoopCommand, kill_and_wait, records::PodWorkerRecord};
 use crate::engine::{
-    admission::{Admitted, Refusal, missing_for_update, preemption},
-    allocation::{Candidate, Preempt, Presence, Retry, Trigger, resize::has_shrunk},
+    admission::{Admission, AdmissionRejection, missing_for_update, preemption},
+    allocation::{Candidate, Preempt, Retry, RuntimePresence, Trigger, resize::has_shrunk},
     lifecycle::{Lifecycle, StatusOverride, StopCause},
-    worker::Cause,
+    worker::SyncPodType,
     worker_status::StartWait,
 };
-use berth_ports::Event;
+use berth_ports::EventRecord;
 use berth_status::{conditions::readiness_gates_changed, previous_status::starts_after};
 use berth_types::{Operation, Pod, PodChange, PodUid, api, qos::Qos};
 
@@ -69,9 +69,9 @@ impl SyncLoop {
     /// As [`SyncLoop::add`], but ignores the pods in `ending`: they were already preempted for this
     /// pod.
     pub(super) async fn add_ignoring(&mut self, pod: Arc<Pod>, ending: &[PodUid]) {
-        let stopping = self.records.get(pod.uid()).is_some_and(Record::is_stopping);
+        let stopping = self.records.get(pod.uid()).is_some_and(PodWorkerRecord::is_stopping);
         if stopping || pod.is_api_terminal() {
-            self.dispatch(&pod, Cause::Create);
+            self.dispatch(&pod, SyncPodType::Create);
             return;
         }
         // Pods that await preemption have no containers to kill: hide those that this pod may preempt.
@@ -81,12 +81,12 @@ impl SyncLoop {
         let counts = |other: &Arc<Pod>| !is_hidden(other) && !ending.contains(other.uid());
         let active: Vec<Arc<Pod>> = self.active_pods().into_iter().filter(counts).collect();
         let node = self.context.node.borrow().clone();
-        let presence = if self.runs_already(&pod) { Presence::Running } else { Presence::Absent };
+        let presence = if self.runs_already(&pod) { RuntimePresence::Running } else { RuntimePresence::Absent };
         match self.allocator.admit(Candidate { pod: &pod, presence, active: &active, node: &node }) {
             Ok(admitted) if admitted.victims.is_empty() => {
                 self.rejected.remove(pod.uid());
                 self.allocator.added(&pod);
-                self.dispatch(&pod, Cause::Create);
+                self.dispatch(&pod, SyncPodType::Create);
             }
             Ok(admitted) => {
                 self.awaiting_admission.insert(pod.uid().clone(), (StartWait::Preemption, Instant::now()));
@@ -115,11 +115,11 @@ impl SyncLoop {
         self.context.tasks.spawn(async move {
             // A timeout retries as well: the rejection is then final.
             let _ = timeout(FRESH, node.wait_for(|facts| facts.labels != labels)).await;
-            let _ = commands.send(Command::RetryAdmission { pod, ending }).await; // the sync loop may have ended
+            let _ = commands.send(SyncLoopCommand::RetryAdmission { pod, ending }).await; // the sync loop may have ended
         });
     }
 
-    fn reject(&mut self, pod: &Arc<Pod>, refusal: &Refusal) {
+    fn reject(&mut self, pod: &Arc<Pod>, refusal: &AdmissionRejection) {
         warn!(pod = %pod.object_name(), podUID = %pod.uid(), reason = %refusal.reason, err = %refusal.message, "Pod was rejected");
         self.allocator.reject(pod, refusal);
         let status = api::PodStatus {
@@ -145,7 +145,7 @@ impl SyncLoop {
         self.retry_at = Instant::now() + done.next;
         for uid in done.changed {
             if let Some(pod) = self.pods.pod(&uid).cloned() {
-                self.dispatch(&pod, Cause::Update);
+                self.dispatch(&pod, SyncPodType::Update);
             }
         }
         for Preempt { admitted, .. } in done.preempt {
@@ -155,14 +155,14 @@ impl SyncLoop {
 
     /// Kills the victims of a critical pod in a separate task; then `pod`, if given, is admitted again.
     /// `ending` lists victims of earlier attempts, which are ignored again.
-    fn preempt(&mut self, pod: Option<Arc<Pod>>, admitted: Admitted, mut ending: Vec<PodUid>) {
+    fn preempt(&mut self, pod: Option<Arc<Pod>>, admitted: Admission, mut ending: Vec<PodUid>) {
         let commands = self.commands.clone();
         let events = self.context.events.clone();
         let count = self.allocator.victims_of(&admitted);
         self.context.tasks.spawn(async move {
             ending.extend(admitted.victims.iter().map(|victim| victim.uid().clone()));
             for victim in admitted.victims {
-                events.record(Event::warning(victim.id(), preemption::REASON, preemption::MESSAGE));
+                events.record(EventRecord::warning(victim.id(), preemption::REASON, preemption::MESSAGE));
                 let status = StatusOverride {
                     reason: preemption::REASON.to_owned(),
                     message: preemption::MESSAGE.to_owned(),
@@ -178,13 +178,13 @@ impl SyncLoop {
                     Ok(()) => count(),
                     Err(text) => {
                         let message = "Container runtime did not kill the pod within specified grace period.";
-                        events.record(Event::warning(victim.id(), "ExceededGracePeriod", message));
+                        events.record(EventRecord::warning(victim.id(), "ExceededGracePeriod", message));
                         error!(pod = %victim.object_name(), err = %text, "Preemption: pod failed to evict");
                     }
                 }
             }
             if let Some(pod) = pod {
-                let _ = commands.send(Command::RetryAdmission { pod, ending }).await; // the sync loop may have ended
+                let _ = commands.send(SyncLoopCommand::RetryAdmission { pod, ending }).await; // the sync loop may have ended
             }
         });
     }
@@ -200,7 +200,7 @@ impl SyncLoop {
         if let Some(old) = &old {
             let node = self.context.node.borrow().clone();
             if let Some(text) = missing_for_update(old, &pod, &node.declared_features) {
-                self.context.events.record(Event::warning(pod.id(), "FailedNodeDeclaredFeaturesCheck", text));
+                self.context.events.record(EventRecord::warning(pod.id(), "FailedNodeDeclaredFeaturesCheck", text));
             }
         }
         if old.is_some_and(|old| self.allocator.updated(&old, &pod)) {
@@ -211,7 +211,7 @@ impl SyncLoop {
         // stopped.
         let waits = self.awaiting_admission.contains_key(pod.uid());
         if !(waits || self.rejected.contains(pod.uid())) || pod.is_deleting() {
-            self.dispatch(&pod, Cause::Update);
+            self.dispatch(&pod, SyncPodType::Update);
         }
     }
 
@@ -268,9 +268,9 @@ impl SyncLoop {
         // A rejected pod, or one that awaits preemption, has no record and must not get one.
         let is_refused = self.rejected.contains(new.uid());
         if new.is_api_terminal() && !old.is_api_terminal() && !is_refused {
-            self.dispatch(new, Cause::Update);
+            self.dispatch(new, SyncPodType::Update);
         } else if readiness_gates_changed(old, new) && self.records.contains_key(new.uid()) {
-            self.dispatch(new, Cause::Sync);
+            self.dispatch(new, SyncPodType::Sync);
         }
         if new.is_evicted()
             && let Some(observed) = self.context.observer.known_pod(new.uid())
@@ -283,21 +283,21 @@ impl SyncLoop {
     /// earlier lifecycle of the pod, published.
     fn apply_mirror_status(&mut self, mirror: &Pod) {
         let Some(pod) = self.pods.pod_of_mirror(mirror).cloned() else { return };
-        let Some(told) = self.pods.mirror_status(&pod) else { return };
-        let knows = |record: &Record| {
+        let Some(mirror_status) = self.pods.mirror_status(&pod) else { return };
+        let knows = |record: &PodWorkerRecord| {
             let known = record.pod.as_ref().and_then(|pod| pod.status.as_deref());
             known.is_some_and(|status| status.start_time.is_some())
         };
         let knows = self.records.get(pod.uid()).is_none_or(knows);
         let status = self.context.status.status(pod.uid());
-        if !knows && status.is_none_or(|kept| starts_after(&kept, told)) {
-            self.dispatch(&pod, Cause::Update);
+        if !knows && status.is_none_or(|kept| starts_after(&kept, mirror_status)) {
+            self.dispatch(&pod, SyncPodType::Update);
         }
     }
 
     fn resync_pod_of(&mut self, mirror: &Pod) {
         if let Some(pod) = self.pods.pod_of_mirror(mirror).cloned() {
-            self.dispatch(&pod, Cause::Update);
+            self.dispatch(&pod, SyncPodType::Update);
         }
     }
 

@@ -11,7 +11,7 @@ use tracing::debug;
 use super::SyncLoop;
 use crate::engine::{
     lifecycle::{self, DesiredState, Lifecycle, StopCause, StopRequest},
-    worker::{self, Cause, Desired, Report, WorkerHandle},
+    worker::{self, PodUpdate, Report, SyncPodType, WorkerHandle},
     worker_status::{PodWorkerStatus, StartWait},
 };
 use berth_types::{Pod, PodFullName, PodRef, PodUid};
@@ -25,10 +25,10 @@ pub(super) enum RecordState {
     Finished,
 }
 
-pub(super) struct Record {
+pub(super) struct PodWorkerRecord {
     pub(super) id: PodRef,
     pub(super) pod: Option<Arc<Pod>>,
-    pub(super) wish: DesiredState,
+    pub(super) desired: DesiredState,
     pub(super) life: Lifecycle,
     pub(super) state: RecordState,
     pub(super) restart_requested: bool,
@@ -36,10 +36,10 @@ pub(super) struct Record {
     pub(super) leftovers_seen: bool,
 }
 
-impl Record {
+impl PodWorkerRecord {
     /// Whether the pod is stopping: its worker has reported so, or was requested to stop.
     pub(super) fn is_stopping(&self) -> bool {
-        self.life.is_stopping() || self.wish.stop.is_some()
+        self.life.is_stopping() || self.desired.stop.is_some()
     }
 
     /// Status of the pod for `berth why`.
@@ -55,15 +55,15 @@ impl Record {
 
 impl SyncLoop {
     /// Dispatches the latest definition to the pod's worker; creates record and worker if needed.
-    pub(super) fn dispatch(&mut self, pod: &Arc<Pod>, cause: Cause) {
+    pub(super) fn dispatch(&mut self, pod: &Arc<Pod>, cause: SyncPodType) {
         let allocated = self.allocator.allocated(pod);
         // The API status of a static pod is that of its mirror pod.
         let allocated = match self.pods.mirror_status(pod) {
-            Some(told) => Arc::new(allocated.with_status(told.clone())),
+            Some(status) => Arc::new(allocated.with_status(status.clone())),
             None => allocated,
         };
         if let Some(record) = self.records.get_mut(pod.uid()) {
-            if record.is_stopping() && cause == Cause::Create {
+            if record.is_stopping() && cause == SyncPodType::Create {
                 record.restart_requested = true;
                 if record.life.is_finished() {
                     self.restart(&pod.uid().clone());
@@ -76,11 +76,11 @@ impl SyncLoop {
         }
         // A pod that has not been observed may be alive: the first sync determines that.
         let alive = self.context.observer.may_be_alive(pod.uid());
-        let record = Record {
+        let record = PodWorkerRecord {
             id: pod.id().clone(),
             life: Lifecycle::first(pod.is_api_terminal(), alive),
             pod: Some(allocated),
-            wish: DesiredState::default(),
+            desired: DesiredState::default(),
             state: RecordState::Waiting(StartWait::Removal, Instant::now()),
             restart_requested: false,
             leftovers_seen: false,
@@ -90,7 +90,7 @@ impl SyncLoop {
     }
 
     /// Starts a record's worker unless it has to wait for its full name or for a removal.
-    pub(super) fn try_start(&mut self, uid: &PodUid, cause: Cause) {
+    pub(super) fn try_start(&mut self, uid: &PodUid, cause: SyncPodType) {
         let Some(record) = self.records.get(uid) else { return };
         if !matches!(record.state, RecordState::Waiting(..)) {
             return;
@@ -112,7 +112,8 @@ impl SyncLoop {
             return;
         }
         let Some(record) = self.records.get_mut(uid) else { return };
-        let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, sent_at: Instant::now() };
+        let desired =
+            PodUpdate { pod: record.pod.clone(), state: record.desired.clone(), cause, sent_at: Instant::now() };
         let handle = worker::spawn(self.context.clone(), record.id.clone(), record.life.clone(), desired);
         record.state = RecordState::Working(handle);
         self.changed = true;
@@ -172,10 +173,10 @@ impl SyncLoop {
     pub(super) fn stop(&mut self, uid: &PodUid, order: StopRequest) {
         let Some(record) = self.records.get_mut(uid) else { return };
         record.restart_requested = false;
-        let folded = lifecycle::merge_stop_requests(record.wish.stop.take(), order);
-        record.wish.stop = Some(folded);
+        let folded = lifecycle::merge_stop_requests(record.desired.stop.take(), order);
+        record.desired.stop = Some(folded);
         match record.state {
-            RecordState::Working(_) => send(record, Cause::Kill),
+            RecordState::Working(_) => send(record, SyncPodType::Kill),
             RecordState::Waiting(..) => {
                 // Never started: nothing runs, no runtime call is needed.
                 record.state = RecordState::Finished;
@@ -184,7 +185,7 @@ impl SyncLoop {
                 self.on_finished(uid);
             }
             RecordState::Finished => {
-                record.life = record.life.clone().apply(&record.wish, record.pod.as_deref());
+                record.life = record.life.clone().apply(&record.desired, record.pod.as_deref());
                 self.on_finished(uid);
             }
         }
@@ -200,7 +201,7 @@ impl SyncLoop {
             record.state = RecordState::Finished;
             // The finished worker has not received, and no longer receives, updates sent in the
             // meantime.
-            record.life = record.life.clone().apply(&record.wish, record.pod.as_deref());
+            record.life = record.life.clone().apply(&record.desired, record.pod.as_deref());
         }
         self.changed = true;
         if terminated {
@@ -214,7 +215,7 @@ impl SyncLoop {
     fn leave_start_queue(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get(uid) else { return };
         if let Some(next) = self.order.leave(&record.id.full_name(), uid) {
-            self.try_start(&next, Cause::Create);
+            self.try_start(&next, SyncPodType::Create);
         }
     }
 
@@ -237,7 +238,7 @@ impl SyncLoop {
             let label = berth_metrics::static_label(pod.is_static());
             self.context.metrics.restarted_pods.with_label_values(&[label]).inc();
             self.context.status.forget(uid);
-            self.dispatch(&pod, Cause::Create);
+            self.dispatch(&pod, SyncPodType::Create);
         }
     }
 
@@ -256,9 +257,10 @@ impl SyncLoop {
     }
 }
 
-pub(super) fn send(record: &Record, cause: Cause) {
+pub(super) fn send(record: &PodWorkerRecord, cause: SyncPodType) {
     if let RecordState::Working(handle) = &record.state {
-        let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, sent_at: Instant::now() };
+        let desired =
+            PodUpdate { pod: record.pod.clone(), state: record.desired.clone(), cause, sent_at: Instant::now() };
         handle.desired.send_replace(desired);
     }
 }

@@ -20,7 +20,7 @@ use berth_status::StatusManager;
 pub struct EngineConfig {
     /// `syncFrequency`: maximum time between syncs of a settled pod.
     pub sync_frequency: Duration,
-    /// Period of housekeeping.
+    /// Interval of housekeeping in the sync loop; default 2 s.
     pub housekeeping_period: Duration,
     /// Timeout for one observation of a pod; the sync fails after it.
     pub observation_timeout: Duration,

@@ -13,7 +13,7 @@ use super::{
     sync::{Outcome, SyncContext, WorkerState},
 };
 use crate::engine::{deadline, lifecycle::SyncTransition};
-use berth_ports::Event;
+use berth_ports::EventRecord;
 use berth_status::{BuildKind, Phase};
 use berth_types::{Pod, api, observed::ObservedPod};
 
@@ -47,15 +47,15 @@ impl SyncContext<'_> {
     pub(super) fn past_deadline(&self, pod: &Pod) -> Option<berth_status::Eviction> {
         pod.spec().active_deadline_seconds?;
         let previous = self.context.status.previous(pod);
-        let told = previous.as_deref().or(pod.status.as_deref());
-        let has_ended = told.and_then(Phase::of).is_some_and(Phase::is_terminal) || pod.is_api_terminal();
+        let reported = previous.as_deref().or(pod.status.as_deref());
+        let has_ended = reported.and_then(Phase::of).is_some_and(Phase::is_terminal) || pod.is_api_terminal();
         let is_past = if has_ended {
-            told.and_then(|status| status.reason.as_deref()) == Some(deadline::REASON)
+            reported.and_then(|status| status.reason.as_deref()) == Some(deadline::REASON)
         } else {
-            deadline::is_exceeded(pod, start_of(told), self.context.clock.now())
+            deadline::is_exceeded(pod, start_of(reported), self.context.clock.now())
         };
         if is_past && !has_ended {
-            self.context.events.record(Event::normal(pod.id(), deadline::REASON, deadline::MESSAGE));
+            self.context.events.record(EventRecord::normal(pod.id(), deadline::REASON, deadline::MESSAGE));
         }
         is_past.then(|| berth_status::Eviction {
             reason: deadline::REASON.to_owned(),
@@ -86,7 +86,7 @@ impl SyncContext<'_> {
     /// scheduled to another node.
     pub(super) fn refuse(&mut self, pod: &Pod, text: &str) -> String {
         warn!(pod = %pod.object_name(), podUID = %pod.uid(), reason = OVER_LIMIT, err = %text, "Pod was rejected");
-        self.context.events.record(Event::warning(pod.id(), OVER_LIMIT, text));
+        self.context.events.record(EventRecord::warning(pod.id(), OVER_LIMIT, text));
         let message = format!("Pod was rejected: {text}");
         self.memory.rejection =
             Some(berth_status::Eviction { reason: OVER_LIMIT.to_owned(), message: message.clone() });

@@ -39,7 +39,7 @@ use berth_types::{Pod, PodRef};
 
 /// Cause of the latest message from the sync loop: label `operation_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cause {
+pub enum SyncPodType {
     /// The pod is new.
     Create,
     /// Its definition changed.
@@ -50,7 +50,7 @@ pub enum Cause {
     Kill,
 }
 
-impl Cause {
+impl SyncPodType {
     /// The label's value.
     pub fn label(self) -> &'static str {
         match self {
@@ -64,13 +64,13 @@ impl Cause {
 
 /// The latest desired state of one pod.
 #[derive(Clone, Debug)]
-pub struct Desired {
+pub struct PodUpdate {
     /// The pod with its allocated resources; `None` for a pod that only the runtime knows.
     pub pod: Option<Arc<Pod>>,
     /// Desired lifecycle state: stop requests.
-    pub wish: DesiredState,
+    pub state: DesiredState,
     /// Cause of this message.
-    pub cause: Cause,
+    pub cause: SyncPodType,
     /// When this message was sent to the worker.
     pub sent_at: Instant,
 }
@@ -88,7 +88,7 @@ pub struct Report {
 #[derive(Debug)]
 pub struct WorkerHandle {
     /// Mailbox of the desired state.
-    pub desired: watch::Sender<Desired>,
+    pub desired: watch::Sender<PodUpdate>,
     /// Lifecycle state of the pod, as the worker last published it.
     pub life: watch::Receiver<Lifecycle>,
     /// Progress of the worker.
@@ -96,7 +96,7 @@ pub struct WorkerHandle {
 }
 
 /// Spawns a worker; it runs until the pod is finished or the agent shuts down.
-pub fn spawn(context: Arc<WorkerContext>, id: PodRef, first: Lifecycle, desired: Desired) -> WorkerHandle {
+pub fn spawn(context: Arc<WorkerContext>, id: PodRef, first: Lifecycle, desired: PodUpdate) -> WorkerHandle {
     let progress = PodProgress::new();
     let (desired, mailbox) = watch::channel(desired);
     let (life_sender, life) = watch::channel(first.clone());
@@ -114,7 +114,7 @@ pub fn spawn(context: Arc<WorkerContext>, id: PodRef, first: Lifecycle, desired:
 
 struct Worker {
     context: Arc<WorkerContext>,
-    mailbox: watch::Receiver<Desired>,
+    mailbox: watch::Receiver<PodUpdate>,
     life: Lifecycle,
     life_sender: watch::Sender<Lifecycle>,
     memory: sync::WorkerState,
@@ -124,30 +124,30 @@ impl Worker {
     async fn run(&mut self) {
         let context = self.context.clone();
         let mut runtime_state = context.runtime_state.clone();
-        let mut fresh_word = true;
+        let mut update_pending = true;
         // A finished worker reports once and then nothing: its UID may have been added a second time.
         while !self.life.is_finished() {
             let desired = {
                 let word = self.mailbox.borrow_and_update();
-                fresh_word |= word.has_changed(); // an update may have arrived between two syncs
+                update_pending |= word.has_changed(); // an update may have arrived between two syncs
                 word.clone()
             };
-            self.heed(&desired).await;
+            self.apply(&desired).await;
             let _ = runtime_state.borrow_and_update();
-            let begun = fresh_word.then_some((desired.sent_at, desired.cause));
-            let (end, overheard) = tokio::select! {
+            let begun = update_pending.then_some((desired.sent_at, desired.cause));
+            let (end, updated) = tokio::select! {
                 biased;
                 () = context.shutdown.cancelled() => return,
                 // Boxed: a worker is idle most of the time, and the sync future is the largest part of
                 // it.
-                end = Box::pin(self.turn(&desired, fresh_word)) => end,
+                end = Box::pin(self.turn(&desired, update_pending)) => end,
             };
             drop(desired); // do not keep the message alive while the worker is idle
             if let Some((handed_at, cause)) = begun {
                 context.metrics.worker_duration(cause.label(), handed_at.elapsed());
             }
-            if overheard || end == SyncResult::SyncAgain {
-                fresh_word = overheard;
+            if updated || end == SyncResult::SyncAgain {
+                update_pending = updated;
                 continue;
             }
             let mut wait = sync_delay::delay(&end, context.config.sync_frequency, rand::rng().random());
@@ -157,12 +157,12 @@ impl Worker {
                 wait = wait.min(left);
             }
             self.rest(&end, wait);
-            fresh_word = false;
+            update_pending = false;
             tokio::select! {
                 biased;
                 () = context.shutdown.cancelled() => return,
                 changed = self.mailbox.changed() => match changed {
-                    Ok(()) => fresh_word = true,
+                    Ok(()) => update_pending = true,
                     Err(_) => return, // the sync loop has ended
                 },
                 () = moved(&mut self.memory.view, sync_delay::observation_delay(&end)) => {}
@@ -180,8 +180,8 @@ impl Worker {
     }
 
     /// Applies the latest desired state; reports a lifecycle transition to the sync loop.
-    async fn heed(&mut self, desired: &Desired) {
-        let next = self.life.clone().apply(&desired.wish, desired.pod.as_deref());
+    async fn apply(&mut self, desired: &PodUpdate) {
+        let next = self.life.clone().apply(&desired.state, desired.pod.as_deref());
         self.enter(next).await;
     }
 
@@ -199,18 +199,18 @@ impl Worker {
     }
 
     /// Runs one sync; also returns whether an update arrived in the meantime.
-    async fn turn(&mut self, desired: &Desired, fresh_word: bool) -> (SyncResult, bool) {
+    async fn turn(&mut self, desired: &PodUpdate, update_pending: bool) -> (SyncResult, bool) {
         let stopping = CancellationToken::new();
         let (grace, grace_seen) = watch::channel(self.grace());
         let turn = sync::SyncContext {
             context: &self.context,
             memory: &mut self.memory,
             pod: desired.pod.clone(),
-            update_pending: fresh_word,
+            update_pending,
         };
-        let order = desired.wish.stop.as_ref().and_then(|stop| stop.status.clone());
+        let order = desired.state.stop.as_ref().and_then(|stop| stop.status.clone());
         let running = UpdateListener { mailbox: &mut self.mailbox, stopping: stopping.clone(), grace };
-        let (outcome, overheard) = match &self.life {
+        let (outcome, updated) = match &self.life {
             Lifecycle::Syncing => running.run_with_updates(self.life.clone(), turn.sync(stopping)).await,
             Lifecycle::Terminating { .. } => {
                 running.run_with_updates(self.life.clone(), turn.stop(grace_seen, order)).await
@@ -224,13 +224,13 @@ impl Worker {
             Ok(sync::Outcome::Moved(done)) => {
                 let next = self.life.clone().after(done, desired.pod.as_deref());
                 self.enter(next).await;
-                (SyncResult::SyncAgain, overheard)
+                (SyncResult::SyncAgain, updated)
             }
-            Ok(sync::Outcome::Unchanged(end)) => (end, overheard),
+            Ok(sync::Outcome::Unchanged(end)) => (end, updated),
             Err(text) => {
                 self.memory.progress.fail(&text);
                 error!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
-                (SyncResult::Failed, overheard)
+                (SyncResult::Failed, updated)
             }
         }
     }
@@ -253,7 +253,7 @@ async fn moved(view: &mut PodView, least: Duration) {
 
 /// Receives mailbox updates while a sync runs.
 struct UpdateListener<'a> {
-    mailbox: &'a mut watch::Receiver<Desired>,
+    mailbox: &'a mut watch::Receiver<PodUpdate>,
     stopping: CancellationToken,
     grace: watch::Sender<Option<Grace>>,
 }
@@ -263,18 +263,18 @@ impl UpdateListener<'_> {
     /// pending starts; a shorter grace period is passed to the kill in progress.
     async fn run_with_updates<T>(self, mut life: Lifecycle, turn: impl Future<Output = T>) -> (T, bool) {
         tokio::pin!(turn);
-        let mut overheard = false;
+        let mut updated = false;
         loop {
             tokio::select! {
                 biased;
-                out = &mut turn => return (out, overheard),
+                out = &mut turn => return (out, updated),
                 changed = self.mailbox.changed() => {
                     if changed.is_err() {
-                        return (turn.await, overheard);
+                        return (turn.await, updated);
                     }
-                    overheard = true;
+                    updated = true;
                     let word = self.mailbox.borrow_and_update().clone();
-                    life = life.apply(&word.wish, word.pod.as_deref());
+                    life = life.apply(&word.state, word.pod.as_deref());
                     if let Lifecycle::Terminating { grace, .. } = &life {
                         self.stopping.cancel();
                         self.grace.send_if_modified(|current| {

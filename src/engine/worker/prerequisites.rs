@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::{WorkerContext, sync::SyncContext};
-use berth_ports::{Event, MountedVolumes, VolumeError};
+use berth_ports::{EventRecord, MountedVolumes, VolumeError};
 use berth_types::{Pod, observed::ObservedPod};
 
 /// Prerequisites of a pod's sandbox.
@@ -18,11 +18,11 @@ pub(super) struct PodPrerequisites {
 }
 
 /// Result of mounting the volumes; `None` if the pod was stopped in the meantime.
-type Mounted = Option<Result<Arc<MountedVolumes>, VolumeError>>;
+type MountResult = Option<Result<Arc<MountedVolumes>, VolumeError>>;
 
 /// Mounts the pod's volumes. Mounts in progress when the pod is stopped continue, and are unmounted
 /// with the others.
-async fn mount(context: Arc<WorkerContext>, pod: Arc<Pod>, stopping: CancellationToken) -> Mounted {
+async fn mount(context: Arc<WorkerContext>, pod: Arc<Pod>, stopping: CancellationToken) -> MountResult {
     tokio::select! {
         mounted = context.volumes.mount(&pod) => Some(mounted),
         () = stopping.cancelled() => None,
@@ -40,7 +40,7 @@ impl SyncContext<'_> {
         if !has_claims || observed.running().next().is_some() {
             return Ok(());
         }
-        self.context.events.record(Event::warning(pod.id(), "FailedPrepareDynamicResources", NO_CLAIMS));
+        self.context.events.record(EventRecord::warning(pod.id(), "FailedPrepareDynamicResources", NO_CLAIMS));
         Err(NO_CLAIMS.to_owned())
     }
 
@@ -77,13 +77,13 @@ impl SyncContext<'_> {
         Ok(Some(PodPrerequisites { cgroup, volumes }))
     }
 
-    fn volumes(&mut self, pod: &Arc<Pod>, mounted: Mounted) -> Result<Arc<MountedVolumes>, String> {
+    fn volumes(&mut self, pod: &Arc<Pod>, mounted: MountResult) -> Result<Arc<MountedVolumes>, String> {
         match mounted.ok_or_else(|| "pod is terminating, stopped waiting for its volumes".to_owned())? {
             Ok(volumes) => Ok(volumes),
             Err(VolumeError::LimitExceeded(text)) => Err(self.refuse(pod, &text)),
             Err(error) => {
                 let text = format!("Unable to attach or mount volumes: {error}");
-                let told = match error {
+                let messages = match error {
                     // The causes were recorded as events when they occurred.
                     VolumeError::TimedOut(_) => Vec::new(),
                     VolumeError::NotSetUp { causes, .. } => causes,
@@ -91,8 +91,8 @@ impl SyncContext<'_> {
                         vec![text.clone()]
                     }
                 };
-                for message in told {
-                    self.context.events.record(Event::warning(pod.id(), "FailedMount", message));
+                for message in messages {
+                    self.context.events.record(EventRecord::warning(pod.id(), "FailedMount", message));
                 }
                 Err(text)
             }
@@ -126,7 +126,7 @@ impl SyncContext<'_> {
             }
             Err(error) => {
                 let text = format!("unable to ensure pod container exists: {error}");
-                self.context.events.record(Event::warning(pod.id(), "FailedCreatePodContainer", text.clone()));
+                self.context.events.record(EventRecord::warning(pod.id(), "FailedCreatePodContainer", text.clone()));
                 Err(text)
             }
         }

@@ -5,7 +5,7 @@
 use tracing::debug;
 
 use super::sync::SyncContext;
-use crate::engine::allocation::Progress;
+use crate::engine::allocation::ActuationProgress;
 use berth_ports::{ActionKind, PodCgroupValues, SyncOutcome};
 use berth_status::Phase;
 use berth_types::{Pod, observed::ObservedPod};
@@ -25,7 +25,7 @@ impl SyncContext<'_> {
     /// Reports whether the running containers have the allocated resources, by a fresh observation.
     pub(super) async fn note_resize_progress(&mut self, pod: &Pod, observed: &ObservedPod) {
         let in_progress = self.context.runtime.resize_in_progress(pod, observed);
-        let progress = if in_progress { Progress::Ongoing } else { Progress::Done };
+        let progress = if in_progress { ActuationProgress::Ongoing } else { ActuationProgress::Done };
         self.context.allocations.progress(pod, progress);
         self.read_in_force(pod, in_progress).await;
     }
@@ -38,7 +38,7 @@ impl SyncContext<'_> {
             self.memory.in_force = None;
         }
         if let Some(failure) = resizes.find_map(|action| action.failure.as_ref()) {
-            self.context.allocations.progress(pod, Progress::Failed(&failure.message));
+            self.context.allocations.progress(pod, ActuationProgress::Failed(&failure.message));
         }
     }
 
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_of_a_cgroup_are_told_as_resources() {
+    fn cgroup_values_are_converted_to_resources() {
         let read = |shares, quota, period, memory| {
             let seen = in_force(PodCgroupValues {
                 cpu_shares: Some(shares),

@@ -13,14 +13,14 @@ use tracing::{debug, warn};
 
 use super::sync::{Outcome, SyncContext};
 use crate::engine::lifecycle::{StatusOverride, SyncTransition};
-use berth_ports::{Event, Grace, KillPod};
+use berth_ports::{EventRecord, Grace, KillPod};
 use berth_status::{BuildKind, Phase};
 use berth_types::{Pod, api, observed::ObservedPod};
 
 /// Longest wait for the unready status to be sent before containers are stopped.
-const HEARD: Duration = Duration::from_secs(1);
+const STATUS_SEND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Polling interval of that wait.
-const LOOK: Duration = Duration::from_millis(10);
+const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 impl SyncContext<'_> {
     /// Stops all containers of the pod. `grace` is live: shortening it shortens the running kill.
@@ -118,7 +118,7 @@ impl SyncContext<'_> {
         let is_unsent = || status.cached(&uid).is_some_and(|kept| kept.unsent_since.is_some());
         let sent = async {
             while is_unsent() {
-                sleep(LOOK).await;
+                sleep(STATUS_POLL_INTERVAL).await;
             }
         };
         let _ = timeout(patience(grace), sent).await; // an unresponsive API server must not block the kill
@@ -132,7 +132,7 @@ impl SyncContext<'_> {
         self.memory.wanted = self.context.observer.action_completed(&self.memory.id.uid);
         killed.map_err(|error| {
             let text = format!("error killing pod: {error}");
-            self.context.events.record(Event::warning(&self.memory.id, "FailedKillPod", text.clone()));
+            self.context.events.record(EventRecord::warning(&self.memory.id, "FailedKillPod", text.clone()));
             text
         })
     }
@@ -199,9 +199,9 @@ impl SyncContext<'_> {
     }
 }
 
-/// A quarter of the grace period, at most [`HEARD`].
+/// A quarter of the grace period, at most [`STATUS_SEND_TIMEOUT`].
 fn patience(grace: Option<Grace>) -> Duration {
-    grace.map_or(HEARD, |Grace(grace)| (grace / 4).min(HEARD))
+    grace.map_or(STATUS_SEND_TIMEOUT, |Grace(grace)| (grace / 4).min(STATUS_SEND_TIMEOUT))
 }
 
 /// Remaining grace period of the containers. Runtimes count in whole seconds: if part of the period is
@@ -272,8 +272,8 @@ mod tests {
             let mut status = api::PodStatus { phase: Some(phase.to_owned()), ..Default::default() };
             overrule(&mut status, &order, 0, jiff::Timestamp::UNIX_EPOCH);
             assert_eq!(status.phase.as_deref(), Some(expected), "{phase}");
-            let told = (status.reason.as_deref(), status.message.as_deref());
-            assert_eq!(told, (Some("Terminated"), Some("The node goes down.")), "{phase}");
+            let reported = (status.reason.as_deref(), status.message.as_deref());
+            assert_eq!(reported, (Some("Terminated"), Some("The node goes down.")), "{phase}");
         }
     }
 
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_long_for_others_to_hear() {
+    fn the_wait_for_the_unready_status_is_bounded_by_the_grace_period() {
         for (grace, expected) in [(None, 1000), (Some(0), 0), (Some(1), 250), (Some(4), 1000), (Some(300), 1000)] {
             let expected = Duration::from_millis(expected);
             assert_eq!(patience(grace.map(Grace::from_secs)), expected, "{grace:?}");

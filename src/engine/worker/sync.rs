@@ -13,7 +13,7 @@ use crate::engine::{
     lifecycle::SyncTransition,
     sync_delay::{self, SyncResult},
 };
-use berth_ports::{ActionKind, Event, PodProgress, PodView, ProbeResult, PullSecret, SyncOutcome, SyncPod};
+use berth_ports::{ActionKind, EventRecord, PodProgress, PodView, ProbeResult, PullSecret, SyncOutcome, SyncPod};
 use berth_status::{
     BuildKind,
     lookup::{ContainerStateRef, state},
@@ -62,7 +62,7 @@ pub(super) struct WorkerState {
     pub in_force: Option<PodLevelValues>,
 }
 
-/// Actions are in back-off.
+/// Back-off that postpones all actions of a pod after a sync.
 pub(super) struct ActionBackOff {
     /// End of the back-off.
     pub until: Instant,
@@ -74,7 +74,7 @@ pub(super) struct ActionBackOff {
     pub after: BackOffCause,
 }
 
-/// Cause of a back-off.
+/// Cause of a back-off, which determines the result of the blocked sync.
 #[derive(Clone, Copy)]
 pub(super) enum BackOffCause {
     /// An action with a back-off of its own.
@@ -210,7 +210,7 @@ impl SyncContext<'_> {
             Err(_) => format!("timed out after {limit:?} waiting for the runtime status of the pod"),
         };
         let text = format!("error determining status: {text}");
-        self.context.events.record(Event::warning(&self.memory.id, "FailedSync", text.clone()));
+        self.context.events.record(EventRecord::warning(&self.memory.id, "FailedSync", text.clone()));
         Err(text)
     }
 
@@ -249,24 +249,24 @@ impl SyncContext<'_> {
         if let Some(end) = self.runtime_in_the_way(&pod) {
             return Ok(Outcome::Unchanged(end));
         }
-        if let Some(end) = self.held_back(&observed) {
+        if let Some(end) = self.remaining_backoff(&observed) {
             return Ok(Outcome::Unchanged(end));
         }
         self.context.objects.register(&pod);
-        let look = PrepareInput { observed, status: built, restart_all };
+        let input = PrepareInput { observed, status: built, restart_all };
         let left = Self::until_deadline(self.context, self.memory);
-        by_deadline(left, stopping.clone(), self.act(pod, look, stopping)).await
+        by_deadline(left, stopping.clone(), self.act(pod, input, stopping)).await
     }
 
     /// The part of a sync that may block: prerequisites, then actions of the runtime.
-    async fn act(mut self, pod: Arc<Pod>, look: PrepareInput, stopping: CancellationToken) -> Result<Outcome, String> {
-        let observed = look.observed.clone();
-        let ground = match self.prerequisites(&pod, &observed, &stopping).await {
+    async fn act(mut self, pod: Arc<Pod>, input: PrepareInput, stopping: CancellationToken) -> Result<Outcome, String> {
+        let observed = input.observed.clone();
+        let prerequisites = match self.prerequisites(&pod, &observed, &stopping).await {
             Err(_) if self.memory.rejection.is_some() => return Ok(self.reject(&pod, &observed)),
-            ground => ground?,
+            result => result?,
         };
-        let Some(ground) = ground else { return Ok(Outcome::Unchanged(SyncResult::SyncAgain)) };
-        let request = self.prepare(&pod, look, ground, stopping).await;
+        let Some(prerequisites) = prerequisites else { return Ok(Outcome::Unchanged(SyncResult::SyncAgain)) };
+        let request = self.prepare(&pod, input, prerequisites, stopping).await;
         self.memory.progress.enter_frame("containers");
         let done = self.context.runtime.sync_pod(request).await;
         if done.is_finished {
@@ -299,11 +299,11 @@ impl SyncContext<'_> {
     async fn prepare(
         &mut self,
         pod: &Arc<Pod>,
-        look: PrepareInput,
-        ground: PodPrerequisites,
+        input: PrepareInput,
+        prerequisites: PodPrerequisites,
         stopping: CancellationToken,
     ) -> SyncPod {
-        let PrepareInput { observed, status, restart_all } = look;
+        let PrepareInput { observed, status, restart_all } = input;
         let secrets = self.secrets(pod).await;
         self.context.probes.add(pod);
         let sandbox_seen = observed.clone();
@@ -312,8 +312,8 @@ impl SyncContext<'_> {
             observed,
             status,
             secrets,
-            volumes: ground.volumes,
-            cgroup_parent: ground.cgroup,
+            volumes: prerequisites.volumes,
+            cgroup_parent: prerequisites.cgroup,
             restart_all,
             stopping,
             sandbox_ready: self.sandbox_ready(pod, &sandbox_seen),
@@ -332,7 +332,7 @@ impl SyncContext<'_> {
             let text = format!(
                 "Unable to retrieve some image pull secrets ({names}); attempting to pull the image may not succeed."
             );
-            self.context.events.record(Event::warning(pod.id(), "FailedToRetrieveImagePullSecret", text));
+            self.context.events.record(EventRecord::warning(pod.id(), "FailedToRetrieveImagePullSecret", text));
         }
         found.into()
     }
@@ -372,7 +372,7 @@ impl SyncContext<'_> {
             self.memory.progress.enter("network");
             let text = format!("network is not ready: {error}");
             self.memory.progress.fail(&text);
-            self.context.events.record(Event::warning(pod.id(), "NetworkNotReady", text));
+            self.context.events.record(EventRecord::warning(pod.id(), "NetworkNotReady", text));
             return Some(SyncResult::NetworkNotReady);
         }
         None
@@ -429,7 +429,7 @@ impl SyncContext<'_> {
 
     /// Remaining back-off of actions; `None` if they may proceed. A new message of the sync loop, or a
     /// changed observation, ends it early.
-    fn held_back(&self, observed: &ObservedPod) -> Option<SyncResult> {
+    fn remaining_backoff(&self, observed: &ObservedPod) -> Option<SyncResult> {
         let hold = self.memory.hold.as_ref().filter(|_| !self.update_pending)?;
         let changed = !same_content(&hold.seen, observed);
         let due = if changed { hold.soonest } else { hold.until };

@@ -16,7 +16,7 @@ use super::glob::matches;
 pub struct Login {
     /// User name.
     pub username: String,
-    /// Password.
+    /// Password or token in plain text; may be empty.
     pub password: String,
     /// E-mail address; only part of the hash.
     pub email: String,
@@ -54,7 +54,7 @@ impl From<serde_json::Error> for DockerConfigError {
 }
 
 #[derive(Deserialize, Default)]
-struct Entry {
+struct DockerConfigEntry {
     #[serde(default)]
     username: Option<String>,
     #[serde(default)]
@@ -68,7 +68,7 @@ struct Entry {
 #[derive(Deserialize)]
 struct ConfigJson {
     #[serde(default)]
-    auths: Option<BTreeMap<String, Entry>>,
+    auths: Option<BTreeMap<String, DockerConfigEntry>>,
 }
 
 /// Logins by registry, as written.
@@ -88,15 +88,15 @@ pub fn parse_config_json(data: &[u8]) -> Result<DockerConfig, DockerConfigError>
 /// # Errors
 /// The document is malformed; one invalid entry invalidates all of it.
 pub fn parse_dockercfg(data: &[u8]) -> Result<DockerConfig, DockerConfigError> {
-    let entries: Option<BTreeMap<String, Entry>> = serde_json::from_slice(data)?;
+    let entries: Option<BTreeMap<String, DockerConfigEntry>> = serde_json::from_slice(data)?;
     logins(entries.unwrap_or_default())
 }
 
-fn logins(entries: BTreeMap<String, Entry>) -> Result<DockerConfig, DockerConfigError> {
+fn logins(entries: BTreeMap<String, DockerConfigEntry>) -> Result<DockerConfig, DockerConfigError> {
     entries.into_iter().map(|(registry, entry)| Ok((registry, login(entry)?))).collect()
 }
 
-fn login(entry: Entry) -> Result<Login, DockerConfigError> {
+fn login(entry: DockerConfigEntry) -> Result<Login, DockerConfigError> {
     let email = entry.email.unwrap_or_default();
     let auth = entry.auth.unwrap_or_default();
     if auth.is_empty() {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_never_tells_a_password() {
+    fn debug_output_has_no_password() {
         let login = Login { password: "hunter2".into(), ..Default::default() };
         assert!(!format!("{login:?}").contains("hunter2"));
     }

@@ -33,7 +33,7 @@ use berth_types::Pod;
 
 /// Source of a login.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Source {
+pub enum CredentialSource {
     /// A pull secret of the pod.
     Secret {
         /// Namespace of the Secret.
@@ -55,16 +55,16 @@ pub struct Credential {
     /// User name and password.
     pub login: Login,
     /// Source of the login.
-    pub source: Source,
+    pub source: CredentialSource,
 }
 
 impl Credential {
     /// What a successful pull with this credential proves.
     pub fn proof(&self) -> Proof {
         match &self.source {
-            Source::Node => Proof::Node,
-            Source::Account(account) => Proof::Account(account.clone()),
-            Source::Secret { namespace, name, uid } => Proof::Secret(SecretRecord {
+            CredentialSource::Node => Proof::Node,
+            CredentialSource::Account(account) => Proof::Account(account.clone()),
+            CredentialSource::Secret { namespace, name, uid } => Proof::Secret(SecretRecord {
                 uid: uid.clone(),
                 namespace: namespace.clone(),
                 name: name.clone(),
@@ -84,12 +84,12 @@ impl Credential {
 }
 
 /// All sources of credentials.
-pub struct Credentials {
+pub struct CredentialLookup {
     node: NodeLogins,
     plugins: Plugins,
 }
 
-impl Credentials {
+impl CredentialLookup {
     /// Reads the configuration of plugins only.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl Credentials {
     ) -> Result<Arc<[Credential]>, DockerConfigError> {
         let mut found = secrets::keyring(secrets)?.find(repository);
         let mut node = Keyring::default();
-        node.add(&*self.node.get().await, &Source::Node);
+        node.add(&*self.node.get().await, &CredentialSource::Node);
         found.extend(node.find(repository));
         found.extend(self.plugins.find(repository, pod).await);
         Ok(found.into_iter().map(|(login, source)| Credential { login, source }).collect())

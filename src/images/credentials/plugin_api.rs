@@ -13,7 +13,7 @@ use super::{
 use berth_config::GoDuration;
 
 #[derive(Serialize)]
-struct Request<'a> {
+struct CredentialProviderRequest<'a> {
     kind: &'static str,
     #[serde(rename = "apiVersion")]
     api_version: &'a str,
@@ -27,7 +27,8 @@ struct Request<'a> {
 /// Encodes the request.
 pub fn request(api_version: &str, image: &str, caller: &Caller) -> Vec<u8> {
     let (token, annotations) = (caller.token.as_str(), &caller.annotations);
-    let request = Request { kind: "CredentialProviderRequest", api_version, image, token, annotations };
+    let request =
+        CredentialProviderRequest { kind: "CredentialProviderRequest", api_version, image, token, annotations };
     serde_json::to_vec(&request).expect("strings always serialize")
 }
 
@@ -130,15 +131,16 @@ mod tests {
         let asked = String::from_utf8(request(API, "r.io/x", &caller)).expect("text");
         let end = ",\"image\":\"r.io/x\",\"serviceAccountToken\":\"t\",\"serviceAccountAnnotations\":{\"a/b\":\"c\"}}";
         assert!(asked.ends_with(end), "{asked}");
-        let said = format!(
+        let response = format!(
             "{{\"kind\":\"CredentialProviderResponse\",\"apiVersion\":\"{API}\",\"cacheKeyType\":\"Registry\",\
              \"cacheDuration\":\"5m\",\"auth\":{{\"*.io\":{{\"username\":\"u\",\"password\":\"secret\"}}}}}}"
         );
-        let answer = parse(API, said.as_bytes()).expect("an answer");
+        let answer = parse(API, response.as_bytes()).expect("an answer");
         assert_eq!((answer.scope, answer.keep), (Scope::Registry, Some(Duration::from_secs(300))));
         assert_eq!(answer.logins["*.io"].username, "u");
-        let refused =
-            |change: &str, to: &str| parse(API, said.replace(change, to).as_bytes()).expect_err("refused").to_string();
+        let refused = |change: &str, to: &str| {
+            parse(API, response.replace(change, to).as_bytes()).expect_err("refused").to_string()
+        };
         assert_eq!(refused("Registry", "Planet"), "credential provider plugin did not return a valid cacheKeyType");
         assert!(refused("io/v1\"", "io/v1beta1\"").starts_with("apiVersion from credential plugin response"));
         // AC-03b-14

@@ -11,7 +11,7 @@ use super::{docker::DockerConfig, plugin_api::Scope};
 const PURGE: Duration = Duration::from_secs(900);
 const GLOBAL: &str = "<global>";
 
-struct Entry {
+struct CredentialCacheEntry {
     until: Instant,
     logins: Arc<DockerConfig>,
 }
@@ -19,7 +19,7 @@ struct Entry {
 /// Cached responses of one plugin.
 #[derive(Default)]
 pub struct Cache {
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, CredentialCacheEntry>,
     purged: Option<Instant>,
 }
 
@@ -57,7 +57,7 @@ impl Cache {
             Scope::Registry => registry(image),
             Scope::Global => GLOBAL,
         };
-        self.entries.insert(key(place, whose), Entry { until, logins });
+        self.entries.insert(key(place, whose), CredentialCacheEntry { until, logins });
     }
 }
 

@@ -36,21 +36,21 @@ impl Caller {
     /// # Errors
     /// The service account or its token cannot be fetched.
     pub async fn of(
-        wish: &TokenAttributes,
+        attributes: &TokenAttributes,
         pod: &Pod,
         account: &str,
         objects: &dyn ObjectSource,
     ) -> Result<Option<Self>, ObjectError> {
         let found = objects.service_account(pod.namespace(), account).await?;
-        let Some(annotations) = wish.chosen(&found.annotations) else { return Ok(None) };
-        let ask = TokenRequest { audience: wish.audience().to_owned(), expiration_seconds: Some(LIFETIME) };
+        let Some(annotations) = attributes.chosen(&found.annotations) else { return Ok(None) };
+        let ask = TokenRequest { audience: attributes.audience().to_owned(), expiration_seconds: Some(LIFETIME) };
         let token = objects.token(pod, &ask).await?;
         let record = AccountRecord { uid: found.uid, namespace: pod.namespace().to_owned(), name: account.to_owned() };
         let of_token = hex::encode(Sha256::digest(&token));
-        let cached_by = if wish.is_cached_by_token() { of_token.as_str() } else { "" };
+        let cached_by = if attributes.is_cached_by_token() { of_token.as_str() } else { "" };
         let key = digest(&[&record.namespace, &record.name, &record.uid, cached_by], &annotations);
         let flight = digest(&[&of_token], &annotations);
-        let may_echo = wish.is_cached_by_token();
+        let may_echo = attributes.is_cached_by_token();
         Ok(Some(Self { account: Some(record), token, annotations, key, flight, may_echo }))
     }
 }

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_in_the_reference_s_words() {
+    fn invalid_fields_give_upstream_errors() {
         let with = |field: &str, value: &str| {
             let fields =
                 [("name", "acr"), ("matchImages", "[a.io]"), ("defaultCacheDuration", "1m"), ("apiVersion", API)];
@@ -417,9 +417,9 @@ mod tests {
     fn token_attributes_have_rules() {
         let check = |attributes: &str, expected: &[&str]| {
             let yaml = file("v1", &format!("[{}]", provider(&format!("tokenAttributes: {{{attributes}}}"))));
-            let told = text(&[yaml]);
+            let errors = text(&[yaml]);
             for part in expected {
-                assert!(told.contains(part), "{told}");
+                assert!(errors.contains(part), "{errors}");
             }
         };
         check(

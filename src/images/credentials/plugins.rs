@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::{
-    Source,
+    CredentialSource,
     docker::{DockerConfig, Keyring, Login},
     glob::matches,
     plugin::run,
@@ -81,7 +81,7 @@ impl Plugins {
     }
 
     /// Logins for a normalized repository and a pod. A failed plugin is logged and yields no logins.
-    pub async fn find(&self, image: &str, pod: &Pod) -> Vec<(Login, Source)> {
+    pub async fn find(&self, image: &str, pod: &Pod) -> Vec<(Login, CredentialSource)> {
         let Some(metrics) = &self.metrics else { return Vec::new() };
         let asked = self.list.iter().filter(|plugin| plugin.knows(image));
         let answers = join_all(asked.map(|plugin| plugin.ask(image, pod, self.objects.as_deref(), metrics))).await;
@@ -103,9 +103,9 @@ impl Plugin {
         pod: &Pod,
         objects: Option<&dyn ObjectSource>,
         metrics: &Arc<CredentialPlugins>,
-    ) -> Option<(Arc<DockerConfig>, Source)> {
+    ) -> Option<(Arc<DockerConfig>, CredentialSource)> {
         let caller = self.caller(pod, objects).await?;
-        let source = caller.account.clone().map_or(Source::Node, Source::Account);
+        let source = caller.account.clone().map_or(CredentialSource::Node, CredentialSource::Account);
         let now = Instant::now().into_std();
         let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(image, &caller.key, now);
         Some(match known {

@@ -1,7 +1,7 @@
 //! Keyring of a pod's image pull secrets (spec 03b §2.1-2.2). Pure.
 
 use super::{
-    Source,
+    CredentialSource,
     docker::{DockerConfigError, Keyring, parse_config_json, parse_dockercfg},
 };
 use berth_ports::PullSecret;
@@ -10,7 +10,7 @@ use berth_ports::PullSecret;
 ///
 /// # Errors
 /// A malformed secret fails the whole lookup.
-pub fn keyring(secrets: &[PullSecret]) -> Result<Keyring<Source>, DockerConfigError> {
+pub fn keyring(secrets: &[PullSecret]) -> Result<Keyring<CredentialSource>, DockerConfigError> {
     let mut keyring = Keyring::default();
     for secret in secrets.iter().filter(|secret| !secret.data.is_empty()) {
         let config = match secret.kind.as_str() {
@@ -19,7 +19,7 @@ pub fn keyring(secrets: &[PullSecret]) -> Result<Keyring<Source>, DockerConfigEr
             _ => continue,
         };
         let (namespace, name, uid) = secret.coordinates.clone();
-        keyring.add(&config, &Source::Secret { namespace, name, uid });
+        keyring.add(&config, &CredentialSource::Secret { namespace, name, uid });
     }
     Ok(keyring)
 }

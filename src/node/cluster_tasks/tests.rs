@@ -28,8 +28,8 @@ async fn a_node_joins() {
     world.until("slices", |world| world.lines("").contains(&"DELETE resourceslices".to_owned())).await;
     assert_eq!(world.calls("POST nodes").len(), 1);
     assert_eq!(world.calls("PATCH nodes/status").len(), 1);
-    let told = world.events.take();
-    assert_eq!(told, ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]);
+    let events = world.events.take();
+    assert_eq!(events, ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -70,7 +70,7 @@ async fn an_agent_is_started_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn signs_of_life_are_given_whatever_the_server_says() {
+async fn tasks_report_liveness_whatever_the_server_answers() {
     for (lease_seconds, update_seconds, failures, is_gone) in [
         (40, 10, 0, false),
         (40_000, 10, 0, false),
@@ -84,7 +84,7 @@ async fn signs_of_life_are_given_whatever_the_server_says() {
             (0..failures).for_each(|_| world.fail(line, ApiError::Timeout(Duration::from_secs(10))));
         }
         let deps = world.deps();
-        let pulses = deps.liveness.clone();
+        let liveness = deps.liveness.clone();
         let stops = StopTokens { work: world.stop.clone(), lease: world.stop.clone() };
         let update_frequency = Duration::from_secs(update_seconds);
         for (_, task) in start(ClusterConfig { lease_seconds, update_frequency, ..config() }, deps, &stops) {
@@ -96,7 +96,7 @@ async fn signs_of_life_are_given_whatever_the_server_says() {
         }
         for minute in 0..180 {
             sleep(Duration::from_secs(60)).await;
-            let silent = [&pulses.lease, &pulses.status].map(TaskLiveness::overdue_for);
+            let silent = [&liveness.lease, &liveness.status].map(TaskLiveness::overdue_for);
             assert_eq!(silent, [None, None], "{lease_seconds} {update_seconds} {failures} {is_gone} {minute}");
         }
         world.stop.cancel();

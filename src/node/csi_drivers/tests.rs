@@ -49,14 +49,14 @@ async fn drivers_come_and_go_in_both_objects() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_collision_is_told_and_nothing_is_written() {
+async fn a_topology_collision_is_an_error_and_nothing_is_written() {
     // AC-07-24
     let (world, drivers) = world();
     drivers.install(&driver("d", "a", 0)).await.expect("written");
-    let told = drivers.install(&driver("e", "b", 0)).await.expect_err("a collision");
+    let error = drivers.install(&driver("e", "b", 0)).await.expect_err("a collision");
     let text = "error updating Node object with CSI driver node info: detected topology value collision: driver \
                 reported \"zone\":\"b\" but existing label is \"zone\":\"a\"";
-    assert_eq!(told, text);
+    assert_eq!(error, text);
     assert_eq!(world.get("csinodes")["spec"]["drivers"].as_array().map(Vec::len), Some(1));
 }
 
@@ -70,8 +70,8 @@ async fn writes_are_tried_four_times() {
     for _ in 0..4 {
         world.fail("PUT csinodes", refused(500, "InternalError", "no"));
     }
-    let told = drivers.update(&driver("d", "a", 9)).await.expect_err("four times is enough");
-    assert_eq!(told, "error updating CSINode object with CSI driver node info: no");
+    let error = drivers.update(&driver("d", "a", 9)).await.expect_err("four times is enough");
+    assert_eq!(error, "error updating CSINode object with CSI driver node info: no");
 }
 
 #[tokio::test(start_paused = true)]
@@ -87,17 +87,17 @@ async fn a_csi_node_that_is_missing_or_foreign_is_made() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_node_is_told_of_all_drivers() {
+async fn all_drivers_are_published_to_a_new_node() {
     let (world, drivers) = world();
     tokio::spawn(drivers.clone().follow(world.deps().nodes, world.stop.clone()));
     drivers.install(&driver("d", "a", 0)).await.expect("written");
     world.put("nodes", None);
     world.put("csinodes", None);
     world.put("nodes", Some(json!({"metadata": {"name": "n", "uid": "new"}})));
-    let is_told = |world: &Fixture| {
+    let is_published = |world: &Fixture| {
         world.get("nodes")["metadata"]["annotations"][NODE_IDS] == r#"{"d":"d-id"}"#
             && world.get("csinodes")["spec"]["drivers"][0]["name"] == "d"
     };
-    world.until("the new node is told", is_told).await;
+    world.until("the new node is told", is_published).await;
     assert_eq!(world.get("csinodes")["metadata"]["ownerReferences"][0]["uid"], "new");
 }

@@ -49,7 +49,7 @@ async fn one_that_is_there_costs_one_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conflict_is_looked_at_anew_and_strange_fields_survive() {
+async fn a_conflict_is_retried_on_a_fresh_object_and_unknown_fields_survive() {
     // AC-10-39
     let world = Fixture::new();
     node(&world, "u");

@@ -7,7 +7,7 @@ use super::*;
 use crate::node::fixture::{Fixture, config};
 use berth_api::testing::refused;
 
-fn keeper(world: &Fixture) -> LeaseController {
+fn controller(world: &Fixture) -> LeaseController {
     let deps = world.deps();
     LeaseController {
         api: deps.api,
@@ -38,7 +38,7 @@ async fn a_lease_is_made_and_renewed_every_quarter() {
     let world = Fixture::new();
     node(&world);
     let began = Instant::now();
-    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    tokio::spawn(controller(&world).run(world.stop.clone()));
     world.until("made and renewed", |world| world.lines("").len() >= 4).await;
     assert_eq!(world.lines(""), ["GET leases", "GET nodes", "POST leases", "PUT leases"]);
     assert!((10_000..10_100).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
@@ -58,7 +58,7 @@ async fn a_conflict_is_settled_in_the_same_round() {
     // AC-10-4, AC-05-27
     let world = Fixture::new();
     node(&world);
-    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    tokio::spawn(controller(&world).run(world.stop.clone()));
     world.until("made", |world| world.lines("").len() == 3).await;
     let mut lease = world.get("leases");
     lease["spec"]["unknown"] = json!("kept");
@@ -73,7 +73,7 @@ async fn a_deleted_lease_is_made_again_at_once() {
     // AC-10-4
     let world = Fixture::new();
     node(&world);
-    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    tokio::spawn(controller(&world).run(world.stop.clone()));
     world.until("made", |world| world.lines("").len() == 3).await;
     world.put("leases", None);
     world.until("tried", |world| world.lines("").len() > 3).await;
@@ -88,7 +88,7 @@ async fn a_renewal_that_fails_is_tried_again_at_once() {
     // AC-10-5: the first attempts have short timeouts, so that a dead connection costs seconds.
     let world = Fixture::new();
     node(&world);
-    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    tokio::spawn(controller(&world).run(world.stop.clone()));
     world.until("made", |world| world.lines("").len() == 3).await;
     world.fail("PUT leases", ApiError::Timeout(Duration::from_secs(3)));
     world.until("renewed", |world| world.calls("PUT leases").len() == 2).await;
@@ -102,12 +102,12 @@ async fn a_renewal_that_fails_is_tried_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_back_is_told_at_once() {
+async fn the_lease_is_renewed_at_once_when_the_server_is_back() {
     // AC-10-43: before the back-off ends.
     let world = Fixture::new();
     node(&world);
     let (back, reached) = watch::channel(0);
-    tokio::spawn(LeaseController { reached, ..keeper(&world) }.run(world.stop.clone()));
+    tokio::spawn(LeaseController { reached, ..controller(&world) }.run(world.stop.clone()));
     world.until("made", |world| world.lines("").len() == 3).await;
     for _ in 0..TRIES {
         world.fail("PUT leases", ApiError::Unreachable("away".to_owned()));
@@ -121,14 +121,14 @@ async fn a_server_that_is_back_is_told_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_holds_it_besides_us_is_told_once() {
+async fn another_holder_of_the_lease_is_reported_once() {
     let world = Fixture::new();
     node(&world);
     let theirs = json!({"metadata": {"name": "n"}, "spec": {"holderIdentity": "m", "leaseDurationSeconds": 40,
         "renewTime": "2026-01-01T00:00:00.000000Z"}});
     world.put("leases", Some(theirs));
     let stop = world.stop.child_token();
-    tokio::spawn(keeper(&world).run(stop.clone()));
+    tokio::spawn(controller(&world).run(stop.clone()));
     world.until("renewed twice", |world| world.calls("PUT leases").len() == 2).await;
     assert_eq!(world.get("leases")["spec"]["holderIdentity"], "m", "as the reference has it");
     assert!(world.events.take().is_empty(), "whoever held it may be gone, or be us");
@@ -142,23 +142,23 @@ async fn who_holds_it_besides_us_is_told_once() {
     assert_eq!(world.events.take(), [name_conflict::REASON]);
     stop.cancel();
     let before = world.calls("PUT leases").len();
-    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    tokio::spawn(controller(&world).run(world.stop.clone()));
     world.until("renewed after a restart", |world| world.calls("PUT leases").len() == before + 2).await;
     assert!(world.events.take().is_empty(), "what is there is our own");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_renews_it_besides_us_is_told_once() {
+async fn another_writer_of_the_lease_is_reported_once() {
     let world = Fixture::new();
     node(&world);
-    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    tokio::spawn(controller(&world).run(world.stop.clone()));
     world.until("made", |world| world.lines("").len() == 3).await;
     for round in 1..=5 {
         world.put("leases", Some(world.get("leases"))); // another client wrote it
         world.until("renewed", |world| world.calls("PUT leases").len() == 2 * round).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let told = world.events.take();
-        assert_eq!(told.len(), usize::from(round == 3), "{round}: {told:?}");
+        let events = world.events.take();
+        assert_eq!(events.len(), usize::from(round == 3), "{round}: {events:?}");
     }
 }
 
@@ -166,7 +166,7 @@ async fn who_renews_it_besides_us_is_told_once() {
 async fn without_a_node_there_is_no_lease_until_it_comes() {
     let world = Fixture::new();
     world.fail("GET leases", refused(403, "Forbidden", "x"));
-    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    tokio::spawn(controller(&world).run(world.stop.clone()));
     world.until("nobody to own it", |world| world.lines("").len() == 3).await;
     assert_eq!(world.lines(""), ["GET leases", "GET leases", "GET nodes"]);
     node(&world);
@@ -179,7 +179,7 @@ async fn without_a_node_there_is_no_lease_until_it_comes() {
 async fn the_lease_of_a_deleted_node_rests() {
     let world = Fixture::new();
     node(&world);
-    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    tokio::spawn(controller(&world).run(world.stop.clone()));
     world.until("made", |world| world.lines("").len() == 3).await;
     world.put("nodes", None);
     tokio::time::sleep(Duration::from_secs(600)).await;
@@ -194,7 +194,7 @@ async fn a_lease_without_owner_is_given_one_and_renewed_without() {
     let world = Fixture::new();
     let lease = json!({"metadata": {"name": "n"}, "spec": {"holderIdentity": "n"}});
     world.put("leases", Some(lease));
-    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    tokio::spawn(controller(&world).run(world.stop.clone()));
     world.until("renewed", |world| world.calls("PUT leases").len() == 1).await;
     assert!(world.get("leases")["metadata"]["ownerReferences"].is_null());
     node(&world);

@@ -39,7 +39,7 @@ const TRIES: u8 = 3;
 const REOPEN: Duration = Duration::from_secs(60);
 
 /// A running container.
-struct Running {
+struct RunningContainer {
     pod: PodUid,
     id: Arc<str>,
     is_new: bool,
@@ -118,11 +118,11 @@ impl CgroupWatcher {
     pub(super) async fn sync_containers(&mut self) {
         let Some(known) = self.observer.known() else { return };
         let began_at = self.began_at;
-        let running: Vec<Running> = known
+        let running: Vec<RunningContainer> = known
             .pods
             .values()
             .flat_map(|pod| {
-                pod.running().map(|container| Running {
+                pod.running().map(|container| RunningContainer {
                     pod: pod.id.uid.clone(),
                     id: container.id.as_str().into(),
                     is_new: container.started_at.is_some_and(|at| at >= began_at),
@@ -138,10 +138,10 @@ impl CgroupWatcher {
             self.events.remove(&id);
         }
         self.tried.retain(|id, _| ids.contains(id));
-        let is_fresh = |running: &Running| {
+        let is_fresh = |running: &RunningContainer| {
             !self.counts.is_watched(&running.id) && self.tried.get(&running.id).is_none_or(|tries| *tries < TRIES)
         };
-        let fresh: Vec<Running> = running.into_iter().filter(is_fresh).collect();
+        let fresh: Vec<RunningContainer> = running.into_iter().filter(is_fresh).collect();
         if fresh.is_empty() {
             return;
         }
@@ -166,7 +166,7 @@ impl CgroupWatcher {
     }
 
     /// Records a kill that the log reported for a container.
-    pub(super) fn heard(&mut self, id: &str) {
+    pub(super) fn record_logged_kill(&mut self, id: &str) {
         self.counts.record_logged_kill(id, self.began.elapsed());
     }
 
@@ -219,7 +219,7 @@ impl CgroupWatcher {
         }
     }
 
-    /// Reads all counters.
+    /// Reads the OOM kill counters of all watched containers, because events may have been lost.
     fn read_all_counters(&mut self) {
         let all: Vec<Arc<str>> = self.directories.keys().cloned().collect();
         all.iter().for_each(|id| self.read_counter(id, false));
@@ -243,8 +243,12 @@ impl CgroupWatcher {
 }
 
 /// Finds the cgroup directories of containers; those without one are left out.
-fn find(mounts: &Mounts, names: &dyn PodCgroupPaths, containers: Vec<Running>) -> Vec<(Running, PathBuf)> {
-    let place = |container: &Running| {
+fn find(
+    mounts: &Mounts,
+    names: &dyn PodCgroupPaths,
+    containers: Vec<RunningContainer>,
+) -> Vec<(RunningContainer, PathBuf)> {
+    let place = |container: &RunningContainer| {
         let pods = names.of_pod(&container.pod);
         let mut places = pods.iter().flat_map(|pod| container_places(pod, &container.id));
         places.find_map(|group| mounts.directory(&group, Tree::Memory).filter(|directory| directory.is_dir()))
@@ -259,7 +263,7 @@ fn find(mounts: &Mounts, names: &dyn PodCgroupPaths, containers: Vec<Running>) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::oom::tests::Nobody;
+    use crate::node::oom::tests::NoPods;
 
     impl CgroupWatcher {
         /// Watches the containers `a`, `b`, and `c`, whose counters are 0.
@@ -267,7 +271,7 @@ mod tests {
             let (places, tried, counts) = (HashMap::new(), HashMap::new(), KillCounters::default());
             let events = EventStream::Open(OomEvents::new(true).expect("watched"));
             let mounts = Arc::new(Mounts::Unified(root.to_owned()));
-            let (names, observer) = (Arc::new(Names), Arc::new(Nobody));
+            let (names, observer) = (Arc::new(Names), Arc::new(NoPods));
             let (began, began_at) = (Instant::now(), Timestamp::UNIX_EPOCH);
             let mut groups =
                 Self { mounts, names, observer, events, directories: places, tried, counts, began, began_at };
@@ -290,21 +294,21 @@ mod tests {
 
     /// First non-empty settlement.
     async fn settled(groups: &mut CgroupWatcher) -> Vec<(Arc<str>, u64)> {
-        let told = async {
+        let settling = async {
             loop {
-                let told = groups.settle();
-                if !told.is_empty() {
-                    return told;
+                let kills = groups.settle();
+                if !kills.is_empty() {
+                    return kills;
                 }
                 groups.next().await;
             }
         };
-        timeout(Duration::from_secs(60), told).await.expect("it is told")
+        timeout(Duration::from_secs(60), settling).await.expect("it is told")
     }
 
     #[tokio::test]
-    async fn a_kill_that_the_kernel_had_no_room_to_tell_of_is_found_all_the_same() {
-        let test = "a_kill_that_the_kernel_had_no_room_to_tell_of_is_found_all_the_same";
+    async fn kills_lost_in_an_inotify_queue_overflow_are_counted() {
+        let test = "kills_lost_in_an_inotify_queue_overflow_are_counted";
         let kept = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap_or_default();
         let Some(kept) = kept.trim().parse::<u64>().ok().filter(|kept| *kept <= 100_000) else {
             println!("skipped: {test}: the kernel keeps more events than a test should make");
@@ -323,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_hears_no_more_listens_anew() {
+    async fn a_lost_event_stream_is_reopened() {
         let root = tempfile::tempdir().expect("a folder");
         let mut groups = CgroupWatcher::listening(root.path());
         groups.events = EventStream::Lost(Instant::now());
@@ -352,7 +356,7 @@ mod tests {
             std::fs::create_dir_all(root.path().join(group)).expect("made");
         }
         let mounts = Mounts::Unified(root.path().to_owned());
-        let running = |pod: &str, id: &str| Running { pod: pod.into(), id: id.into(), is_new: true };
+        let running = |pod: &str, id: &str| RunningContainer { pod: pod.into(), id: id.into(), is_new: true };
         let found = find(&mounts, &Names, vec![running("p", "a"), running("q", "b"), running("p", "c")]);
         let shown: Vec<_> =
             found.iter().map(|(c, at)| (&*c.id, at.strip_prefix(root.path()).expect("below"))).collect();

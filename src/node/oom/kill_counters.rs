@@ -31,7 +31,7 @@ struct CgroupCounter {
     /// Highest counter value read.
     latest: OomKills,
     /// Kills that the log reported since the last settlement.
-    heard: u64,
+    logged: u64,
     /// When the difference is settled.
     due: Option<Duration>,
     /// End of the debounce window.
@@ -50,7 +50,7 @@ impl KillCounters {
         }
         group.settled = Some(if is_new { OomKills::default() } else { count });
         if !is_new {
-            group.heard = 0;
+            group.logged = 0;
         }
         group.latest = count;
         group.due = (is_new && count.processes > 0).then(|| now.saturating_add(APART));
@@ -94,7 +94,7 @@ impl KillCounters {
     /// Records a kill that the log reported.
     pub fn record_logged_kill(&mut self, id: &str, now: Duration) {
         let group = self.0.entry(id.into()).or_default();
-        group.heard = group.heard.saturating_add(1);
+        group.logged = group.logged.saturating_add(1);
         let patience = if group.settled.is_some() { APART } else { EARLY };
         group.due.get_or_insert(now.saturating_add(patience));
     }
@@ -121,10 +121,10 @@ impl KillCounters {
         let processes = group.latest.processes.saturating_sub(settled.processes);
         let groups = group.latest.groups.saturating_sub(settled.groups);
         // The log has one record for all processes of a group kill (`memory.oom.group`).
-        let is_told = groups > 0 && group.heard >= groups;
-        let untold = if is_told { 0 } else { processes.saturating_sub(group.heard) };
-        (group.settled, group.heard, group.due) = (Some(group.latest), 0, None);
-        untold
+        let is_logged = groups > 0 && group.logged >= groups;
+        let unreported = if is_logged { 0 } else { processes.saturating_sub(group.logged) };
+        (group.settled, group.logged, group.due) = (Some(group.latest), 0, None);
+        unreported
     }
 
     /// Drops containers that no longer run, except those with a pending settlement or read.
@@ -144,11 +144,11 @@ mod tests {
     }
 
     /// Steps at their moment: `new 0`, `old 3`, `count 1`, `gone`, `record_logged_kill`; returns the settled counts.
-    fn told(steps: &[(u64, &str)]) -> Vec<u64> {
-        let (mut counts, mut told) = (KillCounters::default(), Vec::new());
+    fn settled_counts(steps: &[(u64, &str)]) -> Vec<u64> {
+        let (mut counts, mut settled) = (KillCounters::default(), Vec::new());
         let mut settle = |counts: &mut KillCounters, now: Duration| {
             for id in counts.due_settlements(now) {
-                told.extend(Some(counts.settle(&id)).filter(|untold| *untold > 0));
+                settled.extend(Some(counts.settle(&id)).filter(|count| *count > 0));
             }
         };
         for (at, step) in steps {
@@ -164,11 +164,11 @@ mod tests {
             }
         }
         settle(&mut counts, Duration::from_secs(3600));
-        told
+        settled
     }
 
     #[test]
-    fn a_kill_is_told_once() {
+    fn a_kill_is_reported_once() {
         for (name, steps, expected) in [
             ("nobody heard", [(0, "new 0"), (5, "count 1"), (9, "count 1")].as_slice(), vec![1]),
             ("the log came first", &[(0, "new 0"), (5, "heard"), (9, "count 1")], vec![]),
@@ -188,12 +188,12 @@ mod tests {
             ("all of two groups, one heard of", &[(0, "new 0"), (5, "heard"), (6, "count 8/2")], vec![7]),
             ("nobody's", &[(0, "heard"), (1, "count 5")], vec![]),
         ] {
-            assert_eq!(told(steps), expected, "{name}");
+            assert_eq!(settled_counts(steps), expected, "{name}");
         }
     }
 
     #[test]
-    fn a_group_at_its_limit_that_kills_nobody_wakes_nobody() {
+    fn events_of_a_cgroup_without_kills_are_debounced() {
         let at = Duration::from_millis;
         let mut counts = KillCounters::default();
         counts.watch("c".into(), kills("0"), true, at(0));

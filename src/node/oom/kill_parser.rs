@@ -13,14 +13,14 @@ const NAME: usize = 512;
 
 /// Record of `/dev/kmsg`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct KmsgRecord {
     /// Sequence number since boot.
     pub sequence: u64,
     /// First line of the text.
     pub text: String,
 }
 
-impl Record {
+impl KmsgRecord {
     /// Parses `priority,sequence,microseconds,flags;text`; `None` if malformed. Continuation lines (key-value pairs for
     /// programs) are dropped.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
@@ -52,11 +52,11 @@ impl Kill {
 
     /// Event message of a system OOM.
     pub fn message(&self) -> String {
-        let told = "System OOM encountered";
+        let text = "System OOM encountered";
         if self.process.is_empty() || self.pid == 0 {
-            return told.to_owned();
+            return text.to_owned();
         }
-        format!("{told}, victim process: {}, pid: {}", self.process, self.pid)
+        format!("{text}, victim process: {}, pid: {}", self.process, self.pid)
     }
 
     /// Whether the process was in a cgroup of that pod, as named by the systemd or the cgroupfs driver.
@@ -122,7 +122,7 @@ impl KillAssembler {
 
     /// Consumes a record and returns the kill that it completes. A gap in sequence numbers discards an incomplete kill:
     /// the missing records may have named the cgroup.
-    pub fn push(&mut self, record: &Record) -> Option<Kill> {
+    pub fn push(&mut self, record: &KmsgRecord) -> Option<Kill> {
         let is_next = self.last.is_none_or(|last| last.checked_add(1) == Some(record.sequence));
         self.last = Some(record.sequence);
         if !is_next {
@@ -200,10 +200,12 @@ mod tests {
     use super::*;
 
     /// Kills parsed from lines; `...` stands for lost records.
-    fn heard(lines: &[&str]) -> Vec<Kill> {
-        let mut hearing = KillAssembler::default();
+    fn parse_kills(lines: &[&str]) -> Vec<Kill> {
+        let mut assembler = KillAssembler::default();
         let records = (100..).zip(lines).filter(|(_, line)| **line != "...");
-        records.filter_map(|(sequence, line)| hearing.push(&Record { sequence, text: (*line).to_owned() })).collect()
+        records
+            .filter_map(|(sequence, line)| assembler.push(&KmsgRecord { sequence, text: (*line).to_owned() }))
+            .collect()
     }
 
     const BEGINS: &str =
@@ -212,7 +214,7 @@ mod tests {
     #[test]
     fn a_machine_without_memory() {
         // AC-05-31
-        let kills = heard(&[
+        let kills = parse_kills(&[
             BEGINS,
             "CPU: 1 PID: 2001 Comm: stress Not tainted",
             "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/user.slice,task=stress,pid=2003,uid=0",
@@ -223,8 +225,11 @@ mod tests {
         assert!(kills[0].is_of_system());
         assert_eq!(kills[0].cgroup, "/user.slice", "whose counters say it, too");
         assert!(
-            heard(&[BEGINS, "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task_memcg=/a,task=x,pid=7,uid=0"])
-                .is_empty()
+            parse_kills(&[
+                BEGINS,
+                "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task_memcg=/a,task=x,pid=7,uid=0"
+            ])
+            .is_empty()
         );
         assert_eq!(kills[0].message(), "System OOM encountered, victim process: stress, pid: 2003");
         let nameless = Kill { process: String::new(), ..kills[0].clone() };
@@ -234,7 +239,7 @@ mod tests {
     #[test]
     fn a_group_at_its_limit() {
         // AC-05-32
-        let kills = heard(&[
+        let kills = parse_kills(&[
             BEGINS,
             "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=c1,mems_allowed=0,oom_memcg=/kubepods/burstable/pod1-2/c1,task_memcg=/kubepods/burstable/pod1-2/c1,task=a,b,pid=7,uid=1000",
             "Memory cgroup out of memory: Killed process 7 (a,b) total-vm:1kB",
@@ -243,7 +248,7 @@ mod tests {
         let expected = Kill { exhausted_cgroup: group.clone(), cgroup: group, process: "a,b".to_owned(), pid: 7 };
         assert_eq!(kills, [expected]);
         assert!(!kills[0].is_of_system());
-        let old = heard(&[
+        let old = parse_kills(&[
             BEGINS,
             "Task in /kubepods/pod1/c killed as a result of limit of /kubepods/pod1",
             "Memory cgroup out of memory: Kill process 9 (x) score 1 or sacrifice child",
@@ -256,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_heard_by_half_is_no_kill_of_the_system() {
+    fn a_partially_read_kill_is_not_a_system_oom() {
         const SUMMARY: &str =
             "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/a,task_memcg=/a,task=x,pid=7,uid=0";
         const KILLED: &str = "Killed process 7 (x) total-vm:1kB";
@@ -279,7 +284,7 @@ mod tests {
             (&[BEGINS, "Task in /b killed as a result of limit of /a", OLD, KILLED], group),
             (&[BEGINS, "oom-kill:constraint=CONSTR", GLOBAL], system),
         ] {
-            let shorts: Vec<String> = heard(lines).into_iter().map(|kill| kill.exhausted_cgroup).collect();
+            let shorts: Vec<String> = parse_kills(lines).into_iter().map(|kill| kill.exhausted_cgroup).collect();
             assert_eq!(shorts, expected, "{lines:?}");
         }
     }
@@ -315,21 +320,21 @@ mod tests {
 
     #[test]
     fn what_has_no_begin_or_no_end_is_no_kill() {
-        assert!(heard(&["Killed process 7 (x) total-vm:1kB"]).is_empty());
-        assert!(heard(&[BEGINS, "Killed process x (x)", "Killed process 7", "oom-kill:constraint="]).is_empty());
+        assert!(parse_kills(&["Killed process 7 (x) total-vm:1kB"]).is_empty());
+        assert!(parse_kills(&[BEGINS, "Killed process x (x)", "Killed process 7", "oom-kill:constraint="]).is_empty());
         let lines = |noise: u32| {
             let noise = (0..noise).map(|_| "noise");
             [BEGINS].into_iter().chain(noise).chain(["Killed process 7 (x) total-vm:1kB"]).collect::<Vec<_>>()
         };
-        assert_eq!((heard(&lines(PATIENCE - 1)).len(), heard(&lines(PATIENCE)).len()), (1, 0));
-        let twice = heard(&[BEGINS, BEGINS, "Killed process 7 (\u{1b}x) total-vm:1kB"]);
+        assert_eq!((parse_kills(&lines(PATIENCE - 1)).len(), parse_kills(&lines(PATIENCE)).len()), (1, 0));
+        let twice = parse_kills(&[BEGINS, BEGINS, "Killed process 7 (\u{1b}x) total-vm:1kB"]);
         assert_eq!(twice[0].process, "\u{fffd}x");
     }
 
     #[test]
     fn records_have_numbers() {
-        let record = |text: &str| Record::parse(text.as_bytes());
-        let expected = Record { sequence: 1234, text: "a; b".to_owned() };
+        let record = |text: &str| KmsgRecord::parse(text.as_bytes());
+        let expected = KmsgRecord { sequence: 1234, text: "a; b".to_owned() };
         assert_eq!(record("6,1234,5678,-;a; b\n SUBSYSTEM=x\n"), Some(expected));
         for garbage in ["", ";", "6;x", "6,x,1,-;t", "no record"] {
             assert_eq!(record(garbage), None, "{garbage}");

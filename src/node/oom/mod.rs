@@ -22,11 +22,11 @@ use tracing::{info, warn};
 
 use self::{
     cgroup_watcher::CgroupWatcher,
-    kill_parser::{Kill, KillAssembler, Record},
+    kill_parser::{Kill, KillAssembler, KmsgRecord},
 };
 use crate::engine::PodReader;
 use berth_metrics::OomMetrics;
-use berth_ports::{Clock, Event, EventSink, OneWrite, PodObserver, StateFile};
+use berth_ports::{Clock, EventRecord, EventSink, OneWrite, PodObserver, StateFile};
 use berth_stats::PodCgroupPaths;
 use berth_sys::kernel_log::KernelLog;
 use berth_types::Pod;
@@ -35,7 +35,7 @@ const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 /// Maximum log records read before other events are handled.
 const BATCH: usize = 256;
 /// Maximum kills reported per window ([`WHILE`]); further ones are only counted.
-const TOLD: u32 = 20;
+const MAX_REPORTED: u32 = 20;
 const WHILE: Duration = Duration::from_secs(10);
 /// Maximum kills of one container that are added to the metric at once.
 const COUNTED: u64 = 1000;
@@ -85,33 +85,33 @@ impl SkippedRecords {
     }
 }
 
-/// Rate limiter for reported kills: [`TOLD`] per [`WHILE`]. Pure but for `now`.
+/// Rate limiter for reported kills: [`MAX_REPORTED`] per [`WHILE`]. Pure but for `now`.
 #[derive(Debug)]
 struct ReportLimiter {
     since: Instant,
-    told: u32,
-    untold: u64,
+    reported: u32,
+    dropped: u64,
 }
 
 impl ReportLimiter {
     fn new(now: Instant) -> Self {
-        Self { since: now, told: 0, untold: 0 }
+        Self { since: now, reported: 0, dropped: 0 }
     }
 
     /// Whether one more kill may be reported; at the start of a new window, also how many the previous one dropped.
     fn try_acquire(&mut self, now: Instant) -> (bool, Option<u64>) {
         let mut before = None;
         if now.saturating_duration_since(self.since) >= WHILE {
-            before = Some(self.untold).filter(|untold| *untold > 0);
+            before = Some(self.dropped).filter(|dropped| *dropped > 0);
             *self = Self::new(now);
         }
-        let lets = self.told < TOLD;
-        if lets {
-            self.told += 1;
+        let is_allowed = self.reported < MAX_REPORTED;
+        if is_allowed {
+            self.reported += 1;
         } else {
-            self.untold = self.untold.saturating_add(1);
+            self.dropped = self.dropped.saturating_add(1);
         }
-        (lets, before)
+        (is_allowed, before)
     }
 }
 
@@ -142,9 +142,9 @@ impl KillReporter {
             let found = known.containers.iter().find(|container| kill.is_of_container(container.id.as_str()))?;
             Some((found.id.as_str().to_owned(), found.name.clone()))
         });
-        if self.may_tell() {
+        if self.may_report() {
             if kill.is_of_system() {
-                self.events.record(Event::node_warning("SystemOOM", kill.message()));
+                self.events.record(EventRecord::node_warning("SystemOOM", kill.message()));
             }
             if let Some(pod) = pod {
                 let why =
@@ -167,13 +167,13 @@ impl KillReporter {
         let pods = self.pods.desired();
         let Some((uid, name)) = found else { return };
         info!(containerID = id, containerName = %name, podUID = %uid, count, "OOM killer terminated processes of a container");
-        let Some(pod) = pods.iter().find(|pod| *pod.uid() == uid).filter(|_| self.may_tell()) else { return };
+        let Some(pod) = pods.iter().find(|pod| *pod.uid() == uid).filter(|_| self.may_report()) else { return };
         let who = if count == 1 { "A process was".to_owned() } else { format!("{count} processes were") };
         self.record(pod, Some(&name), format!("{who} killed by the OOM killer"));
     }
 
     fn record(&self, pod: &Pod, container: Option<&str>, text: String) {
-        let event = Event::warning(pod.id(), "OOMKilled", text);
+        let event = EventRecord::warning(pod.id(), "OOMKilled", text);
         let path = container.and_then(|name| Some(pod.container(name)?.0.field_path(name)));
         self.events.record(match path {
             Some(path) => event.at(path),
@@ -181,12 +181,12 @@ impl KillReporter {
         });
     }
 
-    fn may_tell(&mut self) -> bool {
-        let (lets, untold) = self.flow.try_acquire(Instant::now());
-        if let Some(untold) = untold {
-            warn!(count = untold, "OOM kill reports suppressed by the rate limit");
+    fn may_report(&mut self) -> bool {
+        let (is_allowed, dropped) = self.flow.try_acquire(Instant::now());
+        if let Some(dropped) = dropped {
+            warn!(count = dropped, "OOM kill reports suppressed by the rate limit");
         }
-        lets
+        is_allowed
     }
 }
 
@@ -216,7 +216,7 @@ pub struct OomWatcher(OomLoop);
 impl OomWatcher {
     /// Returns a watcher; nothing is read before [`OomWatcher::run`].
     pub fn new(deps: OomDeps) -> Self {
-        let teller = KillReporter {
+        let reporter = KillReporter {
             pods: deps.pods,
             observer: deps.observer.clone(),
             events: deps.events,
@@ -224,7 +224,7 @@ impl OomWatcher {
             flow: ReportLimiter::new(Instant::now()),
         };
         let groups = CgroupWatcher::open(deps.groups, deps.observer, deps.clock.now());
-        Self(OomLoop { teller, groups, changes: deps.changes, file: OneWrite::new(deps.file, WRITE) })
+        Self(OomLoop { reporter, groups, changes: deps.changes, file: OneWrite::new(deps.file, WRITE) })
     }
 
     /// Runs until stopped. Where the kernel's log cannot be read, the cgroups' counters are used alone.
@@ -238,7 +238,7 @@ impl OomWatcher {
 
 /// Loop of the watcher.
 struct OomLoop {
-    teller: KillReporter,
+    reporter: KillReporter,
     /// Watched cgroups; `None` where the kernel offers no OOM notification for cgroups.
     groups: Option<CgroupWatcher>,
     changes: watch::Receiver<u64>,
@@ -249,12 +249,12 @@ impl OomLoop {
     /// Runs until stopped; reads the log as long as it is readable. Yields between batches, however many records there
     /// are.
     async fn run<L: RecordSource>(mut self, mut journal: Option<LogReader<L>>, stop: CancellationToken) {
-        let mut looked = Instant::now();
-        let (mut look_at, mut has_changes) = (Some(looked), true);
+        let mut last_sync = Instant::now();
+        let (mut sync_at, mut has_changes) = (Some(last_sync), true);
         loop {
             let mut has_more = false;
             if let Some(open) = &mut journal {
-                match open.read(&mut self.teller, self.groups.as_mut()) {
+                match open.read(&mut self.reporter, self.groups.as_mut()) {
                     Ok(is_all) => has_more = !is_all,
                     Err(error) => {
                         warn!(err = %error, "The kernel's log cannot be read any more");
@@ -267,10 +267,10 @@ impl OomLoop {
             }
             if let Some(groups) = &mut self.groups {
                 for (id, count) in groups.settle() {
-                    self.teller.report_counted(&id, count);
+                    self.reporter.report_counted(&id, count);
                 }
             }
-            let told = async {
+            let log_readable = async {
                 match &journal {
                     Some(journal) if !has_more => journal.wait().await,
                     _ => std::future::pending().await,
@@ -282,8 +282,8 @@ impl OomLoop {
                     None => std::future::pending().await,
                 }
             };
-            let looks = async {
-                match look_at {
+            let sync_due = async {
+                match sync_at {
                     Some(at) => sleep_until(at).await,
                     None => std::future::pending().await,
                 }
@@ -291,19 +291,19 @@ impl OomLoop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                () = looks => {
-                    looked = Instant::now();
-                    look_at = None;
+                () = sync_due => {
+                    last_sync = Instant::now();
+                    sync_at = None;
                     if let Some(groups) = &mut self.groups {
                         groups.sync_containers().await;
                     }
                 }
-                moved = self.changes.changed(), if look_at.is_none() && has_changes => {
+                moved = self.changes.changed(), if sync_at.is_none() && has_changes => {
                     has_changes = moved.is_ok();
-                    look_at = Some(looked + SPACING);
+                    sync_at = Some(last_sync + SPACING);
                 }
                 () = killed => {}
-                told = told => if let Err(error) = told {
+                result = log_readable => if let Err(error) = result {
                     warn!(err = %error, "The kernel's log cannot be read any more");
                     journal = None;
                 },
@@ -340,7 +340,7 @@ struct LogReader<L = KernelLog> {
     log: L,
     boot_id: String,
     old: SkippedRecords,
-    hearing: KillAssembler,
+    assembler: KillAssembler,
     last: u64,
     /// Whether the read position has to be written.
     is_dirty: bool,
@@ -374,11 +374,11 @@ impl<L: RecordSource> LogReader<L> {
         let saved: Option<LogCheckpoint> = saved.and_then(|content| serde_json::from_slice(&content).ok());
         let old = SkippedRecords::of(saved.as_ref(), &boot_id);
         let is_dirty = saved.is_none();
-        Self { log, boot_id, old, hearing: KillAssembler::default(), last: 0, is_dirty, pause: None }
+        Self { log, boot_id, old, assembler: KillAssembler::default(), last: 0, is_dirty, pause: None }
     }
 
     /// Reads and reports up to [`BATCH`] records; returns whether the log was drained.
-    fn read(&mut self, teller: &mut KillReporter, mut groups: Option<&mut CgroupWatcher>) -> io::Result<bool> {
+    fn read(&mut self, reporter: &mut KillReporter, mut groups: Option<&mut CgroupWatcher>) -> io::Result<bool> {
         for _ in 0..BATCH {
             let Some(bytes) = self.log.take()? else {
                 if self.old == SkippedRecords::All {
@@ -386,12 +386,12 @@ impl<L: RecordSource> LogReader<L> {
                 }
                 return Ok(true);
             };
-            let Some(record) = Record::parse(bytes) else { continue };
+            let Some(record) = KmsgRecord::parse(bytes) else { continue };
             self.last = record.sequence;
             if self.old.contains(self.last) {
                 continue;
             }
-            if let Some(kill) = self.hearing.push(&record) {
+            if let Some(kill) = self.assembler.push(&record) {
                 info!(
                     process = kill.process,
                     pid = kill.pid,
@@ -399,9 +399,9 @@ impl<L: RecordSource> LogReader<L> {
                     limit = kill.exhausted_cgroup,
                     "Got a record of a process that was killed for want of memory"
                 );
-                let container = teller.report(&kill);
+                let container = reporter.report(&kill);
                 if let (Some(groups), Some(id)) = (groups.as_deref_mut(), container) {
-                    groups.heard(&id);
+                    groups.record_logged_kill(&id);
                 }
                 self.is_dirty = true;
             }
@@ -418,7 +418,7 @@ impl<L: RecordSource> LogReader<L> {
             }
         };
         tokio::select! {
-            told = self.log.wait() => told,
+            result = self.log.wait() => result,
             () = keeps => Ok(()),
         }
     }
@@ -444,7 +444,7 @@ impl<L: RecordSource> LogReader<L> {
 
     async fn write(&mut self, file: &mut OneWrite) {
         // A kill of which only a part was read is read again as a whole by the next agent process.
-        let sequence = self.hearing.pending_since().map_or(self.last, |begun| begun.saturating_sub(1));
+        let sequence = self.assembler.pending_since().map_or(self.last, |begun| begun.saturating_sub(1));
         let place = LogCheckpoint { boot_id: self.boot_id.clone(), sequence };
         let written = file.replace(serde_json::to_vec(&place).unwrap_or_default()).await;
         self.is_dirty = written.is_err();

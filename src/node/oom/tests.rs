@@ -89,13 +89,13 @@ impl RecordSource for Lines {
 
 /// Fake checkpoint file: its content, number of writes, and whether writes succeed.
 #[derive(Default)]
-struct Kept {
+struct FakeStateFile {
     content: Mutex<Option<Vec<u8>>>,
     writes: AtomicUsize,
     is_full: Mutex<bool>,
 }
 
-impl Kept {
+impl FakeStateFile {
     fn place(&self) -> Option<LogCheckpoint> {
         let content = self.content.lock().expect("whole");
         content.as_ref().map(|content| serde_json::from_slice(content).expect("a place"))
@@ -103,7 +103,7 @@ impl Kept {
 }
 
 #[async_trait::async_trait]
-impl StateFile for Kept {
+impl StateFile for FakeStateFile {
     fn path(&self) -> &Path {
         Path::new("/kept")
     }
@@ -136,10 +136,10 @@ impl StateFile for Hung {
     }
 }
 
-pub(super) struct Nobody;
+pub(super) struct NoPods;
 
 #[async_trait::async_trait]
-impl PodObserver for Nobody {
+impl PodObserver for NoPods {
     fn view(&self, _: &PodRef) -> PodView {
         unreachable!("nobody runs")
     }
@@ -158,48 +158,48 @@ impl PodObserver for Nobody {
 }
 
 #[derive(Default)]
-struct Told(Mutex<Vec<Event>>);
+struct RecordedEvents(Mutex<Vec<EventRecord>>);
 
-impl EventSink for Told {
-    fn record(&self, event: Event) {
+impl EventSink for RecordedEvents {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("whole").push(event);
     }
 }
 
-impl Told {
+impl RecordedEvents {
     /// Events since the last call, with their objects: `Node SystemOOM: message`.
     fn take(&self) -> Vec<String> {
-        let told = std::mem::take(&mut *self.0.lock().expect("whole"));
-        let whom = |event: &Event| match &event.target {
+        let events = std::mem::take(&mut *self.0.lock().expect("whole"));
+        let whom = |event: &EventRecord| match &event.target {
             EventTarget::Pod { pod, .. } => format!("Pod {}", pod.name),
             EventTarget::Node => "Node".to_owned(),
             EventTarget::Storage { kind, .. } => (*kind).to_owned(),
         };
-        told.iter().map(|event| format!("{} {}: {}", whom(event), event.reason, event.message)).collect()
+        events.iter().map(|event| format!("{} {}: {}", whom(event), event.reason, event.message)).collect()
     }
 }
 
 struct House {
-    events: Arc<Told>,
+    events: Arc<RecordedEvents>,
     registry: Registry,
-    teller: KillReporter,
+    reporter: KillReporter,
 }
 
 /// Fixture with one desired pod, `web`, with the UID `aa-bb`.
 fn house() -> House {
-    let (events, registry) = (Arc::new(Told::default()), Registry::new());
+    let (events, registry) = (Arc::new(RecordedEvents::default()), Registry::new());
     let object =
         json!({"metadata": {"uid": "aa-bb", "name": "web", "namespace": "default"}, "spec": {"containers": []}});
     let object = serde_json::from_value(object).expect("a pod");
     let pods = vec![Arc::new(Pod::new(object).expect("complete"))];
-    let teller = KillReporter {
+    let reporter = KillReporter {
         pods: PodReader::fixed(pods),
-        observer: Arc::new(Nobody),
+        observer: Arc::new(NoPods),
         events: events.clone(),
         metrics: OomMetrics::new(&registry),
         flow: ReportLimiter::new(Instant::now()),
     };
-    House { events, registry, teller }
+    House { events, registry, reporter }
 }
 
 fn counted(registry: &Registry, scope: &str) -> f64 {
@@ -211,33 +211,33 @@ fn counted(registry: &Registry, scope: &str) -> f64 {
 
 /// Journal that reads a log from its start.
 fn journal<L: RecordSource>(log: L) -> LogReader<L> {
-    let (boot_id, hearing) = ("this".to_owned(), KillAssembler::default());
-    LogReader { log, boot_id, old: SkippedRecords::None, hearing, last: 0, is_dirty: false, pause: None }
+    let (boot_id, assembler) = ("this".to_owned(), KillAssembler::default());
+    LogReader { log, boot_id, old: SkippedRecords::None, assembler, last: 0, is_dirty: false, pause: None }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_of_records_leaves_others_their_turn_and_is_told_in_short() {
+async fn a_flood_of_records_yields_to_other_work_and_is_summarized() {
     let mut house = house();
     let (story, kills) = (10_000, 1000);
     let mut journal = journal(Flood { sequence: 0, story, kills, record: Vec::new() });
     let mut breaks = 0;
-    while !journal.read(&mut house.teller, None).expect("readable") {
+    while !journal.read(&mut house.reporter, None).expect("readable") {
         breaks += 1;
     }
     assert_eq!(breaks, (story + 3 * kills) / BATCH as u64, "others have their turn in between");
-    let told = house.events.take();
-    assert_eq!(told.len(), TOLD as usize, "{:?}", told.first());
-    assert!(told.iter().all(|told| told.contains("victim process: stress, pid: 2003")), "{:?}", told.first());
+    let events = house.events.take();
+    assert_eq!(events.len(), MAX_REPORTED as usize, "{:?}", events.first());
+    assert!(events.iter().all(|event| event.contains("victim process: stress, pid: 2003")), "{:?}", events.first());
     assert_eq!((journal.last, journal.is_dirty), (story + 3 * kills - 1, true), "and read to its end");
 }
 
 #[tokio::test]
 async fn a_log_that_never_ends_keeps_neither_counters_nor_the_end_waiting() {
     let root = tempfile::tempdir().expect("a folder");
-    let House { teller, registry, .. } = house();
-    let file = Arc::new(Kept::default());
+    let House { reporter, registry, .. } = house();
+    let file = Arc::new(FakeStateFile::default());
     let listener = OomLoop {
-        teller,
+        reporter,
         groups: Some(CgroupWatcher::listening(root.path())),
         changes: watch::channel(0).1,
         file: OneWrite::new(file.clone(), WRITE),
@@ -265,7 +265,7 @@ async fn a_kill_of_the_system_is_the_nodes_and_one_of_a_group_the_pods() {
     const KILLED: &str = "Memory cgroup out of memory: Killed process 7 (stress) total-vm:1kB";
     let system = "Node SystemOOM: System OOM encountered, victim process: stress, pid: 2003";
     let pod = "Pod web OOMKilled: Process stress (pid 7) was killed: a memory limit was reached";
-    for (lines, told, scopes) in [
+    for (lines, expected, scopes) in [
         // AC-05-31
         (&[BEGINS, GLOBAL][..], &[system][..], [1.0, 0.0, 0.0]),
         // AC-05-32: no event on the node.
@@ -274,43 +274,43 @@ async fn a_kill_of_the_system_is_the_nodes_and_one_of_a_group_the_pods() {
         (&[BEGINS, OF_POD, KILLED, BEGINS, GLOBAL], &[pod, system], [1.0, 1.0, 0.0]),
     ] {
         let mut house = house();
-        assert!(journal(Lines::new(1, lines)).read(&mut house.teller, None).expect("readable"));
-        assert_eq!(house.events.take(), told, "{lines:?}");
+        assert!(journal(Lines::new(1, lines)).read(&mut house.reporter, None).expect("readable"));
+        assert_eq!(house.events.take(), expected, "{lines:?}");
         assert_eq!(["system", "pod", "other"].map(|scope| counted(&house.registry, scope)), scopes, "{lines:?}");
     }
 }
 
 const KILL: [&str; 2] = [BEGINS, "Out of memory: Killed process 2003 (stress) total-vm:1kB"];
 const HOUR: Duration = Duration::from_secs(3600);
-const TOLD_OF: &str = "Node SystemOOM: System OOM encountered, victim process: stress, pid: 2003";
+const SYSTEM_OOM_EVENT: &str = "Node SystemOOM: System OOM encountered, victim process: stress, pid: 2003";
 
 #[tokio::test(start_paused = true)]
-async fn no_agent_tells_of_what_was_before_it_or_was_told_already() {
+async fn records_from_before_the_agent_or_already_reported_are_skipped() {
     let mut house = house();
-    let file = Arc::new(Kept::default());
+    let file = Arc::new(FakeStateFile::default());
     let mut write = OneWrite::new(file.clone(), WRITE);
     let ring: Vec<&str> = KILL.into_iter().chain(KILL).collect();
     // The first agent on this machine: all existing records are old.
     let mut first = LogReader::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
-    assert!(first.read(&mut house.teller, None).expect("readable"));
+    assert!(first.read(&mut house.reporter, None).expect("readable"));
     assert_eq!(house.events.take(), [""; 0]);
     first.save(&mut write).await;
     assert_eq!(file.place(), Some(LogCheckpoint { boot_id: "this".to_owned(), sequence: 4 }));
     first.log = Lines::new(5, &KILL);
-    assert!(first.read(&mut house.teller, None).expect("readable"));
-    assert_eq!(house.events.take(), [TOLD_OF], "what comes then is not");
+    assert!(first.read(&mut house.reporter, None).expect("readable"));
+    assert_eq!(house.events.take(), [SYSTEM_OOM_EVENT], "what comes then is not");
     first.save_at_last(&mut write).await;
     // The next agent reads from the same start.
     let ring: Vec<&str> = ring.into_iter().chain(KILL).chain(KILL).collect();
     let mut second = LogReader::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
     assert_eq!(second.old, SkippedRecords::UpTo(6));
-    assert!(second.read(&mut house.teller, None).expect("readable"));
-    assert_eq!(house.events.take(), [TOLD_OF], "what came between two agents is told of once");
+    assert!(second.read(&mut house.reporter, None).expect("readable"));
+    assert_eq!(house.events.take(), [SYSTEM_OOM_EVENT], "what came between two agents is told of once");
     second.save(&mut write).await;
     // The machine has rebooted, and sequence numbers restart at one.
     let mut third = LogReader::of(Lines::new(1, &KILL), "that".to_owned(), &*file).await;
-    assert!(third.read(&mut house.teller, None).expect("readable"));
-    assert_eq!(house.events.take(), [TOLD_OF]);
+    assert!(third.read(&mut house.reporter, None).expect("readable"));
+    assert_eq!(house.events.take(), [SYSTEM_OOM_EVENT]);
     third.save(&mut write).await;
     assert_eq!(file.place(), Some(LogCheckpoint { boot_id: "that".to_owned(), sequence: 2 }));
 }
@@ -318,58 +318,58 @@ async fn no_agent_tells_of_what_was_before_it_or_was_told_already() {
 #[tokio::test(start_paused = true)]
 async fn how_far_was_read_is_not_kept_before_all_that_is_old_was() {
     let mut house = house();
-    let file = Arc::new(Kept::default());
+    let file = Arc::new(FakeStateFile::default());
     let mut write = OneWrite::new(file.clone(), WRITE);
     let story = BATCH as u64;
     let old = Flood { sequence: 0, story, kills: 1, record: Vec::new() };
     let mut first = LogReader::of(old, "this".to_owned(), &*file).await;
-    assert!(!first.read(&mut house.teller, None).expect("readable"));
+    assert!(!first.read(&mut house.reporter, None).expect("readable"));
     first.save(&mut write).await;
     first.save_at_last(&mut write).await;
     assert_eq!(file.place(), None, "the rest would be news to the next agent");
-    assert!(first.read(&mut house.teller, None).expect("readable"));
+    assert!(first.read(&mut house.reporter, None).expect("readable"));
     first.save(&mut write).await;
     assert_eq!(file.place().map(|place| place.sequence), Some(story + 2));
     assert_eq!(house.events.take(), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_heard_by_half_is_told_of_by_the_next_agent() {
+async fn a_partially_read_kill_is_reported_by_the_next_agent() {
     let mut house = house();
-    let file = Arc::new(Kept::default());
+    let file = Arc::new(FakeStateFile::default());
     let mut write = OneWrite::new(file.clone(), WRITE);
     let ring: Vec<&str> = KILL.into_iter().chain(KILL).collect();
     let mut first = journal(Lines::new(1, &ring[..3]));
-    assert!(first.read(&mut house.teller, None).expect("readable"));
-    assert_eq!(house.events.take(), [TOLD_OF]);
+    assert!(first.read(&mut house.reporter, None).expect("readable"));
+    assert_eq!(house.events.take(), [SYSTEM_OOM_EVENT]);
     first.save_at_last(&mut write).await;
     let mut second = LogReader::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
-    assert!(second.read(&mut house.teller, None).expect("readable"));
-    assert_eq!(house.events.take(), [TOLD_OF], "the second one, and the first one not again");
+    assert!(second.read(&mut house.reporter, None).expect("readable"));
+    assert_eq!(house.events.take(), [SYSTEM_OOM_EVENT], "the second one, and the first one not again");
     second.save_at_last(&mut write).await;
     assert_eq!(file.place().map(|place| place.sequence), Some(4));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_that_hangs_keeps_nobody_from_listening() {
+async fn a_hanging_disk_does_not_block_reading_the_log() {
     let mut house = house();
     let opened = timeout(HOUR, LogReader::of(Lines::new(1, &KILL), "this".to_owned(), &Hung)).await;
     let mut journal = opened.expect("it is not waited for for ever");
-    assert!(journal.read(&mut house.teller, None).expect("readable"));
+    assert!(journal.read(&mut house.reporter, None).expect("readable"));
     assert_eq!(house.events.take(), [""; 0], "maybe that was told of already");
     journal.log = Lines::new(3, &KILL);
-    assert!(journal.read(&mut house.teller, None).expect("readable"));
-    assert_eq!(house.events.take(), [TOLD_OF]);
+    assert!(journal.read(&mut house.reporter, None).expect("readable"));
+    assert_eq!(house.events.take(), [SYSTEM_OOM_EVENT]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_place_that_could_not_be_kept_is_kept_later() {
     let mut house = house();
-    let file = Arc::new(Kept::default());
+    let file = Arc::new(FakeStateFile::default());
     let mut write = OneWrite::new(file.clone(), WRITE);
     let writes = || file.writes.load(Ordering::Acquire);
     let mut journal = journal(Lines::new(1, &KILL));
-    assert!(journal.read(&mut house.teller, None).expect("readable"));
+    assert!(journal.read(&mut house.reporter, None).expect("readable"));
     *file.is_full.lock().expect("whole") = true;
     for _ in 0..3 {
         journal.save(&mut write).await;
@@ -384,7 +384,7 @@ async fn a_place_that_could_not_be_kept_is_kept_later() {
     assert_eq!((writes(), file.place().map(|place| place.sequence)), (2, Some(2)));
     // Another kill right after: writes are rate limited.
     journal.log = Lines::new(3, &KILL);
-    assert!(journal.read(&mut house.teller, None).expect("readable"));
+    assert!(journal.read(&mut house.reporter, None).expect("readable"));
     journal.save(&mut write).await;
     assert_eq!(writes(), 2);
     let kept = Instant::now();
@@ -397,21 +397,21 @@ async fn a_place_that_could_not_be_kept_is_kept_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kill_of_which_records_were_overwritten_is_not_told_of() {
+async fn a_kill_with_overwritten_records_is_not_reported() {
     let mut house = house();
     let mut journal = journal(Lines::new(1, &[BEGINS]));
     // Without the missing record, the next line would read as a system OOM.
     journal.log.left.extend([(3, "Out of memory: Killed process 7 (x) total-vm:1kB")]);
-    assert!(journal.read(&mut house.teller, None).expect("readable"));
+    assert!(journal.read(&mut house.reporter, None).expect("readable"));
     assert_eq!((house.events.take(), counted(&house.registry, "system")), (Vec::new(), 0.0));
 }
 
 #[test]
-fn a_flood_is_counted_not_told() {
+fn a_flood_of_kills_is_counted_and_not_reported() {
     let now = Instant::now();
     let mut flow = ReportLimiter::new(now);
-    let told = (0..1000).filter(|_| flow.try_acquire(now).0).count();
-    assert_eq!(told, TOLD as usize);
+    let reported = (0..1000).filter(|_| flow.try_acquire(now).0).count();
+    assert_eq!(reported, MAX_REPORTED as usize);
     assert_eq!(flow.try_acquire(now + WHILE), (true, Some(980)));
     assert_eq!(flow.try_acquire(now + WHILE * 2), (true, None));
 }

@@ -57,7 +57,7 @@ async fn attempts_come_ever_more_slowly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_server_will_not_take_is_told_once() {
+async fn an_invalid_registration_is_reported_once() {
     let world = Fixture::new();
     for _ in 0..3 {
         world.fail("POST nodes", refused(422, "Invalid", "spec.taints: bad"));

@@ -12,7 +12,7 @@ use berth_types::api;
 /// Annotation with the configured node IPs, read by an external cloud provider.
 const PROVIDED: &str = "alpha.kubernetes.io/provided-node-ip";
 
-/// Address of an interface.
+/// IP address of a network interface, as `getifaddrs` reports it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InterfaceAddress {
     /// Interface name.
@@ -25,7 +25,7 @@ pub struct InterfaceAddress {
 
 /// Observation of the machine's network.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Network {
+pub struct HostNetworkState {
     /// Addresses of all interfaces, in the kernel's order.
     pub addresses: Vec<InterfaceAddress>,
     /// Interfaces of IPv4 default routes, in the order of the kernel's table.
@@ -87,7 +87,7 @@ fn annotate(work: &mut StatusBuilder<'_>, given: &[IpAddr]) {
     }
 }
 
-fn detect(settings: &StatusSettings, network: &Network) -> Result<IpAddr, String> {
+fn detect(settings: &StatusSettings, network: &HostNetworkState) -> Result<IpAddr, String> {
     if let Ok(ip) = settings.hostname.parse::<IpAddr>() {
         return Ok(ip);
     }
@@ -103,7 +103,7 @@ fn detect(settings: &StatusSettings, network: &Network) -> Result<IpAddr, String
 
 /// First usable address of the interface of the default route; falls back to the other IP version if the preferred one
 /// has none.
-pub(in crate::node) fn by_default_route(network: &Network, prefers_v6: bool) -> Option<IpAddr> {
+pub(in crate::node) fn by_default_route(network: &HostNetworkState, prefers_v6: bool) -> Option<IpAddr> {
     let of_version = |is_v6: bool| {
         let interfaces = if is_v6 { &network.default_v6 } else { &network.default_v4 };
         interfaces.iter().find_map(|interface| {
@@ -132,7 +132,7 @@ fn unusable(ip: IpAddr) -> Option<&'static str> {
 }
 
 /// Why an address cannot be this node's; `None` if it can.
-pub fn invalid(ip: IpAddr, network: &Network) -> Option<String> {
+pub fn invalid(ip: IpAddr, network: &HostNetworkState) -> Option<String> {
     let known = || network.addresses.iter().any(|own| own.ip == ip);
     match unusable(ip) {
         Some(why) => Some(why.to_owned()),
@@ -149,13 +149,13 @@ mod tests {
         status::{ReportedState, draft, tests::known},
     };
 
-    fn network(resolved: &[&str]) -> Network {
+    fn network(resolved: &[&str]) -> HostNetworkState {
         let own = |interface: &str, ip: &str, is_up| InterfaceAddress {
             interface: interface.to_owned(),
             ip: ip.parse().expect("an address"),
             is_up,
         };
-        Network {
+        HostNetworkState {
             addresses: vec![
                 own("lo", "127.0.0.1", true),
                 own("eth1", "192.168.0.9", false),
@@ -179,7 +179,7 @@ mod tests {
 
     const PLAIN: Case = Case { node_ips: "", hostname: "n", resolved: &[], external: false, before: "" };
 
-    fn addresses(case: &Case, network: Network) -> (String, Option<String>, Vec<String>) {
+    fn addresses(case: &Case, network: HostNetworkState) -> (String, Option<String>, Vec<String>) {
         let node_ips: Vec<IpAddr> = case.node_ips.split(',').filter_map(|ip| ip.parse().ok()).collect();
         let settings = StatusSettings {
             name: "n".to_owned(),
@@ -203,8 +203,8 @@ mod tests {
     #[test]
     fn addresses_are_chosen_in_the_references_order() {
         let check = |case: Case, expected: &str| {
-            let (told, _, errors) = addresses(&case, network(case.resolved));
-            assert_eq!((told.as_str(), errors), (expected, Vec::new()));
+            let (reported, _, errors) = addresses(&case, network(case.resolved));
+            assert_eq!((reported.as_str(), errors), (expected, Vec::new()));
         };
         check(Case { node_ips: "10.0.0.2", ..PLAIN }, "InternalIP=10.0.0.2 Hostname=n");
         check(Case { node_ips: "fd00::2,10.0.0.2", ..PLAIN }, "InternalIP=fd00::2 InternalIP=10.0.0.2 Hostname=n");
@@ -231,16 +231,16 @@ mod tests {
             ("10.0.0.7", "node IP: \"10.0.0.7\" not found in the host's network interfaces"),
         ] {
             let case = Case { node_ips: ip, before: "1.1.1.1", ..PLAIN };
-            let (told, _, errors) = addresses(&case, network(&[]));
-            assert_eq!(told, "ExternalIP=1.1.1.1");
+            let (reported, _, errors) = addresses(&case, network(&[]));
+            assert_eq!(reported, "ExternalIP=1.1.1.1");
             assert_eq!(errors, [format!("failed to validate nodeIP: {why}")]);
         }
-        let (_, _, errors) = addresses(&PLAIN, Network::default());
+        let (_, _, errors) = addresses(&PLAIN, HostNetworkState::default());
         assert!(errors[0].starts_with("can't get ip address of node n. error: no default routes"), "{errors:?}");
     }
 
     #[test]
-    fn an_external_cloud_is_told_what_the_operator_gave() {
+    fn configured_node_ips_are_annotated_for_an_external_cloud() {
         let annotation = |case: Case| addresses(&case, network(&[])).1;
         let given = Case { external: true, node_ips: "10.0.0.2,fd00::2", ..PLAIN };
         assert_eq!(annotation(given).as_deref(), Some("10.0.0.2,fd00::2"));

@@ -156,10 +156,10 @@ fn previous(work: &StatusBuilder<'_>, kind: &str) -> Option<api::NodeCondition> 
 fn put(work: &mut StatusBuilder<'_>, kind: &'static str, status: &str, reason: String, message: String) -> Transition {
     let now = work.known.now;
     let before = previous(work, kind);
-    let told = work.memory.conditions.get(kind);
-    let (moved, told) = transition(before.as_ref(), told, status, now);
-    let since = told.since;
-    work.memory.conditions.insert(kind, told);
+    let reported = work.memory.conditions.get(kind);
+    let (moved, reported) = transition(before.as_ref(), reported, status, now);
+    let since = reported.since;
+    work.memory.conditions.insert(kind, reported);
     let condition = api::NodeCondition {
         type_: kind.to_owned(),
         status: status.to_owned(),
@@ -179,13 +179,13 @@ fn put(work: &mut StatusBuilder<'_>, kind: &'static str, status: &str, reason: S
 /// Computes the transition to `status`, given the server's condition and our last report.
 fn transition(
     before: Option<&api::NodeCondition>,
-    told: Option<&ReportedCondition>,
+    reported: Option<&ReportedCondition>,
     status: &str,
     now: Timestamp,
 ) -> (Transition, ReportedCondition) {
     let on = before.map(|before| before.status.clone());
-    let is_told = told.is_some_and(|told| told.status == status);
-    let moved = |is_moved: bool| match (is_moved, &on, told) {
+    let is_reported = reported.is_some_and(|reported| reported.status == status);
+    let moved = |is_moved: bool| match (is_moved, &on, reported) {
         (false, ..) => Transition::Not,
         (true, None, None) => Transition::New,
         (true, ..) => Transition::Changed,
@@ -194,9 +194,9 @@ fn transition(
     if let Some(before) = before.filter(|before| before.status == status) {
         // The server has the status. It is news only if another status was reported in between.
         let since = before.last_transition_time.as_ref().map_or(now, |time| time.0);
-        return (moved(told.is_some() && !is_told), then(since, on));
+        return (moved(reported.is_some() && !is_reported), then(since, on));
     }
-    match told.filter(|told| is_told && told.on == on) {
+    match reported.filter(|reported| is_reported && reported.on == on) {
         Some(pending) => (Transition::Not, pending.clone()),
         None => (moved(true), then(now, on)),
     }
@@ -214,21 +214,21 @@ mod tests {
             last_transition_time: Some(Time(at(second))),
             ..api::NodeCondition::default()
         };
-        let (moved, told) = transition(None, None, "True", at(1));
-        assert_eq!((moved, told.since), (Transition::New, at(1)));
-        let (moved, told) = transition(None, Some(&told), "True", at(2));
-        assert_eq!((moved, told.since), (Transition::Not, at(1)));
-        let (moved, told) = transition(Some(&server("True", 1)), Some(&told), "True", at(3));
-        assert_eq!((moved, told.since), (Transition::Not, at(1)));
+        let (moved, reported) = transition(None, None, "True", at(1));
+        assert_eq!((moved, reported.since), (Transition::New, at(1)));
+        let (moved, reported) = transition(None, Some(&reported), "True", at(2));
+        assert_eq!((moved, reported.since), (Transition::Not, at(1)));
+        let (moved, reported) = transition(Some(&server("True", 1)), Some(&reported), "True", at(3));
+        assert_eq!((moved, reported.since), (Transition::Not, at(1)));
         // The control plane marked the node Unknown: becoming ready again is one transition.
-        let (moved, told) = transition(Some(&server("Unknown", 50)), Some(&told), "True", at(60));
-        assert_eq!((moved, told.since), (Transition::Changed, at(60)));
-        let (moved, told) = transition(Some(&server("Unknown", 50)), Some(&told), "True", at(70));
-        assert_eq!((moved, told.since), (Transition::Not, at(60)));
+        let (moved, reported) = transition(Some(&server("Unknown", 50)), Some(&reported), "True", at(60));
+        assert_eq!((moved, reported.since), (Transition::Changed, at(60)));
+        let (moved, reported) = transition(Some(&server("Unknown", 50)), Some(&reported), "True", at(70));
+        assert_eq!((moved, reported.since), (Transition::Not, at(60)));
         // The status changed back before the server received it.
-        let (moved, told) = transition(Some(&server("Unknown", 50)), Some(&told), "False", at(80));
-        assert_eq!((moved, told.since), (Transition::Changed, at(80)));
-        let (moved, _) = transition(Some(&server("True", 60)), Some(&told), "True", at(90));
+        let (moved, reported) = transition(Some(&server("Unknown", 50)), Some(&reported), "False", at(80));
+        assert_eq!((moved, reported.since), (Transition::Changed, at(80)));
+        let (moved, _) = transition(Some(&server("True", 60)), Some(&reported), "True", at(90));
         assert_eq!(moved, Transition::Changed);
         // Another process reported the same.
         assert_eq!(transition(Some(&server("True", 1)), None, "True", at(9)).0, Transition::Not);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn several_troubles_are_told_together() {
+    fn several_errors_are_aggregated() {
         let text = |list: &[&str]| aggregate(&list.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>());
         assert_eq!(text(&["a"]), "a");
         assert_eq!(text(&["a", "a"]), "a");

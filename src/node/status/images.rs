@@ -24,10 +24,10 @@ pub(super) fn set(work: &mut StatusBuilder<'_>) {
     let mut images: Vec<&NodeImage> = images.iter().collect();
     images.sort_by(|a, b| (b.size, &b.id).cmp(&(a.size, &a.id)));
     let most = usize::try_from(work.settings.max_images).unwrap_or(usize::MAX);
-    work.status.images = Some(images.into_iter().take(most).map(told).collect());
+    work.status.images = Some(images.into_iter().take(most).map(container_image).collect());
 }
 
-fn told(image: &NodeImage) -> api::ContainerImage {
+fn container_image(image: &NodeImage) -> api::ContainerImage {
     let names = image.digests.iter().chain(&image.tags).take(NAMES).cloned().collect();
     api::ContainerImage { names: Some(names), size_bytes: Some(i64::try_from(image.size).unwrap_or(i64::MAX)) }
 }

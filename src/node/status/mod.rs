@@ -20,8 +20,8 @@ use jiff::Timestamp;
 
 pub use images::NodeImage;
 
-use super::{Machine, NodeConfig, reservations::Reservations};
-use berth_ports::{Event, NodeFacts, RuntimeState};
+use super::{MachineInfo, NodeConfig, reservations::Reservations};
+use berth_ports::{EventRecord, NodeFacts, RuntimeState};
 use berth_types::{api, resources::Amounts};
 
 /// Settings that are constant while the agent runs.
@@ -34,7 +34,7 @@ pub struct StatusSettings {
     /// Node section of the configuration.
     pub node: NodeConfig,
     /// Capacity and identity of the machine.
-    pub machine: Machine,
+    pub machine: MachineInfo,
     /// Resources reserved from pods.
     pub reserved: Reservations,
     /// `--node-ip`.
@@ -66,7 +66,7 @@ pub struct NodeObservation {
     /// Time of the observation.
     pub now: Timestamp,
     /// Addresses and default routes of the machine.
-    pub network: addresses::Network,
+    pub network: addresses::HostNetworkState,
     /// Node facts, of which pressures, shutdown, and declared features are read.
     pub facts: Arc<NodeFacts>,
     /// Result of the last runtime check.
@@ -90,7 +90,7 @@ pub struct ReportedState {
     /// Last reported state of each condition.
     conditions: BTreeMap<&'static str, conditions::ReportedCondition>,
     /// Whether the reboot event was recorded.
-    boot_told: bool,
+    reboot_reported: bool,
     /// Whether the node was unschedulable at the last draft.
     unschedulable: bool,
 }
@@ -101,7 +101,7 @@ pub struct Draft {
     /// The desired node; its spec is unchanged.
     pub node: api::Node,
     /// Events of state changes.
-    pub events: Vec<Event>,
+    pub events: Vec<EventRecord>,
     /// Errors of setters; their fields keep the previous values.
     pub errors: Vec<String>,
 }
@@ -113,7 +113,7 @@ struct StatusBuilder<'a> {
     memory: &'a mut ReportedState,
     node: api::Node,
     status: api::NodeStatus,
-    events: Vec<Event>,
+    events: Vec<EventRecord>,
     errors: Vec<String>,
 }
 
@@ -147,7 +147,7 @@ impl StatusBuilder<'_> {
     /// Adds the event of a node state change.
     fn push_event(&mut self, reason: &'static str) {
         let text = format!("Node {} status is now: {reason}", self.settings.name);
-        self.events.push(Event::node_normal(reason, text));
+        self.events.push(EventRecord::node_normal(reason, text));
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::StatusBuilder;
 use crate::node::facts::{allocatable, capacity};
-use berth_ports::Event;
+use berth_ports::EventRecord;
 use berth_types::{
     api,
     resources::{Amounts, Quantities, amounts, is_extended, zero},
@@ -19,14 +19,14 @@ pub(super) fn set(work: &mut StatusBuilder<'_>) {
     has.extend(devices.capacity.clone());
     has.extend(devices.removed.iter().map(|name| (name.clone(), zero())));
 
-    let told = work.status.allocatable.take().unwrap_or_default();
-    let mut gives = amounts(Some(&told));
+    let reported = work.status.allocatable.take().unwrap_or_default();
+    let mut gives = amounts(Some(&reported));
     gives.retain(|name, _| has.contains_key(name) || !is_extended(name));
     gives.extend(allocatable(&has, &work.settings.reserved));
     gives.extend(devices.allocatable.clone());
 
     work.status.capacity = Some(written(has, &before));
-    work.status.allocatable = Some(written(gives, &told));
+    work.status.allocatable = Some(written(gives, &reported));
 }
 
 /// Quantities to write; equal amounts keep their previous text, so that they do not cause a patch.
@@ -50,9 +50,9 @@ fn machine(work: &mut StatusBuilder<'_>) {
     info.boot_id.clone_from(&machine.boot_id);
     let swap = i64::try_from(machine.swap).unwrap_or(i64::MAX);
     info.swap = (swap > 0).then_some(api::NodeSwapStatus { capacity: Some(swap) });
-    if is_new_boot && !work.memory.boot_told {
-        work.memory.boot_told = true;
+    if is_new_boot && !work.memory.reboot_reported {
+        work.memory.reboot_reported = true;
         let text = format!("Node {} has been rebooted, boot id: {}", work.settings.name, machine.boot_id);
-        work.events.push(Event::node_warning("Rebooted", text));
+        work.events.push(EventRecord::node_warning("Rebooted", text));
     }
 }

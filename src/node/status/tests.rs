@@ -3,12 +3,12 @@
 use super::*;
 use crate::node::CpuSet;
 use berth_ports::HandlerFeatures;
-use berth_types::quantity::{Amount, Format};
+use berth_types::quantity::{Amount, QuantityFormat};
 
 pub(in crate::node) fn known() -> NodeObservation {
     NodeObservation {
         now: "2026-01-01T00:00:00Z".parse().expect("a time"),
-        network: addresses::Network::default(),
+        network: addresses::HostNetworkState::default(),
         facts: Arc::default(),
         runtime: Arc::default(),
         runtime_version: "containerd://2.1.0".to_owned(),
@@ -24,7 +24,7 @@ pub(in crate::node) fn settings() -> StatusSettings {
         name: "n".to_owned(),
         hostname: "10.0.0.1".to_owned(),
         node: NodeConfig { max_pods: 110, local_storage_isolation: true, ..NodeConfig::default() },
-        machine: Machine {
+        machine: MachineInfo {
             cpus: CpuSet::parse("0-3").expect("a set"),
             memory: 8 << 30,
             root_filesystem: Some(100 << 30),
@@ -34,7 +34,7 @@ pub(in crate::node) fn settings() -> StatusSettings {
             kernel_release: "6.8.0".to_owned(),
             os_image: "Some Linux".to_owned(),
             hugepages: [(2 << 20, 1 << 30)].into(),
-            ..Machine::default()
+            ..MachineInfo::default()
         },
         max_images: 50,
         port: 10250,
@@ -43,7 +43,7 @@ pub(in crate::node) fn settings() -> StatusSettings {
     }
 }
 
-fn texts(events: &[Event]) -> Vec<String> {
+fn texts(events: &[EventRecord]) -> Vec<String> {
     events.iter().map(|event| format!("{}: {}", event.reason, event.message)).collect()
 }
 
@@ -58,7 +58,7 @@ fn transition(condition: &api::NodeCondition) -> String {
 }
 
 #[test]
-fn a_new_node_tells_everything_and_ready_last() {
+fn a_new_node_reports_everything_and_ready_last() {
     // AC-05-22 (status)
     let mut known = known();
     known.facts = Arc::new(NodeFacts { declared_features: vec!["A".to_owned()], ..NodeFacts::default() });
@@ -95,7 +95,7 @@ fn a_new_node_tells_everything_and_ready_last() {
 }
 
 #[test]
-fn transitions_are_told_once_and_keep_their_time() {
+fn transitions_are_reported_once_and_keep_their_time() {
     let (settings, mut known, mut memory) = (settings(), known(), ReportedState::default());
     let base = draft(&settings, &api::Node::default(), &known, &mut memory).node;
     let later = |known: &NodeObservation, seconds: i64| known.now + jiff::SignedDuration::from_secs(seconds);
@@ -121,7 +121,7 @@ fn transitions_are_told_once_and_keep_their_time() {
 }
 
 #[test]
-fn all_that_makes_a_node_unready_is_told() {
+fn every_cause_of_an_unready_node_is_reported() {
     // AC-05-29 (the condition)
     let mut known = known();
     known.runtime = Arc::new(RuntimeState {
@@ -163,7 +163,7 @@ fn images_are_the_largest_with_a_few_names() {
 
 #[test]
 fn resources_of_others_stay_and_devices_are_added() {
-    let amount = |count| Amount::from_value(count, Format::DecimalSi);
+    let amount = |count| Amount::from_value(count, QuantityFormat::DecimalSi);
     let quantity = |text: &str| k8s_openapi::apimachinery::pkg::api::resource::Quantity(text.to_owned());
     let mut base = api::Node::default();
     let status = base.status.get_or_insert_default();
@@ -195,7 +195,7 @@ fn resources_of_others_stay_and_devices_are_added() {
 }
 
 #[test]
-fn reboots_and_cordons_are_told_once() {
+fn reboots_and_cordons_are_reported_once() {
     let (settings, known, mut memory) = (settings(), known(), ReportedState::default());
     let mut base = draft(&settings, &api::Node::default(), &known, &mut memory).node;
     if let Some(info) = base.status.as_mut().and_then(|status| status.node_info.as_mut()) {

@@ -27,7 +27,7 @@ fn patch_of(call: &Call) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_is_told_at_once_and_nothing_else() {
+async fn a_change_is_reported_at_once_and_nothing_else() {
     // AC-05-28
     let world = ready().await;
     quiet(30).await;
@@ -60,7 +60,7 @@ async fn a_change_is_told_at_once_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unchanged_status_is_told_once_a_period() {
+async fn an_unchanged_status_is_reported_once_per_period() {
     // AC-05-24
     let world = ready().await;
     quiet(400).await;
@@ -86,7 +86,7 @@ async fn addresses_are_followed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_tried_again_on_what_the_server_says() {
+async fn failed_updates_are_retried_on_the_current_object() {
     let world = ready().await;
     quiet(30).await;
     let before = world.lines("lease").len();

@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use tonic::Status;
 
 use super::*;
-use crate::probes::{kind::Kind, outcome::ErrorState, testing::pod};
+use crate::probes::{kind::ProbeKind, outcome::ErrorState, testing::pod};
 use berth_cri::{CriConfig, connect};
 use berth_metrics::Registry;
 use berth_proto::health::{
@@ -39,7 +39,7 @@ async fn asked_at(ip: &str, probe: Value) -> Outcome {
     let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": probe}]}));
     let cri = connect(&nowhere(), &Registry::new()).expect("lazily");
     let handlers = Handlers::new(cri.runtime).expect("TLS");
-    let ask = ProbeRequest::new(pod, "c".into(), Kind::Readiness, "c-0".into(), Some(ip.to_owned()));
+    let ask = ProbeRequest::new(pod, "c".into(), ProbeKind::Readiness, "c-0".into(), Some(ip.to_owned()));
     handlers.probe_once(&ask).await
 }
 
@@ -239,9 +239,9 @@ async fn the_end_of_a_tls_connection_need_not_be_announced() {
     ] {
         let port = rude(pair(), answer).await;
         match (asked(https(port)).await, expected) {
-            (told, Some(expected)) => assert_eq!(told, expected, "{answer}"),
-            (told, None) => {
-                assert!(matches!(told, Outcome::Error { state: ErrorState::Failure, .. }), "{answer}: {told:?}");
+            (outcome, Some(expected)) => assert_eq!(outcome, expected, "{answer}"),
+            (outcome, None) => {
+                assert!(matches!(outcome, Outcome::Error { state: ErrorState::Failure, .. }), "{answer}: {outcome:?}");
             }
         }
     }
@@ -368,7 +368,7 @@ async fn who_does_not_answer_in_time_has_failed() {
 }
 
 #[tokio::test]
-async fn who_says_too_much_is_hung_up_on() {
+async fn a_response_over_the_size_limit_is_aborted() {
     let promises = "HTTP/1.1 100 Continue\r\n\r\n".repeat(1000);
     let (port, _) = server(move |mut stream, _| {
         let promises = promises.clone();
@@ -400,9 +400,9 @@ async fn an_answer_may_come_in_pieces() {
         for at in [1, 20, answer.len() - 2, answer.len()] {
             let (first, rest) = answer.split_at(at);
             let (first, rest) = (first.to_owned(), rest.to_owned());
-            let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+            let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
             let (port, heads) = server(move |mut stream, _| {
-                let (first, rest, tell) = (first.clone(), rest.clone(), tell.clone());
+                let (first, rest, sender) = (first.clone(), rest.clone(), sender.clone());
                 async move {
                     stream.set_nodelay(true)?;
                     stream.write_all(first.as_bytes()).await?;
@@ -411,14 +411,14 @@ async fn an_answer_may_come_in_pieces() {
                     stream.shutdown().await?;
                     let mut more = Vec::new();
                     let read = stream.read_to_end(&mut more).await;
-                    let _ = tell.send((read.is_ok(), more)); // the test may be over
+                    let _ = sender.send((read.is_ok(), more)); // the test may be over
                     Ok(())
                 }
             })
             .await;
             assert_eq!(failure(asked(http(port)).await), "HTTP probe failed with statuscode: 503", "{answer} {at}");
-            let mut told = told;
-            let more = tokio::time::timeout(Duration::from_secs(60), told.recv()).await.expect("in time");
+            let mut receiver = receiver;
+            let more = tokio::time::timeout(Duration::from_secs(60), receiver.recv()).await.expect("in time");
             let (is_end, more) = more.expect("the server has an end");
             // Closing with unread data resets the connection.
             assert!(more.is_empty() && (is_end || answer.len() > 4000), "{answer} {at}: asked once, not {more:?} too");
@@ -463,7 +463,7 @@ async fn long_request(length: usize) {
 }
 
 #[tokio::test]
-async fn who_hangs_up_without_a_word_is_told_of() {
+async fn a_connection_reset_is_reported() {
     let reset = |after: &'static [u8]| {
         server(move |mut stream, _| async move {
             stream.write_all(after).await?;
@@ -747,7 +747,7 @@ async fn what_an_attempt_keeps_while_it_waits_is_small() {
     let exec = size_of_val(&*cri.runtime.exec_sync("c", &command, second, 1));
     let handlers = Handlers::new(cri.runtime).expect("TLS");
     let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": http(1)}]}));
-    let ask = ProbeRequest::new(pod, "c".into(), Kind::Readiness, "c-0".into(), Some("127.0.0.1".to_owned()));
+    let ask = ProbeRequest::new(pod, "c".into(), ProbeKind::Readiness, "c-0".into(), Some("127.0.0.1".to_owned()));
     let dialler = handlers.dialler.of(ask.pod.uid());
     let ProbeAction::Http(get) = &ask.resolved().what else { panic!("it asks a server") };
     let http = size_of_val(&http::probe(dialler, get, second));

@@ -17,9 +17,9 @@ use tokio::{
 };
 
 use super::*;
-use crate::probes::{Manager, open, testing::status, time_grid::OFFSET};
+use crate::probes::{ProbeManagerHandle, open, testing::status, time_grid::OFFSET};
 use berth_cri::CriConfig;
-use berth_metrics::{Registry, exposition::Format};
+use berth_metrics::{Registry, exposition::ExpositionFormat};
 use berth_ports::{ProbeManager, ProbeResults, ProbedStatus, StateFile, SystemClock};
 use berth_types::{ContainerId, api};
 
@@ -30,7 +30,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Behavior of an attempt.
 #[derive(Clone)]
 enum Act {
-    Says(Outcome),
+    Returns(Outcome),
     Hangs,
     Crashes,
 }
@@ -46,10 +46,10 @@ struct World {
     addresses: Mutex<Vec<Option<String>>>,
     status: Mutex<Option<api::PodStatus>>,
     shown: AtomicU64,
-    looks: AtomicU64,
+    status_reads: AtomicU64,
     /// Number of requests built.
     made: AtomicU64,
-    told: Mutex<Vec<String>>,
+    log: Mutex<Vec<String>>,
     file: Mutex<Option<Vec<u8>>>,
     dropped: Mutex<u32>,
 }
@@ -64,9 +64,9 @@ impl World {
             addresses: Mutex::default(),
             status: Mutex::new(Some(running(true, true))),
             shown: AtomicU64::default(),
-            looks: AtomicU64::default(),
+            status_reads: AtomicU64::default(),
             made: AtomicU64::default(),
-            told: Mutex::default(),
+            log: Mutex::default(),
             file: Mutex::default(),
             dropped: Mutex::default(),
         })
@@ -81,7 +81,7 @@ impl World {
     fn next_act(&self) -> Act {
         let mut acts = lock(&self.acts);
         let act = if acts.len() > 1 { acts.pop_front() } else { acts.front().cloned() };
-        act.unwrap_or(Act::Says(Outcome::Success))
+        act.unwrap_or(Act::Returns(Outcome::Success))
     }
 
     /// Whole seconds at which attempts were made.
@@ -89,20 +89,20 @@ impl World {
         lock(&self.asked).iter().map(|(at, _)| *at).collect()
     }
 
-    fn told(&self) -> Vec<String> {
-        std::mem::take(&mut *lock(&self.told))
+    fn take_log(&self) -> Vec<String> {
+        std::mem::take(&mut *lock(&self.log))
     }
 
-    fn tell(&self, text: String) {
-        lock(&self.told).push(text);
+    fn append_log(&self, text: String) {
+        lock(&self.log).push(text);
     }
 }
 
 struct Fake(Arc<World>);
 
-struct Hanging(Arc<World>);
+struct DropCounter(Arc<World>);
 
-impl Drop for Hanging {
+impl Drop for DropCounter {
     fn drop(&mut self) {
         *lock(&self.0.dropped) += 1;
     }
@@ -119,9 +119,9 @@ impl Prober for Fake {
             ask.resolved();
         }
         match self.0.next_act() {
-            Act::Says(outcome) => outcome,
+            Act::Returns(outcome) => outcome,
             Act::Hangs => {
-                let _hanging = Hanging(self.0.clone());
+                let _hanging = DropCounter(self.0.clone());
                 std::future::pending().await
             }
             Act::Crashes => panic!("an attempt that crashes"),
@@ -131,7 +131,7 @@ impl Prober for Fake {
 
 impl ProbedPods for Fake {
     fn status(&self, _pod: &PodUid) -> Option<ProbedStatus> {
-        self.0.looks.fetch_add(1, Ordering::Relaxed);
+        self.0.status_reads.fetch_add(1, Ordering::Relaxed);
         let status = lock(&self.0.status).clone()?;
         Some(ProbedStatus { status: Arc::new(status), restart_all: false })
     }
@@ -139,19 +139,19 @@ impl ProbedPods for Fake {
         self.0.shown.load(Ordering::Relaxed)
     }
     fn set_ready(&self, _pod: &Pod, container: &ContainerId, ready: bool) {
-        self.0.tell(format!("ready {container} {ready}"));
+        self.0.append_log(format!("ready {container} {ready}"));
     }
     fn set_started(&self, _pod: &Pod, container: &ContainerId, started: bool) {
-        self.0.tell(format!("started {container} {started}"));
+        self.0.append_log(format!("started {container} {started}"));
     }
     fn wake(&self, _pod: &PodUid) {
-        self.0.tell("wake".to_owned());
+        self.0.append_log("wake".to_owned());
     }
 }
 
 impl EventSink for Fake {
-    fn record(&self, event: Event) {
-        self.0.tell(format!("{}: {}", event.reason, event.message));
+    fn record(&self, event: EventRecord) {
+        self.0.append_log(format!("{}: {}", event.reason, event.message));
     }
 }
 
@@ -171,7 +171,7 @@ impl StateFile for Fake {
 
 /// One run of the agent.
 struct Life {
-    manager: Arc<Manager>,
+    manager: Arc<ProbeManagerHandle>,
     registry: Registry,
     stop: CancellationToken,
 }
@@ -188,7 +188,7 @@ impl Life {
             metrics: ProbeMetrics::new(&registry),
             paces: ProbeTimelinessMetrics::new(&registry),
             started_at: Timestamp::now(),
-            pulse: TaskLiveness::default(),
+            liveness: TaskLiveness::default(),
         };
         let (manager, probing, saving) = open(deps, fake(), stop.clone()).await;
         tokio::spawn(probing);
@@ -205,7 +205,7 @@ impl Life {
 
     fn page(&self) -> String {
         let mut out = Vec::new();
-        Format::negotiate(None).encode(self.registry.gather(), &mut out);
+        ExpositionFormat::negotiate(None).encode(self.registry.gather(), &mut out);
         String::from_utf8(out).expect("text")
     }
 
@@ -247,11 +247,11 @@ fn tcp(period: u64) -> serde_json::Value {
 }
 
 fn failure() -> Act {
-    Act::Says(Outcome::Failure("no".to_owned()))
+    Act::Returns(Outcome::Failure("no".to_owned()))
 }
 
 fn success() -> Act {
-    Act::Says(Outcome::Success)
+    Act::Returns(Outcome::Success)
 }
 
 #[tokio::test(start_paused = true)]
@@ -264,23 +264,23 @@ async fn it_is_asked_at_once_and_then_every_period() {
     life.manager.add(&pod_with(json!({"livenessProbe": tcp(7)})));
     pass(7).await;
     assert_eq!(world.asked().len(), 5, "added once");
-    assert_eq!(world.told(), [""; 0]);
+    assert_eq!(world.take_log(), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_of_which_there_is_nothing_new_is_not_looked_at_again() {
+async fn an_unchanged_pod_is_not_observed_again() {
     let world = World::new([success()]);
     let life = Life::settled(&world).await;
     life.manager.add(&pod_with(json!({"livenessProbe": tcp(10)})));
     pass(31).await;
-    assert_eq!((world.asked().len(), world.looks.load(Ordering::Relaxed)), (4, 1));
+    assert_eq!((world.asked().len(), world.status_reads.load(Ordering::Relaxed)), (4, 1));
     let ended = json!({"terminated": {"exitCode": 1, "finishedAt": Timestamp::now().to_string()}});
     world.show(instance("c-0", ended, true, true));
     pass(30).await;
-    assert_eq!((world.asked().len(), world.looks.load(Ordering::Relaxed)), (4, 2), "it does not run any more");
+    assert_eq!((world.asked().len(), world.status_reads.load(Ordering::Relaxed)), (4, 2), "it does not run any more");
     world.show(running(true, true));
     pass(10).await;
-    assert_eq!((world.asked().len(), world.looks.load(Ordering::Relaxed)), (5, 3));
+    assert_eq!((world.asked().len(), world.status_reads.load(Ordering::Relaxed)), (5, 3));
     world.show(api::PodStatus { pod_ip: Some("10.0.0.2".to_owned()), ..running(true, true) });
     pass(10).await;
     let (here, there) = (Some("10.0.0.1".to_owned()), Some("10.0.0.2".to_owned()));
@@ -298,7 +298,7 @@ async fn what_is_asked_is_made_once_for_as_long_as_its_container_stays_as_it_is(
     let same = lock(&world.status).clone().expect("a status");
     world.show(same.clone()); // another pod's change
     pass(20).await;
-    assert_eq!((seen(), world.looks.load(Ordering::Relaxed)), ((5, 1), 2));
+    assert_eq!((seen(), world.status_reads.load(Ordering::Relaxed)), ((5, 1), 2));
     world.show(api::PodStatus { pod_ip: Some("10.0.0.2".to_owned()), ..same });
     pass(20).await;
     assert_eq!(seen(), (7, 2), "another address");
@@ -361,7 +361,7 @@ async fn probes_that_begin_at_different_times_are_asked_together_from_their_seco
 }
 
 #[tokio::test(start_paused = true)]
-async fn few_begin_together_and_nobody_waits_for_those_that_hang() {
+async fn attempts_start_in_batches_and_hanging_ones_do_not_block_others() {
     let world = World::new([Act::Hangs]);
     let life = Life::settled(&world).await;
     let count = 2 * PERMITS + 1;
@@ -381,19 +381,19 @@ async fn few_begin_together_and_nobody_waits_for_those_that_hang() {
 
 /// AC-08-9, AC-08-10
 #[tokio::test(start_paused = true)]
-async fn ac_05_6_readiness_is_told_at_once() {
+async fn ac_05_6_readiness_is_reported_at_once() {
     let world = World::new([success(), success(), failure(), failure(), failure(), success()]);
     let life = Life::settled(&world).await;
     life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
     pass(0).await;
-    assert_eq!(world.told(), ["ready c-0 true", "wake"]);
+    assert_eq!(world.take_log(), ["ready c-0 true", "wake"]);
     let failed = "Unhealthy: Readiness probe failed: no";
     for expected in [vec![], vec![failed], vec![failed], vec![failed, "ready c-0 false", "wake"]] {
         pass(10).await;
-        assert_eq!(world.told(), expected);
+        assert_eq!(world.take_log(), expected);
     }
     pass(10).await;
-    assert_eq!(world.told(), ["ready c-0 true", "wake"]);
+    assert_eq!(world.take_log(), ["ready c-0 true", "wake"]);
     let page = life.page();
     let count = |result: &str, n: u32| {
         let line = format!(
@@ -413,12 +413,12 @@ async fn ac_05_6_readiness_is_told_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ac_05_5_a_warning_makes_ready_and_is_told() {
-    let world = World::new([Act::Says(Outcome::Warning("moved".to_owned()))]);
+async fn ac_05_5_a_warning_makes_ready_and_is_reported() {
+    let world = World::new([Act::Returns(Outcome::Warning("moved".to_owned()))]);
     let life = Life::settled(&world).await;
     life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
     pass(0).await;
-    assert_eq!(world.told(), ["ProbeWarning: Readiness probe warning: moved", "ready c-0 true", "wake"]);
+    assert_eq!(world.take_log(), ["ProbeWarning: Readiness probe warning: moved", "ready c-0 true", "wake"]);
     assert!(life.page().contains(r#"result="successful"} 1"#));
 }
 
@@ -488,7 +488,7 @@ async fn a_server_that_floods_keeps_no_other_from_being_asked() {
         metrics: ProbeMetrics::new(&registry),
         paces: ProbeTimelinessMetrics::new(&registry),
         started_at: Timestamp::now(),
-        pulse: TaskLiveness::default(),
+        liveness: TaskLiveness::default(),
     };
     let (manager, probing, _saving) = open(deps, fake(), CancellationToken::new()).await;
     let probing = tokio::spawn(probing);
@@ -504,12 +504,12 @@ async fn a_server_that_floods_keeps_no_other_from_being_asked() {
         client.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.expect("it listens");
     }
     assert!(begun.elapsed() < Duration::from_secs(8), "each period, and not each minute: {:?}", begun.elapsed());
-    let is_told = |text: &str| lock(&world.told).iter().any(|told| told.contains(text));
+    let is_logged = |text: &str| lock(&world.log).iter().any(|entry| entry.contains(text));
     let until = Instant::now() + Duration::from_secs(20);
-    while !is_told("response exceeds the size limit") && Instant::now() < until {
+    while !is_logged("response exceeds the size limit") && Instant::now() < until {
         tokio::task::yield_now().await;
     }
-    assert!(is_told("response exceeds the size limit"), "{:?}", world.told());
+    assert!(is_logged("response exceeds the size limit"), "{:?}", world.take_log());
     probing.abort();
 }
 
@@ -520,7 +520,7 @@ async fn a_liveness_failure_wakes_and_then_waits_for_another_instance() {
     life.manager.add(&pod_with(json!({"livenessProbe": tcp(1)})));
     pass(10).await;
     assert_eq!(world.asked().len(), 3);
-    assert_eq!(world.told().last().map(String::as_str), Some("wake"));
+    assert_eq!(world.take_log().last().map(String::as_str), Some("wake"));
     assert_eq!(life.results().liveness, Some(ProbeResult::Failure));
     world.show(instance("c-1", json!({"running": {}}), true, true));
     pass(1).await;
@@ -528,9 +528,13 @@ async fn a_liveness_failure_wakes_and_then_waits_for_another_instance() {
         (life.results(), life.manager.results(&"c-1".into()).liveness),
         (ProbeResults::default(), Some(ProbeResult::Success))
     );
-    world.told();
+    world.take_log();
     pass(3).await;
-    assert_eq!(world.told().last().map(String::as_str), Some("wake"), "what was told of the one before does not count");
+    assert_eq!(
+        world.take_log().last().map(String::as_str),
+        Some("wake"),
+        "what was told of the one before does not count"
+    );
     assert_eq!(life.manager.results(&"c-1".into()).liveness, Some(ProbeResult::Failure));
     let history = life.manager.history(&"c-1".into());
     assert_eq!((history.len(), history[0].runs[0].times), (1, 3));
@@ -545,7 +549,7 @@ async fn ac_05_7_the_others_wait_for_startup_and_readiness_follows_at_once() {
     pass(6).await;
     let kinds = |world: &World| lock(&world.asked).iter().map(|(_, kind)| *kind).collect::<Vec<_>>();
     assert_eq!(kinds(&world), ["Startup", "Startup"]);
-    assert_eq!(world.told(), ["Unhealthy: Startup probe failed: no", "started c-0 true", "wake"]);
+    assert_eq!(world.take_log(), ["Unhealthy: Startup probe failed: no", "started c-0 true", "wake"]);
     world.show(running(true, false));
     life.manager.trigger(&"u".into(), "c");
     pass(0).await;
@@ -554,7 +558,8 @@ async fn ac_05_7_the_others_wait_for_startup_and_readiness_follows_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_listens_soon_after_its_start_is_ready_soon_at_any_period() {
-    for (kind, told) in [("readinessProbe", ["ready c-0 true", "wake"]), ("startupProbe", ["started c-0 true", "wake"])]
+    for (kind, expected) in
+        [("readinessProbe", ["ready c-0 true", "wake"]), ("startupProbe", ["started c-0 true", "wake"])]
     {
         let world = World::new([failure(), failure(), success()]);
         world.show(status(json!({"phase": "Pending"})));
@@ -565,7 +570,7 @@ async fn a_server_that_listens_soon_after_its_start_is_ready_soon_at_any_period(
         world.show(just_started(kind == "readinessProbe"));
         life.manager.trigger(&"u".into(), "c");
         tokio::time::sleep(Duration::from_millis(310)).await;
-        assert_eq!(world.told(), told, "{kind}: within a second, and without an event");
+        assert_eq!(world.take_log(), expected, "{kind}: within a second, and without an event");
         let page = life.page();
         assert!(!page.contains(r#"result="failed""#), "{page}");
     }
@@ -580,14 +585,14 @@ async fn a_container_that_stays_unready_counts_from_its_first_second_on() {
         json!({"startupProbe": {"tcpSocket": {"port": 1}, "periodSeconds": 10, "failureThreshold": 3}}),
     ));
     pass(1).await;
-    assert_eq!(world.told(), ["Unhealthy: Startup probe failed: no"]);
+    assert_eq!(world.take_log(), ["Unhealthy: Startup probe failed: no"]);
     for _ in 0..10 {
         life.manager.trigger(&"u".into(), "c");
         pass(0).await;
     }
-    assert_eq!(world.told(), [""; 0], "its threshold is not used up by those who ask");
+    assert_eq!(world.take_log(), [""; 0], "its threshold is not used up by those who ask");
     pass(18).await;
-    assert_eq!(world.told(), ["Unhealthy: Startup probe failed: no"], "its period");
+    assert_eq!(world.take_log(), ["Unhealthy: Startup probe failed: no"], "its period");
 }
 
 #[tokio::test(start_paused = true)]
@@ -612,17 +617,20 @@ async fn what_is_asked_out_of_turn_is_asked_once_a_second_and_restarts_the_perio
 
 #[tokio::test(start_paused = true)]
 async fn errors_are_tried_again_at_once_and_never_counted() {
-    let error = Act::Says(Outcome::unknown("broken"));
+    let error = Act::Returns(Outcome::unknown("broken"));
     let world = World::new([error.clone(), error.clone(), success(), error]);
     let life = Life::settled(&world).await;
     life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
     pass(0).await;
-    assert_eq!((world.asked(), world.told()), (vec![3600; 3], vec!["ready c-0 true".to_owned(), "wake".to_owned()]));
+    assert_eq!(
+        (world.asked(), world.take_log()),
+        (vec![3600; 3], vec!["ready c-0 true".to_owned(), "wake".to_owned()])
+    );
     pass(100).await;
     assert_eq!(life.results().readiness, Some(ProbeResult::Success));
-    let told = world.told();
-    assert_eq!((world.asked().len(), told.len()), (33, 10), "one event for three attempts");
-    assert_eq!(told[0], "Unhealthy: Readiness probe errored and resulted in unknown state: broken");
+    let log = world.take_log();
+    assert_eq!((world.asked().len(), log.len()), (33, 10), "one event for three attempts");
+    assert_eq!(log[0], "Unhealthy: Readiness probe errored and resulted in unknown state: broken");
     assert!(life.page().contains(r#"result="successful"} 1"#));
 }
 
@@ -663,7 +671,7 @@ async fn moments_that_have_passed_are_dropped() {
         metrics: ProbeMetrics::new(&registry),
         paces: ProbeTimelinessMetrics::new(&registry),
         started_at: Timestamp::now(),
-        pulse: TaskLiveness::default(),
+        liveness: TaskLiveness::default(),
     };
     let (manager, probing, _saving) = open(deps, fake(), CancellationToken::new()).await;
     tokio::spawn(probing);
@@ -679,7 +687,7 @@ async fn an_attempt_that_crashes_is_followed_by_the_next() {
     let life = Life::settled(&world).await;
     life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
     pass(10).await;
-    assert_eq!(world.told(), ["ready c-0 true", "wake"]);
+    assert_eq!(world.take_log(), ["ready c-0 true", "wake"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -690,14 +698,14 @@ async fn ac_05_12_a_pod_that_ends_is_asked_only_whether_it_is_ready() {
     pass(0).await;
     life.manager.stop_liveness(&"u".into());
     *lock(&world.acts) = VecDeque::from([failure()]);
-    world.told();
+    world.take_log();
     pass(30).await;
-    let told = world.told();
-    assert_eq!(told.last().map(String::as_str), Some("wake"));
-    assert!(told.contains(&"ready c-0 false".to_owned()) && !told.iter().any(|t| t.contains("Liveness")), "{told:?}");
+    let log = world.take_log();
+    assert_eq!(log.last().map(String::as_str), Some("wake"));
+    assert!(log.contains(&"ready c-0 false".to_owned()) && !log.iter().any(|t| t.contains("Liveness")), "{log:?}");
     life.manager.remove(&"u".into());
     pass(30).await;
-    assert_eq!(world.told(), [""; 0]);
+    assert_eq!(world.take_log(), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -727,13 +735,13 @@ async fn ac_05_11_results_outlive_the_agent() {
     life.stop.cancel();
     let asked = world.asked().len();
     *lock(&world.acts) = VecDeque::from([Act::Hangs]);
-    world.told();
+    world.take_log();
     let life = Life::begin(&world).await;
     assert_eq!(life.results().readiness, Some(ProbeResult::Success), "before anything is asked");
     life.manager.add(&pod_with(json!({"readinessProbe": tcp(30)})));
     pass(31).await;
     assert_eq!((world.asked().len(), life.results().readiness), (asked + 1, Some(ProbeResult::Success)));
-    assert_eq!(world.told(), [""; 0]);
+    assert_eq!(world.take_log(), [""; 0]);
     // results of pods that are no longer probed are dropped, in the file as well
     life.manager.remove(&"u".into());
     pass(601).await;

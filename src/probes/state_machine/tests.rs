@@ -14,12 +14,12 @@ fn at(second: u64) -> ClockReading {
     ClockReading { uptime: Duration::from_secs(second), wall: wall(second.try_into().expect("small")) }
 }
 
-fn probe(kind: Kind, probe: serde_json::Value) -> ProbeStateMachine {
+fn probe(kind: ProbeKind, probe: serde_json::Value) -> ProbeStateMachine {
     let pace = ProbeTiming::of(&serde_json::from_value(probe).expect("a probe"));
     ProbeStateMachine::new(ProbeProperties { kind, pace, is_sidecar: false, agent_started: wall(0) })
 }
 
-fn plain(kind: Kind) -> ProbeStateMachine {
+fn plain(kind: ProbeKind) -> ProbeStateMachine {
     probe(kind, serde_json::json!({}))
 }
 
@@ -46,7 +46,7 @@ fn next(turn: &mut ProbeStateMachine, seen: &PodObservation, second: u64) -> Nex
 }
 
 /// New results after each counted one: `S` and `F`, `.` where nothing changes.
-fn told(turn: &mut ProbeStateMachine, results: &str) -> String {
+fn counted_results(turn: &mut ProbeStateMachine, results: &str) -> String {
     let one = |c: char| match turn.count(if c == 'S' { Success } else { Failure }) {
         Some(Success) => 'S',
         Some(Failure) => 'F',
@@ -57,19 +57,21 @@ fn told(turn: &mut ProbeStateMachine, results: &str) -> String {
 
 #[test]
 fn rows_1_to_3_nothing_to_ask() {
-    for kind in Kind::ALL {
+    for kind in ProbeKind::ALL {
         let mut turn = plain(kind);
-        assert_eq!(turn.begin(None, at(1)), Step::of(Next::Wait), "row 1");
+        assert_eq!(turn.begin(None, at(1)), ProbeStep::of(Next::Wait), "row 1");
         let over = PodObservation { is_over: true, ..running() };
-        assert_eq!(turn.begin(Some(&over), at(1)), Step::of(Next::Stop), "row 2");
+        assert_eq!(turn.begin(Some(&over), at(1)), ProbeStep::of(Next::Stop), "row 2");
         let empty = PodObservation { instance: None, ..running() };
-        assert_eq!(turn.begin(Some(&empty), at(1)), Step::of(Next::Wait), "row 3");
+        assert_eq!(turn.begin(Some(&empty), at(1)), ProbeStep::of(Next::Wait), "row 3");
     }
 }
 
 #[test]
 fn row_4_each_instance_begins_anew() {
-    for (kind, seed) in [(Kind::Readiness, Some(Failure)), (Kind::Liveness, Some(Success)), (Kind::Startup, None)] {
+    for (kind, seed) in
+        [(ProbeKind::Readiness, Some(Failure)), (ProbeKind::Liveness, Some(Success)), (ProbeKind::Startup, None)]
+    {
         let mut turn = plain(kind);
         let first = turn.begin(Some(&running()), at(1));
         assert_eq!((first.forget, first.seed), (None, seed), "{kind:?}");
@@ -82,31 +84,31 @@ fn row_4_each_instance_begins_anew() {
 
 #[test]
 fn results_of_one_instance_do_not_count_for_the_next() {
-    let mut turn = probe(Kind::Readiness, serde_json::json!({"successThreshold": 3}));
+    let mut turn = probe(ProbeKind::Readiness, serde_json::json!({"successThreshold": 3}));
     turn.begin(Some(&running()), at(1));
-    assert_eq!(told(&mut turn, "SS"), "..");
+    assert_eq!(counted_results(&mut turn, "SS"), "..");
     turn.begin(Some(&other(running())), at(2));
-    assert_eq!(told(&mut turn, "SSS"), "..S");
+    assert_eq!(counted_results(&mut turn, "SSS"), "..S");
 }
 
 #[test]
 fn row_5_on_hold_until_another_instance() {
-    let mut turn = plain(Kind::Liveness);
+    let mut turn = plain(ProbeKind::Liveness);
     assert_eq!(next(&mut turn, &running(), 1), Next::Probe);
-    assert_eq!(told(&mut turn, "FFF"), "..F");
+    assert_eq!(counted_results(&mut turn, "FFF"), "..F");
     assert_eq!(next(&mut turn, &running(), 11), Next::Wait);
     assert_eq!(
         turn.begin(Some(&with(InstanceState::WillRestart, true)), at(12)),
-        Step::of(Next::Wait),
+        ProbeStep::of(Next::Wait),
         "row 5 before row 6"
     );
     assert_eq!(next(&mut turn, &other(running()), 21), Next::Probe);
-    assert_eq!(told(&mut turn, "FFF"), "..F", "counted from the beginning");
+    assert_eq!(counted_results(&mut turn, "FFF"), "..F", "counted from the beginning");
 }
 
 #[test]
 fn row_6_what_does_not_run_has_failed() {
-    for kind in Kind::ALL {
+    for kind in ProbeKind::ALL {
         for (state, expected) in [
             (InstanceState::Waiting, Next::Wait),
             (InstanceState::WillRestart, Next::Wait),
@@ -121,16 +123,16 @@ fn row_6_what_does_not_run_has_failed() {
 #[test]
 fn row_7_ac_05_12_a_pod_that_is_deleted_is_only_asked_whether_it_is_ready() {
     let deleted = |seen: PodObservation| PodObservation { is_deleting: true, ..seen };
-    for (kind, seen) in [(Kind::Liveness, running()), (Kind::Startup, starting())] {
+    for (kind, seen) in [(ProbeKind::Liveness, running()), (ProbeKind::Startup, starting())] {
         let step = plain(kind).begin(Some(&deleted(seen)), at(1));
         assert_eq!((step.set, step.next), (Some(Success), Next::Stop), "{kind:?}");
     }
-    assert_eq!(next(&mut plain(Kind::Readiness), &deleted(running()), 1), Next::Probe);
+    assert_eq!(next(&mut plain(ProbeKind::Readiness), &deleted(running()), 1), Next::Probe);
 }
 
 #[test]
 fn row_8_the_initial_delay_is_of_whole_seconds_and_of_no_clock_that_is_set() {
-    let new = || probe(Kind::Liveness, serde_json::json!({"initialDelaySeconds": 5}));
+    let new = || probe(ProbeKind::Liveness, serde_json::json!({"initialDelaySeconds": 5}));
     for (second, expected) in [(4, Next::Wait), (5, Next::Probe)] {
         assert_eq!(next(&mut new(), &running(), second), expected, "{second}");
     }
@@ -149,18 +151,18 @@ fn row_8_the_initial_delay_is_of_whole_seconds_and_of_no_clock_that_is_set() {
     let future = with(InstanceState::Running(Some(wall(3600))), true);
     assert_eq!(next(&mut turn, &future, 1), Next::Wait);
     assert_eq!(next(&mut turn, &future, 6), Next::Probe);
-    assert_eq!(next(&mut plain(Kind::Liveness), &with(InstanceState::Running(None), true), 0), Next::Probe);
+    assert_eq!(next(&mut plain(ProbeKind::Liveness), &with(InstanceState::Running(None), true), 0), Next::Probe);
 }
 
 #[test]
 fn rows_9_and_10_ac_05_7_startup_comes_first() {
     for (kind, seen, expected) in [
-        (Kind::Startup, starting(), Next::Probe),
-        (Kind::Startup, running(), Next::Wait),
-        (Kind::Liveness, starting(), Next::Wait),
-        (Kind::Readiness, starting(), Next::Wait),
-        (Kind::Liveness, running(), Next::Probe),
-        (Kind::Readiness, running(), Next::Probe),
+        (ProbeKind::Startup, starting(), Next::Probe),
+        (ProbeKind::Startup, running(), Next::Wait),
+        (ProbeKind::Liveness, starting(), Next::Wait),
+        (ProbeKind::Readiness, starting(), Next::Wait),
+        (ProbeKind::Liveness, running(), Next::Probe),
+        (ProbeKind::Readiness, running(), Next::Probe),
     ] {
         assert_eq!(next(&mut plain(kind), &seen, 1), expected, "{kind:?}");
     }
@@ -169,21 +171,27 @@ fn rows_9_and_10_ac_05_7_startup_comes_first() {
 #[test]
 fn rows_12_to_14_thresholds() {
     for (case, kind, value, results, expected) in [
-        ("AC-05-6", Kind::Readiness, serde_json::json!({}), "SSFFFS", "SS..FS"),
-        ("successes in a row", Kind::Readiness, serde_json::json!({"successThreshold": 2}), "SFSSFSFS", "...S...."),
-        ("failures in a row", Kind::Liveness, serde_json::json!({"failureThreshold": 2}), "FSFSFF", ".S.S.F"),
-        ("AC-05-8", Kind::Startup, serde_json::json!({"failureThreshold": 4}), "FFFF", "...F"),
-        ("at once", Kind::Startup, serde_json::json!({}), "S", "S"),
+        ("AC-05-6", ProbeKind::Readiness, serde_json::json!({}), "SSFFFS", "SS..FS"),
+        (
+            "successes in a row",
+            ProbeKind::Readiness,
+            serde_json::json!({"successThreshold": 2}),
+            "SFSSFSFS",
+            "...S....",
+        ),
+        ("failures in a row", ProbeKind::Liveness, serde_json::json!({"failureThreshold": 2}), "FSFSFF", ".S.S.F"),
+        ("AC-05-8", ProbeKind::Startup, serde_json::json!({"failureThreshold": 4}), "FFFF", "...F"),
+        ("at once", ProbeKind::Startup, serde_json::json!({}), "S", "S"),
     ] {
-        assert_eq!(told(&mut probe(kind, value), results), expected, "{case}");
+        assert_eq!(counted_results(&mut probe(kind, value), results), expected, "{case}");
     }
 }
 
 #[test]
 fn a_startup_probe_that_passed_asks_no_more() {
-    let mut turn = plain(Kind::Startup);
+    let mut turn = plain(ProbeKind::Startup);
     assert_eq!(next(&mut turn, &starting(), 1), Next::Probe);
-    assert_eq!(told(&mut turn, "S"), "S");
+    assert_eq!(counted_results(&mut turn, "S"), "S");
     // the status may not show that yet
     assert_eq!(next(&mut turn, &starting(), 11), Next::Wait);
 }
@@ -191,11 +199,11 @@ fn a_startup_probe_that_passed_asks_no_more() {
 #[test]
 fn ac_05_11_what_an_earlier_agent_started_is_not_seeded() {
     let older = |age: i64, is_started| with(InstanceState::Running(Some(wall(-age))), is_started);
-    for kind in Kind::ALL {
+    for kind in ProbeKind::ALL {
         assert_eq!(plain(kind).begin(Some(&older(11, true)), at(1)).seed, None, "{kind:?}");
     }
-    assert_eq!(plain(Kind::Readiness).begin(Some(&older(10, true)), at(1)).seed, Some(Failure), "just about ours");
-    let mut sidecar = plain(Kind::Startup);
+    assert_eq!(plain(ProbeKind::Readiness).begin(Some(&older(10, true)), at(1)).seed, Some(Failure), "just about ours");
+    let mut sidecar = plain(ProbeKind::Startup);
     sidecar.fixed.is_sidecar = true;
     assert_eq!(sidecar.clone().begin(Some(&older(11, false)), at(1)).seed, None);
     assert_eq!(sidecar.begin(Some(&older(11, true)), at(1)).seed, Some(Success));
@@ -210,7 +218,7 @@ fn failures_of_the_first_second_do_not_count_and_are_tried_again_soon() {
         ("started in whole seconds", 1, &[(0, Some(100)), (1000, None)]),
         ("older", 2, &[(0, None), (100, None)]),
     ] {
-        let mut turn = plain(Kind::Readiness);
+        let mut turn = plain(ProbeKind::Readiness);
         assert_eq!(
             next(&mut turn, &with(InstanceState::Running(Some(wall(60 - age))), true), 60),
             Next::Probe,
@@ -221,7 +229,7 @@ fn failures_of_the_first_second_do_not_count_and_are_tried_again_soon() {
             assert_eq!(turn.early_failure(at, at), pause.map(ms), "{case} {at:?}");
         }
     }
-    let mut turn = plain(Kind::Startup);
+    let mut turn = plain(ProbeKind::Startup);
     assert_eq!(next(&mut turn, &starting(), 1), Next::Probe);
     assert!(turn.early_failure(ms(1000), ms(1000)).is_some());
     assert!(turn.early_failure(ms(1000), ms(2500)).is_some_and(|pause| pause.is_zero()), "it took longer than that");

@@ -14,7 +14,7 @@ fn rules() -> PodRules {
         cpu_period_us: 100_000,
         pids_limit: -1,
         hugepage_sizes: vec![],
-        driver: Driver::Cgroupfs,
+        driver: CgroupDriver::Cgroupfs,
     }
 }
 
@@ -27,12 +27,12 @@ fn container(name: &str, resources: Value) -> Value {
     json!({"name": name, "resources": resources})
 }
 
-fn files(spec: Value, rules: &PodRules, version: Version) -> Vec<(String, String)> {
+fn files(spec: Value, rules: &PodRules, version: CgroupVersion) -> Vec<(String, String)> {
     writes(&of_pod(&pod(spec), rules), version).into_iter().map(|w| (w.file, w.value)).collect()
 }
 
 fn check_v2(spec: Value, rules: &PodRules, expected: &[(&str, &str)]) {
-    let got = files(spec.clone(), rules, Version::V2);
+    let got = files(spec.clone(), rules, CgroupVersion::V2);
     let got: Vec<(&str, &str)> = got.iter().map(|(file, value)| (file.as_str(), value.as_str())).collect();
     assert_eq!(got, expected, "{spec}");
 }
@@ -75,7 +75,7 @@ fn a_pods_files_follow_its_class() {
 fn the_old_hierarchies_have_other_files() {
     let full = json!({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}});
     let limited = PodRules { pids_limit: 1024, hugepage_sizes: vec![2 * MIB], ..rules() };
-    let got = files(json!({"containers": [container("a", full)]}), &limited, Version::V1);
+    let got = files(json!({"containers": [container("a", full)]}), &limited, CgroupVersion::V1);
     let expected = [
         // AC-06a-9
         ("pids.max", "1024"),
@@ -144,20 +144,20 @@ fn systemd_rounds_quotas_up() {
     ] {
         assert_eq!(rounded_quota(quota, period), expected, "{quota} {period}");
     }
-    let rules = PodRules { driver: Driver::Systemd, ..rules() };
+    let rules = PodRules { driver: CgroupDriver::Systemd, ..rules() };
     let spec = json!({"containers": [container("a", json!({"limits": {"cpu": "417m"}, "requests": {"cpu": "417m"}}))]});
     assert_eq!(of_pod(&pod(spec), &rules).cpu_quota, Some(42_000));
 }
 
 #[test]
 fn classes_weigh_what_their_pods_request() {
-    let weight = |class, milli| writes(&of_class(class, milli, &[]), Version::V2)[0].value.clone();
+    let weight = |class, milli| writes(&of_class(class, milli, &[]), CgroupVersion::V2)[0].value.clone();
     // AC-06a-11
     assert_eq!(weight(Qos::Burstable, 350), "14");
     // AC-06a-12
     assert_eq!(weight(Qos::Burstable, 0), "1");
     assert_eq!(weight(Qos::BestEffort, 5000), "1");
-    let unbounded = writes(&of_class(Qos::Burstable, 0, &[2 * MIB]), Version::V2);
+    let unbounded = writes(&of_class(Qos::Burstable, 0, &[2 * MIB]), CgroupVersion::V2);
     assert_eq!(unbounded[1].value, (1_u64 << 62).to_string());
 }
 
@@ -171,7 +171,7 @@ fn a_share_of_the_node_limits_what_it_names() {
     };
     let reserved =
         Amounts { cpu_milli: Some(500), memory_bytes: Some(1 << 30), pids: Some(1000), ..Amounts::default() };
-    let got: Vec<_> = writes(&of_amounts(&capacity.less(&reserved), &[2 * MIB, GIB]), Version::V2)
+    let got: Vec<_> = writes(&of_amounts(&capacity.less(&reserved), &[2 * MIB, GIB]), CgroupVersion::V2)
         .into_iter()
         .filter(|w| !w.optional)
         .map(|w| (w.file, w.value))
@@ -191,18 +191,21 @@ fn a_share_of_the_node_limits_what_it_names() {
 
 #[test]
 fn special_values_have_special_texts() {
-    let limits = Limits {
+    let limits = CgroupLimits {
         pids: Some(0),
         memory: Some(-1),
         cpu_quota: Some(-1),
         cpuset_cpus: Some("0-3".into()),
-        ..Limits::default()
+        ..CgroupLimits::default()
     };
-    let got: Vec<_> = writes(&limits, Version::V2).into_iter().map(|w| (w.file, w.value)).collect();
+    let got: Vec<_> = writes(&limits, CgroupVersion::V2).into_iter().map(|w| (w.file, w.value)).collect();
     let expected = [("pids.max", "1"), ("memory.max", "max"), ("cpu.max", "max"), ("cpuset.cpus", "0-3")];
     assert_eq!(got, expected.map(|(file, value)| (file.to_owned(), value.to_owned())));
-    assert_eq!(writes(&Limits { memory: Some(0), cpu_quota: Some(0), ..Limits::default() }, Version::V2), []);
-    assert_eq!(writes(&Limits { pids: Some(-1), ..Limits::default() }, Version::V1)[0].value, "max");
+    assert_eq!(
+        writes(&CgroupLimits { memory: Some(0), cpu_quota: Some(0), ..CgroupLimits::default() }, CgroupVersion::V2),
+        []
+    );
+    assert_eq!(writes(&CgroupLimits { pids: Some(-1), ..CgroupLimits::default() }, CgroupVersion::V1)[0].value, "max");
 }
 
 proptest! {

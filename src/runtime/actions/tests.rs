@@ -123,7 +123,7 @@ impl Scene {
 
     fn actions(&self) -> PodActions {
         let pod = parse(&self.pod);
-        compute(&Inputs {
+        compute(&PodActionInputs {
             pod: &pod,
             observed: &self.observed,
             probes: &self.probes,
@@ -136,7 +136,7 @@ impl Scene {
 
 /// Formats actions as `kill-pod create:<attempt> old:<id> kill:<name>(<message>) reset:… init:… eph:…
 /// run:…`, without the empty parts.
-fn told(actions: &PodActions) -> String {
+fn format_actions(actions: &PodActions) -> String {
     let mut words: Vec<String> = Vec::new();
     if actions.kill_pod {
         words.push("kill-pod".to_owned());
@@ -156,7 +156,7 @@ fn told(actions: &PodActions) -> String {
 }
 
 fn expect(case: &str, scene: Scene, words: &str) {
-    assert_eq!(told(&scene.actions()), words, "{case}");
+    assert_eq!(format_actions(&scene.actions()), words, "{case}");
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn failed_probes_kill_and_policy_decides_what_follows() {
             .probed(None, Some(ProbeVerdict::Failure))
     };
     let again = live("OnFailure");
-    assert_eq!(again.actions().kill[0].cause, Cause::LivenessProbe);
+    assert_eq!(again.actions().kill[0].cause, ContainerKillReason::LivenessProbe);
     expect("liveness", again, "kill:a-1(Container a failed liveness probe, will be restarted) run:0");
     expect("liveness, Never", live("Never"), "kill:a-1(Container a failed liveness probe)");
     let own = live("Always").set("/spec/containers/0/restartPolicy", json!("Never"));
@@ -355,7 +355,7 @@ fn failed_probes_kill_and_policy_decides_what_follows() {
     let with_rules = alone().set("/spec/containers/0/restartPolicyRules", rules);
     expect("rules wait for its exit code", with_rules, "kill:a-0(Container a failed liveness probe)");
     let startup = scene("Always", &[], &["a"]).ready().has("a", RUNNING).probed(Some(ProbeVerdict::Failure), None);
-    assert_eq!(startup.actions().kill[0].cause, Cause::StartupProbe);
+    assert_eq!(startup.actions().kill[0].cause, ContainerKillReason::StartupProbe);
     expect("startup", startup, "kill:a-0(Container a failed startup probe, will be restarted) run:0");
     let alone = scene("Never", &[], &["a"]).ready().has("a", RUNNING).probed(None, Some(ProbeVerdict::Failure));
     assert!(alone.actions().kill_pod, "nothing kept and nothing to start");
@@ -388,7 +388,7 @@ fn resources_change_in_place_or_by_restart() {
         scene
     };
     let in_place = pod("NotRequired").actions();
-    assert_eq!(told(&in_place), "");
+    assert_eq!(format_actions(&in_place), "");
     assert_eq!(in_place.resize.cpu.len(), 1);
     let restart = pod("RestartContainer");
     assert!(restart.actions().resize.pod);

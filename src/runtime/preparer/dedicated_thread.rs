@@ -54,15 +54,15 @@ impl VolumeThreads {
             return Err(PrepareError(format!("{what}: previous attempt is still running")));
         }
         let turn = ThreadSlot { lone: self.clone(), whose };
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let begun = thread::Builder::new().name("sub-paths".to_owned()).spawn(move || {
             let done = job();
             drop(turn);
             // The caller may be gone.
-            let _ = tell.send(done);
+            let _ = sender.send(done);
         });
         begun.map_err(|error| PrepareError(format!("{what}: {error}")))?;
-        within(what, told).await?.map_err(|_| PrepareError(format!("{what}: thread panicked")))?
+        within(what, receiver).await?.map_err(|_| PrepareError(format!("{what}: thread panicked")))?
     }
 }
 

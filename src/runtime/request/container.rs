@@ -23,7 +23,7 @@ pub const LABEL_CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 /// Inputs of a container configuration.
 pub struct ContainerParts<'a> {
-    /// The pod.
+    /// Pod that the container belongs to.
     pub pod: &'a Pod,
     /// Definition of the container.
     pub container: &'a api::Container,
@@ -39,7 +39,7 @@ pub struct ContainerParts<'a> {
     pub mounts: Vec<cri::Mount>,
     /// All devices.
     pub devices: Vec<cri::Device>,
-    /// CDI devices.
+    /// Qualified CDI device names from the resource managers.
     pub cdi_devices: Vec<cri::CdiDevice>,
     /// Linux resources of the container.
     pub resources: cri::LinuxContainerResources,
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_signal_is_told_by_its_name() {
+    fn a_stop_signal_is_converted_by_its_name() {
         let signal = |name: &str| made(json!({"lifecycle": {"stopSignal": name}}), &[]).stop_signal();
         assert_eq!(signal("SIGUSR1"), cri::Signal::Sigusr1);
         assert_eq!(signal("SIGRTMIN+3"), cri::Signal::Sigrtminplus3);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn log_files_tell_the_restart_count() {
+    fn the_restart_count_is_derived_from_log_files() {
         for (names, count) in [
             // AC-03a-13
             (vec!["0.log.rotated", "2.log"], 3),

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_pod_says_is_added_and_wins() {
+    fn the_dns_config_of_the_pod_is_added_and_wins() {
         check(
             json!({"dnsPolicy": "ClusterFirst", "dnsConfig": {
                 "nameservers": ["10.0.0.10", "9.9.9.9"], "searches": ["x", "y"],

@@ -55,7 +55,7 @@ pub struct SubPath {
     pub index: usize,
 }
 
-/// A planned mount.
+/// CRI mount of a container, complete except for a subpath that must be created first.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PlannedMount {
     /// The mount, without the host path if it has a subpath.
@@ -421,8 +421,8 @@ mod tests {
                 permissions: permissions.into(),
             };
             assert_eq!(devices(&wants("/dev/x"), &known), Ok(vec![expected]));
-            let told = devices(&wants("x"), &known).unwrap_err().to_string();
-            assert_eq!(told, "error DevicePath `x` must be an absolute path");
+            let error = devices(&wants("x"), &known).unwrap_err().to_string();
+            assert_eq!(error, "error DevicePath `x` must be an absolute path");
         }
     }
 }

@@ -40,7 +40,7 @@ pub struct NodeSwap {
 
 /// Inputs of the resource values, apart from the pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Machine {
+pub struct ResourceInputs {
     /// `cpuCFSQuota`.
     pub cpu_cfs_quota: bool,
     /// `cpuCFSQuotaPeriod`, in microseconds.
@@ -68,7 +68,7 @@ pub enum Cpus {
 }
 
 /// Requests and limits to convert.
-struct Wanted {
+struct RequestsAndLimits {
     cpu_request: Option<Amount>,
     cpu_limit: Option<Amount>,
     memory_limit: Option<Amount>,
@@ -79,9 +79,9 @@ pub fn of_container(
     pod: &Pod,
     container: &api::Container,
     cpus: Cpus,
-    machine: &Machine,
+    machine: &ResourceInputs,
 ) -> cri::LinuxContainerResources {
-    let wanted = Wanted {
+    let wanted = RequestsAndLimits {
         cpu_request: resources::request_of(container, CPU),
         cpu_limit: limit(pod, container, CPU),
         memory_limit: limit(pod, container, MEMORY),
@@ -94,10 +94,10 @@ pub fn of_container(
 }
 
 /// Totals of a pod without its overhead.
-pub fn of_pod(pod: &Pod, machine: &Machine) -> cri::LinuxContainerResources {
+pub fn of_pod(pod: &Pod, machine: &ResourceInputs) -> cri::LinuxContainerResources {
     let requests = resources::pod_requests(pod.spec(), Overhead::Excluded);
     let limits = resources::pod_limits(pod.spec(), Overhead::Excluded);
-    let wanted = Wanted {
+    let wanted = RequestsAndLimits {
         cpu_request: requests.get(CPU).copied(),
         cpu_limit: limits.get(CPU).copied(),
         memory_limit: limits.get(MEMORY).copied(),
@@ -106,13 +106,13 @@ pub fn of_pod(pod: &Pod, machine: &Machine) -> cri::LinuxContainerResources {
 }
 
 /// The overhead of a pod, as request and limit; empty if it has none.
-pub fn of_overhead(pod: &Pod, machine: &Machine) -> cri::LinuxContainerResources {
+pub fn of_overhead(pod: &Pod, machine: &ResourceInputs) -> cri::LinuxContainerResources {
     if pod.spec().overhead.is_none() {
         return cri::LinuxContainerResources::default();
     }
     let overhead = resources::amounts(pod.spec().overhead.as_ref());
     let cpu = Some(resources::amount_of(&overhead, CPU));
-    let wanted = Wanted { cpu_request: cpu, cpu_limit: cpu, memory_limit: overhead.get(MEMORY).copied() };
+    let wanted = RequestsAndLimits { cpu_request: cpu, cpu_limit: cpu, memory_limit: overhead.get(MEMORY).copied() };
     convert(&wanted, Cpus::Shared, machine)
 }
 
@@ -124,7 +124,7 @@ fn limit(pod: &Pod, container: &api::Container, resource: &str) -> Option<Amount
     own.and_then(above_zero).or_else(|| level.and_then(above_zero))
 }
 
-fn convert(wanted: &Wanted, cpus: Cpus, machine: &Machine) -> cri::LinuxContainerResources {
+fn convert(wanted: &RequestsAndLimits, cpus: Cpus, machine: &ResourceInputs) -> cri::LinuxContainerResources {
     let milli = |amount: Option<Amount>| amount.map_or(0, Amount::milli);
     // A request of zero is valid; only a missing request defaults to the limit.
     let shares = cpu::shares(milli(wanted.cpu_request.or(wanted.cpu_limit)));
@@ -146,7 +146,7 @@ fn convert(wanted: &Wanted, cpus: Cpus, machine: &Machine) -> cri::LinuxContaine
     linux
 }
 
-fn hugepages(pod: &Pod, container: &api::Container, machine: &Machine) -> Vec<cri::HugepageLimit> {
+fn hugepages(pod: &Pod, container: &api::Container, machine: &ResourceInputs) -> Vec<cri::HugepageLimit> {
     let mut limits: BTreeMap<u64, u64> = machine.hugepage_sizes.iter().map(|&size| (size, 0)).collect();
     for level in [pod.spec().resources.as_ref(), container.resources.as_ref()] {
         for (name, amount) in resources::amounts(level.and_then(|r| r.limits.as_ref())) {
@@ -160,7 +160,7 @@ fn hugepages(pod: &Pod, container: &api::Container, machine: &Machine) -> Vec<cr
         .collect()
 }
 
-fn set_swap(linux: &mut cri::LinuxContainerResources, pod: &Pod, container: &api::Container, machine: &Machine) {
+fn set_swap(linux: &mut cri::LinuxContainerResources, pod: &Pod, container: &api::Container, machine: &ResourceInputs) {
     if !machine.swap.controllable {
         return;
     }
@@ -173,7 +173,7 @@ fn set_swap(linux: &mut cri::LinuxContainerResources, pod: &Pod, container: &api
 }
 
 /// Bytes of swap a container may use on cgroup v2.
-fn swap_share(pod: &Pod, container: &api::Container, machine: &Machine) -> u64 {
+fn swap_share(pod: &Pod, container: &api::Container, machine: &ResourceInputs) -> u64 {
     let request = resources::request_of(container, MEMORY).map_or(0, Amount::value).max(0).unsigned_abs();
     let own_limit = container.resources.as_ref().and_then(|r| r.limits.as_ref()?.get(MEMORY));
     let own_limit = own_limit.and_then(|q| Amount::try_from(q).ok()).map_or(0, Amount::value).max(0).unsigned_abs();

@@ -11,7 +11,7 @@ use berth_types::{
 
 /// Inputs of a sandbox configuration.
 pub struct SandboxParts<'a> {
-    /// The pod.
+    /// Pod whose sandbox is configured.
     pub pod: &'a Pod,
     /// `metadata.attempt`.
     pub attempt: u32,

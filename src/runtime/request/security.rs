@@ -77,7 +77,7 @@ pub enum SecurityError {
          \"{pod}\", container: {container})"
     )]
     InvalidUid {
-        /// The UID.
+        /// UID from the image's configuration, outside of 1 to 2147483647.
         uid: i64,
         /// Reference of the pod.
         pod: PodRef,

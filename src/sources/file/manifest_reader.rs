@@ -25,7 +25,7 @@ use crate::sources::{
     MANIFEST_LIMIT,
     decode::{self, DecodeError, Manifest},
     references::ReferenceRule,
-    static_pod::{self, Origin},
+    static_pod::{self, ManifestOrigin},
 };
 use berth_types::{Pod, PodSource};
 
@@ -138,43 +138,43 @@ impl ManifestReader {
             }
             Err(e) => return Err(e.into()),
         };
-        let mut looked = ReadResult::default();
+        let mut result = ReadResult::default();
         if meta.is_dir() {
-            looked.directory = Some((meta.dev(), meta.ino()));
+            result.directory = Some((meta.dev(), meta.ino()));
             for entry in fs::read_dir(&self.path)? {
                 let path = self.path.join(entry?.file_name());
                 if !is_ignored(&path) {
-                    self.entry(path, known, &mut looked);
+                    self.entry(path, known, &mut result);
                 }
             }
         } else if meta.is_file() {
-            looked.directory = self.path.parent().and_then(|dir| fs::metadata(dir).ok()).map(|m| (m.dev(), m.ino()));
+            result.directory = self.path.parent().and_then(|dir| fs::metadata(dir).ok()).map(|m| (m.dev(), m.ino()));
             let file = self.read(&self.path, &meta, known.get(&*self.path)).map_err(|r| ReadError::File(r.text))?;
-            looked.files.insert(self.path.to_path_buf(), file);
+            result.files.insert(self.path.to_path_buf(), file);
         } else {
             return Err(ReadError::OtherType);
         }
-        Ok(looked)
+        Ok(result)
     }
 
-    fn entry(&self, path: PathBuf, known: &Files, looked: &mut ReadResult) {
+    fn entry(&self, path: PathBuf, known: &Files, result: &mut ReadResult) {
         match fs::metadata(&path) {
-            Ok(meta) if meta.is_dir() => looked.skipped.push((path, "not recursing into directory")),
-            Ok(meta) if !meta.is_file() => looked.skipped.push((path, "not a directory or file")),
+            Ok(meta) if meta.is_dir() => result.skipped.push((path, "not recursing into directory")),
+            Ok(meta) if !meta.is_file() => result.skipped.push((path, "not a directory or file")),
             Ok(meta) => match self.read(&path, &meta, known.get(&path)) {
                 Ok(file) => {
-                    looked.files.insert(path, file);
+                    result.files.insert(path, file);
                 }
-                Err(rejection) => looked.rejected.push(rejection),
+                Err(rejection) => result.rejected.push(rejection),
             },
-            Err(e) => looked.rejected.push(rejection(&path, "read", &e)),
+            Err(e) => result.rejected.push(rejection(&path, "read", &e)),
         }
     }
 
     /// Reads what the watch reported. A file that became invalid keeps its pod until the next list: it
     /// may be partially written.
     pub fn changed(&self, mut known: Files, noticed: Vec<DirectoryChange>) -> ReadResult {
-        let mut looked = ReadResult::default();
+        let mut result = ReadResult::default();
         for one in noticed {
             match one {
                 DirectoryChange::Gone(path) => {
@@ -185,14 +185,14 @@ impl ManifestReader {
                     let mut one = ReadResult::default();
                     self.entry(path, &known, &mut one);
                     known.append(&mut one.files);
-                    looked.rejected.append(&mut one.rejected);
-                    looked.skipped.append(&mut one.skipped);
+                    result.rejected.append(&mut one.rejected);
+                    result.skipped.append(&mut one.skipped);
                 }
                 DirectoryChange::Everything | DirectoryChange::Lost => {}
             }
         }
-        looked.files = known;
-        looked
+        result.files = known;
+        result
     }
 
     /// Prepares the watch of the directory, or of the parent directory of a single file, because
@@ -246,7 +246,7 @@ impl ManifestReader {
             Manifest::Pod(pod) => *pod,
             Manifest::List(_) => return Err(not_parsed(DecodeError::List)),
         };
-        let origin = Origin {
+        let origin = ManifestOrigin {
             source: PodSource::File,
             location: &location,
             node_name: &self.node_name,

@@ -42,7 +42,7 @@ pub struct FileConfig {
     pub path: PathBuf,
     /// Period of lists.
     pub period: Duration,
-    /// Name of this node.
+    /// Node name: suffix of pod names, `spec.nodeName`, and part of generated UIDs.
     pub node_name: Arc<str>,
     /// Rule for references to API objects.
     pub references: ReferenceRule,
@@ -50,9 +50,9 @@ pub struct FileConfig {
 
 /// State of the source's task.
 pub struct FileSource {
-    look: ManifestReader,
+    reader: ManifestReader,
     period: Duration,
-    door: SourceSender,
+    sender: SourceSender,
     metrics: SourceMetrics,
     files: Files,
     /// Last logged error of each rejected file, to log it once.
@@ -67,11 +67,11 @@ pub struct FileSource {
 
 impl FileSource {
     /// Creates a source that has not read anything yet.
-    pub fn new(config: FileConfig, door: SourceSender, metrics: SourceMetrics) -> Self {
+    pub fn new(config: FileConfig, sender: SourceSender, metrics: SourceMetrics) -> Self {
         Self {
-            look: ManifestReader::new(&config),
+            reader: ManifestReader::new(&config),
             period: config.period,
-            door,
+            sender,
             metrics,
             files: Files::default(),
             complaints: BTreeMap::new(),
@@ -93,7 +93,7 @@ impl FileSource {
     }
 
     async fn serve(&mut self) {
-        info!(path = %self.look.path().display(), "Watching path for pods");
+        info!(path = %self.reader.path().display(), "Watching path for pods");
         // Watch before the first list, so that no change in between is missed.
         self.open_watch().await;
         let mut lists = interval(self.period.max(Duration::from_millis(1)));
@@ -112,8 +112,8 @@ impl FileSource {
 
     /// Opens the watch, or schedules a retry.
     async fn open_watch(&mut self) {
-        let look = self.look.clone();
-        let prepared = blocking(move || look.watch()).await.flatten();
+        let reader = self.reader.clone();
+        let prepared = blocking(move || reader.watch()).await.flatten();
         match prepared.map(|prepared| prepared.and_then(Watch::start)) {
             Some(Ok(watch)) => {
                 self.watch = Some(watch);
@@ -121,31 +121,31 @@ impl FileSource {
             }
             None => self.retry_at = Instant::now() + RETRY.peek(), // the path does not exist: the list logs that
             Some(Err(e)) => {
-                warn!(path = %self.look.path().display(), err = %e, "Unable to read config path");
+                warn!(path = %self.reader.path().display(), err = %e, "Unable to read config path");
                 self.retry_at = Instant::now() + self.backoff.next_delay();
             }
         }
     }
 
     async fn list(&mut self) {
-        let (look, known) = (self.look.clone(), self.files.clone());
-        match blocking(move || look.list(&known)).await {
-            Some(Ok(looked)) => {
+        let (reader, known) = (self.reader.clone(), self.files.clone());
+        match blocking(move || reader.list(&known)).await {
+            Some(Ok(result)) => {
                 self.trouble = None;
-                if self.watch.as_ref().is_some_and(|watch| Some(watch.directory()) != looked.directory) {
+                if self.watch.as_ref().is_some_and(|watch| Some(watch.directory()) != result.directory) {
                     self.lose_watch();
                 }
-                if looked.missing && self.sent.as_ref().is_none_or(|sent| !sent.is_empty()) {
-                    warn!(path = %self.look.path().display(), "Path does not exist, ignoring");
+                if result.missing && self.sent.as_ref().is_none_or(|sent| !sent.is_empty()) {
+                    warn!(path = %self.reader.path().display(), "Path does not exist, ignoring");
                 }
-                let bad: BTreeSet<&PathBuf> = looked
+                let bad: BTreeSet<&PathBuf> = result
                     .rejected
                     .iter()
                     .map(|r| &r.path)
-                    .chain(looked.skipped.iter().map(|(path, _)| path))
+                    .chain(result.skipped.iter().map(|(path, _)| path))
                     .collect();
                 self.complaints.retain(|path, _| bad.contains(path));
-                self.take(looked).await;
+                self.take(result).await;
             }
             Some(Err(e)) => self.failed(&e),
             None => {}
@@ -155,7 +155,7 @@ impl FileSource {
     fn failed(&mut self, e: &ReadError) {
         let text = e.to_string();
         if self.trouble.as_ref() != Some(&text) {
-            error!(path = %self.look.path().display(), err = %text, "Unable to read config path");
+            error!(path = %self.reader.path().display(), err = %text, "Unable to read config path");
             self.metrics.failures.with_label_values(&["file"]).inc();
             self.trouble = Some(text);
         }
@@ -179,9 +179,9 @@ impl FileSource {
         if all.iter().any(|noticed| matches!(noticed, DirectoryChange::Everything)) {
             return self.list().await;
         }
-        let (look, known) = (self.look.clone(), self.files.clone());
-        if let Some(looked) = blocking(move || look.changed(known, all)).await {
-            self.take(looked).await;
+        let (reader, known) = (self.reader.clone(), self.files.clone());
+        if let Some(result) = blocking(move || reader.changed(known, all)).await {
+            self.take(result).await;
         }
     }
 
@@ -191,8 +191,8 @@ impl FileSource {
     }
 
     /// Stores the result of a read, logs new errors, and sends the set if it changed.
-    async fn take(&mut self, looked: ReadResult) {
-        for Rejection { path, reason, text } in looked.rejected {
+    async fn take(&mut self, result: ReadResult) {
+        for Rejection { path, reason, text } in result.rejected {
             if self.complaints.get(&path) == Some(&text) {
                 continue;
             }
@@ -200,19 +200,19 @@ impl FileSource {
             self.metrics.rejected.with_label_values(&["file", reason]).inc();
             self.complaints.insert(path, text);
         }
-        for (path, why) in looked.skipped {
-            if self.complaints.get(&path).is_none_or(|said| said != why) {
+        for (path, why) in result.skipped {
+            if self.complaints.get(&path).is_none_or(|last| last != why) {
                 info!(path = %path.display(), reason = why, "Skipping manifest path");
                 self.complaints.insert(path, why.to_owned());
             }
         }
-        self.files = looked.files;
+        self.files = result.files;
         let set: Vec<Arc<Pod>> = self.files.values().map(|file| file.pod.clone()).collect();
         let same = |sent: &Vec<Arc<Pod>>| {
             sent.len() == set.len() && sent.iter().zip(&set).all(|(old, new)| Arc::ptr_eq(old, new))
         };
         if !self.sent.as_ref().is_some_and(same) {
-            self.door.send(set.clone()).await;
+            self.sender.send(set.clone()).await;
             self.sent = Some(set);
         }
     }

@@ -10,7 +10,7 @@ use inotify::{Event, EventMask, EventStream, Inotify};
 
 use super::manifest_reader::is_ignored;
 
-/// A change in the directory.
+/// Change of the static pod directory or file, derived from inotify events.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DirectoryChange {
     /// A name appeared; its content may still be being written.
@@ -65,7 +65,7 @@ impl Watch {
         loop {
             match self.events.next().await {
                 Some(Ok(event)) => {
-                    if let Some(noticed) = self.told(event) {
+                    if let Some(noticed) = self.change_of(event) {
                         return noticed;
                     }
                 }
@@ -74,7 +74,7 @@ impl Watch {
         }
     }
 
-    fn told(&self, event: Event<OsString>) -> Option<DirectoryChange> {
+    fn change_of(&self, event: Event<OsString>) -> Option<DirectoryChange> {
         let mask = event.mask;
         if mask.contains(EventMask::Q_OVERFLOW) {
             return Some(DirectoryChange::Everything);

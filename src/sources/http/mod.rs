@@ -19,7 +19,7 @@ use super::{
     decode::{self, Manifest},
     mux::SourceSender,
     references::ReferenceRule,
-    static_pod::{self, InvalidPod, Origin},
+    static_pod::{self, InvalidPod, ManifestOrigin},
 };
 use berth_config::text::{excerpt, without_password};
 use berth_metrics::SourceMetrics;
@@ -38,7 +38,7 @@ pub struct HttpConfig {
     pub headers: Vec<(String, String)>,
     /// Period of requests.
     pub period: Duration,
-    /// Name of this node.
+    /// Node name: suffix of pod names, and `spec.nodeName`.
     pub node_name: Arc<str>,
     /// Rule for references to API objects.
     pub references: ReferenceRule,
@@ -49,7 +49,7 @@ pub struct HttpSource {
     config: HttpConfig,
     shown: String,
     fetcher: Fetcher,
-    door: SourceSender,
+    sender: SourceSender,
     metrics: SourceMetrics,
     applied: Option<[u8; 32]>,
     failures: u32,
@@ -72,10 +72,10 @@ enum PollError {
 
 impl HttpSource {
     /// Creates a source that has not sent a request yet.
-    pub fn new(config: HttpConfig, door: SourceSender, metrics: SourceMetrics) -> Self {
+    pub fn new(config: HttpConfig, sender: SourceSender, metrics: SourceMetrics) -> Self {
         let shown = without_password(&config.url);
         let fetcher = Fetcher::new(&config.url, &config.headers);
-        Self { config, shown, fetcher, door, metrics, applied: None, failures: 0 }
+        Self { config, shown, fetcher, sender, metrics, applied: None, failures: 0 }
     }
 
     /// Runs until cancelled.
@@ -92,12 +92,12 @@ impl HttpSource {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                outcome = self.poll() => self.tell(outcome),
+                outcome = self.poll() => self.record_outcome(outcome),
             }
         }
     }
 
-    fn tell(&mut self, outcome: Result<(), PollError>) {
+    fn record_outcome(&mut self, outcome: Result<(), PollError>) {
         let Err(e) = outcome else {
             if std::mem::take(&mut self.failures) > 0 {
                 info!("Successfully read pods from URL");
@@ -122,7 +122,7 @@ impl HttpSource {
         }
         if answer.body.is_empty() {
             self.applied = None;
-            self.door.send(Vec::new()).await;
+            self.sender.send(Vec::new()).await;
             return Err(PollError::Empty(self.shown.clone()));
         }
         let digest: [u8; 32] = Sha256::digest(&answer.body).into();
@@ -138,7 +138,7 @@ impl HttpSource {
                 return Ok(());
             }
         };
-        self.door.send(pods).await;
+        self.sender.send(pods).await;
         self.applied = Some(digest);
         Ok(())
     }
@@ -163,7 +163,7 @@ fn pods(body: &Bytes, config: &HttpConfig, shown: String) -> Result<Vec<Arc<Pod>
         Ok(Manifest::List(pods)) => pods,
         Err(e) => return Err(not_parsed(e.to_string())),
     };
-    let origin = Origin {
+    let origin = ManifestOrigin {
         source: PodSource::Http,
         location: &config.url,
         node_name: &config.node_name,

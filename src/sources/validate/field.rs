@@ -67,7 +67,7 @@ impl fmt::Display for FieldErrors {
 pub enum DisplayValue<'a> {
     /// Quoted string.
     Text(&'a str),
-    /// Number.
+    /// Integer, displayed in decimal without quotes.
     Number(i64),
     /// `true` or `false`.
     Flag(bool),

@@ -24,7 +24,7 @@ const APPARMOR_NAME_LIMIT: usize = 4095;
 
 /// A profile from a field: its type and, for local ones, its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Profile<'a> {
+struct ProfileField<'a> {
     kind: &'a str,
     local: Option<&'a str>,
 }
@@ -42,7 +42,7 @@ pub fn check(meta: &ObjectMeta, spec: &api::PodSpec, errors: &mut FieldErrors) {
     let at_pod = at.child("securityContext");
     seccomp_field(seccomp, &at_pod.child("seccompProfile"), errors);
     apparmor_field(apparmor, &at_pod.child("appArmorProfile"), errors);
-    agree(Kind::Seccomp, seccomp, annotation(SECCOMP_POD), &at_pod.child("seccompProfile"), errors);
+    agree(ProfileKind::Seccomp, seccomp, annotation(SECCOMP_POD), &at_pod.child("seccompProfile"), errors);
     let is_windows = spec.os.as_ref().is_some_and(|os| os.name == "windows");
     for (at, one) in container::with_paths(spec, &at) {
         let at = at.child("securityContext");
@@ -52,23 +52,23 @@ pub fn check(meta: &ObjectMeta, spec: &api::PodSpec, errors: &mut FieldErrors) {
         seccomp_field(own_seccomp, &at.child("seccompProfile"), errors);
         apparmor_field(own_apparmor, &at.child("appArmorProfile"), errors);
         let old = annotation(&format!("{SECCOMP_CONTAINER}{}", one.name));
-        agree(Kind::Seccomp, own_seccomp, old, &at.child("seccompProfile"), errors);
+        agree(ProfileKind::Seccomp, own_seccomp, old, &at.child("seccompProfile"), errors);
         if !is_windows {
             let old = annotation(&format!("{APPARMOR_CONTAINER}{}", one.name));
-            agree(Kind::AppArmor, own_apparmor.or(apparmor), old, &at.child("appArmorProfile"), errors);
+            agree(ProfileKind::AppArmor, own_apparmor.or(apparmor), old, &at.child("appArmorProfile"), errors);
         }
     }
 }
 
-fn seccomp(profile: &api::SeccompProfile) -> Profile<'_> {
-    Profile { kind: &profile.type_, local: profile.localhost_profile.as_deref() }
+fn seccomp(profile: &api::SeccompProfile) -> ProfileField<'_> {
+    ProfileField { kind: &profile.type_, local: profile.localhost_profile.as_deref() }
 }
 
-fn apparmor(profile: &api::AppArmorProfile) -> Profile<'_> {
-    Profile { kind: &profile.type_, local: profile.localhost_profile.as_deref() }
+fn apparmor(profile: &api::AppArmorProfile) -> ProfileField<'_> {
+    ProfileField { kind: &profile.type_, local: profile.localhost_profile.as_deref() }
 }
 
-fn seccomp_field(profile: Option<Profile<'_>>, at: &Path, errors: &mut FieldErrors) {
+fn seccomp_field(profile: Option<ProfileField<'_>>, at: &Path, errors: &mut FieldErrors) {
     let Some(profile) = profile else { return };
     match profile.kind {
         "" => errors.required(&at.child("type"), "type is required when seccompProfile is set"),
@@ -83,7 +83,7 @@ fn seccomp_field(profile: Option<Profile<'_>>, at: &Path, errors: &mut FieldErro
     }
 }
 
-fn apparmor_field(profile: Option<Profile<'_>>, at: &Path, errors: &mut FieldErrors) {
+fn apparmor_field(profile: Option<ProfileField<'_>>, at: &Path, errors: &mut FieldErrors) {
     let Some(profile) = profile else { return };
     let at_local = at.child("localhostProfile");
     match (profile.kind, profile.local) {
@@ -134,18 +134,24 @@ fn annotated(annotations: &BTreeMap<String, String>, spec: &api::PodSpec, at: &P
 
 /// Kind of a profile, because the deprecated names of the runtime default differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ProfileKind {
     Seccomp,
     AppArmor,
 }
 
 /// Checks that field and annotation match, if both are set.
-fn agree(kind: Kind, field: Option<Profile<'_>>, annotation: Option<&str>, at: &Path, errors: &mut FieldErrors) {
+fn agree(
+    kind: ProfileKind,
+    field: Option<ProfileField<'_>>,
+    annotation: Option<&str>,
+    at: &Path,
+    errors: &mut FieldErrors,
+) {
     let (Some(field), Some(old)) = (field, annotation) else { return };
-    let what = if kind == Kind::Seccomp { "seccomp" } else { "apparmor" };
+    let what = if kind == ProfileKind::Seccomp { "seccomp" } else { "apparmor" };
     let is_same_type = match field.kind {
         "Unconfined" => old == "unconfined",
-        "RuntimeDefault" => old == "runtime/default" || (kind == Kind::Seccomp && old == "docker/default"),
+        "RuntimeDefault" => old == "runtime/default" || (kind == ProfileKind::Seccomp && old == "docker/default"),
         "Localhost" => old.starts_with(LOCAL),
         _ => return,
     };

@@ -37,14 +37,14 @@ const STANDARD: [&str; 20] = [
 
 /// Level of the resources: the valid names differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Level {
+enum ResourceLevel {
     Container,
     Pod,
 }
 
 /// Checks the resources of a container; `pod_claims` are the names of the pod's resource claims.
 pub fn container(own: &api::ResourceRequirements, pod_claims: &BTreeSet<&str>, at: &Path, errors: &mut FieldErrors) {
-    requirements(own, Level::Container, at, errors);
+    requirements(own, ResourceLevel::Container, at, errors);
     claims(own.claims.as_deref().unwrap_or_default(), pod_claims, &at.child("claims"), errors);
 }
 
@@ -59,17 +59,17 @@ pub fn pod(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     if own.claims.is_some() {
         errors.forbidden(&at_own.child("claims"), "claims may not be set for Resources at pod-level");
     }
-    requirements(own, Level::Pod, &at_own, errors);
+    requirements(own, ResourceLevel::Pod, &at_own, errors);
     consistency(spec, own, at, errors);
 }
 
 /// Checks the overhead of a pod: like limits of a container.
 pub fn overhead(overhead: &BTreeMap<String, Quantity>, at: &Path, errors: &mut FieldErrors) {
     let as_limits = api::ResourceRequirements { limits: Some(overhead.clone()), ..Default::default() };
-    requirements(&as_limits, Level::Container, at, errors);
+    requirements(&as_limits, ResourceLevel::Container, at, errors);
 }
 
-fn requirements(own: &api::ResourceRequirements, level: Level, at: &Path, errors: &mut FieldErrors) {
+fn requirements(own: &api::ResourceRequirements, level: ResourceLevel, at: &Path, errors: &mut FieldErrors) {
     let (mut has_cpu_or_memory, mut has_huge_pages) = (false, false);
     for (member, list) in [("limits", &own.limits), ("requests", &own.requests)] {
         let at = at.child(member);
@@ -90,7 +90,7 @@ fn requirements(own: &api::ResourceRequirements, level: Level, at: &Path, errors
     }
 }
 
-fn resource_name(name: &str, level: Level, at: &Path, errors: &mut FieldErrors) {
+fn resource_name(name: &str, level: ResourceLevel, at: &Path, errors: &mut FieldErrors) {
     let complaints = names::qualified_name(name);
     if !complaints.is_empty() {
         errors.complaints(at, name, complaints);
@@ -104,19 +104,19 @@ fn resource_name(name: &str, level: Level, at: &Path, errors: &mut FieldErrors) 
         errors.invalid(at, name, "must be a standard resource type or fully qualified");
     }
     match level {
-        Level::Container if is_bare => {
+        ResourceLevel::Container if is_bare => {
             let is_of_containers = matches!(name, resources::CPU | resources::MEMORY | resources::EPHEMERAL_STORAGE);
             if !(is_of_containers || resources::is_hugepage(name)) {
                 errors.invalid(at, name, "must be a standard resource for containers");
             }
         }
-        Level::Container if !name.contains("kubernetes.io/") && !is_extended(name) => {
+        ResourceLevel::Container if !name.contains("kubernetes.io/") && !is_extended(name) => {
             errors.invalid(at, name, "doesn't follow extended resource name standard");
         }
-        Level::Pod if (is_standard || !is_bare) && !resources::is_pod_level(name) => {
+        ResourceLevel::Pod if (is_standard || !is_bare) && !resources::is_pod_level(name) => {
             errors.unsupported(at, name, &["cpu", "hugepages-", "memory"]);
         }
-        Level::Container | Level::Pod => {}
+        ResourceLevel::Container | ResourceLevel::Pod => {}
     }
 }
 

@@ -460,7 +460,7 @@ fn what_the_reference_accepts_passes() {
 
 #[test]
 #[allow(clippy::too_many_lines, reason = "a table")]
-fn mistakes_are_told_at_the_field() {
+fn errors_name_the_field() {
     let wide = |changes: Value| {
         let mut spec = json!({"containers": [{"name": "c", "image": "b"}]});
         for (key, value) in changes.as_object().expect("an object") {

@@ -18,7 +18,7 @@ use tracing::error;
 
 use super::{
     super::build::{Base, BuildError, wrong},
-    client::Files,
+    client::ClientFiles,
     client_factory::ClientFactory,
 };
 use berth_api::{
@@ -37,7 +37,7 @@ pub(super) struct FirstCertificate {
     /// Opens clients.
     pub(super) opener: ClientFactory,
     /// Files of the client.
-    pub(super) files: Files,
+    pub(super) files: ClientFiles,
     /// Metrics of the node's client.
     pub(super) connections: ApiClientMetrics,
     /// Name of the node.
@@ -140,8 +140,8 @@ mod tests {
         let client = Arc::new(BootstrapGatedClient(coming));
         let call = || Call::get(Resource::PODS, "ns", "p").within(Duration::from_secs(5));
         let began = Instant::now();
-        let told = client.call(call()).await.expect_err("it has not come");
-        assert_eq!(told, ApiError::Unreachable("no client certificate issued yet".to_owned()));
+        let error = client.call(call()).await.expect_err("it has not come");
+        assert_eq!(error, ApiError::Unreachable("no client certificate issued yet".to_owned()));
         assert_eq!(began.elapsed(), Duration::from_secs(5), "not longer than the call may take");
         let waiting = tokio::spawn({
             let client = client.clone();
@@ -157,16 +157,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_at_the_door_is_not_kept_waiting() {
+    async fn reviews_fail_at_once_until_the_client_exists() {
         let (come, coming) = watch::channel(None);
         let reviews = Reviews::new(Arc::new(BootstrapGatedClient(coming)), ReviewMetrics::new(&Registry::new()));
         let began = Instant::now();
-        for told in [
+        for result in [
             reviews.token("t").await.map(drop),
             reviews.access(k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec::default()).await.map(drop),
         ] {
-            let told = told.expect_err("nobody was asked").to_string();
-            assert!(told.ends_with("no client certificate issued yet"), "{told}");
+            let error = result.expect_err("nobody was asked").to_string();
+            assert!(error.ends_with("no client certificate issued yet"), "{error}");
         }
         assert_eq!(began.elapsed(), Duration::ZERO);
         let answer = serde_json::json!({"status": {"authenticated": true}});
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_what_will_not_come() {
+    async fn calls_fail_at_once_if_no_client_can_come() {
         let (come, coming) = watch::channel(None);
         drop(come);
         let began = Instant::now();

@@ -15,7 +15,7 @@ use super::{
     client_factory::ClientFactory,
 };
 use berth_api::{
-    Identity, TransportConfig,
+    ClientIdentity, TransportConfig,
     api::ApiClient,
     certificates::{
         ApiConnector, ClientCertificates, ClientPath, ClientSetup, Rotation,
@@ -23,12 +23,12 @@ use berth_api::{
     },
     transport,
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::{ApiClientMetrics, CertificateMetrics};
 
 /// Files of the client.
 #[derive(Clone)]
-pub(super) struct Files {
+pub(super) struct ClientFiles {
     rotation: Rotation,
     /// `--bootstrap-kubeconfig`; empty if not given.
     pub(super) bootstrap: PathBuf,
@@ -38,8 +38,8 @@ pub(super) struct Files {
     pub(super) directory: PathBuf,
 }
 
-impl Files {
-    fn of(loaded: &Loaded) -> Self {
+impl ClientFiles {
+    fn of(loaded: &LoadedConfig) -> Self {
         let flags = &loaded.flags;
         Self {
             rotation: if loaded.config.rotate_certificates { Rotation::On } else { Rotation::Off },
@@ -51,23 +51,23 @@ impl Files {
 }
 
 /// Client of the API server, and the rotation of its certificate.
-pub(super) struct Client {
+pub(super) struct ClusterClient {
     /// The client that all parts use.
     pub(super) api: Arc<dyn ApiClient>,
     opener: ClientFactory,
-    files: Files,
+    files: ClientFiles,
     /// Identity through which a rotated certificate is replaced; `None` if the agent does not rotate it.
-    identity: Option<Identity>,
+    identity: Option<ClientIdentity>,
 }
 
-impl Client {
+impl ClusterClient {
     /// Opens the client. If a first certificate is required before any request, the client waits for it, not the
     /// caller.
     ///
     /// # Errors
     /// Why the client cannot be opened, with kubelet's texts.
-    pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Self, BuildError> {
-        let (files, opener) = (Files::of(loaded), ClientFactory::new(loaded, base));
+    pub(super) async fn open(loaded: &LoadedConfig, base: &Base, node: &str) -> Result<Self, BuildError> {
+        let (files, opener) = (ClientFiles::of(loaded), ClientFactory::new(loaded, base));
         let (planning, now) = (files.clone(), base.clock.now());
         let path = spawn_blocking(move || plan(planning.rotation, &planning.bootstrap, &planning.kubeconfig, now));
         let path = path.await.map_err(wrong)?;
@@ -89,7 +89,7 @@ impl Client {
                     let prepared = move || prepare_kubeconfig(&of.bootstrap, &of.kubeconfig, &of.directory);
                     spawn_blocking(prepared).await.map_err(wrong)?.map_err(wrong)?;
                 }
-                let set = identity.insert(Identity::anonymous());
+                let set = identity.insert(ClientIdentity::anonymous());
                 let config = managed(&files.kubeconfig).await?.with_identity(set.clone());
                 opener.node_client(config, connections).await?
             }
@@ -130,9 +130,9 @@ impl Client {
 
 /// Reads the cluster of a kubeconfig whose client certificate may not exist yet.
 async fn managed(path: &Path) -> Result<TransportConfig, BuildError> {
-    let told = |cause: String| BuildError(format!("invalid kubeconfig: {}: {cause}", path.display()));
-    let text = tokio::fs::read_to_string(path).await.map_err(|error| told(error.to_string()))?;
+    let to_error = |cause: String| BuildError(format!("invalid kubeconfig: {}: {cause}", path.display()));
+    let text = tokio::fs::read_to_string(path).await.map_err(|error| to_error(error.to_string()))?;
     let base = path.parent().unwrap_or(Path::new(""));
-    let transport::Kubeconfig { cluster, user } = transport::Kubeconfig::parse(&text, base).map_err(told)?;
+    let transport::Kubeconfig { cluster, user } = transport::Kubeconfig::parse(&text, base).map_err(to_error)?;
     Ok(TransportConfig::new(cluster, user))
 }

@@ -6,10 +6,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::super::build::{Base, BuildError, wrong};
 use berth_api::{
-    Rate, Rates, Sharing, Transport, TransportConfig, TransportDeps, api::ApiClient, certificates::scoped_client,
-    user_agent,
+    Rate, RateLimitScope, Rates, Transport, TransportConfig, TransportDeps, api::ApiClient,
+    certificates::scoped_client, user_agent,
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::{ApiClientMetrics, Registry, RestClientMetrics};
 use berth_ports::Clock;
 
@@ -30,14 +30,14 @@ pub(super) struct ClientFactory {
 
 impl ClientFactory {
     /// Creates the factory with the configured rate limits.
-    pub(super) fn new(loaded: &Loaded, base: &Base) -> Self {
+    pub(super) fn new(loaded: &LoadedConfig, base: &Base) -> Self {
         let config = &loaded.config;
         let program = std::env::args().next().unwrap_or_default();
         Self {
             agent: user_agent(&program, &loaded.version, ""),
             rates: Rates {
                 main: Rate::of(config.kube_api_qps, config.kube_api_burst),
-                sharing: Sharing::of(config.kube_api_qps),
+                sharing: RateLimitScope::of(config.kube_api_qps),
                 events: Rate::of_events(config.event_record_qps, config.event_burst),
                 certificates: None,
             },

@@ -7,14 +7,14 @@ use crate::{
     node::CsiDrivers,
     plugins::{Handlers, Watcher, WatcherDeps},
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::{CsiMetrics, PluginMetrics};
 use berth_ports::PluginHandler;
 use berth_volumes::csi::{Csi, CsiDeps, DriverRegistration, Drivers, DriversDeps};
 
 impl Cluster {
     /// Starts the registration of drivers; returns the volume plugin that mounts through them.
-    pub(in crate::wiring) fn open_csi(&self, loaded: &Loaded, base: &Base, root: &Path) -> Arc<Csi> {
+    pub(in crate::wiring) fn open_csi(&self, loaded: &LoadedConfig, base: &Base, root: &Path) -> Arc<Csi> {
         let node = CsiDrivers::new(self.api.clone(), &self.name);
         base.tasks.spawn(node.clone().follow(self.nodes.clone(), base.stop.child_token()));
         let drivers = Drivers::new(DriversDeps {

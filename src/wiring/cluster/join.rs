@@ -7,22 +7,22 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::build::{Base, BuildError, wrong},
-    client::Client,
+    client::ClusterClient,
 };
 use crate::{
     api_source::{OfflineFeed, OfflineSettings, PodFeed},
-    engine::Command,
+    engine::SyncLoopCommand,
     node::own_node::{self, attached, object_ttl, uid},
     sources::ports::PodSourceFeed,
 };
 use berth_api::{
     ApiObjects, ApiStorage, ChangedPods, EventDeps, MirrorDeps, NodeCertificates, ObjectsConfig, ObjectsDeps, Offline,
-    OfflineConfig, OfflineObjects, ReflectorDeps, Selection, StartTimes, StatusWriter, StatusWriterDeps, Store,
-    Strategy, TimedEvents,
+    OfflineConfig, OfflineObjects, ReflectorDeps, ReflectorStore, Selection, StartTimes, StatusWriter,
+    StatusWriterDeps, Strategy, TimedEvents,
     api::{ApiClient, Resource},
     event_recorder, mirrors, reflect,
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::{ApiWriteMetrics, ReflectorMetrics, register_pod_certificates};
 use berth_ports::{MirrorPods, ObjectSource, StorageObjects};
 use berth_status::StatusManager;
@@ -33,14 +33,14 @@ use berth_types::{Pod, api};
 /// # Errors
 /// Why the node cannot join, with kubelet's texts.
 pub(in crate::wiring) async fn join(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &mut Base,
     node: &str,
 ) -> Result<Option<Cluster>, BuildError> {
     if loaded.is_standalone() {
         return Ok(None);
     }
-    let client = Client::open(loaded, base, node).await?;
+    let client = ClusterClient::open(loaded, base, node).await?;
     let recall = Recall::open(loaded, base, node).await?;
     let cluster = Cluster::follow(loaded, base, client.api.clone(), recall, node);
     client.start_certificate_rotation(base, node).await;
@@ -57,8 +57,8 @@ pub(in crate::wiring) struct Cluster {
     /// Client of the API server.
     pub(super) api: Arc<dyn ApiClient>,
     /// Reflected Node object.
-    pub(super) nodes: Store<api::Node>,
-    pods: Store<Pod>,
+    pub(super) nodes: ReflectorStore<api::Node>,
+    pods: ReflectorStore<Pod>,
     objects: Arc<dyn ObjectSource>,
     storage: Arc<dyn StorageObjects>,
     changed: Option<ChangedPods>,
@@ -71,7 +71,13 @@ pub(in crate::wiring) struct Cluster {
 
 impl Cluster {
     /// Starts the reflectors of the node, and after its first sync of its pods; sends events from then on.
-    fn follow(loaded: &Loaded, base: &mut Base, api: Arc<dyn ApiClient>, recall: Option<Recall>, name: &str) -> Self {
+    fn follow(
+        loaded: &LoadedConfig,
+        base: &mut Base,
+        api: Arc<dyn ApiClient>,
+        recall: Option<Recall>,
+        name: &str,
+    ) -> Self {
         let writes = ApiWriteMetrics::new(&base.registry);
         let times = Arc::new(StartTimes::new(base.statuses.clone(), base.clock.clone()));
         send_events(base, &api, &writes, &times, name);
@@ -140,13 +146,13 @@ impl Cluster {
             clock: base.clock.clone(),
             metrics: self.writes.clone(),
             on_written: Some(Arc::new(move |uid, status| times.written(uid, status))),
-            pulse: base.liveness.of("pod-status"),
+            liveness: base.liveness.of("pod-status"),
         });
         base.tasks.spawn(writer.run(base.stop.child_token()));
     }
 
     /// Starts to resync pods when an object that they refer to changes.
-    pub(in crate::wiring) fn follow_changes(&mut self, base: &Base, commands: mpsc::Sender<Command>) {
+    pub(in crate::wiring) fn follow_changes(&mut self, base: &Base, commands: mpsc::Sender<SyncLoopCommand>) {
         let Some(changed) = self.changed.take() else { return };
         base.tasks.spawn(forward_resyncs(changed, commands, base.stop.child_token()));
     }
@@ -179,7 +185,7 @@ fn follow_node(
     api: &Arc<dyn ApiClient>,
     metrics: &ReflectorMetrics,
     name: &str,
-) -> (Store<api::Node>, Store<Pod>) {
+) -> (ReflectorStore<api::Node>, ReflectorStore<Pod>) {
     let deps = || ReflectorDeps::new(metrics.clone(), base.stop.child_token());
     let own = Selection::matching(Resource::NODES, &format!("metadata.name={name}"));
     let (nodes, following) = reflect(api.clone(), own, deps());
@@ -196,11 +202,11 @@ fn follow_node(
 }
 
 fn follow_objects(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     base: &Base,
     api: &Arc<dyn ApiClient>,
     metrics: ReflectorMetrics,
-    (nodes, name): (Store<api::Node>, &str),
+    (nodes, name): (ReflectorStore<api::Node>, &str),
 ) -> (Arc<dyn ObjectSource>, ChangedPods) {
     let strategy = Strategy::parse(&loaded.config.config_map_and_secret_change_detection_strategy);
     let config = ObjectsConfig {
@@ -226,19 +232,19 @@ fn follow_objects(
     let (objects, changed, following) = ApiObjects::new(&config, deps);
     base.tasks.spawn(following);
     if has_certificates {
-        let told = objects.clone();
-        register_pod_certificates(&base.registry, move || told.certificate_states());
+        let source = objects.clone();
+        register_pod_certificates(&base.registry, move || source.certificate_states());
     }
     (objects, changed)
 }
 
-async fn forward_resyncs(mut changed: ChangedPods, commands: mpsc::Sender<Command>, stop: CancellationToken) {
+async fn forward_resyncs(mut changed: ChangedPods, commands: mpsc::Sender<SyncLoopCommand>, stop: CancellationToken) {
     loop {
         let pod = tokio::select! {
             () = stop.cancelled() => return,
             pod = changed.next() => pod,
         };
-        if commands.send(Command::Resync(pod)).await.is_err() {
+        if commands.send(SyncLoopCommand::Resync(pod)).await.is_err() {
             return;
         }
     }
@@ -247,7 +253,7 @@ async fn forward_resyncs(mut changed: ChangedPods, commands: mpsc::Sender<Comman
 /// Publishes a value of the own Node object, and keeps it up to date in the background.
 pub(super) fn of_node<T: PartialEq + Send + Sync + 'static>(
     base: &Base,
-    nodes: Store<api::Node>,
+    nodes: ReflectorStore<api::Node>,
     name: &str,
     read: fn(Option<&api::Node>) -> T,
 ) -> watch::Receiver<T> {
@@ -269,7 +275,7 @@ impl Recall {
     ///
     /// # Errors
     /// The settings are invalid or unusable.
-    async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Option<Self>, BuildError> {
+    async fn open(loaded: &LoadedConfig, base: &Base, node: &str) -> Result<Option<Self>, BuildError> {
         let Some(section) = berth_runtime::settings::section("offlinePods").map_err(BuildError)? else {
             return Ok(None);
         };

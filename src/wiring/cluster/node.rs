@@ -18,14 +18,14 @@ use super::{
 use crate::{
     images,
     node::{
-        self, KernelNetwork, Machine, RegistrationSettings,
+        self, KernelNetwork, MachineInfo, RegistrationSettings,
         cluster_tasks::{ClusterConfig, NodeDeps, NodeLiveness, StopTokens, VolumesReported},
         pod_cidr::follow_pod_cidr,
         reservations::Reservations,
         status::{NodeImage, StatusSettings},
     },
 };
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_cri::{RuntimeInfo, RuntimeService};
 use berth_metrics::NodeMetrics;
 use berth_ports::{NodeFacts, RuntimeState};
@@ -71,7 +71,7 @@ pub(in crate::wiring) struct NodeParts {
     /// State from the runtime check.
     pub(in crate::wiring) runtime: watch::Receiver<Arc<RuntimeState>>,
     /// Image manager.
-    pub(in crate::wiring) images: Arc<images::Manager>,
+    pub(in crate::wiring) images: Arc<images::ImageManager>,
     /// Volumes in use, and those of them that the API server knows.
     pub(in crate::wiring) volumes: VolumesInUse,
 }
@@ -83,9 +83,9 @@ impl Cluster {
     /// The configuration does not fit the machine.
     pub(in crate::wiring) fn keep_node(
         &self,
-        loaded: &Loaded,
+        loaded: &LoadedConfig,
         base: &Base,
-        machine: &Machine,
+        machine: &MachineInfo,
         info: &RuntimeInfo,
         parts: NodeParts,
     ) -> Result<watch::Receiver<String>, BuildError> {
@@ -124,15 +124,15 @@ impl Cluster {
         ranges: watch::Receiver<String>,
         cri: Arc<dyn RuntimeService>,
     ) {
-        let tell = move |range: String| {
+        let update = move |range: String| {
             let cri = cri.clone();
             async move { cri.update_runtime_config(&range).await }.boxed()
         };
-        base.tasks.spawn(follow_pod_cidr(ranges, Box::new(tell), base.stop.child_token()));
+        base.tasks.spawn(follow_pod_cidr(ranges, Box::new(update), base.stop.child_token()));
     }
 }
 
-fn cluster_config(loaded: &Loaded, machine: &Machine, name: &str) -> Result<ClusterConfig, BuildError> {
+fn cluster_config(loaded: &LoadedConfig, machine: &MachineInfo, name: &str) -> Result<ClusterConfig, BuildError> {
     let config = &loaded.config;
     let own = settings::node(loaded);
     let capacity = node::capacity(&own, machine);
@@ -193,7 +193,7 @@ mod tests {
         ] {
             assert_eq!(NodeSettings::of(section), expected);
         }
-        let told = NodeSettings::of(json!({"reregister": true})).expect_err("unknown");
-        assert!(told.starts_with("node: unknown field `reregister`"), "{told}");
+        let error = NodeSettings::of(json!({"reregister": true})).expect_err("unknown");
+        assert!(error.starts_with("node: unknown field `reregister`"), "{error}");
     }
 }

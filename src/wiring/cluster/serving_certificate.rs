@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use super::{super::build::Base, Cluster, join::of_node};
 use crate::node::own_node::addresses;
 use berth_api::certificates::{NamesNeeded, ServingCertificates, ServingSetup};
-use berth_config::Loaded;
+use berth_config::LoadedConfig;
 use berth_metrics::CertificateMetrics;
 
 impl Cluster {
     /// Starts the controller that requests and rotates the serving certificate.
-    pub(super) async fn start_serving_certificate(&self, loaded: &Loaded, base: &Base) {
+    pub(super) async fn start_serving_certificate(&self, loaded: &LoadedConfig, base: &Base) {
         let config = &loaded.config;
         let given = !config.tls_cert_file.is_empty() && !config.tls_private_key_file.is_empty();
         let clock = base.clock.clone();

@@ -13,7 +13,7 @@ use berth_runtime::shim::{
     client::{self, Events, Shim, ShimError},
     spawn,
 };
-use berth_shim::plan::{Event, FailureKind, Hello, LaunchPlan, Scope, Started, Target};
+use berth_shim::plan::{ExitEvent, FailureKind, Hello, LaunchPlan, ProcessTarget, Scope, StartedProcess};
 use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal, kill_process},
@@ -70,7 +70,7 @@ impl Fixture {
     }
 
     /// Starts a container that runs a script; its log is named after it.
-    pub async fn launch(&self, id: &str, script: &str) -> Started {
+    pub async fn launch(&self, id: &str, script: &str) -> StartedProcess {
         self.shim.launch(self.plan(id, script)).await.expect("launched")
     }
 
@@ -90,12 +90,12 @@ impl Fixture {
     }
 
     /// The next event.
-    pub async fn event(&mut self) -> Event {
+    pub async fn event(&mut self) -> ExitEvent {
         timeout(LIMIT, self.events.next()).await.expect("an event").expect("a connection")
     }
 
     /// Starts an exec process that runs a script; returns its output pipe.
-    pub async fn exec(&self, container: &str, id: &str, script: &str) -> Result<(Started, OwnedFd), ShimError> {
+    pub async fn exec(&self, container: &str, id: &str, script: &str) -> Result<(StartedProcess, OwnedFd), ShimError> {
         let (stdin, _) = pipe();
         let (output, stdout) = pipe();
         let plan = plans::exec(container, id, &["sh", "-c", script]);
@@ -113,7 +113,7 @@ impl Fixture {
 
     /// Kills a container.
     pub async fn kill(&self, id: &str) {
-        let to = Target::Container(id.to_owned());
+        let to = ProcessTarget::Container(id.to_owned());
         self.shim.signal(to, 9, Scope::Group).await.expect("signalled");
     }
 
@@ -165,16 +165,16 @@ pub async fn read_all(fd: OwnedFd) -> String {
 }
 
 /// Polls until a condition is met. Files have no notification here; the pause only saves CPU time.
-pub async fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let looking = async {
+pub async fn until<T>(mut condition: impl FnMut() -> Option<T>) -> T {
+    let polling = async {
         loop {
-            match look() {
+            match condition() {
                 Some(found) => return found,
                 None => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         }
     };
-    timeout(LIMIT, looking).await.expect("it never came so")
+    timeout(LIMIT, polling).await.expect("it never came so")
 }
 
 /// The failure kind of a rejected request.

@@ -12,8 +12,8 @@ use std::{
 };
 
 use berth_shim::{
-    plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, NamespacePlan, Process, StartTimings},
-    worker::launcher::{CreatedNamespaces, ExecTarget, Launcher, Launching, PodContext, Progress, Stdio},
+    plan::{ExecPlan, FailureKind, Hooks, LaunchPlan, NamespacePlan, ProcessPlan, ShimFailure, StartTimings},
+    worker::launcher::{CreatedNamespaces, ExecTarget, Launcher, PendingStart, PodContext, StartProgress, Stdio},
 };
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -22,32 +22,42 @@ use rustix::process::Pid;
 /// Starts plain processes.
 pub struct Plain;
 
-struct Started {
+struct PlainStart {
     report: OwnedFd,
     pid: u32,
     is_slow: bool,
 }
 
 impl Launcher for Plain {
-    fn make_namespaces(&self, _: &NamespacePlan) -> Result<CreatedNamespaces, Failure> {
+    fn make_namespaces(&self, _: &NamespacePlan) -> Result<CreatedNamespaces, ShimFailure> {
         Ok(CreatedNamespaces::default())
     }
 
-    fn begin_launch(&self, plan: &LaunchPlan, _: PodContext<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+    fn begin_launch(
+        &self,
+        plan: &LaunchPlan,
+        _: PodContext<'_>,
+        stdio: Stdio,
+    ) -> Result<Box<dyn PendingStart>, ShimFailure> {
         start(&plan.process, stdio)
     }
 
-    fn begin_exec(&self, plan: &ExecPlan, inside: ExecTarget<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+    fn begin_exec(
+        &self,
+        plan: &ExecPlan,
+        inside: ExecTarget<'_>,
+        stdio: Stdio,
+    ) -> Result<Box<dyn PendingStart>, ShimFailure> {
         assert!(inside.init > 1, "a process to join");
         start(&plan.process, stdio)
     }
 
-    fn begin_poststop(&self, _: &str, _: &Hooks) -> Result<(), Failure> {
+    fn begin_poststop(&self, _: &str, _: &Hooks) -> Result<(), ShimFailure> {
         Ok(())
     }
 }
 
-impl Launching for Started {
+impl PendingStart for PlainStart {
     fn report(&self) -> BorrowedFd<'_> {
         self.report.as_fd()
     }
@@ -57,18 +67,18 @@ impl Launching for Started {
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it sleeps");
     }
 
-    fn advance(self: Box<Self>) -> Progress {
+    fn advance(self: Box<Self>) -> StartProgress {
         if self.is_slow {
-            return Progress::Pending(self);
+            return StartProgress::Pending(self);
         }
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).expect("it is ours to reap");
         let after = stat.rsplit(')').next().expect("a name");
         let start_ticks = after.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).expect("field 22");
-        Progress::Started { pid: self.pid, start_ticks, terminal: None, took: StartTimings::default() }
+        StartProgress::Started { pid: self.pid, start_ticks, terminal: None, took: StartTimings::default() }
     }
 }
 
-fn start(process: &Process, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+fn start(process: &ProcessPlan, stdio: Stdio) -> Result<Box<dyn PendingStart>, ShimFailure> {
     let (first, rest) = process.args.split_first().expect("a program");
     let is_slow = first == "slow";
     let (program, arguments) = if is_slow { ("sleep", &["1000".to_owned()][..]) } else { (&**first, rest) };
@@ -76,7 +86,7 @@ fn start(process: &Process, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>
     command.args(arguments).process_group(0);
     let Stdio::Files([stdin, stdout, stderr]) = stdio else {
         let text = "no terminals here".to_owned();
-        return Err(Failure { kind: FailureKind::Other, text });
+        return Err(ShimFailure { kind: FailureKind::Other, text });
     };
     command.stdin(stdin).stdout(stdout).stderr(stderr);
     // The loop blocks all signals; its children must not inherit that. SIGCHLD stays blocked: one that arrives
@@ -86,13 +96,13 @@ fn start(process: &Process, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>
     let blocked = kept.thread_swap_mask(SigmaskHow::SIG_SETMASK).expect("a mask");
     let child = command.spawn();
     blocked.thread_set_mask().expect("a mask");
-    let child = child.map_err(|_| Failure {
+    let child = child.map_err(|_| ShimFailure {
         kind: FailureKind::Program,
         text: format!("exec: {program:?}: executable file not found in $PATH"),
     })?;
-    let (report, held) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
+    let (report, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
     if is_slow {
-        std::mem::forget(held); // the pipe stays open: no report arrives
+        std::mem::forget(writer); // the pipe stays open: no report arrives
     }
-    Ok(Box::new(Started { report, pid: child.id(), is_slow }))
+    Ok(Box::new(PlainStart { report, pid: child.id(), is_slow }))
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use berth_shim::plan::{
-    Event, ExecPlan, Exit, FailureKind, LaunchPlan, Namespace, NamespacePlan, PidNamespace, Scope, Target,
+    ExecPlan, Exit, ExitEvent, FailureKind, LaunchPlan, Namespace, NamespacePlan, PidNamespace, ProcessTarget, Scope,
 };
 
 use crate::{
@@ -46,10 +46,10 @@ fn plan(rig: &Fixture, bench: &LaunchFixture, id: &str, script: &str) -> LaunchP
     LaunchPlan { container: id.to_owned(), log: Some(rig.log(id)), longest_record: 16_384, ..plan }
 }
 
-fn container(event: &Event) -> (&str, Exit) {
+fn container(event: &ExitEvent) -> (&str, Exit) {
     match &event.of {
-        Target::Container(id) | Target::Exec(_, id) => (id, event.exit),
-        Target::Init => ("init", event.exit),
+        ProcessTarget::Container(id) | ProcessTarget::Exec(_, id) => (id, event.exit),
+        ProcessTarget::Init => ("init", event.exit),
     }
 }
 
@@ -107,7 +107,7 @@ async fn a_pod_runs_logs_executes_and_ends() {
     let ended = LaunchPlan { processes: PidNamespace::Of("a".to_owned()), ..ended };
     assert_eq!(kind(rig.shim.launch(ended).await), FailureKind::State);
     // The kernel kills everything in the PID namespace with its process 1.
-    rig.shim.signal(Target::Init, 9, Scope::Process).await.expect("signalled");
+    rig.shim.signal(ProcessTarget::Init, 9, Scope::Process).await.expect("signalled");
     let mut ended = [rig.event().await, rig.event().await].map(|event| container(&event).0.to_owned());
     ended.sort();
     assert_eq!(ended, ["b", "init"]);
@@ -134,7 +134,7 @@ async fn a_terminal_has_a_size_and_everybody_attached() {
     assert_eq!(rig.until_records("t", 1).await, ["stdout F 25 80"]);
     let ((stdin, input), (output, stdout)) = (pipe(), pipe());
     rig.shim.attach("t", Some(stdin.as_fd()), stdout.as_fd(), None).await.expect("attached");
-    rig.shim.resize(Target::Container("t".to_owned()), 132, 50).await.expect("resized");
+    rig.shim.resize(ProcessTarget::Container("t".to_owned()), 132, 50).await.expect("resized");
     fs::File::from(input).write_all(b"word\n").expect("written");
     drop((stdin, stdout));
     assert_eq!(container(&rig.event().await).1.code, 0);

@@ -10,9 +10,9 @@ use std::{
 use berth_runtime::shim::client;
 use berth_shim::{
     exit_record::ExitRecord,
-    plan::{Event, FailureKind, LaunchPlan, Reply, Request, Scope, Target},
+    plan::{ExitEvent, FailureKind, LaunchPlan, ProcessTarget, Reply, Scope, ShimRequest},
     socket,
-    wire::{self, Kind},
+    wire::{self, DatagramKind},
 };
 
 use crate::shim::fixture::{Fixture, kind, pipe, read_all, records, until};
@@ -24,17 +24,17 @@ shim_tests! {
     streams_of_two_containers_go_to_their_logs
     long_lines_become_records
     a_log_is_opened_anew_after_it_was_renamed
-    what_ended_while_nobody_listened_is_told_exactly
+    exits_without_a_client_are_reported_exactly
     a_killed_client_loses_nothing
     another_client_replaces_the_first
-    ends_tell_the_code_or_the_signal
-    a_start_that_fails_or_hangs_is_told
-    other_processes_write_where_the_daemon_says
+    exits_have_the_code_or_the_signal
+    a_failed_or_hung_start_is_reported
+    exec_output_goes_to_the_pipes_of_the_daemon
     everybody_attached_sees_what_is_written
-    a_client_that_does_not_read_stops_nobody
+    a_client_that_does_not_read_blocks_nothing
     the_first_client_to_end_its_input_closes_stdin
-    a_pipe_held_by_others_is_given_up
-    a_shim_ends_when_told_and_not_before
+    a_pipe_open_in_leftover_processes_is_abandoned
+    a_shim_exits_on_shutdown_and_not_before
     a_killed_shim_is_missed_at_once
     datagrams_that_are_none_end_the_connection_only
     whatever_is_sent_containers_run_on
@@ -43,10 +43,10 @@ shim_tests! {
     nothing_grows_with_the_number_of_processes
 }
 
-fn of(event: &Event) -> (&str, i32) {
+fn of(event: &ExitEvent) -> (&str, i32) {
     match &event.of {
-        Target::Container(id) | Target::Exec(_, id) => (id, event.exit.code),
-        Target::Init => ("init", event.exit.code),
+        ProcessTarget::Container(id) | ProcessTarget::Exec(_, id) => (id, event.exit.code),
+        ProcessTarget::Init => ("init", event.exit.code),
     }
 }
 
@@ -104,7 +104,7 @@ async fn a_log_is_opened_anew_after_it_was_renamed() {
     assert!(!rig.log("a").exists(), "no file is made for what has ended");
 }
 
-async fn what_ended_while_nobody_listened_is_told_exactly() {
+async fn exits_without_a_client_are_reported_exactly() {
     let mut rig = Fixture::new().await;
     let started = rig.launch("a", "read x < /dev/zero & sleep 0.05; exit 7").await;
     rig.cut();
@@ -118,8 +118,8 @@ async fn what_ended_while_nobody_listened_is_told_exactly() {
     let [event] = &rig.hello.events[..] else { panic!("one event: {:?}", rig.hello) };
     assert_eq!(of(event), ("a", 7));
     assert_eq!(event.exit.at_ns, record.exit.at_ns);
-    let [held] = &rig.hello.containers[..] else { panic!("one container") };
-    assert_eq!((held.started, held.exit), (started, Some(event.exit)));
+    let [container] = &rig.hello.containers[..] else { panic!("one container") };
+    assert_eq!((container.started, container.exit), (started, Some(event.exit)));
     rig.shim.acknowledge(event.number).await.expect("acknowledged");
     rig.again().await;
     assert_eq!((rig.hello.events.len(), rig.hello.containers.len()), (0, 1));
@@ -138,14 +138,14 @@ async fn a_killed_client_loses_nothing() {
     rig.again().await;
     let expected: Vec<String> = (0..2000).map(|i| format!("stdout F line {i}")).collect();
     assert!(rig.records("a") == expected, "every line, once, in order");
-    let ended = rig.hello.containers.first().and_then(|held| held.exit);
+    let ended = rig.hello.containers.first().and_then(|container| container.exit);
     // stdin is /dev/null, so the last command ends at once.
     let exit = match ended {
         Some(exit) => exit,
         None => rig.event().await.exit,
     };
     assert_eq!(exit.code, 1);
-    assert_eq!(rig.hello.containers.first().map(|held| held.started), Some(started));
+    assert_eq!(rig.hello.containers.first().map(|container| container.started), Some(started));
 }
 
 async fn another_client_replaces_the_first() {
@@ -164,7 +164,7 @@ async fn another_client_replaces_the_first() {
     assert_eq!(of(&rig.event().await), ("a", 3));
 }
 
-async fn ends_tell_the_code_or_the_signal() {
+async fn exits_have_the_code_or_the_signal() {
     let mut rig = Fixture::new().await;
     rig.launch("a", "exit 42").await;
     let event = rig.event().await;
@@ -174,7 +174,7 @@ async fn ends_tell_the_code_or_the_signal() {
     assert_eq!((of(&event), event.exit.is_signal), (("b", 143), true));
     let started = rig.launch("c", "exec sleep 1000").await;
     assert_eq!(kind(rig.shim.forget("c").await), FailureKind::State);
-    let to = Target::Container("c".to_owned());
+    let to = ProcessTarget::Container("c".to_owned());
     assert_eq!(kind(rig.shim.signal(to.clone(), 99, Scope::Process).await), FailureKind::Other);
     rig.shim.signal(to.clone(), 34 + 3, Scope::Process).await.expect("a real-time signal");
     let event = rig.event().await;
@@ -185,7 +185,7 @@ async fn ends_tell_the_code_or_the_signal() {
 }
 
 /// AC-09a-X6, for the shim's part.
-async fn a_start_that_fails_or_hangs_is_told() {
+async fn a_failed_or_hung_start_is_reported() {
     let rig = Fixture::new().await;
     assert_eq!(kind(rig.shim.launch(plans::plain("a", &["/nowhere/program"])).await), FailureKind::Program);
     for id in ["", "..", "a/b"] {
@@ -200,7 +200,7 @@ async fn a_start_that_fails_or_hangs_is_told() {
     until(|| fs::read_to_string(&children).expect("children").is_empty().then_some(())).await;
 }
 
-async fn other_processes_write_where_the_daemon_says() {
+async fn exec_output_goes_to_the_pipes_of_the_daemon() {
     let mut rig = Fixture::new().await;
     assert_eq!(kind(rig.exec("a", "e", "true").await), FailureKind::Unknown);
     rig.launch("a", "exec sleep 1000").await;
@@ -209,7 +209,7 @@ async fn other_processes_write_where_the_daemon_says() {
     assert_eq!(of(&rig.event().await), ("e1", 5));
     let (_, output) = rig.exec("a", "e2", "sleep 1000 & exec sleep 1000").await.expect("started");
     assert_eq!(kind(rig.exec("a", "e2", "true").await), FailureKind::State);
-    let to = Target::Exec("a".to_owned(), "e2".to_owned());
+    let to = ProcessTarget::Exec("a".to_owned(), "e2".to_owned());
     rig.shim.signal(to.clone(), 9, Scope::Group).await.expect("signalled");
     assert_eq!(of(&rig.event().await), ("e2", 137));
     assert_eq!(read_all(output).await, "", "its whole group was killed");
@@ -242,7 +242,7 @@ async fn everybody_attached_sees_what_is_written() {
     assert_eq!(kind(rig.shim.attach("a", None, stdout.as_fd(), None).await), FailureKind::State);
 }
 
-async fn a_client_that_does_not_read_stops_nobody() {
+async fn a_client_that_does_not_read_blocks_nothing() {
     let mut rig = Fixture::new().await;
     let plan = LaunchPlan {
         stdin: true,
@@ -291,7 +291,7 @@ async fn the_first_client_to_end_its_input_closes_stdin() {
     assert_eq!(of(&rig.event().await), ("often", 0));
 }
 
-async fn a_pipe_held_by_others_is_given_up() {
+async fn a_pipe_open_in_leftover_processes_is_abandoned() {
     let mut rig = Fixture::new().await;
     let start = Instant::now();
     rig.launch("a", "sleep 1000 & echo said; exit 4").await;
@@ -301,7 +301,7 @@ async fn a_pipe_held_by_others_is_given_up() {
     assert_eq!(rig.records("a"), ["stdout F said"]);
 }
 
-async fn a_shim_ends_when_told_and_not_before() {
+async fn a_shim_exits_on_shutdown_and_not_before() {
     let mut rig = Fixture::new().await;
     rig.launch("a", "exec sleep 1000").await;
     assert_eq!(kind(rig.shim.shutdown().await), FailureKind::State);
@@ -358,10 +358,10 @@ async fn datagrams_that_are_none_end_the_connection_only() {
         // The descriptor in the datagram is closed as well.
         assert_eq!(read_all(end).await, "");
         let answer = until(|| match socket::receive(socket.as_fd()).expect("readable") {
-            socket::Received::Nothing => None,
+            socket::ReceiveResult::Nothing => None,
             other => Some(other),
         });
-        assert!(matches!(answer.await, socket::Received::End));
+        assert!(matches!(answer.await, socket::ReceiveResult::End));
     }
     // A valid header with an invalid body gets a response.
     let mut bytes = vec![0x48, 0x53, 1, 0, 0, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0];
@@ -369,10 +369,10 @@ async fn datagrams_that_are_none_end_the_connection_only() {
     let socket = socket::connect(rig.folder.path()).expect("connected");
     assert!(socket::send(socket.as_fd(), &bytes, &[]).expect("sent"));
     let answer = until(|| match socket::receive(socket.as_fd()).expect("readable") {
-        socket::Received::Nothing => None,
+        socket::ReceiveResult::Nothing => None,
         other => Some(other),
     });
-    assert!(matches!(answer.await, socket::Received::Datagram(..)));
+    assert!(matches!(answer.await, socket::ReceiveResult::Datagram(..)));
     rig.again().await;
     assert_eq!(rig.hello.containers.len(), 1);
     rig.kill("a").await;
@@ -383,16 +383,21 @@ async fn datagrams_that_are_none_end_the_connection_only() {
 async fn whatever_is_sent_containers_run_on() {
     let mut rig = Fixture::new().await;
     let started = rig.launch("a", "exec sleep 1000").await;
-    let (request, kind) = (|request: Request| wire::write(Kind::Request, 1, &request).expect("short"), Scope::Group);
+    let (request, kind) =
+        (|request: ShimRequest| wire::write(DatagramKind::Request, 1, &request).expect("short"), Scope::Group);
     let seeds = [
-        request(Request::Hello),
-        request(Request::Signal { to: Target::Exec("a".to_owned(), "e".to_owned()), signal: 15, scope: kind }),
-        request(Request::Resize { of: Target::Container("a".to_owned()), columns: 80, rows: 25 }),
-        request(Request::Attach { container: "a".to_owned(), stdin: true }),
-        request(Request::ReopenLog("a".to_owned())),
-        request(Request::Forget("a".to_owned())),
-        request(Request::Shutdown),
-        wire::write(Kind::Reply, 1, &Reply::Done).expect("short"),
+        request(ShimRequest::Hello),
+        request(ShimRequest::Signal {
+            to: ProcessTarget::Exec("a".to_owned(), "e".to_owned()),
+            signal: 15,
+            scope: kind,
+        }),
+        request(ShimRequest::Resize { of: ProcessTarget::Container("a".to_owned()), columns: 80, rows: 25 }),
+        request(ShimRequest::Attach { container: "a".to_owned(), stdin: true }),
+        request(ShimRequest::ReopenLog("a".to_owned())),
+        request(ShimRequest::Forget("a".to_owned())),
+        request(ShimRequest::Shutdown),
+        wire::write(DatagramKind::Reply, 1, &Reply::Done).expect("short"),
     ];
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut dice = move |sides: usize| {
@@ -420,14 +425,14 @@ async fn whatever_is_sent_containers_run_on() {
         }
         // The listen backlog is finite.
         until(|| match socket::receive(socket.as_fd()) {
-            Ok(socket::Received::Nothing) => None,
+            Ok(socket::ReceiveResult::Nothing) => None,
             _ => Some(()),
         })
         .await;
     }
     rig.again().await;
-    let held: Vec<_> = rig.hello.containers.iter().map(|held| (held.started, held.exit)).collect();
-    assert_eq!(held, [(started, None)]);
+    let reported: Vec<_> = rig.hello.containers.iter().map(|held| (held.started, held.exit)).collect();
+    assert_eq!(reported, [(started, None)]);
     rig.kill("a").await;
     assert_eq!(of(&rig.event().await), ("a", 137));
 }

@@ -91,14 +91,14 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
     assert!(log.contains(&format!(" stdout F httpd: listening on [::]:{port}\n")), "{log:?}");
     // AC-09-E7's other half: memory of a pod besides its shim.
     let pause = daemon.start(&sandbox, of_image("pause", "berth.local/pause:latest", &[])).await;
-    let told = daemon.calls.rpc.clone();
+    let rpc = daemon.calls.rpc.clone();
     let request = cri::ContainerStatusRequest { container_id: pause.clone(), verbose: true };
-    let info = told.clone().container_status(request).await.expect("known").into_inner().info;
+    let info = rpc.clone().container_status(request).await.expect("known").into_inner().info;
     let info: serde_json::Value = serde_json::from_str(&info["info"]).expect("JSON");
     let pid = info["pid"].to_string();
-    let held = ["RssAnon", "VmRSS"].map(|field| kilobytes(&pid, field));
-    println!("pause holds {} KiB of its own, {} KiB in all", held[0], held[1]);
-    assert!(held[0] <= MOST_ANONYMOUS, "{held:?}");
+    let memory = ["RssAnon", "VmRSS"].map(|field| kilobytes(&pid, field));
+    println!("pause holds {} KiB of its own, {} KiB in all", memory[0], memory[1]);
+    assert!(memory[0] <= MOST_ANONYMOUS, "{memory:?}");
     // Both exit on the stop signal, long before the grace period ends.
     let begun = Instant::now();
     for (id, expected) in [(pause, 0), (web, 143)] {

@@ -18,15 +18,15 @@ use berth_runtime::{
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     launch::devices::Rule,
     ports::{
-        AttachedNetwork, Connected, ContainerPlanRequest, Groups, Image, Images, Limits, Network, NetworkPod,
-        PlannedContainer, Planner, Ports, Shim, Shims,
+        AttachedNetwork, CgroupLimits, ContainerPlanRequest, Groups, Image, Images, NetworkPod, PlannedContainer,
+        Planner, PodNetworkProvider, Ports, Shim, ShimSession, Shims,
     },
     runtime::{HostFacts, Runtime, now_ns},
-    stats::{Cpu, Depth, Memory, Reading},
+    stats::{Cpu, Depth, MemoryReading, Reading},
 };
 use berth_shim::plan::{
-    ContainerRecord, Event, ExecPlan, Exit, Hello, LaunchPlan, Namespace, NamespacePlan, Reply, Request, Scope,
-    Started, Target,
+    ContainerRecord, ExecPlan, Exit, ExitEvent, Hello, LaunchPlan, Namespace, NamespacePlan, ProcessTarget, Reply,
+    Scope, ShimRequest, StartedProcess,
 };
 use tokio::{
     net::TcpStream,
@@ -42,7 +42,7 @@ pub struct FakeState {
     /// Shims by sandbox id.
     pub shims: Mutex<BTreeMap<String, Arc<FakeShim>>>,
     /// Existing cgroups and their last limits.
-    pub groups: Mutex<BTreeMap<String, Limits>>,
+    pub groups: Mutex<BTreeMap<String, CgroupLimits>>,
     /// Existing networks.
     pub networks: Mutex<Vec<String>>,
     /// Error of network setup, if it fails.
@@ -52,39 +52,39 @@ pub struct FakeState {
     /// Latency of network setup.
     pub slow_network: Mutex<Duration>,
     /// Image references: image and container.
-    pub held: Mutex<Vec<(String, String)>>,
+    pub pinned: Mutex<Vec<(String, String)>>,
 }
 
 /// A shim whose processes are map entries.
 pub struct FakeShim {
     pub state: Mutex<ShimState>,
-    events: Mutex<Option<mpsc::Sender<Event>>>,
+    events: Mutex<Option<mpsc::Sender<ExitEvent>>>,
     is_dead: AtomicBool,
 }
 
 #[derive(Default)]
 pub struct ShimState {
     pub containers: BTreeMap<String, ContainerRecord>,
-    pub signals: Vec<(Target, i32, Scope)>,
+    pub signals: Vec<(ProcessTarget, i32, Scope)>,
     pub plans: Vec<LaunchPlan>,
     pub reopened: Vec<String>,
     /// Processes ignore the termination signal.
     pub ignores_term: bool,
-    events: Vec<Event>,
+    events: Vec<ExitEvent>,
     number: u64,
     next_pid: u32,
 }
 
 impl FakeShim {
-    fn send_exit(&self, state: &mut ShimState, of: Target, exit: Exit) {
+    fn send_exit(&self, state: &mut ShimState, of: ProcessTarget, exit: Exit) {
         state.number += 1;
-        if let (Target::Container(id), number) = (&of, state.number) {
+        if let (ProcessTarget::Container(id), number) = (&of, state.number) {
             let _ = number;
-            if let Some(held) = state.containers.get_mut(id) {
-                held.exit = Some(exit);
+            if let Some(record) = state.containers.get_mut(id) {
+                record.exit = Some(exit);
             }
         }
-        let event = Event { number: state.number, of, exit };
+        let event = ExitEvent { number: state.number, of, exit };
         state.events.push(event.clone());
         if let Some(events) = &*self.events.lock().expect("whole") {
             let _ = events.try_send(event);
@@ -94,7 +94,7 @@ impl FakeShim {
     /// A container exits.
     pub fn exit(&self, id: &str, code: i32) {
         let mut state = self.state.lock().expect("whole");
-        self.send_exit(&mut state, Target::Container(id.to_owned()), exit(code));
+        self.send_exit(&mut state, ProcessTarget::Container(id.to_owned()), exit(code));
     }
 
     /// Drops the connection; the shim stays alive.
@@ -114,7 +114,7 @@ impl FakeShim {
         self.events.lock().expect("whole").take();
     }
 
-    fn connect(self: &Arc<Self>) -> (Connected, Hello) {
+    fn connect(self: &Arc<Self>) -> (ShimSession, Hello) {
         let (sender, events) = mpsc::channel(64);
         *self.events.lock().expect("whole") = Some(sender);
         let state = self.state.lock().expect("whole");
@@ -127,7 +127,7 @@ impl FakeShim {
             starting: Vec::new(),
             events: state.events.clone(),
         };
-        (Connected { shim: self.clone(), events }, hello)
+        (ShimSession { shim: self.clone(), events }, hello)
     }
 }
 
@@ -139,7 +139,7 @@ fn exit(code: i32) -> Exit {
 impl Shim for FakeShim {
     async fn request(
         &self,
-        request: Request,
+        request: ShimRequest,
         files: Vec<OwnedFd>,
         _: Duration,
     ) -> RuntimeResult<(Reply, Vec<OwnedFd>)> {
@@ -149,24 +149,29 @@ impl Shim for FakeShim {
         let mut state = self.state.lock().expect("whole");
         let unknown = || RuntimeError::new(ErrorKind::NotFound, "unknown");
         let reply = match request {
-            Request::MakeNamespaces(plan) => {
+            ShimRequest::MakeNamespaces(plan) => {
                 let made: Vec<_> = plan.made;
                 let files = made.iter().map(|_| std::fs::File::open("/dev/null").expect("there").into()).collect();
                 return Ok((Reply::Namespaces { made, init: None }, files));
             }
-            Request::Launch(plan) => {
+            ShimRequest::Launch(plan) => {
                 if plan.process.args == ["missing"] {
                     let text = "exec: \"missing\": executable file not found in $PATH";
                     return Err(RuntimeError::other(text));
                 }
                 state.next_pid += 1;
-                let started = Started { pid: state.next_pid, start_ticks: 1, at_ns: now_ns(), ..Started::default() };
-                let held = ContainerRecord { id: plan.container.clone(), started, exit: None };
-                state.containers.insert(plan.container.clone(), held);
+                let started = StartedProcess {
+                    pid: state.next_pid,
+                    start_ticks: 1,
+                    at_ns: now_ns(),
+                    ..StartedProcess::default()
+                };
+                let record = ContainerRecord { id: plan.container.clone(), started, exit: None };
+                state.containers.insert(plan.container.clone(), record);
                 state.plans.push(*plan);
                 Reply::Started(started)
             }
-            Request::Exec(plan) => {
+            ShimRequest::Exec(plan) => {
                 let ExecPlan { container, exec, process, .. } = *plan;
                 state.containers.get(&container).ok_or_else(unknown)?;
                 use std::io::Write;
@@ -175,38 +180,38 @@ impl Shim for FakeShim {
                 let _ = out.write_all(process.args.join(" ").as_bytes());
                 let code = if process.args[0] == "false" { 1 } else { 0 };
                 if process.args[0] != "sleep" {
-                    self.send_exit(&mut state, Target::Exec(container, exec), exit(code));
+                    self.send_exit(&mut state, ProcessTarget::Exec(container, exec), exit(code));
                 }
-                Reply::Started(Started { pid: 99, start_ticks: 1, at_ns: now_ns(), ..Started::default() })
+                Reply::Started(StartedProcess { pid: 99, start_ticks: 1, at_ns: now_ns(), ..StartedProcess::default() })
             }
-            Request::Signal { to, signal, scope } => {
+            ShimRequest::Signal { to, signal, scope } => {
                 state.signals.push((to.clone(), signal, scope));
                 let dies = signal == 9 || !state.ignores_term;
                 match &to {
-                    Target::Container(id) => {
-                        let held = state.containers.get(id).ok_or_else(unknown)?;
-                        if held.exit.is_none() && dies {
+                    ProcessTarget::Container(id) => {
+                        let record = state.containers.get(id).ok_or_else(unknown)?;
+                        if record.exit.is_none() && dies {
                             self.send_exit(&mut state, to, exit(128 + signal));
                         }
                     }
-                    Target::Exec(..) => self.send_exit(&mut state, to, exit(128 + signal)),
-                    Target::Init => {}
+                    ProcessTarget::Exec(..) => self.send_exit(&mut state, to, exit(128 + signal)),
+                    ProcessTarget::Init => {}
                 }
                 Reply::Done
             }
-            Request::ReopenLog(id) => {
+            ShimRequest::ReopenLog(id) => {
                 state.reopened.push(id);
                 Reply::Done
             }
-            Request::Forget(id) => {
+            ShimRequest::Forget(id) => {
                 state.containers.remove(&id);
                 Reply::Done
             }
-            Request::Acknowledge(number) => {
+            ShimRequest::Acknowledge(number) => {
                 state.events.retain(|event| event.number > number);
                 Reply::Done
             }
-            Request::Shutdown => {
+            ShimRequest::Shutdown => {
                 drop(state);
                 self.die();
                 Reply::Done
@@ -222,14 +227,14 @@ pub struct Fakes(pub Arc<FakeState>);
 
 #[async_trait]
 impl Shims for Fakes {
-    async fn spawn(&self, sandbox: &str, _: &[PathBuf]) -> RuntimeResult<Connected> {
+    async fn spawn(&self, sandbox: &str, _: &[PathBuf]) -> RuntimeResult<ShimSession> {
         let shim =
             Arc::new(FakeShim { state: Mutex::default(), events: Mutex::default(), is_dead: AtomicBool::default() });
         self.0.shims.lock().expect("whole").insert(sandbox.to_owned(), shim.clone());
         Ok(shim.connect().0)
     }
 
-    async fn find(&self, sandbox: &str) -> RuntimeResult<(Connected, Hello)> {
+    async fn find(&self, sandbox: &str) -> RuntimeResult<(ShimSession, Hello)> {
         let shim = self.0.shims.lock().expect("whole").get(sandbox).cloned();
         let shim = shim.filter(|shim| !shim.is_dead.load(Ordering::Acquire));
         shim.map(|shim| shim.connect()).ok_or_else(|| RuntimeError::other("nobody answers"))
@@ -256,16 +261,16 @@ impl Images for Fakes {
 
     async fn pin(&self, image: &str, container: &str) -> RuntimeResult<()> {
         self.release(image, container).await;
-        self.0.held.lock().expect("whole").push((image.to_owned(), container.to_owned()));
+        self.0.pinned.lock().expect("whole").push((image.to_owned(), container.to_owned()));
         Ok(())
     }
 
     async fn release(&self, _: &str, container: &str) {
-        self.0.held.lock().expect("whole").retain(|(_, held)| held != container);
+        self.0.pinned.lock().expect("whole").retain(|(_, pinned)| pinned != container);
     }
 
     async fn release_others(&self, containers: &BTreeSet<String>) {
-        self.0.held.lock().expect("whole").retain(|(_, held)| containers.contains(held));
+        self.0.pinned.lock().expect("whole").retain(|(_, pinned)| containers.contains(pinned));
     }
 
     async fn list(&self, _: Option<cri::ImageFilter>) -> RuntimeResult<Vec<cri::Image>> {
@@ -285,8 +290,8 @@ impl Images for Fakes {
     }
 
     async fn written(&self, container: &str) -> RuntimeResult<(u64, u64)> {
-        let held = self.0.held.lock().expect("whole").iter().any(|(_, held)| held == container);
-        if held { Ok((4096, 3)) } else { Err(RuntimeError::no_container(container)) }
+        let pinned = self.0.pinned.lock().expect("whole").iter().any(|(_, held)| held == container);
+        if pinned { Ok((4096, 3)) } else { Err(RuntimeError::no_container(container)) }
     }
 
     async fn file_systems(&self) -> RuntimeResult<cri::ImageFsInfoResponse> {
@@ -316,7 +321,7 @@ impl Planner for Fakes {
 }
 
 #[async_trait]
-impl Network for Fakes {
+impl PodNetworkProvider for Fakes {
     async fn attach(&self, pod: NetworkPod, namespace: Option<OwnedFd>) -> RuntimeResult<AttachedNetwork> {
         assert!(namespace.is_some(), "a pod's network needs its namespace");
         let slow = *self.0.slow_network.lock().expect("whole");
@@ -379,7 +384,7 @@ impl Groups for Fakes {
         Ok(groups.keys().filter(|group| group.rsplit('/').next() == Some(id)).cloned().collect())
     }
 
-    fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {
+    fn create(&self, group: &str, limits: &CgroupLimits) -> RuntimeResult<Vec<PathBuf>> {
         self.0.groups.lock().expect("whole").insert(group.to_owned(), limits.clone());
         Ok(vec![Path::new("/sys/fs/cgroup").join(group.trim_start_matches('/'))])
     }
@@ -388,7 +393,7 @@ impl Groups for Fakes {
         Ok(())
     }
 
-    fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()> {
+    fn limit(&self, group: &str, limits: &CgroupLimits) -> RuntimeResult<()> {
         self.0.groups.lock().expect("whole").insert(group.to_owned(), limits.clone());
         Ok(())
     }
@@ -403,7 +408,7 @@ impl Groups for Fakes {
             return Reading::default();
         }
         let cpu = Some(Cpu { usage_ns: 2_000_000_000, ..Cpu::default() });
-        let memory = Some(Memory { usage: 100, inactive_file: 30, limit: u64::MAX, ..Memory::default() });
+        let memory = Some(MemoryReading { usage: 100, inactive_file: 30, limit: u64::MAX, ..MemoryReading::default() });
         Reading { at_ns: now_ns(), cpu, memory, tasks: Some(2), processes: vec![1], ..Reading::default() }
     }
 

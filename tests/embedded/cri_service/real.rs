@@ -94,12 +94,12 @@ fn nothing_of_the_runtime_is_reached_by_other_users_of_the_host() {
         let all = directories(place.path());
         assert!(all.iter().any(|path| path.ends_with(&id)), "{all:?}");
         for path in all {
-            let looks = |path: &Path| {
-                let mut looking = Command::new("/bin/busybox");
-                looking.args(["stat", "-c", "%a"]).arg(path).uid(65_534).gid(65_534);
-                looking.output().expect("busybox runs").status.success()
+            let can_stat = |path: &Path| {
+                let mut command = Command::new("/bin/busybox");
+                command.args(["stat", "-c", "%a"]).arg(path).uid(65_534).gid(65_534);
+                command.output().expect("busybox runs").status.success()
             };
-            assert!(!looks(&path.join(".")), "uid 65534 reaches {}", path.display());
+            assert!(!can_stat(&path.join(".")), "uid 65534 reaches {}", path.display());
         }
         daemon.remove(&sandbox).await;
         daemon.stop.cancel();
@@ -128,7 +128,7 @@ fn pods_outlive_the_daemon_and_a_killed_shim_is_noticed() {
         let at = place.path().to_owned();
         let first = std::thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-            let told = runtime.block_on(async {
+            let started = runtime.block_on(async {
                 let daemon = daemon(&at).await;
                 let sandbox = daemon.run(pod(&at, "b")).await;
                 let on = daemon.start(&sandbox, container("on", "while :; do echo tick; sleep 0.05; done")).await;
@@ -137,7 +137,7 @@ fn pods_outlive_the_daemon_and_a_killed_shim_is_noticed() {
             });
             // As if the daemon was killed: no task is canceled gracefully.
             runtime.shutdown_timeout(Duration::from_millis(100));
-            told
+            started
         });
         let (sandbox, on, ends) = first.join().expect("ran");
         tokio::time::sleep(Duration::from_millis(700)).await;

@@ -169,7 +169,7 @@ impl Fixture {
         (
             self.world.groups.lock().expect("whole").len(),
             self.world.networks.lock().expect("whole").len(),
-            self.world.held.lock().expect("whole").len(),
+            self.world.pinned.lock().expect("whole").len(),
             files.into_iter().flat_map(names).collect(),
         )
     }
@@ -205,15 +205,15 @@ async fn a_pod_lives_and_leaves_nothing() {
     set.remove_pod(&sandbox).await.expect("goes");
     set.remove_pod(&sandbox).await.expect("twice");
     assert_eq!(set.left(), (0, 0, 0, Vec::new()));
-    let told: Vec<_> = (&mut events).take(8).map(|event| event.expect("an event")).collect().await;
+    let received: Vec<_> = (&mut events).take(8).map(|event| event.expect("an event")).collect().await;
     let kinds = |of: &str| -> Vec<_> {
-        let of = told.iter().filter(|event| event.container_id == of);
+        let of = received.iter().filter(|event| event.container_id == of);
         of.map(|event| event.container_event_type().as_str_name()).collect()
     };
     let all =
         ["CONTAINER_CREATED_EVENT", "CONTAINER_STARTED_EVENT", "CONTAINER_STOPPED_EVENT", "CONTAINER_DELETED_EVENT"];
     assert_eq!((kinds(&sandbox), kinds(&id)), (all.to_vec(), all.to_vec()));
-    assert!(told.iter().all(|event| event.pod_sandbox_status.is_some()));
+    assert!(received.iter().all(|event| event.pod_sandbox_status.is_some()));
 }
 
 #[tokio::test]
@@ -325,7 +325,7 @@ async fn a_stop_asks_once_and_a_shorter_one_kills_earlier() {
 }
 
 #[tokio::test]
-async fn a_lost_shim_is_told_within_a_second() {
+async fn a_lost_shim_is_reported_within_a_second() {
     // AC-09-E3, with a fake shim
     let set = set().await;
     let sandbox = set.run(pod("a")).await.expect("runs");
@@ -451,7 +451,7 @@ async fn resources_are_kept_and_logs_opened_anew() {
     let groups = format!("{:?}", set.world.groups.lock().expect("whole"));
     assert!(groups.contains("cpu_quota: 5000"), "{groups}");
     set.remove(&id).await.expect("killed and removed");
-    assert!(set.world.held.lock().expect("whole").is_empty());
+    assert!(set.world.pinned.lock().expect("whole").is_empty());
 }
 
 #[tokio::test]
@@ -531,28 +531,28 @@ async fn streams_are_prepared_only_for_what_runs() {
         let request = cri::PortForwardRequest { pod_sandbox_id: sandbox.to_owned(), port: vec![port] };
         set.rpc.clone().port_forward(request).await.map(|reply| reply.into_inner().url)
     };
-    let told = |refused: Result<String, Status>| {
+    let refusal = |refused: Result<String, Status>| {
         let status = refused.expect_err("refused");
         (status.code(), status.message().to_owned())
     };
     let out = [true, false, false];
     let row = |code, text: &str| (code, text.to_owned());
     let unknown = "an error occurred when try to find container \"nope\": not found";
-    assert_eq!(told(exec("nope", out).await), row(Code::NotFound, unknown));
-    assert_eq!(told(attach("nope").await), row(Code::NotFound, unknown));
+    assert_eq!(refusal(exec("nope", out).await), row(Code::NotFound, unknown));
+    assert_eq!(refusal(attach("nope").await), row(Code::NotFound, unknown));
     let created = row(Code::FailedPrecondition, "container is in CONTAINER_CREATED state");
-    assert_eq!(told(exec(&id, out).await), created);
-    assert_eq!(told(attach(&id).await), created);
+    assert_eq!(refusal(exec(&id, out).await), created);
+    assert_eq!(refusal(attach(&id).await), created);
     let both = row(Code::InvalidArgument, "tty and stderr cannot both be true");
-    assert_eq!(told(exec(&id, [true; 3]).await), both);
+    assert_eq!(refusal(exec(&id, [true; 3]).await), both);
     let none = row(Code::InvalidArgument, "one of stdin, stdout, or stderr must be set");
-    assert_eq!(told(exec(&id, [false; 3]).await), none);
+    assert_eq!(refusal(exec(&id, [false; 3]).await), none);
     assert_eq!(
-        told(forward(&sandbox, 0).await),
+        refusal(forward(&sandbox, 0).await),
         row(Code::InvalidArgument, "invalid port 0: must be between 1 and 65535")
     );
     let unknown = "an error occurred when try to find sandbox \"nope\": not found";
-    assert_eq!(told(forward("nope", 80).await), row(Code::NotFound, unknown));
+    assert_eq!(refusal(forward("nope", 80).await), row(Code::NotFound, unknown));
     set.start(&id).await.expect("starts");
     for (url, verb) in [
         (exec(&id[..13], out).await, "exec"),
@@ -566,10 +566,13 @@ async fn streams_are_prepared_only_for_what_runs() {
     for _ in 3..1000 {
         attach(&id).await.expect("room");
     }
-    assert_eq!(told(attach(&id).await), row(Code::ResourceExhausted, "maximum number of in-flight requests exceeded"));
+    assert_eq!(
+        refusal(attach(&id).await),
+        row(Code::ResourceExhausted, "maximum number of in-flight requests exceeded")
+    );
     set.stop_pod(&sandbox).await.expect("stops");
     let text = format!("sandbox container \"{sandbox}\" is not running");
-    assert_eq!(told(forward(&sandbox, 80).await), row(Code::FailedPrecondition, &text));
+    assert_eq!(refusal(forward(&sandbox, 80).await), row(Code::FailedPrecondition, &text));
 }
 
 #[tokio::test]

@@ -13,11 +13,11 @@ use std::{
 };
 
 use berth_runtime::images::{
-    Credentials, ImageStore, Kind, Settings,
+    ImageErrorKind, ImageStore, ImageStoreSettings, RegistryCredentials,
     commands::{self, CommandResponse, ImageCommand},
     layers::UnpackHelpers,
     platform,
-    record::Record,
+    record::ImageRecord,
 };
 use serde_json::json;
 
@@ -35,7 +35,9 @@ fn skips(test: &str) -> bool {
 async fn store(place: &Path) -> ImageStore {
     let helpers = UnpackHelpers { unpacker: Some(env!("CARGO_BIN_EXE_berth").into()), unpacks: None };
     let registries = vec![place.join("certs.d")];
-    ImageStore::open(Settings { registries, helpers, ..Settings::new(place.join("root")) }).await.expect("opens")
+    ImageStore::open(ImageStoreSettings { registries, helpers, ..ImageStoreSettings::new(place.join("root")) })
+        .await
+        .expect("opens")
 }
 
 fn hosts(place: &Path, host: &str, text: &str) {
@@ -44,12 +46,12 @@ fn hosts(place: &Path, host: &str, text: &str) {
     fs::write(folder.join("hosts.toml"), text).expect("writable");
 }
 
-async fn pull(store: &ImageStore, name: &str) -> Arc<Record> {
-    store.pull(name, &Credentials::default()).await.expect(name)
+async fn pull(store: &ImageStore, name: &str) -> Arc<ImageRecord> {
+    store.pull(name, &RegistryCredentials::default()).await.expect(name)
 }
 
-fn user(password: &str) -> Credentials {
-    Credentials { username: "user".into(), password: password.into(), ..Credentials::default() }
+fn user(password: &str) -> RegistryCredentials {
+    RegistryCredentials { username: "user".into(), password: password.into(), ..RegistryCredentials::default() }
 }
 
 #[tokio::test]
@@ -72,8 +74,8 @@ async fn images_are_pulled_by_tag_and_digest_for_this_machine() {
     assert_eq!((image.id, &image.config.cmd), (by_digest.id, &vec![platform::host().architecture]));
     let content = fs::read_to_string(place.path().join(format!("root/layers/{}/d/for", image.layers[0])));
     assert_eq!(content.expect("there"), platform::host().architecture);
-    let missing = store.pull(&format!("{host}/a/b:2"), &Credentials::default()).await.expect_err("no such tag");
-    assert_eq!(missing.kind, Kind::NotFound);
+    let missing = store.pull(&format!("{host}/a/b:2"), &RegistryCredentials::default()).await.expect_err("no such tag");
+    assert_eq!(missing.kind, ImageErrorKind::NotFound);
 }
 
 #[tokio::test]
@@ -91,11 +93,11 @@ async fn a_guarded_registry_wants_the_right_password() {
     );
     let registry = Registry::start(place.path(), RegistryTransport::BasicAuth);
     let (store, name) = (store(place.path()).await, format!("{}/p:1", registry.host()));
-    let (good, bad, nobody) = (user("secret"), user("guess"), Credentials::default());
-    let (good, bad, nobody) =
-        futures::join!(store.pull(&name, &good), store.pull(&name, &bad), store.pull(&name, &nobody));
+    let (good, bad, anonymous) = (user("secret"), user("guess"), RegistryCredentials::default());
+    let (good, bad, anonymous) =
+        futures::join!(store.pull(&name, &good), store.pull(&name, &bad), store.pull(&name, &anonymous));
     assert_eq!(good.expect("the password").repo_tags(), [name]);
-    for refused in [bad, nobody] {
+    for refused in [bad, anonymous] {
         let refused = refused.expect_err("no password");
         assert!(refused.text.contains("pull access denied, repository does not exist"), "{refused}");
     }
@@ -120,7 +122,7 @@ async fn certificates_are_checked_against_the_authorities_of_the_registry() {
         ("unchecked.test", "skip_verify = true".to_owned(), Some(())),
     ] {
         hosts(place.path(), host, &format!("server = {url:?}\n{settings}\n"));
-        let pulled = store.pull(&format!("{host}/p:1"), &Credentials::default()).await;
+        let pulled = store.pull(&format!("{host}/p:1"), &RegistryCredentials::default()).await;
         assert_eq!(pulled.as_ref().ok().map(|_| ()), expected, "{host}: {pulled:?}");
     }
     // Docker's layout: a CA file in the registry's directory.
@@ -159,7 +161,7 @@ async fn certificates_are_shown_to_registries_that_want_one() {
     ] {
         let authority = place.path().join("ca.crt");
         hosts(place.path(), host, &format!("server = {url:?}\nca = {authority:?}\n{client}\n"));
-        let pulled = store.pull(&format!("{host}/p:1"), &Credentials::default()).await;
+        let pulled = store.pull(&format!("{host}/p:1"), &RegistryCredentials::default()).await;
         assert_eq!(pulled.as_ref().ok().map(|_| ()), expected, "{host}: {pulled:?}");
     }
     // Docker's layout: CA, client certificate, and key in the registry's directory.
@@ -182,11 +184,11 @@ async fn an_image_is_shown_with_all_that_is_known_of_it() {
     let store = store(place.path()).await;
     let image = pull(&store, &format!("{host}/a/b:1")).await;
     let order = ImageCommand::Inspect { name: format!("{host}/a/b:1") };
-    let (tell, mut told) = tokio::sync::mpsc::channel(64);
-    commands::execute(&store, order, None, &tell).await.expect("shown");
-    drop(tell);
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(64);
+    commands::execute(&store, order, None, &sender).await.expect("shown");
+    drop(sender);
     let mut text = String::new();
-    while let Some(CommandResponse::Piece(piece)) = told.recv().await {
+    while let Some(CommandResponse::Piece(piece)) = receiver.recv().await {
         text.push_str(&piece);
     }
     let shown: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -205,9 +207,9 @@ async fn an_image_is_shown_with_all_that_is_known_of_it() {
         assert_eq!(shown.pointer(at), Some(&expected), "{at} of {shown}");
     }
     let unknown = ImageCommand::Inspect { name: "nothing".to_owned() };
-    let (tell, _told) = tokio::sync::mpsc::channel(64);
-    let unknown = commands::execute(&store, unknown, None, &tell).await.expect_err("unknown");
-    assert_eq!(unknown.kind, Kind::NotFound);
+    let (sender, _receiver) = tokio::sync::mpsc::channel(64);
+    let unknown = commands::execute(&store, unknown, None, &sender).await.expect_err("unknown");
+    assert_eq!(unknown.kind, ImageErrorKind::NotFound);
 }
 
 #[tokio::test]
@@ -270,9 +272,9 @@ async fn what_is_broken_is_fetched_again() {
     let verified = store.verify(RepairMode::Yes, Arc::default()).await.expect("verified");
     assert_eq!(verified.findings.len(), 1, "{verified:?}");
     assert_eq!(verified.findings[0].repair, Some(Ok(())));
-    let mended = store.status(&name).expect("a name").expect("there");
-    assert_eq!((mended.id, mended.layers[1], mended.repo_tags()), (image.id, image.layers[1], image.repo_tags()));
-    assert_eq!(fs::read_to_string(file(mended.layers[0])).expect("there"), "right");
+    let repaired = store.status(&name).expect("a name").expect("there");
+    assert_eq!((repaired.id, repaired.layers[1], repaired.repo_tags()), (image.id, image.layers[1], image.repo_tags()));
+    assert_eq!(fs::read_to_string(file(repaired.layers[0])).expect("there"), "right");
     assert!(!file(image.layers[0]).exists());
     let verified = store.verify(RepairMode::No, Arc::default()).await.expect("verified");
     assert_eq!((verified.images, verified.layers, verified.findings.len()), (1, 2, 0));

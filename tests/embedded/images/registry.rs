@@ -62,13 +62,13 @@ impl Drop for Registry {
 }
 
 impl Registry {
-    pub fn start(place: &Path, door: RegistryTransport) -> Self {
+    pub fn start(place: &Path, transport: RegistryTransport) -> Self {
         let port = free_ports::<1>()[0];
         let mut http = json!({"addr": format!("127.0.0.1:{port}")});
-        if matches!(door, RegistryTransport::Tls | RegistryTransport::Mutual) {
+        if matches!(transport, RegistryTransport::Tls | RegistryTransport::Mutual) {
             let (certificate, key) = certificates(place);
             http["tls"] = json!({"certificate": certificate, "key": key});
-            if door == RegistryTransport::Mutual {
+            if transport == RegistryTransport::Mutual {
                 http["tls"]["clientcas"] = json!([place.join("ca.crt")]);
             }
         }
@@ -78,7 +78,7 @@ impl Registry {
             "storage": {"filesystem": {"rootdirectory": place.join("storage")}},
             "http": http,
         });
-        if door == RegistryTransport::BasicAuth {
+        if transport == RegistryTransport::BasicAuth {
             let users = place.join("users");
             fs::write(&users, format!("user:{SECRET}\n")).expect("writable");
             config["auth"] = json!({"htpasswd": {"realm": "tests", "path": users}});

@@ -11,8 +11,8 @@ use std::{
 };
 
 use berth_runtime::images::{
-    ImageStore, Settings,
-    apply::{self, LayerFormat, LayerLimits, Policy, unpack_process},
+    ImageStore, ImageStoreSettings,
+    apply::{self, LayerFormat, LayerLimits, UnpackPolicy, unpack_process},
     layers::UnpackHelpers,
 };
 
@@ -29,8 +29,8 @@ fn skips(test: &str) -> bool {
     !is_root
 }
 
-fn policy(form: LayerFormat) -> Policy {
-    Policy { bounds: LayerLimits::default(), form, keep_free: 0 }
+fn policy(form: LayerFormat) -> UnpackPolicy {
+    UnpackPolicy { bounds: LayerLimits::default(), form, keep_free: 0 }
 }
 
 /// A layer with every kind of entry.
@@ -86,8 +86,9 @@ fn tree(folder: &Path) -> BTreeMap<String, String> {
         let device = if kind.is_char_device() { stat.rdev() } else { 0 };
         // Entries that the archive does not contain have the time of the test.
         let times = if stat.mtime() == 1_000_000_000 { stat.mtime() } else { 0 };
-        let told = (stat.mode(), stat.uid(), stat.gid(), stat.nlink(), times, device, link, content, &opaque[..length]);
-        out.insert(path.strip_prefix(folder).expect("below").display().to_string(), format!("{told:?}"));
+        let attributes =
+            (stat.mode(), stat.uid(), stat.gid(), stat.nlink(), times, device, link, content, &opaque[..length]);
+        out.insert(path.strip_prefix(folder).expect("below").display().to_string(), format!("{attributes:?}"));
         if kind.is_dir() {
             left.extend(fs::read_dir(&path).expect("listable").map(|entry| entry.expect("an entry").path()));
         }
@@ -128,9 +129,9 @@ fn a_layer_comes_out_as_if_we_had_unpacked_it() {
 }
 
 /// The unpacking process; killed when dropped.
-struct Unpacking(Child);
+struct UnpackProcess(Child);
 
-impl Drop for Unpacking {
+impl Drop for UnpackProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -160,7 +161,7 @@ fn has_nothing_but_the_layers_directory(packed: &[u8], threads: &[&str]) {
     let mut command = Command::new(BERTH);
     command.arg(unpack_process::VERB).arg(serde_json::to_string(&job).expect("JSON"));
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts");
-    let mut child = Unpacking(child);
+    let mut child = UnpackProcess(child);
     let mut stdin = child.0.stdin.take().expect("piped");
     stdin.write_all(&packed[..packed.len() / 2]).expect("written");
     let proc = Path::new("/proc").join(child.0.id().to_string());
@@ -173,7 +174,7 @@ fn has_nothing_but_the_layers_directory(packed: &[u8], threads: &[&str]) {
     for task in fs::read_dir(proc.join("task")).expect("listable") {
         let task = task.expect("a thread").path();
         names.push(fs::read_to_string(task.join("comm")).expect("there").trim().to_owned());
-        looks_confined(&task, &into);
+        assert_confined(&task, &into);
     }
     names.sort();
     assert_eq!(names, threads);
@@ -181,7 +182,7 @@ fn has_nothing_but_the_layers_directory(packed: &[u8], threads: &[&str]) {
     assert!(!child.0.wait().expect("ended").success(), "the layer was cut");
 }
 
-fn looks_confined(task: &Path, into: &Path) {
+fn assert_confined(task: &Path, into: &Path) {
     assert_eq!(fs::read_link(task.join("root")).expect("there"), into);
     let own = |name: &str| fs::read_link(Path::new("/proc/self").join(name)).expect("there");
     for name in ["ns/mnt", "ns/net"] {
@@ -204,8 +205,8 @@ fn looks_confined(task: &Path, into: &Path) {
 }
 
 #[tokio::test]
-async fn a_decoder_that_dies_takes_nobody_along() {
-    if skips("a_decoder_that_dies_takes_nobody_along") {
+async fn a_crashed_decoder_is_an_error_and_leaves_nothing() {
+    if skips("a_crashed_decoder_is_an_error_and_leaves_nothing") {
         return;
     }
     let place = tempfile::tempdir().expect("a directory");
@@ -213,7 +214,7 @@ async fn a_decoder_that_dies_takes_nobody_along() {
     fs::write(&archive, super::registry::saved(&[layer("f", b"x")])).expect("writable");
     let open = async |unpacker: &str| {
         let helpers = UnpackHelpers { unpacker: Some(unpacker.into()), unpacks: None };
-        let settings = Settings { helpers, ..Settings::new(place.path().join("root")) };
+        let settings = ImageStoreSettings { helpers, ..ImageStoreSettings::new(place.path().join("root")) };
         ImageStore::open(settings).await.expect("opens")
     };
     let error = open("/bin/false").await.import(&archive, None).await.expect_err("it dies");

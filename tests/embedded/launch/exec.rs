@@ -30,7 +30,7 @@ fn a_further_process_is_in_all_of_the_container() {
         let mut given = process(&["sh", "-c", script]);
         given.seccomp = Some(no_mkdir());
         (given.uid, given.cwd) = (0, "/tmp".to_owned());
-        let out = stdout_of(exec(&plan, container.pid, given).map(berth_testkit::launch_fixture::Running::end));
+        let out = stdout_of(exec(&plan, container.pid, given).map(berth_testkit::launch_fixture::RunningProcess::end));
         let lines: Vec<&str> = out.lines().collect();
         assert_eq!(lines.first(), Some(&"mine"));
         let groups = plan.groups.iter().filter_map(|group| group.file_name()?.to_str()).count();
@@ -92,7 +92,7 @@ fn many_at_once_leave_nothing_open() {
         for _ in 0..4 {
             let begun: Vec<_> = (0..64).map(|_| begin(&plan, container.pid, process(&["echo", "hello"]))).collect();
             for running in begun.into_iter().map(conclude_begun) {
-                assert_eq!(stdout_of(running.map(berth_testkit::launch_fixture::Running::end)), "hello\n");
+                assert_eq!(stdout_of(running.map(berth_testkit::launch_fixture::RunningProcess::end)), "hello\n");
             }
         }
         assert_eq!(open(), before);

@@ -50,7 +50,7 @@ fn soon(path: &Path) -> String {
 }
 
 #[test]
-fn hooks_are_executed_at_their_moments_and_told_the_state() {
+fn hooks_run_at_their_points_with_the_container_state() {
     if !is_root() {
         return;
     }
@@ -78,15 +78,15 @@ fn hooks_are_executed_at_their_moments_and_told_the_state() {
         let inside: Value = serde_json::from_str(&running.line()).expect("JSON");
         assert_eq!((&inside["status"], &inside["pid"]), (&"created".into(), &1.into()));
         let text = read(&log);
-        let told: Vec<(&str, Value)> = text
+        let calls: Vec<(&str, Value)> = text
             .lines()
             .map(|line| line.split_once(' ').expect("a name"))
             .map(|(name, state)| (name, serde_json::from_str(state).expect("JSON")))
             .collect();
-        let names: Vec<&str> = told.iter().map(|(name, _)| *name).collect();
+        let names: Vec<&str> = calls.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["prestart", "createRuntime", "createContainer", "poststart"]);
         for ((name, state), (status, number)) in
-            told.iter().zip([("creating", pid), ("creating", pid), ("creating", 1), ("running", pid)])
+            calls.iter().zip([("creating", pid), ("creating", pid), ("creating", 1), ("running", pid)])
         {
             assert_eq!((&state["status"], &state["pid"]), (&status.into(), &number.into()), "{name}");
             assert_eq!((&state["id"], &state["annotations"]["a"]), (&"c".into(), &"b".into()), "{name}");

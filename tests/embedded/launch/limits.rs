@@ -2,10 +2,10 @@
 
 use std::{fs, io::Read, time::Instant};
 
-use berth_shim::child::{Progress, Stdio, begin_launch};
+use berth_shim::child::{LaunchProgress, Stdio, begin_launch};
 
 use berth_testkit::launch_fixture::{
-    LaunchFixture, NOTHING, PATIENCE, Running, exec, is_root, process, readable, reap, shell, start, stdout_of,
+    LaunchFixture, NOTHING, PATIENCE, RunningProcess, exec, is_root, process, readable, reap, shell, start, stdout_of,
 };
 
 #[test]
@@ -64,10 +64,10 @@ fn a_launch_that_hangs_is_killed() {
             (std::io::pipe().expect("a pipe"), std::io::pipe().expect("a pipe"), std::io::pipe().expect("a pipe"));
         let stdio = Stdio::Files([input.into(), output.into(), error.into()]);
         let launching = begin_launch(&bench.plan(&["true"]), &NOTHING, stdio).expect("begun");
-        let Progress::Pending(launching) = launching.advance() else { panic!("it cannot be there") };
+        let LaunchProgress::Pending(launching) = launching.advance() else { panic!("it cannot be there") };
         launching.kill();
         readable(&launching, Instant::now() + PATIENCE);
-        let Progress::Failed(failure) = launching.advance() else { panic!("it was killed") };
+        let LaunchProgress::Failed(failure) = launching.advance() else { panic!("it was killed") };
         assert_eq!(failure.text, "helper process was killed before the container process started");
         assert_eq!(from.read(&mut [0]).expect("readable"), 0, "nobody holds its pipes");
         let children = fs::read_to_string(format!("/proc/self/task/{}/children", nix::unistd::gettid()));
@@ -100,7 +100,7 @@ fn a_container_may_see_its_group_as_the_root() {
         // them.
         assert!(lines.ends_with(&["0".to_owned(), "read-only".to_owned()]), "not frozen, {lines:?}");
         let given = process(&["sh", "-c", "grep ^0: /proc/self/cgroup"]);
-        assert_eq!(stdout_of(exec(&plan, container.pid, given).map(Running::end)), "0::/\n");
+        assert_eq!(stdout_of(exec(&plan, container.pid, given).map(RunningProcess::end)), "0::/\n");
         container.kill();
     });
 }

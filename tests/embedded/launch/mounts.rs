@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use berth_shim::plan::{Access, Propagation, RootKind, Source};
+use berth_shim::plan::{Access, MountKind, Propagation, RootKind};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
@@ -29,7 +29,7 @@ fn alone() {
 const WRITE: &str = "for d in \"$@\"; do touch $d/new 2>/dev/null && echo $d || echo not $d; done";
 
 #[test]
-fn volumes_are_as_writable_as_the_plan_says() {
+fn volumes_have_the_access_mode_of_the_plan() {
     if !is_root() {
         return;
     }
@@ -65,7 +65,7 @@ fn volumes_are_as_writable_as_the_plan_says() {
 }
 
 #[test]
-fn mounts_travel_as_the_plan_says() {
+fn mounts_have_the_propagation_of_the_plan() {
     // AC-09a-X11
     if !is_root() {
         return;
@@ -209,7 +209,7 @@ fn images_are_mounted_read_only() {
     LaunchFixture::new().shim(|bench| {
         let part = |target: &str, sub_path: &str| {
             let mut mount = image(bench, target, &["2/d", "1/d"]);
-            if let Source::Layers { sub_path: part, .. } = &mut mount.source {
+            if let MountKind::Layers { sub_path: part, .. } = &mut mount.source {
                 sub_path.clone_into(part);
             }
             mount

@@ -8,14 +8,14 @@ use std::{
 
 use berth_shim::{
     child::{CreatedNamespaces, PodContext, make_namespaces_with},
-    plan::{Access, Failure, Namespace, NamespacePlan, PidNamespace, Propagation},
+    plan::{Access, Namespace, NamespacePlan, PidNamespace, Propagation, ShimFailure},
 };
 
 use berth_testkit::launch_fixture::{
-    LaunchFixture, MAP, NOTHING, Running, bind, exec, image, is_root, process, start, stdout_of,
+    LaunchFixture, MAP, NOTHING, RunningProcess, bind, exec, image, is_root, process, start, stdout_of,
 };
 
-fn make(plan: &NamespacePlan) -> Result<CreatedNamespaces, Failure> {
+fn make(plan: &NamespacePlan) -> Result<CreatedNamespaces, ShimFailure> {
     let program = File::open(env!("CARGO_BIN_EXE_berth-shim")).expect("the shim is built");
     make_namespaces_with(plan, program.as_fd())
 }
@@ -50,16 +50,16 @@ fn containers_of_a_pod_share_its_namespaces() {
         assert_eq!(kinds, [Namespace::Network, Namespace::Ipc, Namespace::Uts]);
         let script = "hostname; cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/kernel/shm_rmid_forced; cat \
                       /sys/class/net/lo/flags; for n in net ipc uts; do readlink /proc/self/ns/$n; done";
-        let first = stdout_of(start(&bench.plan(&["sh", "-c", script]), &around(&made)).map(Running::end));
+        let first = stdout_of(start(&bench.plan(&["sh", "-c", script]), &around(&made)).map(RunningProcess::end));
         assert!(first.starts_with("pod\n0\n1\n0x9\n"), "{first}");
-        assert_eq!(stdout_of(start(&bench.plan(&["sh", "-c", script]), &around(&made)).map(Running::end)), first);
+        assert_eq!(stdout_of(start(&bench.plan(&["sh", "-c", script]), &around(&made)).map(RunningProcess::end)), first);
         wanted.sysctls = BTreeMap::from([("../../etc/x".to_owned(), String::new())]);
         assert_eq!(make(&wanted).expect_err("no setting").text, "invalid sysctl \"../../etc/x\"");
     });
 }
 
 #[test]
-fn processes_are_seen_as_the_plan_says() {
+fn process_visibility_follows_the_plan() {
     // AC-09a-X14
     if !is_root() {
         return;
@@ -71,7 +71,7 @@ fn processes_are_seen_as_the_plan_says() {
         let around = PodContext { target: Some(init.as_fd()), ..around(&made) };
         let mut pod = bench.plan(&["sh", "-c", "ls /proc/1/root/ 2>&1; ls /proc/1/fd 2>&1; cat /proc/1/status; cat"]);
         pod.processes = PidNamespace::Pod;
-        let out = stdout_of(start(&pod, &around).map(Running::end));
+        let out = stdout_of(start(&pod, &around).map(RunningProcess::end));
         assert!(out.starts_with("ls: /proc/1/root/: Permission denied\nName:\tberth-shim\n"), "{out}");
         assert!(out.contains("Uid:\t65535\t65535\t65535\t65535\n") && out.contains("CapBnd:\t0000000000000000\n"));
         // Even with every capability over it there is nothing to read.
@@ -79,7 +79,7 @@ fn processes_are_seen_as_the_plan_says() {
         let sets = &mut pod.process.capabilities;
         (sets.bounding, sets.effective, sets.permitted) = (all, all, all);
         pod.process.args = ["sh", "-c", "ls -a /proc/1/root/; ls /proc/1/fd"].map(str::to_owned).to_vec();
-        assert_eq!(stdout_of(start(&pod, &around).map(Running::end)), ".\n..\n");
+        assert_eq!(stdout_of(start(&pod, &around).map(RunningProcess::end)), ".\n..\n");
 
         let mut own = bench.plan(&["sh", "-c", "echo up; cat"]);
         own.container = "target".to_owned();
@@ -90,7 +90,7 @@ fn processes_are_seen_as_the_plan_says() {
         let see = |processes| {
             let mut plan = bench.plan(&["sh", "-c", script]);
             plan.processes = processes;
-            stdout_of(start(&plan, &PodContext { target: Some(process.as_fd()), ..around }).map(Running::end))
+            stdout_of(start(&plan, &PodContext { target: Some(process.as_fd()), ..around }).map(RunningProcess::end))
         };
         let line = |text: &str, index: usize| text.lines().nth(index).unwrap_or_default().to_owned();
         let of_target =
@@ -140,13 +140,13 @@ fn a_pod_may_have_users_of_its_own() {
         assert_eq!(owner, 200_000);
         let mut given = process(&["sh", "-c", "cat /proc/self/uid_map; id -u; cat /etc/passwd > /dev/stdout"]);
         (given.uid, given.gid) = (1000, 1000);
-        let out = stdout_of(exec(&plan, container.pid, given).map(Running::end));
+        let out = stdout_of(exec(&plan, container.pid, given).map(RunningProcess::end));
         let words: Vec<&str> = out.split_whitespace().collect();
         assert_eq!(words.get(..4), Some(&["0", "200000", "65536", "1000"][..]), "{out}");
         container.kill();
         plan.processes = PidNamespace::Pod;
         plan.process.args = ["sh", "-c", "ls /proc/1/root 2>&1; stat -c %u /proc/1"].map(str::to_owned).to_vec();
-        let out = stdout_of(start(&plan, &around).map(Running::end));
+        let out = stdout_of(start(&plan, &around).map(RunningProcess::end));
         assert!(out.starts_with("ls: /proc/1/root: Permission denied\n"), "{out}");
     });
 }

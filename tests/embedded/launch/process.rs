@@ -25,7 +25,7 @@ fn a_program_runs_with_its_arguments_environment_directory_and_user() {
 }
 
 #[test]
-fn ends_are_told_as_they_are() {
+fn exit_codes_are_reported_unchanged() {
     if !is_root() {
         return;
     }
@@ -50,7 +50,7 @@ fn ends_are_told_as_they_are() {
 }
 
 #[test]
-fn a_program_that_cannot_run_is_told() {
+fn a_program_that_cannot_run_is_reported() {
     // AC-09a-X6
     if !is_root() {
         return;
@@ -121,7 +121,7 @@ fn rights_are_those_of_the_plan() {
 }
 
 #[test]
-fn signals_are_as_if_nobody_had_touched_them() {
+fn signals_are_unblocked_with_default_dispositions() {
     if !is_root() {
         return;
     }

@@ -7,22 +7,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_runtime::network::Network;
+use berth_runtime::network::NetworkManager;
 use berth_sys::net_namespace;
 
 use super::machine::*;
 
 #[test]
 fn a_pod_has_a_network_and_leaves_nothing() {
-    on_a_machine("a_pod_has_a_network_and_leaves_nothing", async |ground| {
+    on_a_machine("a_pod_has_a_network_and_leaves_nothing", async |machine| {
         // AC-09b-N14: no pod CIDR is configured.
-        let network = ready(ground.settings()).await;
+        let network = ready(machine.settings()).await;
         let (one, two) = (pod(1), pod(2));
         let first = network.setup(&one).await.expect("a network");
         let second = network.setup(&two).await.expect("a network");
         assert_eq!((first.ips[0], second.ips[0]), (address("10.87.0.2"), address("10.87.0.3")));
         serve(netns(&one), "0.0.0.0:80", "one");
-        serve(&ground.outside, "0.0.0.0:80", "outside");
+        serve(&machine.outside, "0.0.0.0:80", "outside");
         assert_eq!(ask(Some(netns(&two)), "10.87.0.2:80").expect("an answer"), "one 10.87.0.3");
         assert_eq!(ask(None, "10.87.0.2:80").expect("an answer"), "one 10.87.0.1");
         assert_eq!(ask(Some(netns(&two)), &format!("{OUTSIDE}:80")).expect("an answer"), format!("outside {NODE}"));
@@ -34,7 +34,7 @@ fn a_pod_has_a_network_and_leaves_nothing() {
         for pod in [&one, &two, &one] {
             network.teardown(pod).await.expect("taken down, also twice");
         }
-        assert_eq!(ground.left(), Vec::<String>::new());
+        assert_eq!(machine.left(), Vec::<String>::new());
         let third = network.setup(&pod(3)).await.expect("a network");
         assert_eq!(third.ips, [address("10.87.0.4")], "the others rest");
         assert_eq!(network.warning().await, None);
@@ -43,10 +43,10 @@ fn a_pod_has_a_network_and_leaves_nothing() {
 
 #[test]
 fn router_advertisements_of_pods_are_not_accepted() {
-    on_a_machine("router_advertisements_of_pods_are_not_accepted", async |ground| {
+    on_a_machine("router_advertisements_of_pods_are_not_accepted", async |machine| {
         // CVE-2020-10749: also if no pod has an IPv6 address
         let before = links();
-        let network = ready(ground.settings()).await;
+        let network = ready(machine.settings()).await;
         let one = pod(1);
         network.setup(&one).await.expect("a network");
         let accepted = |link: &str| {
@@ -65,9 +65,9 @@ fn router_advertisements_of_pods_are_not_accepted() {
 
 #[test]
 fn both_versions_are_usable_at_once() {
-    on_a_machine("both_versions_are_usable_at_once", async |ground| {
+    on_a_machine("both_versions_are_usable_at_once", async |machine| {
         // AC-09b-N6
-        let network = ground.builtin("10.9.0.0/24,fd00:9::/64").await;
+        let network = machine.builtin("10.9.0.0/24,fd00:9::/64").await;
         let one = pod(1);
         let first = network.setup(&one).await.expect("a network");
         assert_eq!(first.ips, [address("10.9.0.2"), address("fd00:9::2")]);
@@ -84,16 +84,16 @@ fn both_versions_are_usable_at_once() {
         }
         // Duplicate address detection takes a second; a busy machine may take as long occasionally.
         assert!(took.iter().any(|took| took.as_millis() < 900), "nobody looked for duplicates: {took:?}");
-        serve(&ground.outside, "[::]:80", "outside");
+        serve(&machine.outside, "[::]:80", "outside");
         assert_eq!(ask(Some(netns(&one)), "[fd99::9]:80").expect("an answer"), "outside fd99::1");
     });
 }
 
 #[test]
 fn a_small_range_is_used_up() {
-    on_a_machine("a_small_range_is_used_up", async |ground| {
+    on_a_machine("a_small_range_is_used_up", async |machine| {
         // AC-09b-N3; the table of `ipam` covers the reuse delay of addresses.
-        let network = ground.builtin("10.9.0.0/29").await;
+        let network = machine.builtin("10.9.0.0/29").await;
         for number in 1..=5 {
             network.setup(&pod(number)).await.expect("a network");
         }
@@ -106,8 +106,8 @@ fn a_small_range_is_used_up() {
 
 #[test]
 fn another_range_leaves_old_pods_alone() {
-    on_a_machine("another_range_leaves_old_pods_alone", async |ground| {
-        let network = ground.builtin("10.9.0.0/24").await;
+    on_a_machine("another_range_leaves_old_pods_alone", async |machine| {
+        let network = machine.builtin("10.9.0.0/24").await;
         let (old, new) = (pod(1), pod(2));
         network.setup(&old).await.expect("a network");
         serve(netns(&old), "0.0.0.0:80", "old");
@@ -124,12 +124,12 @@ fn another_range_leaves_old_pods_alone() {
 
 #[test]
 fn a_pod_is_as_fast_as_it_may_be() {
-    on_a_machine("a_pod_is_as_fast_as_it_may_be", async |ground| {
+    on_a_machine("a_pod_is_as_fast_as_it_may_be", async |machine| {
         // AC-09b-N13
-        let network = ground.builtin("10.9.0.0/24").await;
+        let network = machine.builtin("10.9.0.0/24").await;
         let slow = annotated(pod(1), "kubernetes.io/egress-bandwidth", "1M");
         network.setup(&slow).await.expect("a network");
-        let rate = sent(&network, &ground, &slow);
+        let rate = sent(&network, &machine, &slow);
         assert!((600_000.0..1_100_000.0).contains(&rate), "{rate} bit/s");
         let refused = network.setup(&annotated(pod(2), "kubernetes.io/ingress-bandwidth", "5")).await;
         assert_eq!(refused.expect_err("too slow").to_string(), "resource is unreasonably small (< 1kbit)");
@@ -139,10 +139,10 @@ fn a_pod_is_as_fast_as_it_may_be() {
     });
 }
 
-fn sent(_: &Network, ground: &TestMachine, pod: &berth_runtime::network::SandboxNetwork) -> f64 {
+fn sent(_: &NetworkManager, machine: &TestMachine, pod: &berth_runtime::network::SandboxNetwork) -> f64 {
     const BYTES: usize = 200_000;
     let listener =
-        net_namespace::within(ground.outside.as_fd(), || TcpListener::bind("0.0.0.0:90")).expect("listening");
+        net_namespace::within(machine.outside.as_fd(), || TcpListener::bind("0.0.0.0:90")).expect("listening");
     let stream = net_namespace::within(netns(pod).as_fd(), || TcpStream::connect((OUTSIDE, 90))).expect("connected");
     let writer = std::thread::spawn(move || {
         // The reader may close early.
@@ -163,9 +163,9 @@ fn sent(_: &Network, ground: &TestMachine, pod: &berth_runtime::network::Sandbox
 
 #[test]
 fn a_port_inside_a_pod_is_reached() {
-    on_a_machine("a_port_inside_a_pod_is_reached", async |ground| {
+    on_a_machine("a_port_inside_a_pod_is_reached", async |machine| {
         // AC-09b-N11
-        let network = ground.builtin("10.9.0.0/24").await;
+        let network = machine.builtin("10.9.0.0/24").await;
         let pod = pod(1);
         network.setup(&pod).await.expect("a network");
         let file = network.namespace_file(&pod.id);
@@ -185,15 +185,15 @@ fn a_port_inside_a_pod_is_reached() {
 
 #[test]
 fn a_bridge_that_was_removed_is_made_again() {
-    on_a_machine("a_bridge_that_was_removed_is_made_again", async |ground| {
-        use berth_sys::netlink::{Protocol, Socket, rtnetlink};
-        let network = ground.builtin("10.9.0.0/24").await;
-        let keeper = network.clone();
-        let _keeping = tokio::spawn(async move { keeper.run_watchers(Default::default()).await });
+    on_a_machine("a_bridge_that_was_removed_is_made_again", async |machine| {
+        use berth_sys::netlink::{NetlinkFamily, Socket, rtnetlink};
+        let network = machine.builtin("10.9.0.0/24").await;
+        let watched = network.clone();
+        let _watchers = tokio::spawn(async move { watched.run_watchers(Default::default()).await });
         let pod = pod(1);
         network.setup(&pod).await.expect("a network");
         serve(netns(&pod), "0.0.0.0:80", "pod");
-        let mut socket = Socket::open(Protocol::Route).expect("a socket");
+        let mut socket = Socket::open(NetlinkFamily::Route).expect("a socket");
         let bridge = rtnetlink::link(&socket.query(rtnetlink::get_link("berth0")).expect("there").expect("told"))
             .expect("a link");
         tokio::task::yield_now().await;

@@ -11,11 +11,11 @@ use std::{
     time::Duration,
 };
 
-use berth_runtime::network::{Network, PortMapping, Protocol, SandboxNetwork, Settings};
+use berth_runtime::network::{NetworkManager, NetworkSettings, PortMapping, SandboxNetwork, TransportProtocol};
 use berth_sys::{
     net_namespace,
     netlink::{
-        Protocol as Netlink, Socket,
+        NetlinkFamily as Netlink, Socket,
         rtnetlink::{self, VethPair},
     },
 };
@@ -52,10 +52,10 @@ pub fn on_a_machine<F: Future<Output = ()>>(test: &str, body: impl FnOnce(TestMa
             mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
             let outside = namespace();
             uplink(&outside);
-            let ground = TestMachine { dir: tempfile::tempdir().expect("a directory"), outside };
+            let machine = TestMachine { dir: tempfile::tempdir().expect("a directory"), outside };
             // Its threads inherit the namespaces of this thread.
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-            runtime.expect("a runtime").block_on(body(ground));
+            runtime.expect("a runtime").block_on(body(machine));
         };
         thread::Builder::new()
             .name(test.to_owned())
@@ -68,8 +68,8 @@ pub fn on_a_machine<F: Future<Output = ()>>(test: &str, body: impl FnOnce(TestMa
 
 impl TestMachine {
     /// Settings with all paths below the test's directory.
-    pub fn settings(&self) -> Settings {
-        let mut settings = Settings::usual(&self.dir.path().join("net"));
+    pub fn settings(&self) -> NetworkSettings {
+        let mut settings = NetworkSettings::usual(&self.dir.path().join("net"));
         settings.namespaces = self.dir.path().join("netns");
         settings.cni_directory = self.dir.path().join("net.d");
         settings.cni_cache = self.dir.path().join("results");
@@ -77,7 +77,7 @@ impl TestMachine {
     }
 
     /// The built-in network with these ranges, ready.
-    pub async fn builtin(&self, nets: &str) -> Network {
+    pub async fn builtin(&self, nets: &str) -> NetworkManager {
         let mut settings = self.settings();
         settings.builtin.nets = nets.split(',').map(|net| net.parse().expect("a net")).collect();
         ready(settings).await
@@ -99,8 +99,8 @@ impl TestMachine {
 }
 
 /// Opens a network, recovers it without pods, and waits until it is ready.
-pub async fn ready(settings: Settings) -> Network {
-    let network = Network::open(settings).await.expect("settings");
+pub async fn ready(settings: NetworkSettings) -> NetworkManager {
+    let network = NetworkManager::open(settings).await.expect("settings");
     assert!(network.recover(&[]).await.expect("recovered").is_empty());
     network.status().await.expect("ready");
     network
@@ -114,8 +114,8 @@ pub fn links() -> Vec<String> {
 
 /// The nftables ruleset as text; empty without `nft`.
 pub fn ruleset() -> String {
-    let told = std::process::Command::new("nft").args(["list", "ruleset"]).output();
-    told.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default()
+    let output = std::process::Command::new("nft").args(["list", "ruleset"]).output();
+    output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default()
 }
 
 /// Creates a network namespace.
@@ -180,7 +180,7 @@ pub fn pod(number: usize) -> SandboxNetwork {
     }
 }
 
-pub fn port(protocol: Protocol, host_port: u16, container_port: u16) -> PortMapping {
+pub fn port(protocol: TransportProtocol, host_port: u16, container_port: u16) -> PortMapping {
     PortMapping { protocol, host_port, container_port, host_ip: String::new() }
 }
 

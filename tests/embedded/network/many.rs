@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use berth_runtime::network::Protocol;
+use berth_runtime::network::TransportProtocol;
 
 use super::machine::*;
 
@@ -11,9 +11,9 @@ const QUICK: usize = 40;
 
 #[test]
 fn many_pods_leave_nothing() {
-    on_a_machine("many_pods_leave_nothing", async |ground| {
+    on_a_machine("many_pods_leave_nothing", async |machine| {
         let count: usize = std::env::var("BERTH_MANY_PODS").ok().and_then(|n| n.parse().ok()).unwrap_or(QUICK);
-        let network = ground.builtin("10.9.0.0/16,fd00:9::/64").await;
+        let network = machine.builtin("10.9.0.0/16,fd00:9::/64").await;
         let before = links().len();
         let (mut up, mut down): (Vec<Duration>, Vec<Duration>) = (Vec::new(), Vec::new());
         // As many concurrent pods as on a node.
@@ -22,7 +22,8 @@ fn many_pods_leave_nothing() {
             for number in batch {
                 let mut pod = pod(*number);
                 let host_port = 10_000 + u16::try_from(*number).expect("few");
-                pod.ports = vec![port(Protocol::Tcp, host_port, 80), port(Protocol::Udp, host_port, 80)];
+                pod.ports =
+                    vec![port(TransportProtocol::Tcp, host_port, 80), port(TransportProtocol::Udp, host_port, 80)];
                 let begun = Instant::now();
                 network.setup(&pod).await.expect("a network");
                 up.push(begun.elapsed());
@@ -34,7 +35,7 @@ fn many_pods_leave_nothing() {
                 down.push(begun.elapsed());
             }
         }
-        assert_eq!(ground.left(), Vec::<String>::new());
+        assert_eq!(machine.left(), Vec::<String>::new());
         assert_eq!((links().len(), network.leased()), (before, (0, 0)));
         let rules = ruleset();
         assert!(!rules.contains("udp ."), "{rules}");

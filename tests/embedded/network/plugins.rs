@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_runtime::network::{Mode, Network, Protocol, Settings};
+use berth_runtime::network::{Mode, NetworkManager, NetworkSettings, TransportProtocol};
 use serde_json::{Value, json};
 
 use super::machine::*;
@@ -30,16 +30,16 @@ esac
 
 struct Plugins {
     directory: PathBuf,
-    settings: Settings,
+    settings: NetworkSettings,
 }
 
 impl Plugins {
-    fn new(ground: &TestMachine) -> Self {
-        let directory = ground.dir.path().join("bin");
+    fn new(machine: &TestMachine) -> Self {
+        let directory = machine.dir.path().join("bin");
         for name in ["one", "two"] {
             script(&directory.join(name), SCRIPT);
         }
-        let mut settings = ground.settings();
+        let mut settings = machine.settings();
         settings.cni_programs = vec![directory.clone()];
         Self { directory, settings }
     }
@@ -49,8 +49,8 @@ impl Plugins {
         fs::write(self.settings.cni_directory.join(file), config.to_string()).expect("writable");
     }
 
-    async fn open(&self) -> Network {
-        let network = Network::open(self.settings.clone()).await.expect("settings");
+    async fn open(&self) -> NetworkManager {
+        let network = NetworkManager::open(self.settings.clone()).await.expect("settings");
         network.recover(&[]).await.expect("recovered");
         network
     }
@@ -73,8 +73,8 @@ fn list(plugins: &Value) -> Value {
 
 #[test]
 fn plugins_are_called_in_order_and_back() {
-    on_a_machine("plugins_are_called_in_order_and_back", async |ground| {
-        let plugins = Plugins::new(&ground);
+    on_a_machine("plugins_are_called_in_order_and_back", async |machine| {
+        let plugins = Plugins::new(&machine);
         plugins.configure(
             "10-net.conflist",
             &list(&json!([{"type": "one", "capabilities": {"portMappings": true}}, {"type": "two"}])),
@@ -83,7 +83,7 @@ fn plugins_are_called_in_order_and_back() {
         assert_eq!((network.mode(), network.status().await), (Mode::Cni, Ok(())));
         assert!(!links().contains(&"berth0".to_owned()), "nobody needs it");
         let mut pod = pod(1);
-        pod.ports = vec![port(Protocol::Tcp, 80, 8080)];
+        pod.ports = vec![port(TransportProtocol::Tcp, 80, 8080)];
         let attached = network.setup(&pod).await.expect("a network");
         assert_eq!((attached.mode, &attached.ips), (Mode::Cni, &vec![address("10.7.0.7"), address("fd00::7")]));
         assert_eq!(attached.result["cniVersion"], "1.0.0");
@@ -106,14 +106,14 @@ fn plugins_are_called_in_order_and_back() {
             pod.id
         );
         assert_eq!(calls.lines().next().expect("a call"), format!("ADD one {} {} eth0 {args}", pod.id, file.display()));
-        assert_eq!(ground.left(), Vec::<String>::new());
+        assert_eq!(machine.left(), Vec::<String>::new());
     });
 }
 
 #[test]
-fn failures_are_told_and_cleared_up() {
-    on_a_machine("failures_are_told_and_cleared_up", async |ground| {
-        let mut plugins = Plugins::new(&ground);
+fn failures_are_reported_and_cleaned_up() {
+    on_a_machine("failures_are_reported_and_cleaned_up", async |machine| {
+        let mut plugins = Plugins::new(&machine);
         plugins.settings.cni_limit = Duration::from_millis(500);
         let cases: [(&str, &str); 4] = [
             ("hangs", "plugin type=\"two\" failed (add): timed out after 500ms"), // AC-09b-N9
@@ -133,7 +133,7 @@ fn failures_are_told_and_cleared_up() {
             assert!(!network.namespace_file(&pod.id).exists());
             if does != "missing" {
                 assert!(plugins.calls().ends_with(&["DEL two".to_owned(), "DEL one".to_owned()]), "{does}");
-                assert_eq!(ground.left(), Vec::<String>::new(), "{does}");
+                assert_eq!(machine.left(), Vec::<String>::new(), "{does}");
             }
         }
         let processes =
@@ -144,22 +144,22 @@ fn failures_are_told_and_cleared_up() {
 
 #[test]
 fn what_may_pass_is_tried_again() {
-    on_a_machine("what_may_pass_is_tried_again", async |ground| {
-        let plugins = Plugins::new(&ground);
+    on_a_machine("what_may_pass_is_tried_again", async |machine| {
+        let plugins = Plugins::new(&machine);
         plugins.configure("10-net.conf", &json!({"name": "net", "cniVersion": "0.4.0", "type": "one", "does": "busy"}));
         let network = plugins.open().await;
         network.setup(&pod(1)).await.expect("a network");
         assert_eq!(plugins.calls(), ["ADD one", "ADD one"]);
         network.teardown(&pod(1)).await.expect("taken down without what was attached");
         assert_eq!(plugins.calls().len(), 3);
-        assert_eq!(ground.left(), Vec::<String>::new());
+        assert_eq!(machine.left(), Vec::<String>::new());
     });
 }
 
 #[test]
 fn a_pod_that_cannot_be_removed_stays() {
-    on_a_machine("a_pod_that_cannot_be_removed_stays", async |ground| {
-        let plugins = Plugins::new(&ground);
+    on_a_machine("a_pod_that_cannot_be_removed_stays", async |machine| {
+        let plugins = Plugins::new(&machine);
         plugins.configure("10-net.conflist", &list(&json!([{"type": "one", "does": "refuses"}])));
         let network = plugins.open().await;
         let mut pod = pod(1);
@@ -169,61 +169,61 @@ fn a_pod_that_cannot_be_removed_stays() {
         assert!(network.namespace_file(&pod.id).is_file());
         script(&plugins.directory.join("one"), "#!/bin/sh\nexit 0\n");
         network.teardown(&pod).await.expect("taken down");
-        assert_eq!(ground.left(), Vec::<String>::new());
+        assert_eq!(machine.left(), Vec::<String>::new());
     });
 }
 
 #[test]
 fn readiness_follows_the_configuration() {
-    on_a_machine("readiness_follows_the_configuration", async |ground| {
-        let mut plugins = Plugins::new(&ground);
+    on_a_machine("readiness_follows_the_configuration", async |machine| {
+        let mut plugins = Plugins::new(&machine);
         let directory = plugins.settings.cni_directory.display().to_string();
         plugins.settings.wanted = berth_runtime::network::ConfiguredMode::Cni;
         let network = plugins.open().await;
-        let keeper = network.clone();
-        let _keeping = tokio::spawn(async move { keeper.run_watchers(Default::default()).await });
+        let watched = network.clone();
+        let _watchers = tokio::spawn(async move { watched.run_watchers(Default::default()).await });
         let becomes = async |expected: Result<(), String>| {
             let begun = Instant::now();
             loop {
-                let told = network.status().await;
-                if told == expected {
+                let status = network.status().await;
+                if status == expected {
                     break;
                 }
-                assert!(begun.elapsed() < LIMIT, "{told:?} for {expected:?}");
+                assert!(begun.elapsed() < LIMIT, "{status:?} for {expected:?}");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let told = |text: &str| Err(text.to_owned());
+        let error = |text: &str| Err(text.to_owned());
         let none = format!("no network config found in {directory}: cni plugin not initialized");
-        becomes(told(&none)).await;
+        becomes(error(&none)).await;
         plugins.configure("20-net.conf", &json!({"name": "net", "cniVersion": "1.0.0", "type": "one"}));
         becomes(Ok(())).await;
         plugins.configure("10-bad.conf", &json!({"name": "net"}));
-        becomes(told("failed to load CNI config 10-bad.conf: network type not found in 10-bad.conf")).await;
+        becomes(error("failed to load CNI config 10-bad.conf: network type not found in 10-bad.conf")).await;
         let unready = json!({"name": "net", "cniVersion": "1.1.0", "type": "one", "does": "unready"});
         plugins.configure("10-bad.conf", &unready);
-        becomes(told("plugin type=\"one\" failed (status): no uplink")).await;
+        becomes(error("plugin type=\"one\" failed (status): no uplink")).await;
         fs::remove_dir_all(&plugins.settings.cni_directory).expect("removable");
-        becomes(told(&none)).await;
+        becomes(error(&none)).await;
     });
 }
 
 #[test]
-fn pods_of_nobody_are_removed_at_start() {
-    on_a_machine("pods_of_nobody_are_removed_at_start", async |ground| {
-        let plugins = Plugins::new(&ground);
+fn unknown_pods_are_removed_at_start() {
+    on_a_machine("unknown_pods_are_removed_at_start", async |machine| {
+        let plugins = Plugins::new(&machine);
         plugins
             .configure("10-net.conflist", &json!({"name": "net", "cniVersion": "1.1.0", "plugins": [{"type": "one"}]}));
         let before = plugins.open().await;
         let (mut kept, stray) = (pod(1), pod(2));
         kept.attached = Some(before.setup(&kept).await.expect("a network"));
         before.setup(&stray).await.expect("a network");
-        let foreign = ground.dir.path().join("results/net-foreign-eth0");
+        let foreign = machine.dir.path().join("results/net-foreign-eth0");
         let text = json!({"kind": "cniCacheV1", "containerId": "foreign", "config": "", "ifName": "eth0", "networkName": "net",
             "netns": "/run/netns/cni-1"});
         fs::write(&foreign, text.to_string()).expect("writable");
         drop(before);
-        let after = Network::open(plugins.settings.clone()).await.expect("settings");
+        let after = NetworkManager::open(plugins.settings.clone()).await.expect("settings");
         assert!(after.recover(std::slice::from_ref(&kept)).await.expect("recovered").is_empty());
         assert!(after.namespace_file(&kept.id).is_file() && !after.namespace_file(&stray.id).exists());
         assert_eq!(plugins.calls(), ["GC one", "ADD one", "ADD one", "DEL one", "GC one"]);
@@ -232,17 +232,17 @@ fn pods_of_nobody_are_removed_at_start() {
         assert!(foreign.is_file(), "another runtime's");
         after.teardown(&kept).await.expect("taken down");
         fs::remove_file(foreign).expect("removable");
-        assert_eq!(ground.left(), Vec::<String>::new());
+        assert_eq!(machine.left(), Vec::<String>::new());
     });
 }
 
 #[test]
 fn a_pod_keeps_the_mode_it_began_with() {
-    on_a_machine("a_pod_keeps_the_mode_it_began_with", async |ground| {
-        let plugins = Plugins::new(&ground);
+    on_a_machine("a_pod_keeps_the_mode_it_began_with", async |machine| {
+        let plugins = Plugins::new(&machine);
         let network = plugins.open().await;
-        let keeper = network.clone();
-        let _keeping = tokio::spawn(async move { keeper.run_watchers(Default::default()).await });
+        let watched = network.clone();
+        let _watchers = tokio::spawn(async move { watched.run_watchers(Default::default()).await });
         let mut old = pod(1);
         old.attached = Some(network.setup(&old).await.expect("a network"));
         assert_eq!(old.attached.as_ref().expect("attached").mode, Mode::Builtin);
@@ -258,20 +258,20 @@ fn a_pod_keeps_the_mode_it_began_with() {
         new.attached = Some(network.setup(&new).await.expect("a network"));
         assert_eq!(new.attached.as_ref().expect("attached").mode, Mode::Cni);
         network.teardown(&new).await.expect("taken down");
-        assert_eq!(ground.left(), Vec::<String>::new());
+        assert_eq!(machine.left(), Vec::<String>::new());
     });
 }
 
 #[test]
 fn debians_plugins_make_a_network() {
-    on_a_machine("debians_plugins_make_a_network", async |ground| {
+    on_a_machine("debians_plugins_make_a_network", async |machine| {
         let programs = Path::new("/usr/lib/cni");
         if !["bridge", "host-local", "bandwidth"].iter().all(|name| programs.join(name).exists()) {
             return eprintln!("skipped: needs Debian's containernetworking-plugins");
         }
-        let mut plugins = Plugins::new(&ground);
+        let mut plugins = Plugins::new(&machine);
         plugins.settings.cni_programs = vec![programs.to_owned()];
-        let ipam = json!({"type": "host-local", "dataDir": ground.dir.path().join("ipam"),
+        let ipam = json!({"type": "host-local", "dataDir": machine.dir.path().join("ipam"),
             "ranges": [[{"subnet": "10.8.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]});
         let bridge = json!({"type": "bridge", "bridge": "cni9", "isGateway": true, "ipMasq": false, "ipam": ipam});
         plugins.configure(
@@ -289,6 +289,6 @@ fn debians_plugins_make_a_network() {
             network.teardown(pod).await.expect("taken down");
             network.teardown(pod).await.expect("twice");
         }
-        assert_eq!(ground.left(), Vec::<String>::new());
+        assert_eq!(machine.left(), Vec::<String>::new());
     });
 }

@@ -1,19 +1,19 @@
 //! Network recovery after the daemon was killed at any point.
 
-use berth_runtime::network::{Network, Protocol};
+use berth_runtime::network::{NetworkManager, TransportProtocol};
 
 use super::machine::*;
 
 #[test]
-fn what_belongs_to_nobody_goes() {
-    on_a_machine("what_belongs_to_nobody_goes", async |ground| {
+fn networks_without_a_pod_are_removed() {
+    on_a_machine("networks_without_a_pod_are_removed", async |machine| {
         // AC-09b-N5: killed between link and metadata; AC-09b-N4: a boot without pods.
-        let mut settings = ground.settings();
+        let mut settings = machine.settings();
         settings.builtin.nets = vec!["10.9.0.0/24".parse().expect("a net")];
         let before = ready(settings.clone()).await;
         let (mut kept, mut lost, stray) = (pod(1), pod(2), pod(3));
-        kept.ports = vec![port(Protocol::Tcp, 8080, 80)];
-        lost.ports = vec![port(Protocol::Tcp, 8081, 80)];
+        kept.ports = vec![port(TransportProtocol::Tcp, 8080, 80)];
+        lost.ports = vec![port(TransportProtocol::Tcp, 8081, 80)];
         serve(netns(&kept), "0.0.0.0:80", "kept");
         for pod in [&mut kept, &mut lost] {
             pod.attached = Some(before.setup(pod).await.expect("a network"));
@@ -24,7 +24,7 @@ fn what_belongs_to_nobody_goes() {
         before.teardown(&twin).await.expect("its link is lost");
         drop(before);
 
-        let after = Network::open(settings.clone()).await.expect("settings");
+        let after = NetworkManager::open(settings.clone()).await.expect("settings");
         let gone = after.recover(&[kept.clone(), lost.clone()]).await.expect("recovered");
         assert_eq!(gone, [lost.id.clone()]);
         assert_eq!(after.leased(), (2, 0));
@@ -36,7 +36,7 @@ fn what_belongs_to_nobody_goes() {
         drop(after);
 
         let rebooted = ready(settings).await;
-        assert_eq!(ground.left(), Vec::<String>::new());
+        assert_eq!(machine.left(), Vec::<String>::new());
         assert_eq!(rebooted.leased(), (0, 0));
     });
 }

@@ -10,14 +10,16 @@ use std::{
 
 use berth_proto::cri;
 use berth_runtime::launch::{
-    self, Host, Inputs, LaunchImage, MountSource, Refusal, ResolvedResources, Sandbox, host, resolve::resolve,
+    self, Host, LaunchError, LaunchImage, LaunchInputs, MountSource, ResolvedResources, Sandbox, host, resolve::resolve,
 };
 use berth_shim::{
     child::{PodContext, make_namespaces},
-    plan::{LaunchPlan, Process},
+    plan::{LaunchPlan, ProcessPlan},
 };
 
-use berth_testkit::launch_fixture::{self, LaunchFixture, MAP, NOTHING, Running, exec, is_root, start, stdout_of};
+use berth_testkit::launch_fixture::{
+    self, LaunchFixture, MAP, NOTHING, RunningProcess, exec, is_root, start, stdout_of,
+};
 
 const PASSWD: &[u8] = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n";
 const GROUP: &[u8] = b"user:x:1000:\nimage:x:50000:user\n";
@@ -40,14 +42,14 @@ impl Pod {
         let own = cri::NamespaceMode::Container.into();
         context.namespace_options = Some(cri::NamespaceOption { pid: own, ..Default::default() });
         context.privileged = true;
-        Self { config, host: host::detect(&host::Settings::default()).expect("a host") }
+        Self { config, host: host::detect(&host::LaunchSettings::default()).expect("a host") }
     }
 
     fn plan(&self, bench: &LaunchFixture, config: &cri::ContainerConfig, found: &ResolvedResources) -> LaunchPlan {
         let usual = bench.plan(&[]);
         let image = LaunchImage { passwd: PASSWD.to_vec(), group: GROUP.to_vec(), ..LaunchImage::default() };
         let (files, shm) = (bench.at("sandbox"), bench.at("sandbox/shm"));
-        let inputs = Inputs {
+        let inputs = LaunchInputs {
             id: "c",
             config,
             sandbox: Sandbox { id: "s", config: &self.config, hostname: "pod", files: &files, shm: &shm },
@@ -65,7 +67,7 @@ impl Pod {
     }
 
     fn found(&self, config: &cri::ContainerConfig) -> ResolvedResources {
-        let mut image = |_: &cri::Mount| Err(Refusal::missing("no image"));
+        let mut image = |_: &cri::Mount| Err(LaunchError::missing("no image"));
         resolve(config, &self.host, &[], &mut image).expect("facts")
     }
 }
@@ -128,7 +130,7 @@ fn later_processes_are_as_the_first() {
         let plan = pod.plan(bench, &config, &ResolvedResources::default());
         let mut running = start(&plan, &NOTHING).expect("it runs");
         assert_eq!(running.line(), "up");
-        let later = |words: &[&str]| -> Process {
+        let later = |words: &[&str]| -> ProcessPlan {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             launch::exec(&plan, "e", &words, None).expect("a plan").process
         };
@@ -235,7 +237,7 @@ fn a_pod_can_have_users_of_its_own() {
         context(&mut config).namespace_options = Some(asked.clone());
         context(&mut config).seccomp = Some(cri::SecurityProfile::default());
         let plan = pod.plan(bench, &config, &pod.found(&config));
-        let out = stdout_of(start(&plan, &around).map(Running::end));
+        let out = stdout_of(start(&plan, &around).map(RunningProcess::end));
         let words: Vec<&str> = out.split_whitespace().collect();
         assert_eq!(words, ["0", "200000", "65536", "0", "pod", "0", "0", "0", "1", "0", "Seccomp:", "2"], "{out}");
         let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(bench.at("u/made")).expect("made"));

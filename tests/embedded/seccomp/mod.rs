@@ -3,16 +3,16 @@
 
 use std::{env, io, os::unix::process::CommandExt, process::Command, thread};
 
-use berth_runtime::seccomp::{Conditions, DEFAULT_PROFILE, Filter, Machine, Profile, compile};
+use berth_runtime::seccomp::{Conditions, CpuArchitecture, DEFAULT_PROFILE, Filter, SeccompProfile, compile};
 use nix::libc;
 
 /// Environment variable that marks the test program's child.
 const CHILD: &str = "BERTH_TEST_FILTERED";
 
 fn built_in() -> Filter {
-    let profile = Profile::parse(DEFAULT_PROFILE.as_bytes()).expect("a profile");
+    let profile = SeccompProfile::parse(DEFAULT_PROFILE.as_bytes()).expect("a profile");
     let conditions = Conditions {
-        machine: Machine::current().expect("a processor we know"),
+        machine: CpuArchitecture::current().expect("a processor we know"),
         capabilities: Vec::new(),
         kernel: (5, 12),
         has_spec_allow: true,

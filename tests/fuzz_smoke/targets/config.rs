@@ -57,7 +57,7 @@ pub fn go_duration(data: &[u8]) {
 /// Arguments of a command line, one per line.
 pub fn command_line(data: &[u8]) {
     let args: Vec<OsString> = data.split(|b| *b == b'\n').map(|word| OsString::from_vec(word.to_vec())).collect();
-    let mut settings = flags::Settings { config: berth_config::defaults::defaults(), ..Default::default() };
+    let mut settings = flags::KubeletSettings { config: berth_config::defaults::defaults(), ..Default::default() };
     let parsed = flags::parse(&args, &mut settings);
     drop(flags::values(&settings));
     if parsed.is_ok() && settings.flags.config.is_empty() && settings.flags.config_dir.is_empty() {

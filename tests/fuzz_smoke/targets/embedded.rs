@@ -4,9 +4,9 @@ use std::io;
 
 use berth_proto::cri;
 use berth_runtime::{
-    images::{apply::path, compression::Unpacked, tar::reader::Reader},
+    images::{apply::path, compression::Decompressor, tar::reader::TarReader},
     launch::{ImageConfig, LaunchImage, users},
-    seccomp::{Conditions, Machine, Profile, compile},
+    seccomp::{Conditions, CpuArchitecture, SeccompProfile, compile},
 };
 use berth_shim::{
     exit_record::ExitRecord,
@@ -19,8 +19,8 @@ use super::first_line;
 
 /// An image layer: decompresses it, and parses its entries and their paths.
 pub fn layer_entries(data: &[u8]) {
-    let Ok(unpacked) = Unpacked::new(data) else { return };
-    let mut reader = Reader::new(io::Read::take(unpacked, 1 << 20));
+    let Ok(unpacked) = Decompressor::new(data) else { return };
+    let mut reader = TarReader::new(io::Read::take(unpacked, 1 << 20));
     let mut entries = 0;
     while let Ok(Some(entry)) = reader.next_entry() {
         entries += 1;
@@ -36,8 +36,8 @@ pub fn layer_entries(data: &[u8]) {
 
 /// A seccomp profile: the compiled filter must be a program that the kernel accepts.
 pub fn filter_profile(data: &[u8]) {
-    let Ok(profile) = Profile::parse(data) else { return };
-    for machine in [Machine::X86_64, Machine::Aarch64, Machine::Riscv64] {
+    let Ok(profile) = SeccompProfile::parse(data) else { return };
+    for machine in [CpuArchitecture::X86_64, CpuArchitecture::Aarch64, CpuArchitecture::Riscv64] {
         let on = Conditions { machine, capabilities: vec!["SYS_ADMIN"], kernel: (6, 1), has_spec_allow: true };
         let Ok(filter) = compile(&profile, &on) else { continue };
         let program = &filter.instructions;
@@ -83,9 +83,9 @@ pub fn shim_message(data: &[u8]) {
     }
     let Ok(read) = Datagram::read(data) else { return };
     match read.kind {
-        wire::Kind::Request => body::<plan::Request>(&read),
-        wire::Kind::Reply => body::<plan::Reply>(&read),
-        wire::Kind::Event => body::<plan::Event>(&read),
+        wire::DatagramKind::Request => body::<plan::ShimRequest>(&read),
+        wire::DatagramKind::Reply => body::<plan::Reply>(&read),
+        wire::DatagramKind::Event => body::<plan::ExitEvent>(&read),
     }
 }
 

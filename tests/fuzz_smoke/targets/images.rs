@@ -14,10 +14,10 @@ pub fn image_reference(data: &[u8]) {
     let text = text(data);
     let Ok((tagged, parsed)) = reference::with_default_tag(&text) else { return };
     let canonical = parsed.canonical();
-    let again = reference::Reference::parse(&canonical).expect("the canonical form is a reference");
+    let again = reference::ImageReference::parse(&canonical).expect("the canonical form is a reference");
     assert_eq!(again.canonical(), canonical);
     assert_eq!((&again.repository, &again.digest), (&parsed.repository, &parsed.digest));
-    assert_eq!(reference::Reference::parse(&tagged).map(|r| r.canonical()), Ok(canonical));
+    assert_eq!(reference::ImageReference::parse(&tagged).map(|r| r.canonical()), Ok(canonical));
 }
 
 /// Docker's configuration, as `config.json` and `.dockercfg`.

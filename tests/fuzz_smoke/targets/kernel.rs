@@ -2,7 +2,7 @@
 
 use berth::node::{
     CpuSet,
-    oom::kill_parser::{KillAssembler, Record},
+    oom::kill_parser::{KillAssembler, KmsgRecord},
 };
 use berth_stats::{cgroup_files as control, filesystems, host, network};
 use berth_sys::mount_table;
@@ -35,9 +35,9 @@ pub fn mounts(data: &[u8]) {
 
 /// Records of `/dev/kmsg`, one per line.
 pub fn kernel_log(data: &[u8]) {
-    let mut hearing = KillAssembler::default();
-    for record in data.split(|byte| *byte == b'\n').filter_map(Record::parse) {
-        let Some(kill) = hearing.push(&record) else { continue };
+    let mut assembler = KillAssembler::default();
+    for record in data.split(|byte| *byte == b'\n').filter_map(KmsgRecord::parse) {
+        let Some(kill) = assembler.push(&record) else { continue };
         for name in [&kill.exhausted_cgroup, &kill.cgroup, &kill.process] {
             assert!(name.chars().count() <= 512 && !name.contains(char::is_control), "{name:?}");
         }

@@ -1,6 +1,6 @@
 //! Fuzz targets: container log lines and log options.
 
-use berth::logs::{self, Filter, Head, LogOptions, LogStreams, Stamp, Stream};
+use berth::logs::{self, Filter, Head, LineStream, LogOptions, LogStreams, Stamp};
 
 /// The prefix of a CRI log line: timestamp, stream, and tags.
 pub fn log_cri(data: &[u8]) {
@@ -31,13 +31,13 @@ pub fn log_docker(data: &[u8]) {
 
 /// A whole log file; the first two bytes select the log options.
 pub fn log_filter(data: &[u8]) {
-    let Some(([wishes, cut], log)) = data.split_first_chunk::<2>() else { return };
+    let Some(([flags, cut], log)) = data.split_first_chunk::<2>() else { return };
     let options = LogOptions {
-        tail: (wishes & 1 != 0).then_some(u64::from(wishes >> 5)),
-        since: (wishes & 2 != 0).then_some(jiff::Timestamp::UNIX_EPOCH),
-        limit_bytes: (wishes & 4 != 0).then_some(u64::from(*cut) * 3),
-        timestamps: wishes & 8 != 0,
-        streams: if wishes & 16 != 0 { LogStreams::Only(Stream::Stderr) } else { LogStreams::All },
+        tail: (flags & 1 != 0).then_some(u64::from(flags >> 5)),
+        since: (flags & 2 != 0).then_some(jiff::Timestamp::UNIX_EPOCH),
+        limit_bytes: (flags & 4 != 0).then_some(u64::from(*cut) * 3),
+        timestamps: flags & 8 != 0,
+        streams: if flags & 16 != 0 { LogStreams::Only(LineStream::Stderr) } else { LogStreams::All },
         follow: false,
     };
     let read = |size: usize| {

@@ -8,7 +8,7 @@ use berth_types::{
     fieldpath::{self, NodeAddresses},
     hash::fnv1a_32,
     hostname::HostName,
-    quantity::{Amount, Format},
+    quantity::{Amount, QuantityFormat},
     resource_state,
 };
 
@@ -86,7 +86,7 @@ pub fn quantity(data: &[u8]) {
     let rounded = amount.rounded_to_milli();
     assert!(rounded >= amount && rounded.rounded_to_milli() == rounded);
     if !amount.is_negative() {
-        assert!(Amount::from_value(amount.value(), Format::DecimalSi) >= amount);
+        assert!(Amount::from_value(amount.value(), QuantityFormat::DecimalSi) >= amount);
     }
     assert!(amount.plus(amount) >= amount || amount.is_negative());
     assert!(amount.minus(amount).is_zero());

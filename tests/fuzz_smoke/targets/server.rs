@@ -7,7 +7,7 @@ use berth_server::{
     streaming::{
         spdy::{
             StreamId,
-            frames::{CHUNK, Decoder, Event},
+            frames::{CHUNK, Decoder, SpdyEvent},
         },
         websocket::{
             self,
@@ -24,7 +24,7 @@ pub fn log_query(data: &[u8]) {
     let query = match NodeLogQuery::parse(text) {
         Ok(Some(query)) => query,
         Ok(None) => return,
-        Err(told) => return assert!(told.len() <= 16 * text.len() + 1024, "{} bytes of complaints", told.len()),
+        Err(error) => return assert!(error.len() <= 16 * text.len() + 1024, "{} bytes of complaints", error.len()),
     };
     if query.validate(None).is_err() {
         return;
@@ -49,15 +49,15 @@ pub fn spdy_frames(data: &[u8]) {
             input.extend_from_slice(bytes);
             loop {
                 match decoder.decode(&mut input) {
-                    Ok(Some(Event::Data { stream, bytes, fin })) => {
+                    Ok(Some(SpdyEvent::Data { stream, bytes, fin })) => {
                         assert!(bytes.len() <= CHUNK && stream != 0);
                         payload.entry(stream).or_default().extend_from_slice(&bytes);
                         if fin {
-                            events.push(Event::Data { stream, bytes: Bytes::new(), fin });
+                            events.push(SpdyEvent::Data { stream, bytes: Bytes::new(), fin });
                         }
                     }
                     Ok(Some(event)) => {
-                        if let Event::SynStream { headers, .. } = &event {
+                        if let SpdyEvent::SynStream { headers, .. } = &event {
                             assert!(headers.len() <= 64);
                         }
                         events.push(event);
@@ -104,8 +104,8 @@ pub fn websocket_tunnel(data: &[u8]) {
                 Err(_) => is_spdy = false,
             }
         }
-        if let Ok(ChannelMessage::Stdin(said) | ChannelMessage::Resize(said)) = channels::read(bytes.clone()) {
-            assert_eq!(said.len() + 1, bytes.len());
+        if let Ok(ChannelMessage::Stdin(payload) | ChannelMessage::Resize(payload)) = channels::read(bytes.clone()) {
+            assert_eq!(payload.len() + 1, bytes.len());
         }
     }
 }

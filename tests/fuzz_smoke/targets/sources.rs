@@ -6,7 +6,7 @@ use berth::{
         decode::{self, Manifest},
         defaults,
         references::ReferenceRule,
-        static_pod::{self, Origin},
+        static_pod::{self, ManifestOrigin},
     },
 };
 use berth_types::{
@@ -21,7 +21,7 @@ use super::{runtimes::bounded_dns, text};
 
 /// A static pod manifest file.
 pub fn manifest_file(data: &[u8]) {
-    let origin = Origin {
+    let origin = ManifestOrigin {
         source: PodSource::File,
         location: "/etc/manifests/web.yaml",
         node_name: "Node-1",
@@ -36,7 +36,7 @@ pub fn manifest_file(data: &[u8]) {
 
 /// The response of a manifest URL: a pod or a list.
 pub fn manifest_http(data: &[u8]) {
-    let origin = Origin {
+    let origin = ManifestOrigin {
         source: PodSource::Http,
         location: "http://manifests/pods",
         node_name: "node-1",
@@ -51,7 +51,7 @@ pub fn manifest_http(data: &[u8]) {
 
 /// A decoded manifest survives a round trip, defaulting is idempotent, and every later stage can process an accepted
 /// pod.
-fn become_static(pod: api::Pod, origin: Origin<'_>) {
+fn become_static(pod: api::Pod, origin: ManifestOrigin<'_>) {
     let mut defaulted = pod.clone();
     defaults::apply(&mut defaulted);
     let mut again = defaulted.clone();

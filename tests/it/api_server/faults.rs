@@ -14,7 +14,7 @@ fn map(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_status_is_given_as_often_as_told() {
+async fn a_status_fault_applies_the_configured_number_of_times() {
     let server = ApiServer::start().await;
     let mut client = Client::admin(&server).await;
     let fault = server.fault(Fault::new(Effect::too_many(3)).on("create", "configmaps").skip(1).times(2));
@@ -56,7 +56,7 @@ async fn connections_break_before_and_after_the_deed() {
 }
 
 #[tokio::test]
-async fn one_that_hangs_holds_nobody_else_up() {
+async fn a_hung_request_blocks_no_other_client() {
     // AC-10a-27, the server's part
     let server = ApiServer::start().await;
     let mut one = Client::admin(&server).await;
@@ -84,7 +84,7 @@ async fn one_that_hangs_holds_nobody_else_up() {
 }
 
 #[tokio::test]
-async fn watches_break_off_where_told() {
+async fn watches_and_bodies_are_cut_where_configured() {
     // AC-10a-28, the server's part
     let server = ApiServer::start().await;
     for name in ["a", "b"] {

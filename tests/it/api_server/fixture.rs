@@ -60,7 +60,7 @@ impl Answer {
     }
 
     #[track_caller]
-    pub fn says(self, code: u16, message: &str) -> Self {
+    pub fn fails_with(self, code: u16, message: &str) -> Self {
         assert_eq!((self.code, self.text("/message").as_str()), (code, message));
         self
     }

@@ -65,7 +65,7 @@ async fn a_lease_is_put_and_put_back() {
     let text = format!(
         "Operation cannot be fulfilled on leases.coordination.k8s.io \"{name}\": the object has been modified; please apply your changes to the latest version and try again"
     );
-    world.node.put(&path, &second).await.says(409, &text);
+    world.node.put(&path, &second).await.fails_with(409, &text);
     world.node.delete(&path, &json!({})).await.is(200);
     world.node.put(&path, &second).await.is(409);
     world.node.get(&path).await.is(404);
@@ -85,7 +85,8 @@ async fn a_status_is_apart() {
     let status = format!("{path}/status");
     let foreign = json!({"metadata": {"uid": "other"}, "status": {"message": "m"}});
     let refused = world.node.patch(&status, &foreign).await;
-    let refused = refused.says(422, "Pod \"p\" is invalid: metadata.uid: Invalid value: \"other\": field is immutable");
+    let refused =
+        refused.fails_with(422, "Pod \"p\" is invalid: metadata.uid: Invalid value: \"other\": field is immutable");
     assert_eq!(refused.at("/details/causes/0/field"), "metadata.uid");
     let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x"});
     let patch =
@@ -98,7 +99,7 @@ async fn a_status_is_apart() {
     assert_eq!(written.at("/status/message"), "m");
     assert_eq!(kept(&written.body, &["/status/qosClass", "/status/phase"]), [json!("BestEffort"), json!("Pending")]);
     let text = format!("pods \"p\" is forbidden: node \"{}\" cannot update labels through pod status", world.name);
-    world.node.patch(&status, &json!({"metadata": {"labels": {"a": "b"}}})).await.says(403, &text);
+    world.node.patch(&status, &json!({"metadata": {"labels": {"a": "b"}}})).await.fails_with(403, &text);
     let unknown = world.node.patch(&status, &json!({"status": {"foo": "x"}})).await.is(200);
     assert_eq!(unknown.warning, "299 - \"unknown field \\\"status.foo\\\"\"");
     let main = world.admin.patch(&path, &json!({"status": {"message": "other"}})).await.is(200);
@@ -214,7 +215,7 @@ async fn a_pod_is_bound() {
         "Operation cannot be fulfilled on pods/binding \"p\": pod p is already assigned to node \"{}\"",
         world.name
     );
-    world.admin.post(&format!("{pods}/p/binding"), &binding).await.says(409, &text);
+    world.admin.post(&format!("{pods}/p/binding"), &binding).await.fails_with(409, &text);
     world.end().await;
 }
 
@@ -238,7 +239,7 @@ async fn a_pod_is_deleted_with_grace() {
         .node
         .delete(&path, &json!({"gracePeriodSeconds": 0, "preconditions": {"uid": "other"}}))
         .await
-        .says(409, &text);
+        .fails_with(409, &text);
     world.node.delete(&path, &json!({"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})).await.is(200);
     let mut last = 0;
     for (kind, grace) in [("MODIFIED", 30), ("MODIFIED", 10), ("MODIFIED", 0), ("DELETED", 0)] {
@@ -258,12 +259,12 @@ async fn a_pod_is_deleted_at_once() {
     let (path, _) = world.bound("failed").await;
     world.node.patch(&format!("{path}/status"), &json!({"status": {"phase": "Failed"}})).await.is(200);
     world.admin.delete(&path, &json!({})).await.is(200);
-    world.admin.get(&path).await.says(404, "pods \"failed\" not found");
+    world.admin.get(&path).await.fails_with(404, "pods \"failed\" not found");
     let (path, _) = world.bound("held").await;
     world.admin.patch(&path, &json!({"metadata": {"finalizers": ["example.com/held"]}})).await.is(200);
     let mut watch = world.admin.watch(&format!("{}/pods", world.space)).await;
-    let held = world.node.delete(&path, &json!({"gracePeriodSeconds": 0})).await.is(200);
-    assert_eq!(held.at("/metadata/deletionGracePeriodSeconds"), 0);
+    let response = world.node.delete(&path, &json!({"gracePeriodSeconds": 0})).await.is(200);
+    assert_eq!(response.at("/metadata/deletionGracePeriodSeconds"), 0);
     assert_eq!(watch.next().await.0, "MODIFIED");
     watch.none_yet();
     world
@@ -302,21 +303,25 @@ async fn a_node_reads_what_is_its_own() {
     };
     for object in ["other", "missing"] {
         let path = format!("{}/configmaps/{object}", world.space);
-        world.node.get(&path).await.says(403, &refused("get", "configmaps", object, &unrelated));
+        world.node.get(&path).await.fails_with(403, &refused("get", "configmaps", object, &unrelated));
     }
     let all = format!("{}/configmaps", world.space);
-    world.node.get(&all).await.says(403, &refused("list", "configmaps", "", "No Object name found"));
+    world.node.get(&all).await.fails_with(403, &refused("list", "configmaps", "", "No Object name found"));
     world.node.get(&format!("{all}?fieldSelector=metadata.name%3Down")).await.is(200);
     let gone = format!("{}/pods/gone", world.space);
-    world.node.get(&gone).await.says(403, &refused("get", "pods", "gone", &unrelated));
-    world.node.patch(&format!("{gone}/status"), &json!({"status": {}})).await.says(404, "pods \"gone\" not found");
+    world.node.get(&gone).await.fails_with(403, &refused("get", "pods", "gone", &unrelated));
+    world
+        .node
+        .patch(&format!("{gone}/status"), &json!({"status": {}}))
+        .await
+        .fails_with(404, "pods \"gone\" not found");
     world.node.delete(&gone, &json!({})).await.is(404);
     let why = "can only list/watch pods with spec.nodeName field selector";
-    world.node.get(&format!("{}/pods", world.space)).await.says(403, &refused("list", "pods", "", why));
+    world.node.get(&format!("{}/pods", world.space)).await.fails_with(403, &refused("list", "pods", "", why));
     let text = format!(
         "nodes is forbidden: User \"system:node:{name}\" cannot list resource \"nodes\" in API group \"\" at the cluster scope: node '{name}' cannot read all nodes, only its own Node object"
     );
-    world.node.get("/api/v1/nodes").await.says(403, &text);
+    world.node.get("/api/v1/nodes").await.fails_with(403, &text);
     world.node.get(&format!("/api/v1/nodes?fieldSelector=metadata.name%3D{name}")).await.is(200);
     world.end().await;
 }
@@ -341,21 +346,21 @@ async fn a_node_is_restricted() {
     let plain = format!(
         "pods \"m\" is forbidden: pod does not have \"kubernetes.io/config.mirror\" annotation, node \"{name}\" can only create mirror pods"
     );
-    world.node.post(&pods, &world.pod("m", name)).await.says(403, &plain);
+    world.node.post(&pods, &world.pod("m", name)).await.fails_with(403, &plain);
     let text = format!("pods \"m\" is forbidden: node {name} UID mismatch: expected old got {uid}");
-    world.node.post(&pods, &mirror("old", "")).await.says(403, &text);
+    world.node.post(&pods, &mirror("old", "")).await.fails_with(403, &text);
     let text = "pods \"m\" is forbidden: a mirror pod may not reference service accounts";
-    world.node.post(&pods, &mirror(&uid, "default")).await.says(403, text);
+    world.node.post(&pods, &mirror(&uid, "default")).await.fails_with(403, text);
     let made = world.node.post(&pods, &mirror(&uid, "")).await.is(201);
     assert_eq!(
         kept(&made.body, &["/status/phase", "/spec/serviceAccountName", "/spec/volumes"]),
         [json!("Pending"), Value::Null, Value::Null]
     );
-    world.node.post(&pods, &mirror(&uid, "")).await.says(409, "pods \"m\" already exists");
+    world.node.post(&pods, &mirror(&uid, "")).await.fails_with(409, "pods \"m\" already exists");
     let (other, _) = (format!("{pods}/other"), world.admin.post(&pods, &world.pod("other", "elsewhere")).await.is(201));
     let text =
         format!("pods \"other\" is forbidden: node \"{name}\" can only delete pods with spec.nodeName set to itself");
-    world.node.delete(&other, &json!({})).await.says(403, &text);
+    world.node.delete(&other, &json!({})).await.fails_with(403, &text);
     let node = format!("/api/v1/nodes/{name}");
     let text =
         format!("nodes \"{name}\" is forbidden: is not allowed to modify labels: node-restriction.kubernetes.io/x");
@@ -363,13 +368,13 @@ async fn a_node_is_restricted() {
         .node
         .patch(&format!("{node}/status"), &json!({"metadata": {"labels": {"node-restriction.kubernetes.io/x": "1"}}}))
         .await
-        .says(403, &text);
+        .fails_with(403, &text);
     let text = format!("nodes \"{name}\" is forbidden: node \"{name}\" is not allowed to modify taints");
     world
         .node
         .patch(&node, &json!({"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}))
         .await
-        .says(403, &text);
+        .fails_with(403, &text);
     world.end().await;
 }
 
@@ -419,7 +424,7 @@ async fn a_node_gets_tokens() {
     assert!((expires.as_second() - number("/iat") - 3607).abs() <= 1);
     let text =
         "serviceaccounts \"default\" is forbidden: node requested token bound to a pod scheduled on a different node";
-    world.node.post(&path, &ask(&elsewhere, 600)).await.says(403, text);
+    world.node.post(&path, &ask(&elsewhere, 600)).await.fails_with(403, text);
     let text = "serviceaccounts \"default\" is forbidden: node requested token not bound to a pod";
     world
         .node
@@ -428,7 +433,7 @@ async fn a_node_gets_tokens() {
             &json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {"audiences": []}}),
         )
         .await
-        .says(403, text);
+        .fails_with(403, text);
     let refused = world.node.post(&path, &ask(&pod, 599)).await.is(422);
     assert!(
         refused
@@ -561,7 +566,7 @@ async fn a_watch_shows_what_matches() {
         (&json!("ResourceVersionTooLarge"), &json!(1))
     ); // AC-10a-15
     let text = "field label not supported: spec.foo";
-    world.admin.get(&format!("{maps}?fieldSelector=spec.foo%3Dbar")).await.says(400, text);
+    world.admin.get(&format!("{maps}?fieldSelector=spec.foo%3Dbar")).await.fails_with(400, text);
     world.end().await;
 }
 
@@ -574,7 +579,7 @@ async fn an_event_is_counted() {
         "involvedObject": {"kind": "Pod", "namespace": world.name, "name": "p"}, "firstTimestamp": "2026-01-01T00:00:00Z", "lastTimestamp": "2026-01-01T00:00:00Z"});
     let path = format!("{events}/e");
     let again = json!({"count": 2, "lastTimestamp": "2026-01-01T00:00:01Z", "message": "n"});
-    world.node.patch(&path, &again).await.says(404, "events \"e\" not found");
+    world.node.patch(&path, &again).await.fails_with(404, "events \"e\" not found");
     world.node.post(&events, &event).await.is(201);
     let counted = world.node.patch(&path, &again).await.is(200);
     assert_eq!(kept(&counted.body, &["/count", "/message", "/reason"]), [json!(2), json!("n"), json!("R")]);
@@ -596,7 +601,7 @@ async fn what_is_immutable_stays() {
     let map = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "m"}, "immutable": true, "data": {"a": "1"}});
     world.admin.post(&maps, &map).await.is(201);
     let text = "ConfigMap \"m\" is invalid: data: Forbidden: field is immutable when `immutable` is set";
-    world.admin.patch(&format!("{maps}/m"), &json!({"data": {"a": "2"}})).await.says(422, text);
+    world.admin.patch(&format!("{maps}/m"), &json!({"data": {"a": "2"}})).await.fails_with(422, text);
     let (path, _) = world.bound("p").await;
     let refused =
         world.admin.patch(&path, &json!({"spec": {"containers": [{"name": "c", "command": ["x"]}]}})).await.is(422);
@@ -612,7 +617,7 @@ async fn what_is_immutable_stays() {
 }
 
 #[tokio::test]
-async fn a_node_tells_the_size_of_a_claim() {
+async fn a_node_reports_the_resize_of_a_claim() {
     // Spec 10 §4.8 S3, §6.2
     let world = Fixture::new("claim").await;
     let claims = format!("{}/persistentvolumeclaims", world.space);

@@ -39,7 +39,7 @@ async fn a_change_of_nothing_is_none() {
 }
 
 #[tokio::test]
-async fn what_a_put_says_of_its_version() {
+async fn a_put_is_checked_against_version_and_uid() {
     let server = ApiServer::start().await;
     let mut client = Client::admin(&server).await;
     let old = client.ask("POST", LEASES, Some(&lease("n"))).await.body;

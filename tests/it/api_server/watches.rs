@@ -14,7 +14,7 @@ fn map(name: &str, label: &str) -> Value {
     json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": name, "labels": {"l": label}}})
 }
 
-fn told(kind: &str, name: &str, rv: u64) -> (String, String, u64) {
+fn event(kind: &str, name: &str, rv: u64) -> (String, String, u64) {
     (kind.to_owned(), name.to_owned(), rv)
 }
 
@@ -30,18 +30,18 @@ async fn a_streaming_list_ends_with_its_marker() {
     assert_eq!((&marker["kind"], &marker["apiVersion"]), (&json!("Pod"), &json!("v1")));
     let (a, b) = (rv(&server.create(map("a", "x"))), rv(&server.create(map("b", "x"))));
     let mut stream = client.watch(&format!("{MAPS}?{STREAM}&labelSelector=l")).await;
-    assert_eq!(stream.event().await, told("ADDED", "a", a));
-    assert_eq!(stream.event().await, told("ADDED", "b", b));
+    assert_eq!(stream.event().await, event("ADDED", "a", a));
+    assert_eq!(stream.event().await, event("ADDED", "b", b));
     assert_eq!(stream.event().await.0, "BOOKMARK");
     let c = rv(&server.create(map("c", "x")));
-    assert_eq!(stream.event().await, told("ADDED", "c", c));
+    assert_eq!(stream.event().await, event("ADDED", "c", c));
     // A watch without a resource version: no initial-events-end bookmark.
     let mut old = client.watch(&format!("{MAPS}?watch=1&labelSelector=l")).await;
     for name in ["a", "b", "c"] {
         assert_eq!(old.event().await.1, name);
     }
     server.delete("configmaps", "default", "a", None);
-    assert_eq!(old.event().await, told("DELETED", "a", server.rv()));
+    assert_eq!(old.event().await, event("DELETED", "a", server.rv()));
     server.switch(|switches| switches.watch_list = false);
     let refused = client.get(&format!("{MAPS}?{STREAM}")).await;
     let text = "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
@@ -64,12 +64,12 @@ async fn objects_move_in_and_out_of_a_selector() {
     let out = rv(&server.patch("configmaps", "default", "m", label("z")));
     server.delete("configmaps", "default", "m", None);
     let last = rv(&server.create(map("n", "x")));
-    assert_eq!(watch.event().await, told("ADDED", "m", into));
-    assert_eq!(watch.event().await, told("MODIFIED", "m", within));
+    assert_eq!(watch.event().await, event("ADDED", "m", into));
+    assert_eq!(watch.event().await, event("MODIFIED", "m", within));
     let Next::Event(kind, gone) = watch.next().await else { panic!("an event") };
     assert_eq!((kind.as_str(), rv(&gone), &gone["metadata"]["labels"]["l"]), ("DELETED", out, &json!("x")));
     assert_eq!(gone["data"]["a"], "1", "its last matching content");
-    assert_eq!(watch.event().await, told("ADDED", "n", last));
+    assert_eq!(watch.event().await, event("ADDED", "n", last));
 }
 
 #[tokio::test]
@@ -79,7 +79,7 @@ async fn a_watch_goes_on_where_it_was_as_long_as_the_ring_reaches() {
     let start = rv(&server.create(map("a", "x")));
     let b = rv(&server.create(map("b", "x")));
     let mut watch = client.watch(&format!("{MAPS}?watch=true&resourceVersion={start}&labelSelector=l")).await;
-    assert_eq!(watch.event().await, told("ADDED", "b", b));
+    assert_eq!(watch.event().await, event("ADDED", "b", b));
     // AC-10a-13
     server.compact("configmaps", b);
     let mut late = client.watch(&format!("{MAPS}?watch=true&resourceVersion={start}")).await;
@@ -98,7 +98,7 @@ async fn a_watch_goes_on_where_it_was_as_long_as_the_ring_reaches() {
     let mut future = client.watch(&format!("{MAPS}?watch=true&resourceVersion={far}")).await;
     server.create(map("skipped", "x"));
     let next = rv(&server.create(map("told", "x")));
-    assert_eq!(future.event().await, told("ADDED", "told", next));
+    assert_eq!(future.event().await, event("ADDED", "told", next));
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn a_server_that_goes_down_ends_its_watches() {
     let made = rv(&server.create(map("a", "x")));
     let mut client = Client::admin(&server).await;
     let mut watch = client.watch(&format!("{MAPS}?watch=true&resourceVersion={start}&labelSelector=l")).await;
-    assert_eq!(watch.event().await, told("ADDED", "a", made), "versions and events survive");
+    assert_eq!(watch.event().await, event("ADDED", "a", made), "versions and events survive");
     server.restart(Ring::Wipe, Duration::ZERO).await;
     let mut client = Client::admin(&server).await;
     let mut watch = client.watch(&format!("{MAPS}?watch=true&resourceVersion={start}")).await;

@@ -49,7 +49,7 @@ async fn streams_per_connection_are_limited() {
 }
 
 #[tokio::test]
-async fn a_connection_told_to_go_away_ends_its_work() {
+async fn a_connection_with_goaway_finishes_its_requests() {
     let server = ApiServer::start().await;
     let mut client = Client::admin(&server).await;
     server.fault(Fault::new(Effect::Goaway).on("create", "configmaps"));
@@ -99,7 +99,7 @@ async fn too_much_is_too_much() {
 
 #[tokio::test]
 #[should_panic(expected = "PATCH /api/v1/namespaces/default/configmaps/m")]
-async fn who_waits_in_vain_is_told_what_happened() {
+async fn a_timed_out_wait_reports_the_requests() {
     let server = ApiServer::start().await;
     server.create(map("m"));
     Client::admin(&server).await.ask("PATCH", &format!("{MAPS}/m"), Some(&json!({"data": {"a": "1"}}))).await;
@@ -110,7 +110,7 @@ async fn who_waits_in_vain_is_told_what_happened() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_good_as_long_as_the_clock_says() {
+async fn a_certificate_expires_by_the_clock_of_the_server() {
     // AC-10a-20
     let server = ApiServer::start().await;
     let mut client = Client::admin(&server).await;
@@ -126,7 +126,7 @@ async fn a_certificate_is_good_as_long_as_the_clock_says() {
 }
 
 #[tokio::test]
-async fn kubeconfigs_lead_to_who_they_say() {
+async fn kubeconfigs_authenticate_as_their_users() {
     let server = ApiServer::start().await;
     let node = server.node_kubeconfig("n1");
     let text: Value = serde_json::from_str(&std::fs::read_to_string(node).expect("written")).expect("JSON");
@@ -170,9 +170,9 @@ async fn logs_are_asked_of_the_kubelet_of_the_node() {
     for alpn in ["h2", "http/1.1"] {
         let admin: (&str, &[&str]) = ("admin", &["system:masters"]);
         let mut client = Client::connect(&server, Some(admin), alpn).await.expect("connected");
-        let told = client.get(&format!("{path}?tailLines=5")).await;
-        let status: Value = serde_json::from_str(&told.text).expect("a Status");
-        assert_eq!((told.code, &status["message"]), (404, &json!("404 page not found\n")), "the kubelet's words");
+        let response = client.get(&format!("{path}?tailLines=5")).await;
+        let status: Value = serde_json::from_str(&response.text).expect("a Status");
+        assert_eq!((response.code, &status["message"]), (404, &json!("404 page not found\n")), "the kubelet's words");
         let asked = kubelet.log().last().cloned().expect("asked");
         assert_eq!(
             (asked.path.as_str(), asked.user.as_str()),

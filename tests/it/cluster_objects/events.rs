@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use berth_api::{EventDeps, EventRecorder, event_recorder};
 use berth_metrics::{ApiWriteMetrics, Registry};
-use berth_ports::{Event, EventSink, SystemClock};
+use berth_ports::{EventRecord, EventSink, SystemClock};
 use berth_types::PodRef;
 use serde_json::Value;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Silent;
 
 impl EventSink for Silent {
-    fn record(&self, _event: Event) {}
+    fn record(&self, _event: EventRecord) {}
 }
 
 /// The agent's event recorder and a test API server.
@@ -78,13 +78,13 @@ fn pod(name: &str) -> PodRef {
 }
 
 /// Message and count of the server's events, sorted.
-fn told(server: &ApiServer) -> Vec<(String, u64)> {
+fn counted_messages(server: &ApiServer) -> Vec<(String, u64)> {
     let one = |event: &Arc<Value>| {
         (event["message"].as_str().expect("a message").to_owned(), event["count"].as_u64().expect("a count"))
     };
-    let mut told: Vec<_> = server.all("events").iter().map(one).collect();
-    told.sort();
-    told
+    let mut counted: Vec<_> = server.all("events").iter().map(one).collect();
+    counted.sort();
+    counted
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -92,14 +92,14 @@ async fn ten_thousand_of_the_same_are_one_that_counts_to_a_burst() {
     // AC-05-34
     let bench = Bench::new().await;
     for _ in 0..FLOOD {
-        bench.recorder.record(Event::warning(&pod("p"), "BackOff", "Back-off restarting failed container"));
+        bench.recorder.record(EventRecord::warning(&pod("p"), "BackOff", "Back-off restarting failed container"));
     }
     bench.until_lost(FLOOD - 25).await;
     let asked = bench.until_counted(25).await;
     assert_eq!((asked.verb("create").len(), asked.verb("patch").len()), (1, 24), "{asked}");
-    assert_eq!(told(&bench.server), [("Back-off restarting failed container".to_owned(), 25)]);
-    bench.recorder.record(Event::normal(&pod("p"), "Started", "Container started"));
-    bench.recorder.record(Event::warning(&pod("q"), "BackOff", "Back-off restarting failed container"));
+    assert_eq!(counted_messages(&bench.server), [("Back-off restarting failed container".to_owned(), 25)]);
+    bench.recorder.record(EventRecord::normal(&pod("p"), "Started", "Container started"));
+    bench.recorder.record(EventRecord::warning(&pod("q"), "BackOff", "Back-off restarting failed container"));
     let asked = bench.until_counted(27).await;
     assert_eq!(asked.verb("create").len(), 3, "neither another kind nor another pod is hidden\n{asked}");
     assert_eq!(bench.metric("berth_events_dropped_total"), (FLOOD - 25) as f64);
@@ -111,26 +111,26 @@ async fn ten_thousand_of_one_reason_become_one_from_the_tenth_on() {
     // AC-05-35
     let bench = Bench::new().await;
     for number in 0..FLOOD {
-        bench.recorder.record(Event::warning(&pod("p"), "Failed", format!("container {number} failed")));
+        bench.recorder.record(EventRecord::warning(&pod("p"), "Failed", format!("container {number} failed")));
     }
     bench.until_lost(FLOOD - 25).await;
     let asked = bench.until_counted(25).await;
     assert_eq!((asked.verb("create").len(), asked.verb("patch").len()), (10, 15), "{asked}");
-    let told = told(&bench.server);
+    let events = counted_messages(&bench.server);
     let (combined, own): (Vec<_>, Vec<_>) =
-        told.into_iter().partition(|(message, _)| message.starts_with("(combined from similar events): container "));
+        events.into_iter().partition(|(message, _)| message.starts_with("(combined from similar events): container "));
     assert_eq!(own.iter().map(|(_, count)| *count).collect::<Vec<_>>(), [1; 9], "{own:?}");
     assert_eq!(combined.iter().map(|(_, count)| *count).collect::<Vec<_>>(), [16], "{combined:?}");
     assert_eq!(bench.metric("berth_events_dropped_total"), (FLOOD - 25) as f64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_that_nobody_takes_do_not_pile_up() {
+async fn ten_thousand_events_do_not_pile_up_behind_a_hung_server() {
     let bench = Bench::new().await;
     bench.server.fault(Fault::new(Effect::Hang).on("create", "events").always());
     let begun = std::time::Instant::now();
     for number in 0..FLOOD {
-        bench.recorder.record(Event::warning(&pod(&format!("p{number}")), "Failed", "no"));
+        bench.recorder.record(EventRecord::warning(&pod(&format!("p{number}")), "Failed", "no"));
     }
     assert!(begun.elapsed() < Duration::from_secs(20), "who records never waits: {:?}", begun.elapsed());
     // 16 writes are in flight.

@@ -4,9 +4,9 @@ use std::{fs, sync::Arc, time::Duration};
 
 use berth_api::{ApiObjects, ApiStorage, ChangedPods, ObjectsConfig, ObjectsDeps, Strategy};
 use berth_metrics::{ReflectorMetrics, Registry, VolumeMetrics};
-use berth_ports::{Event, EventSink, NodeFacts, ObjectSource, SystemClock, VolumeManager};
+use berth_ports::{EventRecord, EventSink, NodeFacts, ObjectSource, SystemClock, VolumeManager};
 use berth_types::Pod;
-use berth_volumes::{Credentials, Manager, VolumesConfig, VolumesDeps};
+use berth_volumes::{CredentialStorage, PodVolumeManager, VolumesConfig, VolumesDeps};
 use serde_json::{Value, json};
 use tokio::{
     sync::watch,
@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(60);
 struct NoEvents;
 
 impl EventSink for NoEvents {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         panic!("nothing is to be told: {event:?}");
     }
 }
@@ -33,7 +33,7 @@ impl EventSink for NoEvents {
 struct Node {
     objects: Arc<ApiObjects>,
     changed: ChangedPods,
-    volumes: Manager,
+    volumes: PodVolumeManager,
     root: tempfile::TempDir,
     _stop: DropGuard,
 }
@@ -61,8 +61,8 @@ impl Node {
         let (objects, changed, upkeep) = ApiObjects::new(&config, deps);
         tokio::spawn(upkeep);
         let root = tempfile::tempdir().expect("a directory");
-        let volumes = Manager::new(
-            VolumesConfig { root: root.path().to_owned(), credentials: Credentials::OnDisk },
+        let volumes = PodVolumeManager::new(
+            VolumesConfig { root: root.path().to_owned(), credentials: CredentialStorage::OnDisk },
             VolumesDeps {
                 facts: watch::channel(Arc::new(NodeFacts::default())).1,
                 objects: objects.clone(),

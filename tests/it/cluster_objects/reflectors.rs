@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use berth_api::{ReflectorDeps, Selection, Store, api::Resource, reflect};
+use berth_api::{ReflectorDeps, ReflectorStore, Selection, api::Resource, reflect};
 use berth_metrics::{ReflectorMetrics, Registry};
 use berth_types::api::ConfigMap;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn map(name: &str, value: &str) -> Value {
            "data": {"k": value}})
 }
 
-async fn follow(server: &ApiServer) -> Store<ConfigMap> {
+async fn follow(server: &ApiServer) -> ReflectorStore<ConfigMap> {
     let deps = ReflectorDeps::new(ReflectorMetrics::new(&Registry::new()), CancellationToken::new());
     let (store, run) = reflect(connect(&server.kubeconfig()).await, Selection::all(Resource::CONFIG_MAPS), deps);
     tokio::spawn(run);
@@ -42,7 +42,7 @@ fn there(server: &ApiServer) -> BTreeMap<String, String> {
     server.all("configmaps").iter().map(|object| (text(object, "name"), text(object, "resourceVersion"))).collect()
 }
 
-fn here(store: &Store<ConfigMap>) -> BTreeMap<String, String> {
+fn here(store: &ReflectorStore<ConfigMap>) -> BTreeMap<String, String> {
     let meta = |object: &Arc<ConfigMap>| {
         let meta = &object.metadata;
         (meta.name.clone().unwrap_or_default(), meta.resource_version.clone().unwrap_or_default())
@@ -50,7 +50,7 @@ fn here(store: &Store<ConfigMap>) -> BTreeMap<String, String> {
     store.snapshot().objects.values().map(meta).collect()
 }
 
-async fn same(store: &mut Store<ConfigMap>, server: &ApiServer, after: &str) {
+async fn same(store: &mut ReflectorStore<ConfigMap>, server: &ApiServer, after: &str) {
     let until = Instant::now() + SOON;
     while here(store) != there(server) {
         let left = until.saturating_duration_since(Instant::now());

@@ -220,7 +220,7 @@ fn a_watchdog_that_cannot_be_fed_is_refused() {
 }
 
 #[test]
-fn deprecated_flags_are_told_on_standard_error() {
+fn deprecated_flags_are_reported_on_standard_error() {
     let ran = kubelet(&["--max-pods=5", "--foo-never"]);
     assert!(!ran.err.contains("has been deprecated"), "a command line that cannot be read tells only that");
     let ran = kubelet(&["--max-pods=5", "--exit-on-lock-contention"]);

@@ -36,7 +36,7 @@ async fn commands_at_the_same_time_share_a_connection_and_wait_for_room_on_it() 
 }
 
 #[tokio::test]
-async fn a_runtime_that_is_not_there_is_told_of_as_in_other_calls_and_found_when_it_comes() {
+async fn a_missing_runtime_is_reported_as_in_other_calls_and_found_when_it_starts() {
     let dir = tempfile::tempdir().expect("a directory");
     let (connection, _) = client(&dir.path().join("cri.sock"));
     let other = connection.runtime.version("").await.expect_err("nobody there");
@@ -94,7 +94,7 @@ async fn refusals_keep_their_code_and_an_answer_that_is_torn_is_none() {
 }
 
 #[tokio::test]
-async fn the_runtime_learns_that_nobody_waits_any_more() {
+async fn a_dropped_call_is_canceled_at_the_runtime() {
     let running = Server::new().on(EXEC, Answer::Hang).start().await;
     let (connection, _) = client(running.socket());
     let reached = async {

@@ -9,7 +9,7 @@ mod wire;
 use std::{path::Path, time::Duration};
 
 use berth_cri::{
-    Connection, CriConfig, CriError, ExecOutput, ImageService, ProbeError, RuntimeCgroupDriver, RuntimeService,
+    CriClients, CriConfig, CriError, ExecOutput, ImageService, ProbeError, RuntimeCgroupDriver, RuntimeService,
     connect, probe,
 };
 use berth_metrics::Registry;
@@ -20,7 +20,7 @@ use wire::{Answer, Server};
 
 const T: Duration = Duration::from_millis(300);
 
-fn client(socket: &Path) -> (Connection, Registry) {
+fn client(socket: &Path) -> (CriClients, Registry) {
     let config = CriConfig {
         endpoint: format!("unix://{}", socket.display()),
         image_endpoint: String::new(),
@@ -74,7 +74,7 @@ async fn a_healthy_runtime_passes() {
 }
 
 #[tokio::test]
-async fn the_cgroup_driver_is_what_the_runtime_says() {
+async fn the_cgroup_driver_is_the_one_of_the_runtime() {
     let (info, _) = probed(healthy().on("RuntimeService/RuntimeConfig", driver(1))).await;
     assert_eq!(info.expect("passes").cgroup_driver, RuntimeCgroupDriver::Cgroupfs);
     let nothing = Answer::ok(&cri::RuntimeConfigResponse { linux: None });
@@ -88,7 +88,7 @@ async fn the_cgroup_driver_is_what_the_runtime_says() {
 }
 
 #[tokio::test]
-async fn a_missing_socket_is_told_as_the_operator_knows_it() {
+async fn a_missing_socket_is_reported_with_the_familiar_text() {
     let dir = tempfile::tempdir().expect("a directory");
     let socket = dir.path().join("none.sock");
     let (connection, registry) = client(&socket);
@@ -157,7 +157,7 @@ async fn a_hang_ends_with_the_deadline() {
 }
 
 #[tokio::test]
-async fn commands_that_fail_say_how() {
+async fn failed_commands_report_exit_code_and_standard_error() {
     let exited = cri::ExecSyncResponse { stdout: b"out".to_vec(), stderr: b"oops".to_vec(), exit_code: 3 };
     let running = Server::new().on("RuntimeService/ExecSync", Answer::ok(&exited)).start().await;
     let (connection, _) = client(running.socket());

@@ -53,7 +53,7 @@ pub struct Server {
     streams: Option<u32>,
 }
 
-pub struct Running {
+pub struct RunningServer {
     socket: PathBuf,
     dir: Option<TempDir>,
     calls: Arc<Mutex<HashMap<String, usize>>>,
@@ -79,11 +79,11 @@ impl Server {
         self
     }
 
-    pub async fn start(self) -> Running {
+    pub async fn start(self) -> RunningServer {
         self.start_at(tempfile::tempdir().expect("a directory")).await
     }
 
-    pub async fn start_at(self, dir: TempDir) -> Running {
+    pub async fn start_at(self, dir: TempDir) -> RunningServer {
         let socket = dir.path().join("cri.sock");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
@@ -112,11 +112,11 @@ impl Server {
                 .add_routes(Router::new().fallback(any(handler)).into())
                 .serve_with_incoming(incoming),
         );
-        Running { socket, dir: Some(dir), calls, connections, canceled: given_up, runtime: Some(runtime) }
+        RunningServer { socket, dir: Some(dir), calls, connections, canceled: given_up, runtime: Some(runtime) }
     }
 }
 
-impl Running {
+impl RunningServer {
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -144,7 +144,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningServer {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();

@@ -28,8 +28,8 @@ async fn a_stage_without_an_end_can_be_undone() {
     let usage = world.usage("p", json!({}));
     for code in [Code::DeadlineExceeded, Code::Unavailable, Code::Aborted, Code::Cancelled, Code::ResourceExhausted] {
         driver.fail("NodeStageVolume", 1, Fault::ErrorAfter(code, "late"));
-        let told = world.csi.stage(&usage).await.expect_err("no end");
-        assert_eq!(told.class, Class::Uncertain, "{code:?}");
+        let error = world.csi.stage(&usage).await.expect_err("no end");
+        assert_eq!(error.class, Class::Uncertain, "{code:?}");
         assert_eq!(world.mounts().len(), 1, "it was done after all");
         let before = driver.of("NodeUnstageVolume").len();
         world.csi.unstage(&staged(&usage)).await.expect("undone");
@@ -47,9 +47,9 @@ async fn a_stage_that_was_refused_leaves_nothing() {
     let (world, driver, _plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     driver.fail("NodeStageVolume", 2, Fault::Refuse(Code::InvalidArgument, "no such thing"));
-    let told = world.csi.stage(&usage).await.expect_err("refused");
-    assert_eq!(told.class, Class::Final);
-    assert_eq!(told.text, "rpc error: code = InvalidArgument desc = no such thing");
+    let error = world.csi.stage(&usage).await.expect_err("refused");
+    assert_eq!(error.class, Class::Final);
+    assert_eq!(error.text, "rpc error: code = InvalidArgument desc = no such thing");
     assert_eq!(world.left(), Vec::<std::path::PathBuf>::new());
     world.csi.unstage(&staged(&usage)).await.expect("nothing to do");
     assert_eq!(driver.mutating_calls(), ["NodeStageVolume"], "not asked to undo what it refused");
@@ -76,8 +76,8 @@ async fn a_publish_that_was_refused_leaves_what_the_pod_had() {
     let path = mount(&world.csi, &usage).await;
     driver.fail("NodePublishVolume", 2, Fault::Refuse(Code::Internal, "no"));
     for again in [Usage { is_republish: true, ..usage.clone() }, Usage { was_rebuilt: true, ..usage.clone() }] {
-        let told = world.csi.publish(&again).await.expect_err("refused");
-        assert_eq!(told.class, Class::Final);
+        let error = world.csi.publish(&again).await.expect_err("refused");
+        assert_eq!(error.class, Class::Final);
         assert_eq!(fs::read_to_string(path.join("file")).expect("still there"), DATA);
         assert!(usage.target.join("vol_data.json").exists());
     }
@@ -96,14 +96,14 @@ async fn a_driver_that_dies_in_a_call_may_have_done_it() {
         [("NodeStageVolume", 1), ("NodePublishVolume", 2), ("NodeUnpublishVolume", 3), ("NodeUnstageVolume", 4)]
     {
         driver.fail(method, 1, Fault::DieAfter);
-        let told = match calls {
+        let result = match calls {
             1 => world.csi.stage(&usage).await.map(drop),
             2 => world.csi.publish(&usage).await.map(drop),
             3 => world.csi.unpublish(&removal(&usage)).await,
             _ => world.csi.unstage(&staged(&usage)).await,
         };
-        let told = told.expect_err("the connection is lost");
-        assert_eq!(told.class, Class::Uncertain, "{method}: {told}");
+        let error = result.expect_err("the connection is lost");
+        assert_eq!(error.class, Class::Uncertain, "{method}: {error}");
         driver.die().await;
         driver.serve().await;
         // The registration stays valid: the channel reconnects to the new process.
@@ -151,8 +151,8 @@ async fn answer_twice(listener: UnixListener, answers: fn(&str) -> [Bytes; 2]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_driver_that_answers_twice_is_heard_once() {
-    if skips("a_driver_that_answers_twice_is_heard_once") {
+async fn only_the_first_of_two_responses_counts() {
+    if skips("only_the_first_of_two_responses_counts") {
         return;
     }
     let world = Fixture::open();
@@ -164,8 +164,8 @@ async fn a_driver_that_answers_twice_is_heard_once() {
         let none = Bytes::new();
         match path.rsplit('/').next() {
             Some("NodeGetInfo") => ["first", "second"].map(|id| {
-                let told = csi::NodeGetInfoResponse { node_id: id.to_owned(), ..Default::default() };
-                told.encode_to_vec().into()
+                let response = csi::NodeGetInfoResponse { node_id: id.to_owned(), ..Default::default() };
+                response.encode_to_vec().into()
             }),
             Some("NodeGetCapabilities") => {
                 let rpc = csi::node_service_capability::Rpc {
@@ -229,14 +229,14 @@ async fn without_its_driver_a_volume_waits() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let text = format!("driver name {DRIVER} not found in the list of registered CSI drivers");
-    for (told, begins) in [
+    for (result, begins) in [
         (world.csi.stage(&usage).await.map(drop), "attacher.MountDevice failed to create newCsiDriverClient: "),
         (world.csi.publish(&usage).await.map(drop), "mounter.SetUpAt failed to get CSI client: "),
         (world.csi.unpublish(&removal(&usage)).await, "Unmounter.TearDownAt failed to get CSI client: "),
         (world.csi.unstage(&staged(&usage)).await, "attacher.UnmountDevice failed to create newCsiDriverClient: "),
     ] {
-        let told = told.expect_err("no driver");
-        assert_eq!((told.class, told.text), (Class::Transient, format!("kubernetes.io/csi: {begins}{text}")));
+        let error = result.expect_err("no driver");
+        assert_eq!((error.class, error.text), (Class::Transient, format!("kubernetes.io/csi: {begins}{text}")));
     }
     assert_eq!(world.mounts().len(), 2, "nothing was touched");
     cured.mark_unchanged();
@@ -286,9 +286,9 @@ async fn a_driver_that_lies_about_unmounting_is_not_believed() {
     let usage = world.usage("p", json!({}));
     let path = mount(&world.csi, &usage).await;
     driver.fail("NodeUnpublishVolume", 1, Fault::SucceedWithoutEffect);
-    let told = world.csi.unpublish(&removal(&usage)).await.expect_err("it is mounted still");
-    assert_eq!(told.class, Class::Uncertain);
-    assert!(told.text.ends_with("/mount is still mounted"), "{told}");
+    let error = world.csi.unpublish(&removal(&usage)).await.expect_err("it is mounted still");
+    assert_eq!(error.class, Class::Uncertain);
+    assert!(error.text.ends_with("/mount is still mounted"), "{error}");
     assert_eq!(fs::read_to_string(path.join("file")).expect("untouched"), DATA);
     assert!(usage.target.join("vol_data.json").exists());
     unmount(&world.csi, &usage).await;
@@ -311,7 +311,7 @@ async fn an_inline_volume_that_is_gone_already_is_gone() {
     assert_eq!(world.left(), Vec::<std::path::PathBuf>::new());
     let usage = world.usage("p", json!({}));
     mount(&world.csi, &usage).await;
-    let told = world.csi.unpublish(&removal(&usage)).await.expect_err("a persistent one should be known");
-    assert!(told.text.starts_with("kubernetes.io/csi: Unmounter.TearDownAt failed: rpc error: code = NotFound"));
+    let error = world.csi.unpublish(&removal(&usage)).await.expect_err("a persistent one should be known");
+    assert!(error.text.starts_with("kubernetes.io/csi: Unmounter.TearDownAt failed: rpc error: code = NotFound"));
     unmount(&world.csi, &usage).await;
 }

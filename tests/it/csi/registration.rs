@@ -41,8 +41,8 @@ async fn a_driver_is_registered_and_deregistered_with_its_socket() {
     drop(plugin);
     until("deregistered", || world.drivers.get(DRIVER).is_err() && world.objects.on_node(DRIVER).is_none()).await;
     until("its series are gone", || page("actual_state_of_world") + page("desired_state_of_world") == 0).await;
-    let told = world.drivers.get(DRIVER).map(drop).expect_err("gone");
-    assert_eq!(told, format!("driver name {DRIVER} not found in the list of registered CSI drivers"));
+    let error = world.drivers.get(DRIVER).map(drop).expect_err("gone");
+    assert_eq!(error, format!("driver name {DRIVER} not found in the list of registered CSI drivers"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,9 +86,9 @@ async fn what_was_there_before_the_watcher_and_what_lies_deeper_is_found() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_cannot_be_taken_is_told_why() {
+async fn a_rejected_plugin_gets_the_reason() {
     // AC-06c-14, AC-07-22
-    if skips("who_cannot_be_taken_is_told_why") {
+    if skips("a_rejected_plugin_gets_the_reason") {
         return;
     }
     let world = Fixture::open();
@@ -155,8 +155,8 @@ async fn a_higher_version_takes_the_place_and_the_old_socket_takes_nothing_along
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_hostile_hold_up_nobody() {
-    if skips("the_hostile_hold_up_nobody") {
+async fn hostile_plugins_block_no_others() {
+    if skips("hostile_plugins_block_no_others") {
         return;
     }
     let world = Fixture::open();
@@ -197,8 +197,8 @@ async fn what_cannot_be_written_is_tried_again() {
     world.watch();
     let driver = CsiDriver::start(DriverProperties::of(DRIVER), &world.root, &world.data).await;
     let plugin = Plugin::csi(&world.socket(DRIVER), DRIVER, &driver.endpoint, &["1.0.0"]);
-    let told = plugin.refused().await;
-    assert_eq!(told, "RegisterPlugin error -- plugin registration failed with err: detected topology value collision");
+    let error = plugin.refused().await;
+    assert_eq!(error, "RegisterPlugin error -- plugin registration failed with err: detected topology value collision");
     assert!(world.drivers.get(DRIVER).is_err());
     world.objects.refuse(None);
     plugin.registered().await;

@@ -95,17 +95,17 @@ async fn a_pods_own_volume_needs_a_driver_that_takes_it() {
         json!({"driver": DRIVER, "readOnly": true,
         "nodePublishSecretRef": {"name": "publish"}, "volumeAttributes": {"a": "b"}}),
     );
-    let told = world.csi.publish(&usage).await.expect_err("only persistent ones");
-    assert_eq!(told.class, Class::Transient);
-    assert!(told.text.ends_with(&format!(
+    let error = world.csi.publish(&usage).await.expect_err("only persistent ones");
+    assert_eq!(error.class, Class::Transient);
+    assert!(error.text.ends_with(&format!(
         "volume mode \"Ephemeral\" not supported by driver {DRIVER} (only supports [\"Persistent\"])"
     )));
     let spec = json!({"attachRequired": false, "fsGroupPolicy": "File", "podInfoOnMount": true,
         "volumeLifecycleModes": ["Ephemeral"], "tokenRequests": [{"audience": ""}, {"audience": "vault"}]});
     world.objects.driver(DRIVER, spec.clone());
-    let told = world.csi.publish(&usage).await.expect_err("no secret");
-    assert_eq!(told.class, Class::Transient);
-    assert!(told.text.contains("fetching NodePublishSecretRef ns/publish failed"), "{told}");
+    let error = world.csi.publish(&usage).await.expect_err("no secret");
+    assert_eq!(error.class, Class::Transient);
+    assert!(error.text.contains("fetching NodePublishSecretRef ns/publish failed"), "{error}");
     world.objects.secret("publish", "key", "value");
     let traits = world.csi.describe(&usage.pod, &usage.spec).await.expect("described");
     assert!(!traits.is_shared() && !traits.attachable);
@@ -153,12 +153,12 @@ async fn an_attachment_is_waited_for_and_its_words_passed_on() {
     );
     // `printf hdisk.example.comn | sha256sum`
     let name = "csi-63a6b0792f16cceffa0b0689df65a4df7e1190d3ad60d6a1f76bd5a58dcdbe6f";
-    let told = world.csi.attached(&usage).await.expect_err("there is none");
-    assert_eq!(told.class, Class::Transient);
-    assert_eq!(told.text, format!("volume h has GET error for volume attachment {name}: {name} not found"));
+    let error = world.csi.attached(&usage).await.expect_err("there is none");
+    assert_eq!(error.class, Class::Transient);
+    assert_eq!(error.text, format!("volume h has GET error for volume attachment {name}: {name} not found"));
     world.objects.attachment(name, json!({"attached": false}));
-    let told = world.csi.attached(&usage).await.expect_err("not yet");
-    assert_eq!(told.text, format!("volume h is not attached for volume attachment {name}"));
+    let error = world.csi.attached(&usage).await.expect_err("not yet");
+    assert_eq!(error.text, format!("volume h is not attached for volume attachment {name}"));
     world.objects.attachment(name, json!({"attached": true, "attachmentMetadata": {"device": "sda"}}));
     world.csi.attached(&usage).await.expect("attached");
     mount(&world.csi, &usage).await;
@@ -227,8 +227,8 @@ async fn volumes_are_expanded_by_drivers_that_can() {
         (tonic::Code::Internal, ErrorCause::Other),
     ] {
         driver.fail("NodeExpandVolume", 1, berth_testkit::csi::Fault::Refuse(code, "no"));
-        let told = world.csi.expand(&expansion).await.expect_err("refused");
-        assert_eq!((told.class, told.trouble), (Class::Final, trouble), "{code:?}");
+        let error = world.csi.expand(&expansion).await.expect_err("refused");
+        assert_eq!((error.class, error.trouble), (Class::Final, trouble), "{code:?}");
     }
     unmount(&world.csi, &usage).await;
 
@@ -299,17 +299,17 @@ async fn a_label_of_selinux_comes_with_the_mount() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_driver_says_whether_a_volume_is_well() {
+async fn a_driver_reports_the_volume_condition() {
     // Spec 07 §12.8
-    if skips("a_driver_says_whether_a_volume_is_well") {
+    if skips("a_driver_reports_the_volume_condition") {
         return;
     }
     let (world, driver, plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     let path = mount(&world.csi, &usage).await;
     driver.nature(|nature| nature.condition = Some((true, "a disk is broken".to_owned())));
-    let told = world.csi.fullness(&usage, &path).await.expect("told");
-    assert_eq!(told.condition, None, "a driver that does not say that it can say is not heard");
+    let stats = world.csi.fullness(&usage, &path).await.expect("told");
+    assert_eq!(stats.condition, None, "a driver that does not say that it can say is not heard");
     unmount(&world.csi, &usage).await;
     drop(plugin);
     let gone = async {
@@ -324,28 +324,28 @@ async fn a_driver_says_whether_a_volume_is_well() {
     let path = mount(&world.csi, &usage).await;
     for (is_abnormal, message) in [(true, "a disk is broken"), (false, "")] {
         driver.nature(|nature| nature.condition = Some((is_abnormal, message.to_owned())));
-        let told = world.csi.fullness(&usage, &path).await.expect("told");
-        assert_eq!(told.condition, Some(VolumeCondition { is_abnormal, message: message.to_owned() }));
-        assert_eq!(told.capacity, 1000);
+        let stats = world.csi.fullness(&usage, &path).await.expect("told");
+        assert_eq!(stats.condition, Some(VolumeCondition { is_abnormal, message: message.to_owned() }));
+        assert_eq!(stats.capacity, 1000);
     }
     driver.nature(|nature| nature.condition = None);
-    let told = world.csi.fullness(&usage, &path).await.expect("told");
+    let stats = world.csi.fullness(&usage, &path).await.expect("told");
     let well = VolumeCondition { is_abnormal: false, message: String::new() };
-    assert_eq!(told.condition, Some(well), "who can say and does not has nothing to complain of");
+    assert_eq!(stats.condition, Some(well), "who can say and does not has nothing to complain of");
     unmount(&world.csi, &usage).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drivers_say_how_full_their_volumes_are() {
-    if skips("drivers_say_how_full_their_volumes_are") {
+async fn drivers_report_the_usage_of_their_volumes() {
+    if skips("drivers_report_the_usage_of_their_volumes") {
         return;
     }
     let (world, driver, _plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     let path = mount(&world.csi, &usage).await;
-    let told = world.csi.fullness(&usage, &path).await.expect("told");
-    assert_eq!((told.source.as_str(), told.capacity, told.available, told.used), (DRIVER, 1000, 990, 10));
-    assert_eq!((told.inodes, told.inodes_free, told.inodes_used), (100, 90, 10));
+    let stats = world.csi.fullness(&usage, &path).await.expect("told");
+    assert_eq!((stats.source.as_str(), stats.capacity, stats.available, stats.used), (DRIVER, 1000, 990, 10));
+    assert_eq!((stats.inodes, stats.inodes_free, stats.inodes_used), (100, 90, 10));
     assert_eq!(driver.of("NodeGetVolumeStats")[0].path, path);
     unmount(&world.csi, &usage).await;
 

@@ -15,8 +15,8 @@ fn alerts_fire_where_they_should() {
     for arguments in [["check", "rules", "alerts.yaml"], ["test", "rules", "alerts.test.yaml"]] {
         match Command::new("promtool").args(arguments).current_dir(folder()).output() {
             Ok(output) => {
-                let said = [output.stdout, output.stderr].concat();
-                assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&said));
+                let printed = [output.stdout, output.stderr].concat();
+                assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&printed));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 assert!(std::env::var_os("CI").is_none(), "promtool is missing on CI");

@@ -13,7 +13,7 @@ use std::{
 use berth::serving::node_logs::MachineLogs;
 use berth_server::{ports::NodeLogs, routes::node_logs};
 
-use crate::endpoints::{get, told};
+use crate::endpoints::{get, status_and_body};
 
 /// Writes a journal from export-format entries.
 const WRITER: &str = "/lib/systemd/systemd-journal-remote";
@@ -81,9 +81,10 @@ async fn a_journal_is_asked_for_what_is_meant() {
         ("query=kubelet&boot=0", &["first", "Second: $(reboot)", "third"]),
     ] {
         let response = node_logs::read(&logs, true, &get(&format!("/logs/?{query}"), &[]), "").await;
-        let (status, body) = told(response).await;
+        let (status, body) = status_and_body(response).await;
         let text = String::from_utf8(body).expect("text");
-        let said: Vec<&str> = text.lines().filter_map(|line| line.split_once("test: ")).map(|line| line.1).collect();
-        assert_eq!((status, said.as_slice()), (200, wanted), "{query}: {text}");
+        let messages: Vec<&str> =
+            text.lines().filter_map(|line| line.split_once("test: ")).map(|line| line.1).collect();
+        assert_eq!((status, messages.as_slice()), (200, wanted), "{query}: {text}");
     }
 }

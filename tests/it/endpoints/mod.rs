@@ -23,7 +23,7 @@ fn get(uri: &str, headers: &[(&str, &str)]) -> Request<Body> {
 }
 
 /// Status and body of a response.
-async fn told(response: Response) -> (u16, Vec<u8>) {
+async fn status_and_body(response: Response) -> (u16, Vec<u8>) {
     let status: StatusCode = response.status();
     (status.as_u16(), response.into_body().collect().await.expect("a whole body").to_bytes().to_vec())
 }

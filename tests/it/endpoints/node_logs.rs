@@ -12,15 +12,15 @@ use axum::response::Response;
 use berth::serving::node_logs::MachineLogs;
 use berth_server::{ports::NodeLogs, routes::node_logs};
 
-use crate::endpoints::{get, told};
+use crate::endpoints::{get, status_and_body};
 
 /// A log directory, and a fake `journalctl` that knows `kubelet.service` and prints its arguments.
-struct Ground {
+struct LogFixture {
     dir: tempfile::TempDir,
     logs: Arc<dyn NodeLogs>,
 }
 
-impl Ground {
+impl LogFixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let root = dir.path().join("log");
@@ -56,7 +56,7 @@ impl Ground {
     }
 
     async fn ask(&self, path: &str, query: &str) -> (u16, String) {
-        let (status, body) = told(self.respond(path, query, &[]).await).await;
+        let (status, body) = status_and_body(self.respond(path, query, &[]).await).await;
         (status, String::from_utf8(body).expect("text"))
     }
 }
@@ -64,7 +64,7 @@ impl Ground {
 #[tokio::test]
 async fn files_are_served_and_nothing_leads_out() {
     // AC-04-23
-    let ground = Ground::new();
+    let fixture = LogFixture::new();
     let missing = (404, "404 page not found\n".to_owned());
     for path in [
         "x",
@@ -79,7 +79,7 @@ async fn files_are_served_and_nothing_leads_out() {
         "/etc/passwd",
         "\u{0}",
     ] {
-        assert_eq!(ground.ask(path, "").await, missing, "{path:?}");
+        assert_eq!(fixture.ask(path, "").await, missing, "{path:?}");
     }
     for (path, body) in [
         ("syslog", "0123456789"),
@@ -87,9 +87,9 @@ async fn files_are_served_and_nothing_leads_out() {
         ("pods/../syslog", "0123456789"),
         ("with index/", "<p>index</p>"),
     ] {
-        assert_eq!(ground.ask(path, "").await, (200, body.to_owned()), "{path}");
+        assert_eq!(fixture.ask(path, "").await, (200, body.to_owned()), "{path}");
     }
-    let syslog = ground.respond("syslog", "", &[]).await;
+    let syslog = fixture.respond("syslog", "", &[]).await;
     let header = |name: &str| syslog.headers()[name].to_str().expect("text").to_owned();
     assert_eq!(header("content-type"), "text/plain; charset=utf-8");
     assert_eq!((header("content-length"), header("accept-ranges")), ("10".to_owned(), "bytes".to_owned()));
@@ -98,8 +98,8 @@ async fn files_are_served_and_nothing_leads_out() {
 
 #[tokio::test]
 async fn directories_are_listed_and_paths_put_right() {
-    let ground = Ground::new();
-    let (status, page) = ground.ask("", "").await;
+    let fixture = LogFixture::new();
+    let (status, page) = fixture.ask("", "").await;
     let expected = "<!doctype html>\n<meta name=\"viewport\" content=\"width=device-width\">\n<pre>\n\
                     <a href=\"%3Cb%3E&amp;%22%27.log\">&lt;b&gt;&amp;&#34;&#39;.log</a>\n\
                     <a href=\"containers/\">containers/</a>\n<a href=\"crio.log\">crio.log</a>\n<a href=\"etcd/\">etcd/</a>\n\
@@ -113,21 +113,21 @@ async fn directories_are_listed_and_paths_put_right() {
         ("etcd/index.html", "", "./"),
         ("syslog/", "", "../syslog"),
     ] {
-        let response = ground.respond(path, query, &[]).await;
+        let response = fixture.respond(path, query, &[]).await;
         assert_eq!(
             (response.status().as_u16(), &response.headers()["location"]),
             (301, &location.parse().expect("a value")),
             "{path}"
         );
     }
-    let modified = ground.respond("etcd/", "", &[]).await.headers()["last-modified"].clone();
+    let modified = fixture.respond("etcd/", "", &[]).await.headers()["last-modified"].clone();
     let since = [("if-modified-since", modified.to_str().expect("text"))];
-    assert_eq!(ground.respond("etcd/", "", &since).await.status(), 304);
+    assert_eq!(fixture.respond("etcd/", "", &since).await.status(), 304);
 }
 
 #[tokio::test]
 async fn parts_of_files_and_what_has_not_changed() {
-    let ground = Ground::new();
+    let fixture = LogFixture::new();
     for (header, status, body, range) in [
         ("bytes=2-4", 206, "234", Some("bytes 2-4/10")),
         ("bytes=-3", 206, "789", Some("bytes 7-9/10")),
@@ -136,18 +136,21 @@ async fn parts_of_files_and_what_has_not_changed() {
         ("bytes=10-", 416, "invalid range: failed to overlap\n", Some("bytes */10")),
         ("bytes=5-2", 416, "invalid range\n", None),
     ] {
-        let response = ground.respond("syslog", "", &[("range", header)]).await;
+        let response = fixture.respond("syslog", "", &[("range", header)]).await;
         let shown = response.headers().get("content-range").map(|v| v.to_str().expect("text").to_owned());
         assert_eq!(shown.as_deref(), range, "{header}");
-        assert_eq!(told(response).await, (status, body.as_bytes().to_vec()), "{header}");
+        assert_eq!(status_and_body(response).await, (status, body.as_bytes().to_vec()), "{header}");
     }
-    let modified = ground.respond("syslog", "", &[]).await.headers()["last-modified"].clone();
+    let modified = fixture.respond("syslog", "", &[]).await.headers()["last-modified"].clone();
     let modified = modified.to_str().expect("text");
-    assert_eq!(told(ground.respond("syslog", "", &[("if-modified-since", modified)]).await).await, (304, vec![]));
+    assert_eq!(
+        status_and_body(fixture.respond("syslog", "", &[("if-modified-since", modified)]).await).await,
+        (304, vec![])
+    );
     let both = [("if-range", "Mon, 12 Jan 1970 13:46:40 GMT"), ("range", "bytes=2-4")];
-    assert_eq!(ground.respond("syslog", "", &both).await.status(), 200);
+    assert_eq!(fixture.respond("syslog", "", &both).await.status(), 200);
     let both = [("if-range", modified), ("range", "bytes=2-4")];
-    assert_eq!(ground.respond("syslog", "", &both).await.status(), 206);
+    assert_eq!(fixture.respond("syslog", "", &both).await.status(), 206);
 }
 
 #[tokio::test]
@@ -156,19 +159,19 @@ async fn what_may_not_be_read_is_forbidden() {
         println!("skipped what_may_not_be_read_is_forbidden: root may read everything");
         return;
     }
-    let ground = Ground::new();
-    fs::set_permissions(ground.root().join("syslog"), fs::Permissions::from_mode(0o000)).expect("ours");
-    assert_eq!(ground.ask("syslog", "").await, (403, "403 Forbidden\n".to_owned()));
+    let fixture = LogFixture::new();
+    fs::set_permissions(fixture.root().join("syslog"), fs::Permissions::from_mode(0o000)).expect("ours");
+    assert_eq!(fixture.ask("syslog", "").await, (403, "403 Forbidden\n".to_owned()));
 }
 
 #[tokio::test]
 async fn services_are_found_in_the_journal_or_in_files() {
     // AC-04-22
-    let ground = Ground::new();
-    let (status, text) = ground.ask("", "query=kubelet").await;
-    let said = "<--utc>\n<--no-pager>\n<--output=short-precise>\n<--unit=kubelet>\ntrouble\n";
-    assert_eq!((status, text.as_str()), (200, said), "standard error is part of the answer");
-    let (_, text) = ground.ask("", "query=kubelet&tailLines=3&pattern=a%20%24(reboot)&boot=-1").await;
+    let fixture = LogFixture::new();
+    let (status, text) = fixture.ask("", "query=kubelet").await;
+    let journal = "<--utc>\n<--no-pager>\n<--output=short-precise>\n<--unit=kubelet>\ntrouble\n";
+    assert_eq!((status, text.as_str()), (200, journal), "standard error is part of the answer");
+    let (_, text) = fixture.ask("", "query=kubelet&tailLines=3&pattern=a%20%24(reboot)&boot=-1").await;
     for word in ["<--lines=3>", "<--grep=a $(reboot)>", "<--boot>", "<-1>"] {
         assert!(text.contains(word), "{word} not in {text}");
     }
@@ -185,24 +188,24 @@ async fn services_are_found_in_the_journal_or_in_files() {
         ),
         ("query=/crio.log", "of crio\n"),
     ] {
-        assert_eq!(ground.ask("", query).await, (200, body.to_owned()), "{query}");
+        assert_eq!(fixture.ask("", query).await, (200, body.to_owned()), "{query}");
     }
-    let response = ground.respond("", "query=kubelet", &[("accept-encoding", "gzip")]).await;
+    let response = fixture.respond("", "query=kubelet", &[("accept-encoding", "gzip")]).await;
     assert_eq!(response.headers()["content-encoding"], "gzip");
     assert_eq!(response.headers()["content-type"], "text/plain;charset=UTF-8");
     let mut text = String::new();
-    let (_, zipped) = told(response).await;
+    let (_, zipped) = status_and_body(response).await;
     flate2::read::GzDecoder::new(zipped.as_slice()).read_to_string(&mut text).expect("gzip");
-    assert_eq!(text, said);
+    assert_eq!(text, journal);
     let mixed = [("accept-encoding", "gzip, deflate")];
-    assert!(!ground.respond("", "query=kubelet", &mixed).await.headers().contains_key("content-encoding"));
+    assert!(!fixture.respond("", "query=kubelet", &mixed).await.headers().contains_key("content-encoding"));
 }
 
 #[tokio::test]
-async fn queries_that_cannot_be_answered_say_why() {
+async fn invalid_queries_report_the_reason() {
     // AC-04-22
-    let ground = Ground::new();
-    let root = ground.root();
+    let fixture = LogFixture::new();
+    let root = fixture.root();
     let gone = format!("query: Invalid value: [\"/nope.log\"]: stat {}: no such file or directory\n", shown(&root));
     for (path, query, status, body) in [
         ("a", "query=kubelet", 406, "path not allowed in query mode\n"),
@@ -211,14 +214,14 @@ async fn queries_that_cannot_be_answered_say_why() {
         ("", "query=/nope.log", 406, gone.as_str()),
         ("", "query=a;b", 406, "query: Invalid value: \"a;b\": input contains unsupported characters\n"),
     ] {
-        assert_eq!(ground.ask(path, query).await, (status, body.to_owned()), "{path}?{query}");
+        assert_eq!(fixture.ask(path, query).await, (status, body.to_owned()), "{path}?{query}");
     }
     for file in ["query=/x", "query=/../../../etc/passwd", "query=/fifo"] {
-        assert_eq!(ground.ask("", file).await.0, 406, "{file}");
+        assert_eq!(fixture.ask("", file).await.0, 406, "{file}");
     }
     // With the feature off, the query string is ignored.
-    let response = node_logs::read(&ground.logs, false, &get("/logs/?query=kubelet", &[]), "").await;
-    assert!(told(response).await.1.starts_with(b"<!doctype html>"));
+    let response = node_logs::read(&fixture.logs, false, &get("/logs/?query=kubelet", &[]), "").await;
+    assert!(status_and_body(response).await.1.starts_with(b"<!doctype html>"));
 }
 
 fn shown(root: &Path) -> String {
@@ -227,24 +230,24 @@ fn shown(root: &Path) -> String {
 
 #[tokio::test]
 async fn a_machine_without_a_journal_has_files() {
-    let ground = Ground::new();
-    let logs: Arc<dyn NodeLogs> = Arc::new(MachineLogs::new(ground.root(), "/nonexistent/journalctl"));
+    let fixture = LogFixture::new();
+    let logs: Arc<dyn NodeLogs> = Arc::new(MachineLogs::new(fixture.root(), "/nonexistent/journalctl"));
     let response = node_logs::read(&logs, true, &get("/logs/?query=crio&query=kubelet", &[]), "").await;
-    assert_eq!(told(response).await, (200, b"of crio\n\nlog not found for kubelet\n".to_vec()));
+    assert_eq!(status_and_body(response).await, (200, b"of crio\n\nlog not found for kubelet\n".to_vec()));
 }
 
 #[tokio::test]
 async fn a_reader_who_leaves_ends_the_journal() {
-    let ground = Ground::new();
-    let endless = ground.dir.path().join("endless");
-    let pid = ground.dir.path().join("pid");
+    let fixture = LogFixture::new();
+    let endless = fixture.dir.path().join("endless");
+    let pid = fixture.dir.path().join("pid");
     let script = format!(
         "#!/bin/sh\nif [ \"$1\" = --field ]; then echo kubelet.service; exit 0; fi\necho $$ > {}\nexec yes\n",
         pid.display()
     );
     fs::write(&endless, script).expect("writable");
     fs::set_permissions(&endless, fs::Permissions::from_mode(0o755)).expect("ours");
-    let logs: Arc<dyn NodeLogs> = Arc::new(MachineLogs::new(ground.root(), endless));
+    let logs: Arc<dyn NodeLogs> = Arc::new(MachineLogs::new(fixture.root(), endless));
     let response = node_logs::read(&logs, true, &get("/logs/?query=kubelet", &[]), "").await;
     let mut body = response.into_body();
     let first = http_body_util::BodyExt::frame(&mut body).await.expect("a frame").expect("bytes");

@@ -15,7 +15,7 @@ use berth_server::routes::pprof;
 use berth_sys::jemalloc::Jemalloc;
 use prost::Message;
 
-use crate::endpoints::{get, told};
+use crate::endpoints::{get, status_and_body};
 
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
@@ -43,7 +43,7 @@ async fn a_profile_names_who_was_busy() {
 
 /// The decoded pprof profile, and its bytes.
 async fn read(response: Response) -> (Profile, Vec<u8>) {
-    let (status, body) = told(response).await;
+    let (status, body) = status_and_body(response).await;
     assert_eq!(status, 200);
     let mut bytes = Vec::new();
     flate2::read::GzDecoder::new(body.as_slice()).read_to_end(&mut bytes).expect("gzip");
@@ -93,7 +93,7 @@ async fn a_profile_names_who_holds_memory_and_who_asked_for_it() {
     let comment = first.string_table[usize::try_from(first.comment[0]).expect("a place")].clone();
     assert!(comment.ends_with("repeat the request"), "{comment}");
     // 64 MB allocated and 64 MB freed again: about 128 samples each.
-    let held = hoard(1_000);
+    let allocated = hoard(1_000);
     squander(1_000);
     let (profile, body) = take("heap", "").await;
     keep("heap", body);
@@ -112,7 +112,7 @@ async fn a_profile_names_who_holds_memory_and_who_asked_for_it() {
     // Memory freed during the interval appears as a negative delta.
     let letting_go = async {
         tokio::time::sleep(std::time::Duration::from_secs(1)).await; // in the middle of the interval
-        drop(held);
+        drop(allocated);
     };
     let ((delta, _), ()) = tokio::join!(take("heap", "?seconds=2"), letting_go);
     let [objects, space, blocks, bytes] = sums(&delta, "hoard");

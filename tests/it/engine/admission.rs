@@ -33,7 +33,7 @@ fn gate(status: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_pod_stays_refused_whatever_the_api_says_of_its_gates() {
+async fn a_rejected_pod_stays_rejected_whatever_its_readiness_gates_are() {
     let machine = Machine::new();
     let agent = machine.start().await;
     agent.files([]).await;
@@ -89,13 +89,13 @@ async fn a_pod_that_does_not_die_keeps_no_critical_pod_out() {
     agent.api([&stuck, &first, &second]).await;
     let is_in = |cri: &ScriptedCri| cri.running("first", "main").len() + cri.running("second", "main").len() == 1;
     machine.cri.until("one of them starts", Duration::from_secs(30), is_in).await;
-    let told = |reason: &str| agent.events.texts().iter().filter(|text| text.starts_with(reason)).count();
-    assert!((1..=2).contains(&told("ExceededGracePeriod")), "{:?}", agent.events.texts());
+    let count_events = |reason: &str| agent.events.texts().iter().filter(|text| text.starts_with(reason)).count();
+    assert!((1..=2).contains(&count_events("ExceededGracePeriod")), "{:?}", agent.events.texts());
     machine
         .cri
         .until("the worthier one runs", Duration::from_secs(30), |cri| cri.running("second", "main").len() == 1)
         .await;
-    assert!((2..=3).contains(&told("Preempting")), "{:?}", agent.events.texts());
+    assert!((2..=3).contains(&count_events("Preempting")), "{:?}", agent.events.texts());
     agent.stop(SOON).await;
 }
 

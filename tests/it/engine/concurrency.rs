@@ -28,7 +28,7 @@ const OPERATIONS: [&str; 9] = [
 ];
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_hangs_delays_nobody() {
+async fn a_hung_pod_delays_no_other_pod() {
     for operation in OPERATIONS {
         let machine = Machine::new();
         let agent = machine.start().await;

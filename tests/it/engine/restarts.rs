@@ -38,17 +38,17 @@ async fn kill_minus_nine_changes_nothing_for_pods() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     machine.cri.clear_calls();
     let agent = machine.start().await;
-    let mut told = agent.status.events();
+    let mut events = agent.status.events();
     agent.only_static([&web]).await;
     tokio::time::sleep(Duration::from_secs(90)).await;
-    let looks = ["list", "status", "version", "get_"];
-    let acts = machine.cri.calls().into_iter().filter(|c| !looks.iter().any(|look| c.op.contains(look)));
+    let reads = ["list", "status", "version", "get_"];
+    let acts = machine.cri.calls().into_iter().filter(|c| !reads.iter().any(|read| c.op.contains(read)));
     assert_eq!(acts.map(|c| c.op).collect::<Vec<_>>(), Vec::<&str>::new(), "nothing is done to what runs well");
     let after = agent.status.status(web.uid()).expect("a status");
     assert_eq!(after.container_statuses, before.container_statuses);
     assert_eq!(after.init_container_statuses, before.init_container_statuses);
     while let Ok(berth_status::StatusEvent::Updated(_, status) | berth_status::StatusEvent::Added(_, status)) =
-        told.try_recv()
+        events.try_recv()
     {
         assert_eq!(status.phase.as_deref(), Some("Running"), "never less than it was");
         let ready = |s: &berth_types::api::PodStatus| s.container_statuses.iter().flatten().all(|c| c.ready);
@@ -58,7 +58,7 @@ async fn kill_minus_nine_changes_nothing_for_pods() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_static_pod_goes_on_where_its_mirror_says_it_was() {
+async fn a_static_pod_continues_from_the_status_of_its_mirror_pod() {
     // AC-10a-38: row 7
     let machine = Machine::new();
     let agent = machine.start().await;
@@ -94,18 +94,18 @@ async fn a_static_pod_goes_on_where_its_mirror_says_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn behind_a_runtime_that_says_nothing_a_static_pod_says_so() {
+async fn a_static_pod_reports_that_it_waits_for_a_hung_runtime() {
     let machine = Machine::new();
     machine.cri.fault("list_podsandbox", "", Fault::Hang, None);
     let agent = machine.start().await;
     let web = simple("web");
     agent.only_static([&web]).await;
-    let told = async {
+    let reported = async {
         while agent.waits_for(web.uid()).as_deref() != Some("runtime pod list") {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), told).await.expect("it is told");
+    tokio::time::timeout(Duration::from_secs(30), reported).await.expect("it is told");
     agent.kill();
 }
 

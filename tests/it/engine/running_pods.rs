@@ -92,7 +92,7 @@ async fn with_pods(machine: &Machine, pods: &[&Arc<Pod>]) -> Agent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resize_is_told_from_grant_to_completion() {
+async fn a_resize_reports_its_start_error_and_completion() {
     let machine = Machine::new();
     let web = sized("web", "1", "1");
     let agent = with_pods(&machine, &[&web]).await;
@@ -102,11 +102,11 @@ async fn a_resize_is_told_from_grant_to_completion() {
     agent.until(web.uid(), "the first attempt failed", SOON, failed).await;
     let done = |s: &api::PodStatus| condition(s, "PodResizeInProgress").is_none();
     agent.until(web.uid(), "applied", Duration::from_secs(20), done).await;
-    let told: Vec<String> = agent.events.texts().into_iter().filter(|t| t.contains("Pod resize ")).collect();
+    let resize_events: Vec<String> = agent.events.texts().into_iter().filter(|t| t.contains("Pod resize ")).collect();
     let starts =
         ["ResizeStarted: Pod resize started", "ResizeError: Pod resize error", "ResizeCompleted: Pod resize completed"];
-    assert_eq!(told.len(), starts.len(), "{told:#?}");
-    assert!(told.iter().zip(starts).all(|(text, start)| text.starts_with(start)), "{told:#?}");
+    assert_eq!(resize_events.len(), starts.len(), "{resize_events:#?}");
+    assert!(resize_events.iter().zip(starts).all(|(text, start)| text.starts_with(start)), "{resize_events:#?}");
     agent.stop(SOON).await;
 }
 
@@ -126,8 +126,8 @@ async fn memory_that_is_in_use_is_not_taken_away() {
     let failed = |s: &api::PodStatus| condition(s, "PodResizeInProgress").as_deref() == Some("True Error");
     let status = agent.until(web.uid(), "refused", SOON, failed).await;
     let text = "cannot decrease memory limits: attempting to set container \"main\" memory limit (100) below current usage (150)";
-    let told = status.conditions.iter().flatten().find(|c| c.type_ == "PodResizeInProgress");
-    assert_eq!(told.and_then(|c| c.message.as_deref()), Some(text));
+    let resize_condition = status.conditions.iter().flatten().find(|c| c.type_ == "PodResizeInProgress");
+    assert_eq!(resize_condition.and_then(|c| c.message.as_deref()), Some(text));
     assert_eq!(machine.cri.count("update_container"), 0);
     machine.disk.use_memory(50);
     let done = |s: &api::PodStatus| condition(s, "PodResizeInProgress").is_none();
@@ -184,7 +184,7 @@ fn gated(gate: &str) -> Arc<Pod> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_readiness_gate_that_opens_is_heard_at_once() {
+async fn a_readiness_gate_that_opens_makes_the_pod_ready_at_once() {
     let machine = Machine::new();
     let agent = machine.start().await;
     agent.files([]).await;

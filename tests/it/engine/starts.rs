@@ -121,14 +121,14 @@ async fn a_container_that_vanished_is_started_again() {
     let web = simple("web");
     agent.only_static([&web]).await;
     agent.until_ready(web.uid(), SOON).await;
-    let mut told = agent.status.events();
+    let mut status_events = agent.status.events();
     let [id] = machine.cri.running("web", "main").try_into().expect("one container");
     use berth_cri::RuntimeService;
     machine.cri.remove_container(&id).await.expect("removed behind the agent's back");
     machine.cri.until("another one", SOON, |c| !c.running("web", "main").is_empty()).await;
     agent.until_ready(web.uid(), SOON).await;
     let mut seen = Vec::new();
-    while let Ok(event) = told.try_recv() {
+    while let Ok(event) = status_events.try_recv() {
         if let berth_status::StatusEvent::Updated(_, status) = event {
             seen.push(status);
         }
@@ -179,12 +179,12 @@ async fn without_a_network_only_pods_of_the_hosts_run() {
     agent.until_ready(host.uid(), SOON).await;
     let text = "NetworkNotReady: network is not ready: container runtime network not ready: NetworkReady=false \
                 reason:Scripted message:not ready";
-    let told = async {
-        while !agent.events.texts().iter().any(|told| told == text) {
+    let event_recorded = async {
+        while !agent.events.texts().iter().any(|event| event == text) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(SOON, told).await.unwrap_or_else(|_| panic!("{:?}", agent.events.texts()));
+    tokio::time::timeout(SOON, event_recorded).await.unwrap_or_else(|_| panic!("{:?}", agent.events.texts()));
     assert_eq!(machine.cri.sandboxes().len(), 1, "the other waits");
     machine.cri.set_conditions(true, true);
     agent.until_ready(plain.uid(), Duration::from_secs(10)).await;

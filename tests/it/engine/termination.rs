@@ -120,7 +120,7 @@ async fn a_changed_manifest_waits_for_the_old_pod() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_nobody_knows_is_taken_down() {
+async fn pods_unknown_to_every_source_are_terminated() {
     // AC-02a-17
     let machine = Machine::new();
     let agent = machine.start().await;
@@ -278,15 +278,15 @@ fn is_past_deadline(status: &berth_types::api::PodStatus) -> bool {
         )
 }
 
-fn deadlines_told(agent: &Agent) -> usize {
+fn deadline_events(agent: &Agent) -> usize {
     let text = "DeadlineExceeded: Pod was active on the node longer than the specified deadline";
-    let told = agent.events.texts();
-    assert!(told.iter().all(|told| told == text || !told.starts_with("DeadlineExceeded")), "{told:?}");
-    told.iter().filter(|told| *told == text).count()
+    let events = agent.events.texts();
+    assert!(events.iter().all(|event| event == text || !event.starts_with("DeadlineExceeded")), "{events:?}");
+    events.iter().filter(|event| *event == text).count()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deadline_that_passes_is_told_once() {
+async fn a_passed_deadline_is_reported_once() {
     // AC-05-13, spec 05 §2
     let machine = Machine::new();
     let agent = machine.start().await;
@@ -303,7 +303,7 @@ async fn a_deadline_that_passes_is_told_once() {
     machine.cri.until("it has ended", Duration::from_secs(4), ended).await;
     tokio::time::sleep(Duration::from_secs(300)).await;
     assert!(agent.status.status(job.uid()).is_some_and(|s| is_past_deadline(&s)), "to end with 0 is no success then");
-    assert_eq!(deadlines_told(&agent), 1, "{:?}", agent.events.texts());
+    assert_eq!(deadline_events(&agent), 1, "{:?}", agent.events.texts());
     agent.stop(SOON).await;
 }
 
@@ -324,14 +324,14 @@ async fn who_has_ended_is_not_past_its_deadline() {
         // Another agent reads from the API server that the pod completed long ago.
         agent.kill();
         let agent = machine.start().await;
-        let told = json!({"phase": phase, "reason": reason, "startTime": "2020-01-01T00:00:00Z"});
-        let job = Arc::new(job.with_status(serde_json::from_value(told).expect("a status")));
+        let reported_status = json!({"phase": phase, "reason": reason, "startTime": "2020-01-01T00:00:00Z"});
+        let job = Arc::new(job.with_status(serde_json::from_value(reported_status).expect("a status")));
         agent.files([]).await;
         agent.api([&job]).await;
         tokio::time::sleep(Duration::from_secs(200)).await;
         let status = agent.status.status(job.uid()).expect("it is kept");
         assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some(phase), reason));
-        assert_eq!(deadlines_told(&agent), 0, "{phase}: {:?}", agent.events.texts());
+        assert_eq!(deadline_events(&agent), 0, "{phase}: {:?}", agent.events.texts());
         agent.stop(SOON).await;
     }
 }
@@ -348,8 +348,8 @@ async fn a_deadline_that_is_due_while_the_runtime_fails_is_tried_as_any_other() 
     let asked = || machine.cri.count("list_podsandbox") + machine.cri.count("podsandbox_status");
     let before = asked();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let looks = asked() - before;
-    assert!(looks < 600, "it does not spin: {looks} looks in a minute");
+    let calls = asked() - before;
+    assert!(calls < 600, "it does not spin: {calls} looks in a minute");
     agent.kill();
 }
 
@@ -403,7 +403,7 @@ async fn a_deadline_passes_while_a_turn_takes_its_time() {
         agent.only_static([&job]).await;
         let limit = Duration::from_millis(6_100);
         agent.until(job.uid(), hangs, limit, is_past_deadline).await;
-        assert_eq!(deadlines_told(&agent), 1, "{hangs}: {:?}", agent.events.texts());
+        assert_eq!(deadline_events(&agent), 1, "{hangs}: {:?}", agent.events.texts());
         agent.kill();
     }
 }
@@ -422,14 +422,14 @@ async fn a_static_pod_is_mirrored_until_it_is_gone() {
     assert!(agent.mirrors.wanted(web.uid()) && !agent.mirrors.wanted(db.uid()), "static pods only");
     let housekeeping = SOON + Duration::from_millis(100);
     tokio::time::sleep(housekeeping).await;
-    let fate = || agent.mirrors.last_state(&web.full_name());
-    assert_eq!(fate(), Some(MirrorPodState::Desired(web.uid().clone())));
+    let mirror_state = || agent.mirrors.last_state(&web.full_name());
+    assert_eq!(mirror_state(), Some(MirrorPodState::Desired(web.uid().clone())));
     agent.files([]).await;
     tokio::time::sleep(housekeeping).await;
-    assert_eq!(fate(), Some(MirrorPodState::Terminating), "it is being stopped");
+    assert_eq!(mirror_state(), Some(MirrorPodState::Terminating), "it is being stopped");
     agent.api([]).await;
     machine.cri.until("nothing is left", Duration::from_secs(60), nothing_left).await;
     tokio::time::sleep(housekeeping).await;
-    assert_eq!(fate(), None);
+    assert_eq!(mirror_state(), None);
     agent.stop(SOON).await;
 }

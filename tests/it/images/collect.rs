@@ -62,12 +62,15 @@ async fn the_old_go_when_the_disk_is_full() {
     );
     assert_eq!(room.counter("kubelet_image_garbage_collected_total", &[("reason", "space")]), 1.0);
     sleep(5 * MINUTE).await;
-    let told = room.events();
-    assert!(told.iter().any(|e| e.starts_with("node Warning ImageGCFailed: Insufficient free disk space")), "{told:?}");
+    let events = room.events();
+    assert!(
+        events.iter().any(|e| e.starts_with("node Warning ImageGCFailed: Insufficient free disk space")),
+        "{events:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_without_an_id_is_told_of_and_left() {
+async fn an_image_without_an_id_is_reported_and_kept() {
     // Spec 05 §13
     let room = room(GcPolicy::default()).await;
     let nameless = cri::Image { repo_tags: vec!["r.io/odd:1".into()], size: 500, ..Default::default() };
@@ -78,9 +81,9 @@ async fn an_image_without_an_id_is_told_of_and_left() {
     set_available(&room, 100);
     sleep(20 * SECOND).await;
     assert_eq!(room.cri.targets("remove_image"), [old]);
-    let told = room.events();
+    let events = room.events();
     let expected = "node Warning InvalidImageID: ImageID is not valid, skipping, image: r.io/odd:1";
-    assert!(told.iter().any(|text| *text == expected), "{told:?}");
+    assert!(events.iter().any(|text| *text == expected), "{events:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -94,23 +97,23 @@ async fn a_disk_that_fills_up_is_not_left_until_the_next_round() {
     sleep(Duration::from_secs(1)).await;
     assert_eq!(room.cri.targets("remove_image"), [old]);
     // Still over the threshold: this triggers a collection, but not one every second.
-    let looks = room.cri.count("list_containers");
+    let lists_before = room.cri.count("list_containers");
     sleep(Duration::from_secs(28)).await;
-    assert_eq!(room.cri.count("list_containers"), looks);
+    assert_eq!(room.cri.count("list_containers"), lists_before);
     sleep(2 * MINUTE).await;
-    let rounds = room.cri.count("list_containers") - looks;
+    let rounds = room.cri.count("list_containers") - lists_before;
     assert!((3..=5).contains(&rounds), "{rounds}");
     // Below and above the threshold again: this triggers a collection, but not twice within the interval.
     set_available(&room, 500);
     sleep(MINUTE).await;
-    let looks = room.cri.count("list_containers");
+    let lists_before = room.cri.count("list_containers");
     for _ in 0..3 {
         set_available(&room, 100);
         sleep(Duration::from_secs(2)).await;
         set_available(&room, 500);
         sleep(Duration::from_secs(2)).await;
     }
-    assert_eq!(room.cri.count("list_containers"), looks + 1);
+    assert_eq!(room.cri.count("list_containers"), lists_before + 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -298,7 +301,7 @@ async fn a_round_that_had_nothing_to_do_puts_off_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_round_that_fails_leaves_nobody_blind() {
+async fn a_failed_first_round_is_retried_soon() {
     let room = room(GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }).await;
     let old = put(&room, "r.io/old:1", 80, false);
     room.cri.fault("list_containers", "", Fault::Error(Code::Unavailable, "not yet".into()), Some(1));
@@ -311,17 +314,17 @@ async fn a_first_round_that_fails_leaves_nobody_blind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_that_stays_full_is_told_of_now_and_then() {
+async fn a_disk_that_stays_full_is_reported_periodically() {
     let room = room(GcPolicy::default()).await;
     set_available(&room, 100);
     start(&room);
     sleep(4 * MINUTE + 50 * SECOND).await;
-    let count = |told: &[String], reason: &str| told.iter().filter(|text| text.contains(reason)).count();
-    let told = room.events();
-    assert_eq!((count(&told, "FreeDiskSpaceFailed"), count(&told, "ImageGCFailed")), (1, 1), "{told:?}");
+    let count = |events: &[String], reason: &str| events.iter().filter(|text| text.contains(reason)).count();
+    let events = room.events();
+    assert_eq!((count(&events, "FreeDiskSpaceFailed"), count(&events, "ImageGCFailed")), (1, 1), "{events:?}");
     sleep(10 * MINUTE).await;
-    let told = room.events();
-    assert_eq!((count(&told, "FreeDiskSpaceFailed"), count(&told, "ImageGCFailed")), (2, 2), "{told:?}");
+    let events = room.events();
+    assert_eq!((count(&events, "FreeDiskSpaceFailed"), count(&events, "ImageGCFailed")), (2, 2), "{events:?}");
     set_available(&room, 50);
     sleep(MINUTE).await;
     assert_eq!(count(&room.events(), "FreeDiskSpaceFailed"), 1, "that is news");

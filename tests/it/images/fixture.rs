@@ -9,13 +9,13 @@ use std::{
 
 use base64::Engine;
 use berth::images::{
-    DiskSpace, DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, PluginFlags, PullMoment,
+    DiskSpace, DockerFolders, GcPolicy, ImageManager, ImagesConfig, ImagesDeps, Parallelism, PluginFlags, PullMoment,
     VerificationPolicy,
 };
 use berth_metrics::Registry;
 use berth_ports::{
-    Clock, EnsureImage, Event, EventKind, EventSink, EventTarget, ImageError, ImageProvider, ObjectSource, PodProgress,
-    PullPolicy, PullSecret, ResolvedImage,
+    Clock, EnsureImage, EventKind, EventRecord, EventSink, EventTarget, ImageError, ImageProvider, ObjectSource,
+    PodProgress, PullPolicy, PullSecret, ResolvedImage,
 };
 use berth_types::Pod;
 use tempfile::TempDir;
@@ -28,17 +28,17 @@ use berth_testkit::{
 };
 
 #[derive(Default)]
-pub struct Recorder(Mutex<Vec<Event>>);
+pub struct Recorder(Mutex<Vec<EventRecord>>);
 
 impl EventSink for Recorder {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("lock").push(event);
     }
 }
 
 pub struct ImageManagerFixture {
     pub cri: Arc<ScriptedCri>,
-    pub manager: Arc<Manager>,
+    pub manager: Arc<ImageManager>,
     pub registry: Registry,
     pub pulls: Arc<Mutex<Vec<PullMoment>>>,
     pub space: Arc<Mutex<DiskSpace>>,
@@ -90,14 +90,14 @@ impl ImageManagerFixture {
     pub async fn at(cri: Arc<ScriptedCri>, clock: Arc<dyn Clock>, dir: Arc<TempDir>, choice: FixtureOptions) -> Self {
         let (registry, events, pulls) = (Registry::new(), Arc::<Recorder>::default(), Arc::<Mutex<Vec<_>>>::default());
         let space = Arc::new(Mutex::new(DiskSpace { capacity: 1000, available: 1000 }));
-        let (moments, told) = (pulls.clone(), space.clone());
+        let (moments, shared_space) = (pulls.clone(), space.clone());
         let deps = ImagesDeps {
             images: cri.clone(),
             runtime: cri.clone(),
             events: events.clone(),
             clock: clock.clone(),
             registry: registry.clone(),
-            room: Arc::new(move |_: &Path| -> io::Result<DiskSpace> { Ok(*told.lock().expect("lock")) }),
+            room: Arc::new(move |_: &Path| -> io::Result<DiskSpace> { Ok(*shared_space.lock().expect("lock")) }),
             on_pull: Arc::new(move |_, moment| moments.lock().expect("lock").push(moment)),
             accounts: choice.accounts.clone(),
         };
@@ -113,7 +113,7 @@ impl ImageManagerFixture {
             plugins: choice.plugins,
             gc: choice.gc,
         };
-        let manager = Manager::new(deps, config).await.expect("opens");
+        let manager = ImageManager::new(deps, config).await.expect("opens");
         Self { cri, manager, registry, pulls, space, clock, events, dir }
     }
 

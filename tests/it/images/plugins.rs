@@ -54,11 +54,11 @@ async fn room(script: &str) -> ImageManagerFixture {
 
 /// A fixture whose plugin requires service account tokens.
 async fn room_of_accounts(script: &str, cache_type: &str) -> ImageManagerFixture {
-    let wish = format!(
+    let token_attributes = format!(
         "  tokenAttributes: {{serviceAccountTokenAudience: registry, cacheType: {cache_type}, requireServiceAccount: true, \
          requiredServiceAccountAnnotationKeys: [example.com/role]}}\n"
     );
-    room_with(script, &wish, Some(Arc::new(Accounts))).await
+    room_with(script, &token_attributes, Some(Arc::new(Accounts))).await
 }
 
 async fn room_with(script: &str, more: &str, accounts: Option<Arc<dyn ObjectSource>>) -> ImageManagerFixture {
@@ -140,12 +140,13 @@ async fn a_plugin_is_asked_with_the_token_of_the_pods_account() {
         ["hello", "hello", "hello", "", ""],
         "neither without the role nor without an account"
     );
-    let told: Vec<serde_json::Value> =
+    let requests: Vec<serde_json::Value> =
         asked(room.dir.path()).iter().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    let said = |at: usize| (told[at]["serviceAccountToken"].clone(), told[at]["serviceAccountAnnotations"].clone());
-    assert_eq!(told.len(), 2, "once for each account: {told:?}");
-    assert_eq!(said(0), (json!("a-for-registry"), json!({"example.com/role": "role of a"})));
-    assert_eq!(said(1), (json!("b-for-registry"), json!({"example.com/role": "role of b"})));
+    let account_fields =
+        |at: usize| (requests[at]["serviceAccountToken"].clone(), requests[at]["serviceAccountAnnotations"].clone());
+    assert_eq!(requests.len(), 2, "once for each account: {requests:?}");
+    assert_eq!(account_fields(0), (json!("a-for-registry"), json!({"example.com/role": "role of a"})));
+    assert_eq!(account_fields(1), (json!("b-for-registry"), json!({"example.com/role": "role of b"})));
 }
 
 #[tokio::test]

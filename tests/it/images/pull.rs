@@ -74,7 +74,7 @@ async fn always_pulls_what_is_here() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_cannot_tell() {
+async fn a_failed_image_status_is_an_inspect_error() {
     let room = ImageManagerFixture::new().await;
     room.cri.fault("image_status", "", Fault::Error(Code::Internal, "broken".into()), None);
     let error = room.ensure(simple("busybox:1")).await.expect_err("unknown");
@@ -84,7 +84,7 @@ async fn a_runtime_that_cannot_tell() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_pull_is_held_back() {
+async fn a_failed_pull_is_backed_off() {
     // AC-03b-5
     let room = ImageManagerFixture::new().await;
     room.pulls_fail("r.io/x", None);
@@ -242,8 +242,8 @@ async fn pulls_wait_for_their_turn() {
         let mut ended = futures::future::join_all(pulls).await;
         ended.sort_unstable();
         assert_eq!(ended, ends, "{parallelism:?}");
-        let told = room.events();
-        let last = told.last().expect("events").clone();
+        let events = room.events();
+        let last = events.last().expect("events").clone();
         assert!(last.contains(&format!("in 10s ({}s including waiting)", ends[3])), "{last}");
     }
 }

@@ -5,11 +5,12 @@
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use berth::images::{
-    DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, VerificationPolicy, statvfs_disk_space,
+    DockerFolders, GcPolicy, ImageManager, ImagesConfig, ImagesDeps, Parallelism, VerificationPolicy,
+    statvfs_disk_space,
 };
 use berth_cri::{ImageService, probe};
 use berth_metrics::Registry;
-use berth_ports::{EnsureImage, Event, EventSink, ImageProvider, PullPolicy, SystemClock};
+use berth_ports::{EnsureImage, EventRecord, EventSink, ImageProvider, PullPolicy, SystemClock};
 use tokio_util::sync::CancellationToken;
 
 use crate::images::fixture::simple;
@@ -21,7 +22,7 @@ use berth_testkit::{
 struct Nowhere;
 
 impl EventSink for Nowhere {
-    fn record(&self, _: Event) {}
+    fn record(&self, _: EventRecord) {}
 }
 
 berth_testkit::on_real_runtimes! {
@@ -57,7 +58,7 @@ async fn images_of_a_real_runtime(on: TestRuntime) {
         plugins: None,
         gc: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
     };
-    let manager = Manager::new(deps, config).await.expect("opens");
+    let manager = ImageManager::new(deps, config).await.expect("opens");
     let stop = CancellationToken::new();
     let (running, token) = (manager.clone(), stop.clone());
     let run = tokio::spawn(async move { running.run(token).await });

@@ -5,7 +5,7 @@ mod rotation;
 
 use std::{fs, io::Write, path::PathBuf, sync::Arc};
 
-use berth::logs::{LogsConfig, LogsDeps, Manager};
+use berth::logs::{LogManager, LogsConfig, LogsDeps};
 use berth_cri::RuntimeService;
 use berth_proto::cri;
 use berth_testkit::{clock::TokioClock, scripted::ScriptedCri};
@@ -14,7 +14,7 @@ use berth_types::{ContainerId, PodRef};
 /// A running container `main` of pod `web` that logs to a directory of the test.
 struct Fixture {
     cri: Arc<ScriptedCri>,
-    manager: Arc<Manager>,
+    manager: Arc<LogManager>,
     id: ContainerId,
     log: PathBuf,
     root: tempfile::TempDir,
@@ -60,7 +60,7 @@ impl Fixture {
         fs::write(&log, "").expect("created");
         let config = LogsConfig { pod_logs_dir: pods, links_dir: root.path().join("containers"), ..config };
         let deps = LogsDeps { cri: cri.clone(), clock: Arc::new(TokioClock::new()) };
-        let manager = Manager::new(deps, config);
+        let manager = LogManager::new(deps, config);
         manager.create_directories().await.expect("created");
         Self { cri, manager, id: id.as_str().into(), log, root }
     }

@@ -22,7 +22,7 @@ use berth_testkit::scripted::Fault;
 
 /// Collects written bytes, with waits for their content.
 #[derive(Clone, Default)]
-struct Collected {
+struct BufferSink {
     bytes: Arc<Mutex<Vec<u8>>>,
     largest: Arc<Mutex<usize>>,
     keep: bool,
@@ -30,7 +30,7 @@ struct Collected {
     more: Arc<Notify>,
 }
 
-impl Collected {
+impl BufferSink {
     fn new() -> Self {
         Self { keep: true, ..Self::default() }
     }
@@ -55,7 +55,7 @@ impl Collected {
     }
 }
 
-impl Sink<Vec<u8>> for Collected {
+impl Sink<Vec<u8>> for BufferSink {
     type Error = std::io::Error;
 
     fn poll_ready(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
@@ -82,13 +82,13 @@ impl Sink<Vec<u8>> for Collected {
     }
 }
 
-fn spawn(house: &Fixture, options: LogOptions, out: &Collected) -> tokio::task::JoinHandle<Result<(), ReadError>> {
+fn spawn(house: &Fixture, options: LogOptions, out: &BufferSink) -> tokio::task::JoinHandle<Result<(), ReadError>> {
     let (reader, log, id, mut out) = (house.manager.reader(), house.log.clone(), house.id.clone(), out.clone());
     tokio::spawn(async move { reader.read(&log, &id, &options, &mut out).await })
 }
 
 async fn read(house: &Fixture, options: LogOptions) -> Result<String, ReadError> {
-    let mut out = Collected::new();
+    let mut out = BufferSink::new();
     house.manager.reader().read(&house.log, &house.id, &options, &mut out).await?;
     Ok(out.text())
 }
@@ -136,7 +136,7 @@ async fn a_huge_line_needs_no_memory() {
         file.write_all(b"\n").expect("written");
     }
     for options in [LogOptions::default(), LogOptions { tail: Some(1), ..LogOptions::default() }] {
-        let mut out = Collected::default();
+        let mut out = BufferSink::default();
         house.manager.reader().read(&house.log, &house.id, &options, &mut out).await.expect("read");
         assert_eq!(*out.total.lock().expect("whole"), size + 1);
         assert!(*out.largest.lock().expect("whole") <= 64 * 1024, "passed on in pieces");
@@ -148,7 +148,7 @@ async fn following_begins_behind_what_is_there() {
     // AC-03b-33
     let house = Fixture::new(LogsConfig::default()).await;
     house.write(&line("old"));
-    let out = Collected::new();
+    let out = BufferSink::new();
     let task = spawn(&house, LogOptions { tail: Some(0), ..follow() }, &out);
     house.cri.until("the first wait", Duration::from_secs(20), |c| c.count("container_status") > 0).await;
     house.write(&line("new"));
@@ -159,10 +159,10 @@ async fn following_begins_behind_what_is_there() {
 }
 
 #[tokio::test]
-async fn an_incomplete_line_is_held_back_while_following() {
+async fn an_incomplete_line_is_buffered_while_following() {
     let house = Fixture::new(LogsConfig::default()).await;
     house.write(&line("one"));
-    let out = Collected::new();
+    let out = BufferSink::new();
     let task = spawn(&house, follow(), &out);
     house.write("2026-01-01T00:00:00Z stdout F tw");
     out.until("the first line", |text| text == "one\n").await;
@@ -179,7 +179,7 @@ async fn an_incomplete_line_is_held_back_while_following() {
 async fn a_runtime_that_restarts_does_not_end_following() {
     let house = Fixture::new(LogsConfig::default()).await;
     house.cri.fault("container_status", "", Fault::Error(Code::Unavailable, "restarting".into()), Some(1));
-    let out = Collected::new();
+    let out = BufferSink::new();
     let task = spawn(&house, follow(), &out);
     house.cri.until("asked twice", Duration::from_secs(20), |c| c.count("container_status") > 1).await;
     house.write(&line("still here"));
@@ -189,11 +189,11 @@ async fn a_runtime_that_restarts_does_not_end_following() {
 }
 
 #[tokio::test]
-async fn who_is_told_that_a_container_ended_need_not_ask() {
+async fn a_reader_with_observed_state_does_not_query_the_runtime() {
     let house = Fixture::new(LogsConfig::default()).await;
     let runs = Arc::new(AtomicBool::new(true));
-    let (out, told) = (Collected::new(), runs.clone());
-    let reader = house.manager.reader().with_observed_state(Arc::new(move |_| Some(told.load(Ordering::SeqCst))));
+    let (out, observed) = (BufferSink::new(), runs.clone());
+    let reader = house.manager.reader().with_observed_state(Arc::new(move |_| Some(observed.load(Ordering::SeqCst))));
     let (log, id, mut to) = (house.log.clone(), house.id.clone(), out.clone());
     let task = tokio::spawn(async move { reader.read(&log, &id, &follow(), &mut to).await });
     for n in 0..10 {
@@ -212,7 +212,7 @@ async fn nothing_is_lost_or_doubled_across_rotation() {
     // AC-03b-35: the writer keeps using the old file for a while after the rename, as a runtime does until it has
     // reopened the log.
     let house = Fixture::new(LogsConfig::default()).await;
-    let out = Collected::new();
+    let out = BufferSink::new();
     let task = spawn(&house, follow(), &out);
     house.cri.until("the first wait", Duration::from_secs(20), |c| c.count("container_status") > 0).await;
     let (log, stop) = (house.log.clone(), Arc::new(AtomicBool::new(false)));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use berth::sources::{
     decode::{self, Manifest},
     references::ReferenceRule,
-    static_pod::{self, Origin},
+    static_pod::{self, ManifestOrigin},
 };
 use berth_config::FeatureGates;
 use berth_types::PodSource;
@@ -177,7 +177,7 @@ fn long_pods() -> Vec<(String, String)> {
 }
 
 fn manifest(text: &str) -> Result<(), String> {
-    let origin = Origin {
+    let origin = ManifestOrigin {
         source: PodSource::File,
         location: "/pods/x",
         node_name: "node",

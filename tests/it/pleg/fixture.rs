@@ -8,7 +8,7 @@ use berth::pleg::{
 };
 use berth_cri::RuntimeService;
 use berth_metrics::{PlegMetrics, Registry};
-use berth_ports::{ContainerExit, Observation, PodObserver, PodView, TerminationMessages};
+use berth_ports::{ContainerExit, LatestObservation, PodObserver, PodView, TerminationMessages};
 use berth_proto::cri;
 use berth_types::PodRef;
 use futures::StreamExt;
@@ -47,7 +47,7 @@ impl EventHints for FakeEventSource {
 }
 
 /// An event source, and the sender that feeds it.
-pub fn told() -> (Arc<dyn EventHints>, mpsc::UnboundedSender<Result<Hint, HintError>>) {
+pub fn event_source() -> (Arc<dyn EventHints>, mpsc::UnboundedSender<Result<Hint, HintError>>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     (Arc::new(FakeEventSource(Mutex::new(Some(receiver)))), sender)
 }
@@ -168,8 +168,8 @@ pub async fn until(
     view: &mut PodView,
     what: &str,
     limit: Duration,
-    test: impl Fn(&Observation) -> bool,
-) -> Observation {
+    test: impl Fn(&LatestObservation) -> bool,
+) -> LatestObservation {
     let wait = async {
         loop {
             if let Some(seen) = view.latest().filter(&test) {
@@ -185,7 +185,7 @@ pub async fn until(
 }
 
 /// Whether an observation shows no running container.
-pub fn ended(seen: &Observation) -> bool {
+pub fn ended(seen: &LatestObservation) -> bool {
     seen.error.is_none() && seen.pod.running().count() == 0
 }
 

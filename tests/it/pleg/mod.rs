@@ -11,7 +11,7 @@ use berth_cri::RuntimeService;
 use berth_ports::PodObserver;
 use berth_testkit::scripted::{EventFaults, Fault};
 use berth_types::observed::ContainerState;
-use fixture::{Fixture, container, ended, sandbox, settle, told, until, who};
+use fixture::{Fixture, container, ended, event_source, sandbox, settle, until, who};
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 
@@ -46,7 +46,7 @@ async fn pods_of_before_the_start_are_known_after_the_first_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_tells_of_pods_whose_look_hangs() {
+async fn a_list_contains_pods_whose_inspection_hangs() {
     let house = Fixture::without_events();
     house.cri.fault("podsandbox_status", "web", Fault::Hang, None);
     house.sandbox("web", 0).await;
@@ -55,7 +55,7 @@ async fn a_list_tells_of_pods_whose_look_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exit_between_lists_is_told_once() {
+async fn an_exit_between_lists_is_reported_once() {
     // AC-03b-23
     let mut house = Fixture::without_events();
     let (id, mut view) = house.running("web").await;
@@ -78,7 +78,7 @@ async fn an_exit_between_lists_is_told_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_comes_and_goes_between_lists_is_never_told() {
+async fn containers_that_come_and_go_between_lists_are_never_reported() {
     // AC-03b-24
     let mut house = Fixture::without_events();
     let id = house.sandbox("web", 0).await;
@@ -118,7 +118,7 @@ async fn an_exit_is_observed_within_milliseconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_hangs_delays_nobody() {
+async fn a_pod_that_hangs_delays_no_other() {
     // AC-03b-26
     let config = PlegConfig { parallel_queries: 2, ..PlegConfig::default() };
     let house = Fixture::over(Fixture::runtime(), Vec::new(), config);
@@ -145,7 +145,7 @@ async fn a_pod_that_hangs_delays_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_look_is_flagged_and_repeated() {
+async fn a_failed_inspection_is_flagged_and_repeated() {
     let house = Fixture::new();
     let (id, mut view) = house.running("web").await;
     house.cri.fault("container_status", "web", Fault::Error(Code::Internal, "boom".into()), Some(2));
@@ -157,7 +157,7 @@ async fn a_failed_look_is_flagged_and_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_action_during_a_look_asks_for_exactly_one_more() {
+async fn an_action_during_an_inspection_requests_exactly_one_more() {
     let house = Fixture::new();
     let (_, mut view) = house.running("web").await;
     house.cri.latency("list_containers", Duration::from_millis(100));
@@ -293,7 +293,7 @@ async fn the_runtime_being_gone_makes_the_node_unhealthy() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hint_that_comes_before_the_fact_is_followed_up() {
-    let (source, feed) = told();
+    let (source, feed) = event_source();
     let house = Fixture::over(Fixture::runtime(), vec![source], PlegConfig::default());
     let (id, mut view) = house.running("web").await;
     sleep(SECOND * 5).await;
@@ -306,7 +306,7 @@ async fn a_hint_that_comes_before_the_fact_is_followed_up() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hint_about_an_unknown_object_leads_to_one_list() {
-    let (source, feed) = told();
+    let (source, feed) = event_source();
     let house = Fixture::over(Fixture::runtime(), vec![source], PlegConfig::default());
     sleep(SECOND * 5).await;
     house.cri.clear_calls();
@@ -331,7 +331,7 @@ async fn resources_are_read_again_after_an_action_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_ends_when_told() {
+async fn it_ends_when_stopped() {
     let Fixture { task, stop, .. } = Fixture::new();
     drop(stop);
     task.await.expect("ended");

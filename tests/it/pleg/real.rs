@@ -10,7 +10,7 @@ use std::{
 use berth::pleg::{self, ContainerdEvents, CriEvents, EventHints, PlegConfig, PlegDeps};
 use berth_cri::RuntimeService;
 use berth_metrics::{PlegMetrics, Registry};
-use berth_ports::{Observation, PodObserver, SystemClock};
+use berth_ports::{LatestObservation, PodObserver, SystemClock};
 use berth_proto::cri;
 use berth_types::observed::ContainerState;
 use tokio_util::sync::CancellationToken;
@@ -22,7 +22,7 @@ berth_testkit::on_real_runtimes! {
     an_exit_is_observed_by_the_runtimes_events
 }
 
-fn finished(seen: &Observation) -> Option<jiff::Timestamp> {
+fn finished(seen: &LatestObservation) -> Option<jiff::Timestamp> {
     seen.pod.newest("main").filter(|c| c.state == ContainerState::Exited)?.finished_at
 }
 
@@ -78,9 +78,10 @@ async fn an_exit_is_observed_by_the_runtimes_events(on: TestRuntime) {
     // containerd itself takes most of it: it cleans up before its CRI part reports the exit.
     assert!(latencies[0].0 <= 500, "even the shortest of {latencies:?} is too long");
     let streams = if matches!(on, TestRuntime::Embedded(_)) { 1.0 } else { 0.0 };
-    let told = registry.gather().into_iter().find(|f| f.name() == "kubelet_evented_pleg_connection_success_count");
-    let told = told.and_then(|family| Some(family.get_metric().first()?.get_counter().get_value()));
-    assert!(told.unwrap_or_default() >= streams, "the embedded runtime has events on the CRI: {told:?}");
+    let connections =
+        registry.gather().into_iter().find(|f| f.name() == "kubelet_evented_pleg_connection_success_count");
+    let connections = connections.and_then(|family| Some(family.get_metric().first()?.get_counter().get_value()));
+    assert!(connections.unwrap_or_default() >= streams, "the embedded runtime has events on the CRI: {connections:?}");
     stop.cancel();
     task.await.expect("ended");
 }

@@ -13,12 +13,12 @@ use async_trait::async_trait;
 use berth::runtime::{
     prepare::{ContainerRequest, Prepare, PrepareError, SandboxRequest},
     preparer::{Preparer, PreparerConfig, PreparerDeps},
-    request::resources::{Machine, NodeSwap},
+    request::resources::{NodeSwap, ResourceInputs},
 };
 use berth_ports::{
-    ContainerTuning, Event, EventSink, HandlerFeatures, IdRange, ImageUser, MountedVolume, MountedVolumes, NodeFacts,
-    ObjectError, ObjectSource, PodCgroup, PullSecret, ResolvedImage, ResourceError, ResourceManager, RuntimeState,
-    UserNamespaces,
+    ContainerTuning, EventRecord, EventSink, HandlerFeatures, IdRange, ImageUser, MountedVolume, MountedVolumes,
+    NodeFacts, ObjectError, ObjectSource, PodCgroup, PullSecret, ResolvedImage, ResourceError, ResourceManager,
+    RuntimeState, UserNamespaces,
 };
 use berth_proto::cri;
 use berth_types::{ContainerKind, Pod, PodRef, PodUid, api};
@@ -26,10 +26,10 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 #[derive(Default)]
-struct Events(Mutex<Vec<Event>>);
+struct Events(Mutex<Vec<EventRecord>>);
 
 impl EventSink for Events {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("not poisoned").push(event);
     }
 }
@@ -143,7 +143,7 @@ impl Fixture {
                 stop_signals: false,
                 selinux: false,
                 machine_masked: vec![],
-                machine: Machine {
+                machine: ResourceInputs {
                     cpu_cfs_quota: true,
                     cpu_period_us: 100_000,
                     memory_bytes: 8 << 30,
@@ -353,7 +353,7 @@ async fn environment_and_devices_meet_in_the_container() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_met_is_told_before_anything_is_written() {
+async fn unmet_requirements_are_reported_before_anything_is_written() {
     let bench = Fixture::new();
     for (container, expected) in [
         (

@@ -14,19 +14,19 @@ use std::{
 };
 
 use berth::resources::{
-    Amounts, Driver, Enforcement, IdRanges, IdSpace, Manager, ManagerConfig, ManagerDeps, PodRules, Reservation,
-    ReservedFor,
+    Amounts, CgroupDriver, Enforcement, IdRanges, IdSpace, ManagerConfig, ManagerDeps, PodCgroupManager, PodRules,
+    Reservation, ReservedFor,
 };
 use berth_metrics::{CgroupMetrics, Registry};
-use berth_ports::{Event, EventSink, PodCgroupValues, ResourceManager};
-use berth_sys::cgroup::{Controller, GroupPath, Hierarchy, Presence};
+use berth_ports::{EventRecord, EventSink, PodCgroupValues, ResourceManager};
+use berth_sys::cgroup::{CgroupPresence, Controller, GroupPath, Hierarchy};
 use berth_types::{Pod, PodRef};
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 #[derive(Default)]
-struct Events(Mutex<Vec<Event>>, Notify);
+struct Events(Mutex<Vec<EventRecord>>, Notify);
 
 impl Events {
     /// Waits for that many events.
@@ -42,7 +42,7 @@ impl Events {
 }
 
 impl EventSink for Events {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("not poisoned").push(event);
         self.1.notify_one();
     }
@@ -80,7 +80,7 @@ impl Fixture {
                 cpu_period_us: 100_000,
                 pids_limit: 1024,
                 hugepage_sizes: vec![],
-                driver: Driver::Cgroupfs,
+                driver: CgroupDriver::Cgroupfs,
             },
             capacity: Amounts {
                 cpu_milli: Some(2000),
@@ -94,15 +94,15 @@ impl Fixture {
         }
     }
 
-    async fn manager(&self, config: ManagerConfig) -> Arc<Manager> {
+    async fn manager(&self, config: ManagerConfig) -> Arc<PodCgroupManager> {
         let space = IdSpace::whole(65_536);
         let ids = Arc::new(IdRanges::open(self.files.path(), space).await.expect("nothing there"));
         let metrics = CgroupMetrics::new(&Registry::new());
         let deps = ManagerDeps { events: self.events.clone(), metrics, ids, units: None };
-        Manager::new(config, Some(self.hierarchy.clone()), deps).expect("a manager")
+        PodCgroupManager::new(config, Some(self.hierarchy.clone()), deps).expect("a manager")
     }
 
-    async fn started(&self) -> Arc<Manager> {
+    async fn started(&self) -> Arc<PodCgroupManager> {
         let manager = self.manager(self.config()).await;
         manager.start().await.expect("started");
         manager
@@ -113,7 +113,7 @@ impl Fixture {
     }
 
     fn is_there(&self, below: &str) -> bool {
-        self.hierarchy.presence(&self.group(below)).expect("readable") == Presence::Complete
+        self.hierarchy.presence(&self.group(below)).expect("readable") == CgroupPresence::Complete
     }
 
     fn shares(&self, below: &str) -> String {
@@ -237,7 +237,7 @@ fn the_unified_hierarchy_kills_a_whole_tree_at_once() {
     let Some(mount) = mounts.into_iter().find(|m| m.kind == "cgroup2") else {
         return println!("skipped: needs a unified hierarchy");
     };
-    let unified = Hierarchy::V2(berth_sys::cgroup::v2::Unified::at(mount.target.clone()).expect("readable"));
+    let unified = Hierarchy::V2(berth_sys::cgroup::v2::UnifiedHierarchy::at(mount.target.clone()).expect("readable"));
     let name = format!("berth-test-{}-unified", std::process::id());
     let (top, inner) = (format!("/{name}"), format!("/{name}/a/b"));
     let (top, inner) = (GroupPath::parse(&top).expect("plain"), GroupPath::parse(&inner).expect("plain"));
@@ -245,19 +245,19 @@ fn the_unified_hierarchy_kills_a_whole_tree_at_once() {
         Err(_) => return println!("skipped: needs root/cgroups"),
         Ok(above) => assert_eq!(above.len(), 2),
     }
-    assert_eq!(unified.presence(&inner).expect("readable"), Presence::Complete);
+    assert_eq!(unified.presence(&inner).expect("readable"), CgroupPresence::Complete);
     assert_eq!(unified.children(&top).expect("listable"), ["a"]);
     let mut sleeper = Command::new("sleep").arg("1000").spawn().expect("spawnable");
     fs::write(mount.target.join(&name).join("a/b/cgroup.procs"), sleeper.id().to_string()).expect("movable");
     let reaper = std::thread::spawn(move || sleeper.wait());
     unified.remove(&top).expect("removed");
     assert!(!reaper.join().expect("joined").expect("waited").success());
-    assert_eq!(unified.presence(&top).expect("readable"), Presence::Absent);
+    assert_eq!(unified.presence(&top).expect("readable"), CgroupPresence::Absent);
     unified.remove(&top).expect("nothing left is fine");
 }
 
 #[tokio::test]
-async fn a_half_made_group_is_mended_not_counted_as_missing() {
+async fn a_half_made_group_is_repaired_not_counted_as_missing() {
     let Some(bench) = Fixture::new() else { return };
     if bench.is_v2() {
         return println!("skipped: needs root/cgroups of version 1");
@@ -308,7 +308,7 @@ async fn values_are_read_back_and_resized() {
 }
 
 #[tokio::test]
-async fn pods_are_held_to_their_share_of_the_node() {
+async fn pods_are_limited_to_node_allocatable() {
     let Some(bench) = Fixture::new() else { return };
     let reserved = Amounts { cpu_milli: Some(500), pids: Some(1000), ..Amounts::default() };
     let reservation = Reservation {
@@ -345,10 +345,10 @@ async fn what_cannot_work_is_refused_at_the_start() {
     let refused = |config: ManagerConfig| {
         let metrics = CgroupMetrics::new(&Registry::new());
         let deps = ManagerDeps { events: bench.events.clone(), metrics, ids: ids.clone(), units: None };
-        Manager::new(config, Some(bench.hierarchy.clone()), deps).map(|_| ()).expect_err("refused").0
+        PodCgroupManager::new(config, Some(bench.hierarchy.clone()), deps).map(|_| ()).expect_err("refused").0
     };
     let mut systemd = bench.config();
-    systemd.rules.driver = Driver::Systemd;
+    systemd.rules.driver = CgroupDriver::Systemd;
     assert_eq!(refused(systemd), "systemd not running on this host, cannot use systemd cgroups manager");
     let bad_root = ManagerConfig { cgroup_root: "/a/../b".into(), ..bench.config() };
     assert!(refused(bad_root).contains("invalid cgroup name component"));
@@ -372,7 +372,7 @@ async fn without_groups_per_pod_nothing_is_touched() {
             cpu_period_us: 100_000,
             pids_limit: -1,
             hugepage_sizes: vec![],
-            driver: Driver::Systemd,
+            driver: CgroupDriver::Systemd,
         },
         capacity: Amounts::default(),
         reservations: vec![],
@@ -381,7 +381,7 @@ async fn without_groups_per_pod_nothing_is_touched() {
     };
     let metrics = CgroupMetrics::new(&Registry::new());
     let deps = ManagerDeps { events: Arc::<Events>::default(), metrics, ids, units: None };
-    let manager = Manager::new(config, None, deps).expect("a manager");
+    let manager = PodCgroupManager::new(config, None, deps).expect("a manager");
     manager.start().await.expect("nothing to do");
     let pod = best_effort("p");
     let made = manager.ensure(&pod).await.expect("nothing to do");

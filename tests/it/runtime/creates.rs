@@ -173,7 +173,7 @@ async fn whatever_fails_no_container_is_doubled_and_the_pod_comes_up() {
             "containers": [{"name": "a"}, {"name": "b"}]}),
         );
         for _ in 0..60 {
-            let _told = bench.turn(&all).await;
+            let _outcome = bench.turn(&all).await;
             tokio::time::sleep(Duration::from_secs(10)).await;
         }
         for name in ["s", "a", "b"] {

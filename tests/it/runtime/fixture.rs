@@ -14,7 +14,7 @@ use berth::runtime::{
 use berth_cri::ImageService;
 use berth_metrics::{Registry, RuntimeMetrics};
 use berth_ports::{
-    Clock, ContainerLogFile, ContainerLogs, ContainerTuning, EnsureImage, Event, EventSink, Grace, ImageError,
+    Clock, ContainerLogFile, ContainerLogs, ContainerTuning, EnsureImage, EventRecord, EventSink, Grace, ImageError,
     ImageProvider, ImageUser, KillPod, MountedVolumes, ObjectError, ObjectSource, PodCgroup, PodCgroupValues,
     PodProgress, PodRuntime, ProbeManager, ProbeResult, ProbeResults, PullSecret, RemovalPredicate, ResolvedImage,
     ResourceError, ResourceManager, SyncOutcome, SyncPod,
@@ -45,7 +45,7 @@ pub struct Fixture {
 /// State and records of the fakes.
 #[derive(Default)]
 pub struct FakeState {
-    pub events: Mutex<Vec<Event>>,
+    pub events: Mutex<Vec<EventRecord>>,
     pub probes: Mutex<HashMap<ContainerId, ProbeResults>>,
     pub pull_takes: Mutex<HashMap<String, Duration>>,
     pub missing_images: Mutex<HashSet<String>>,
@@ -147,8 +147,8 @@ impl Fixture {
 
     /// `op target` of all calls but read-only ones.
     pub fn changes(&self) -> Vec<String> {
-        let looks = ["image_status", "podsandbox_status", "container_status"];
-        let calls = self.cri.calls().into_iter().filter(|c| !looks.contains(&c.op));
+        let read_only = ["image_status", "podsandbox_status", "container_status"];
+        let calls = self.cri.calls().into_iter().filter(|c| !read_only.contains(&c.op));
         calls.map(|c| format!("{} {}", c.op, c.target)).collect()
     }
 
@@ -328,7 +328,7 @@ impl ImageProvider for Images {
 struct Sink(Arc<FakeState>);
 
 impl EventSink for Sink {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         self.0.events.lock().expect("unpoisoned").push(event);
     }
 }

@@ -54,8 +54,8 @@ async fn crash(bench: &Fixture, times: u64) {
 async fn the_newest_dead_container_of_a_living_pod_stays() {
     let bench = Fixture::new();
     crash(&bench, 3).await;
-    let fates: Arc<dyn PodStateProvider> = Arc::new(FakePodStates::default());
-    bench.runtime.collect_garbage(&fates, GcMode::Normal).await.expect("collected");
+    let pod_states: Arc<dyn PodStateProvider> = Arc::new(FakePodStates::default());
+    bench.runtime.collect_garbage(&pod_states, GcMode::Normal).await.expect("collected");
     assert_eq!((bench.cri.listed().len(), bench.cri.sandboxes().len()), (1, 1));
     let logs = bench.world.removed_logs.lock().expect("unpoisoned").clone();
     assert_eq!(logs[0].path.to_str(), Some("/var/log/pods/web/main/1.log"));
@@ -66,11 +66,11 @@ async fn of_a_pod_that_is_gone_nothing_stays() {
     let bench = Fixture::new();
     crash(&bench, 2).await;
     bench.kill(&simple("web"), None).await.expect("killed");
-    let fates = Arc::new(FakePodStates::default());
-    let as_port: Arc<dyn PodStateProvider> = fates.clone();
+    let pod_states = Arc::new(FakePodStates::default());
+    let as_port: Arc<dyn PodStateProvider> = pod_states.clone();
     bench.runtime.collect_garbage(&as_port, GcMode::Normal).await.expect("collected");
     assert_eq!(bench.cri.sandboxes().len(), 1);
-    fates.terminated.lock().expect("unpoisoned").insert("uid-web".into());
+    pod_states.terminated.lock().expect("unpoisoned").insert("uid-web".into());
     bench.runtime.collect_garbage(&as_port, GcMode::Normal).await.expect("collected");
     assert_eq!(bench.cri.sandboxes().len(), 1, "terminated pods keep theirs until space is short");
     bench.runtime.collect_garbage(&as_port, GcMode::EvictTerminated).await.expect("collected");
@@ -103,14 +103,14 @@ async fn the_first_round_waits_for_the_sources_but_no_longer() {
     for (ready_after, gone_after) in [(Some(5), 6), (None, 60)] {
         let bench = Fixture::new();
         crash(&bench, 2).await;
-        let fates = Arc::new(FakePodStates::default());
-        fates.unready.store(true, Ordering::Relaxed);
+        let pod_states = Arc::new(FakePodStates::default());
+        pod_states.unready.store(true, Ordering::Relaxed);
         let (stop, begun) = (CancellationToken::new(), Instant::now());
-        let gc = tokio::spawn(bench.runtime.clone().run_gc(fates.clone(), stop.clone()));
+        let gc = tokio::spawn(bench.runtime.clone().run_gc(pod_states.clone(), stop.clone()));
         if let Some(seconds) = ready_after {
             tokio::time::sleep(Duration::from_secs(seconds)).await;
             assert_eq!(bench.cri.listed().len(), 2);
-            fates.unready.store(false, Ordering::Relaxed);
+            pod_states.unready.store(false, Ordering::Relaxed);
         }
         bench.cri.until("the older one is removed", Duration::from_secs(100), |c| c.listed().len() == 1).await;
         assert_eq!(begun.elapsed().as_secs(), gone_after);
@@ -120,7 +120,7 @@ async fn the_first_round_waits_for_the_sources_but_no_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_told_once_and_collection_goes_on() {
+async fn failures_are_reported_once_and_collection_continues() {
     let bench = Fixture::new();
     crash(&bench, 2).await;
     bench.cri.fault("remove_container", "", Fault::Error(Code::Unknown, "busy".to_owned()), Some(2));
@@ -129,8 +129,8 @@ async fn failures_are_told_once_and_collection_goes_on() {
     bench.cri.until("removed", Duration::from_secs(200), |c| c.listed().len() == 1).await;
     stop.cancel();
     gc.await.expect("it ends");
-    let told = bench.events().into_iter().filter(|e| e.starts_with("ContainerGCFailed: ")).count();
-    assert_eq!(told, 1);
+    let failures = bench.events().into_iter().filter(|e| e.starts_with("ContainerGCFailed: ")).count();
+    assert_eq!(failures, 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -90,7 +90,7 @@ async fn redirects_are_followed_on_the_same_host_only() {
 }
 
 #[tokio::test]
-async fn a_hook_that_reaches_nobody_fails() {
+async fn a_hook_without_a_listener_fails() {
     let bench = Fixture::new();
     let (port, served) = serve(Vec::new()).await;
     served.await.expect("closed");

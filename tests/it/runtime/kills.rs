@@ -64,7 +64,7 @@ async fn a_hook_uses_up_grace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hook_ends_with_the_grace_and_a_failing_one_is_told() {
+async fn a_hook_ends_with_the_grace_period_and_its_failure_is_reported() {
     let bench = Fixture::new();
     let sleeper = pod("sleeper", with_pre_stop(4, json!({"sleep": {"seconds": 60}})));
     bench.good_turn(&sleeper).await;

@@ -19,7 +19,7 @@ fn failure(outcome: &SyncOutcome, target: &str) -> (String, String) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_simple_start_costs_four_calls_and_an_image_look() {
+async fn a_simple_start_costs_four_calls_and_an_image_status() {
     let bench = Fixture::new();
     let web = simple("web");
     let outcome = bench.good_turn(&web).await;
@@ -78,7 +78,7 @@ async fn a_container_that_cannot_start_does_not_hold_up_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_read_as_the_runtime_says_them_without_ids() {
+async fn failures_carry_the_message_of_the_runtime_without_ids() {
     let bench = Fixture::new();
     let web = simple("web");
     bench.cri.fault("create_container", "", Fault::Error(Code::Unknown, "no space".to_owned()), Some(1));
@@ -170,13 +170,13 @@ async fn a_crashing_container_waits_longer_each_time() {
         bench.cri.until("it ends", Duration::from_secs(6), |c| c.running("web", "main").is_empty()).await;
         let crashed = tokio::time::Instant::now();
         if delay > 0 {
-            let held = bench.turn(&web).await;
-            let (reason, message) = failure(&held, "main");
+            let backed_off = bench.turn(&web).await;
+            let (reason, message) = failure(&backed_off, "main");
             assert_eq!(reason, "CrashLoopBackOff");
             let text = format!("back-off {delay}s restarting failed container=main pod=web_default(uid-web)");
             assert_eq!(message, text);
-            assert!(!held.acted, "nothing was done");
-            tokio::time::sleep_until(held.retry_at.expect("it says when")).await;
+            assert!(!backed_off.acted, "nothing was done");
+            tokio::time::sleep_until(backed_off.retry_at.expect("it says when")).await;
         }
         assert_eq!(crashed.elapsed().as_secs(), delay);
         bench.good_turn(&web).await;

@@ -62,7 +62,7 @@ async fn a_runtime_that_comes_up_is_noticed_quickly_and_one_that_goes_after_thir
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_hangs_is_down_after_thirty_seconds_and_others_troubles_are_told_meanwhile() {
+async fn a_runtime_that_hangs_is_down_after_thirty_seconds_and_other_checks_are_still_reported() {
     let bench = Fixture::new();
     let sick = Arc::new(Mutex::new(None::<String>));
     let health = sick.clone();

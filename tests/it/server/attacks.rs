@@ -138,11 +138,11 @@ async fn streams_have_a_cap() {
     let served = RunningListener::secured(&[("*", "*")]).await;
     let mut client = Hostile::new(&served, &[]).await;
     let settings = client.until(SETTINGS).await.expect("settings").payload;
-    let told: Vec<(u16, u32)> = settings
+    let parameters: Vec<(u16, u32)> = settings
         .chunks_exact(6)
         .map(|s| (u16::from_be_bytes([s[0], s[1]]), u32::from_be_bytes([s[2], s[3], s[4], s[5]])))
         .collect();
-    assert!(told.contains(&(3, 100)) && told.contains(&(6, 64 << 10)), "{told:?}");
+    assert!(parameters.contains(&(3, 100)) && parameters.contains(&(6, 64 << 10)), "{parameters:?}");
     for n in 0..101 {
         client.send(&ask(2 * n + 1, "/containerLogs/n/p/silent?follow=1")).await.expect("taken");
     }
@@ -237,7 +237,7 @@ async fn a_list_of_headers_has_a_size() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_nothing_is_let_go() {
+async fn silent_clients_are_disconnected() {
     let served = RunningListener::secured(&[("*", "*")]).await;
     let begun = Instant::now();
     // No preface; then a preface and nothing else but ping responses.
@@ -256,7 +256,7 @@ async fn who_says_nothing_is_let_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_takes_nothing_is_let_go() {
+async fn clients_that_read_nothing_are_disconnected() {
     let served = RunningListener::secured(&[("*", "*")]).await;
     // A flow control window of 0: the response body cannot be sent, while pings are exchanged.
     let mut client = Hostile::new(&served, &[(4, 0)]).await;

@@ -18,19 +18,19 @@ use berth::{
     certificates::{Authority, CertificatePairPaths, Validity},
     serving::runtime_tls,
 };
-use berth_metrics::{Registry, ServerMetrics, SliMetrics, StreamingMetrics, exposition::Format};
+use berth_metrics::{Registry, ServerMetrics, SliMetrics, StreamingMetrics, exposition::ExpositionFormat};
 use berth_server::{
     AuthLayer, Endpoints, ListenerContext, ListenerService, RequestAuthorizer, TlsSource, Tools,
-    auth::{AuthenticatedBy, Identity},
+    auth::{AuthenticatedBy, UserInfo},
     ports::{
         CheckpointError, Checkpoints, ContainerLogs, Health, LogError, LogQuery, LogSink, LogSource, MemoryView,
         MetricsPage, NodeEntry, NodeLogError, NodeLogs, PodDiagnostics, PodDirectory, ProfileError, Profiles,
         RunningPods, SnapshotPages, Statistics, SummaryForm, Verbosity,
-        streams::{Sandbox, StreamError, StreamSet, Streams},
+        streams::{Sandbox, StreamError, StreamProvider, StreamSet},
     },
     routes::statusz::Statusz,
     routing::EnabledEndpoints,
-    streaming::{Streaming, StreamingConfig},
+    streaming::{StreamingConfig, StreamingContext},
     tls::{Tls, TlsSettings},
 };
 use berth_types::{ContainerId, Pod, PodUid, SandboxId, api};
@@ -74,18 +74,18 @@ impl RequestAuthorizer for FakeAuthFilter {
         &self,
         parts: &mut request::Parts,
         _: &[CertificateDer<'static>],
-    ) -> Result<Identity, Response> {
+    ) -> Result<UserInfo, Response> {
         if parts.headers.get(AUTHORIZATION).is_some_and(|value| value == "Bearer good") {
-            return Ok(Identity {
+            return Ok(UserInfo {
                 name: "U".to_owned(),
                 via: AuthenticatedBy::Token,
-                ..Identity::unauthenticated_listener()
+                ..UserInfo::unauthenticated_listener()
             });
         }
         Err((StatusCode::UNAUTHORIZED, "Unauthorized").into_response())
     }
 
-    async fn authorize(&self, _: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response> {
+    async fn authorize(&self, _: &UserInfo, verb: &str, subresources: &[&str]) -> Result<(), Response> {
         for subresource in subresources {
             self.asked.lock().expect("whole").push(format!("{verb} {subresource}"));
             if self.allowed.iter().any(|(v, s)| (*v == verb || *v == "*") && (s == subresource || *s == "*")) {
@@ -111,7 +111,7 @@ impl SnapshotPages for FakeHandlers {
         Bytes::from_static(b"pods\n")
     }
 
-    fn metrics(&self, _: Format, is_zipped: bool) -> Result<Bytes, String> {
+    fn metrics(&self, _: ExpositionFormat, is_zipped: bool) -> Result<Bytes, String> {
         Ok(Bytes::from_static(if is_zipped { b"zipped" } else { b"metrics" }))
     }
 
@@ -206,7 +206,7 @@ impl Checkpoints for FakeHandlers {
 
 /// Streams without any pod.
 #[async_trait]
-impl Streams for FakeHandlers {
+impl StreamProvider for FakeHandlers {
     fn pod(&self, _: &str, _: &str) -> Option<Arc<Pod>> {
         None
     }
@@ -236,9 +236,9 @@ impl Streams for FakeHandlers {
     }
 }
 
-struct Reading<'a>(&'a AtomicUsize);
+struct ReaderGuard<'a>(&'a AtomicUsize);
 
-impl Drop for Reading<'_> {
+impl Drop for ReaderGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -265,7 +265,7 @@ impl ContainerLogs for FakeHandlers {
     /// The pod's name selects the behavior: `endless` writes forever, `silent` never, `broken` fails halfway.
     async fn read(&self, source: &LogSource, _: &LogQuery, out: &mut LogSink<'_>) -> Result<(), String> {
         self.readers.fetch_add(1, Ordering::SeqCst);
-        let _reading = Reading(&self.readers);
+        let _reading = ReaderGuard(&self.readers);
         let gone = |e: std::io::Error| e.to_string();
         match source.pod.name() {
             "endless" => loop {
@@ -287,7 +287,7 @@ impl Statistics for FakeHandlers {
         Ok(Bytes::from(format!("{{\"form\":\"{form:?}\"}}")))
     }
 
-    async fn metrics(&self, page: MetricsPage, _: Format, _: bool) -> Result<Bytes, String> {
+    async fn metrics(&self, page: MetricsPage, _: ExpositionFormat, _: bool) -> Result<Bytes, String> {
         match self.page_bytes.load(Ordering::SeqCst) {
             0 => Ok(Bytes::from(format!("# {page:?}\n"))),
             bytes => Ok(Bytes::from(vec![b'#'; bytes])),
@@ -302,7 +302,7 @@ impl Statistics for FakeHandlers {
 /// A running listener.
 pub struct RunningListener {
     pub address: SocketAddr,
-    pub doorman: Arc<FakeAuthFilter>,
+    pub auth_filter: Arc<FakeAuthFilter>,
     pub players: Arc<FakeHandlers>,
     pub registry: Registry,
     _stop: DropGuard,
@@ -344,11 +344,11 @@ impl RunningListener {
         let registry = Registry::new();
         let players =
             Arc::new(FakeHandlers { panics, readers: AtomicUsize::default(), page_bytes: AtomicUsize::default() });
-        let has_door = allowed.is_some();
-        let doorman = Arc::new(FakeAuthFilter { allowed: allowed.unwrap_or_default(), asked: Mutex::default() });
+        let has_auth = allowed.is_some();
+        let auth_filter = Arc::new(FakeAuthFilter { allowed: allowed.unwrap_or_default(), asked: Mutex::default() });
         let site = ListenerContext {
             switches,
-            guard: has_door.then(|| AuthLayer { authorizer: doorman.clone(), streaming_requires_create: true }),
+            guard: has_auth.then(|| AuthLayer { authorizer: auth_filter.clone(), streaming_requires_create: true }),
             endpoints: Arc::new(Endpoints {
                 health: players.clone(),
                 pages: players.clone(),
@@ -375,7 +375,7 @@ impl RunningListener {
                     checkpoints: players.clone(),
                     why: players.clone(),
                 },
-                streams: Streaming::new(
+                streams: StreamingContext::new(
                     StreamingConfig::default(),
                     players.clone(),
                     runtime_tls(),
@@ -389,7 +389,7 @@ impl RunningListener {
         let address = listening.address().expect("bound");
         let stop = CancellationToken::new();
         tokio::spawn(berth_server::serve(listening, ListenerService::Site(Arc::new(site)), tls, stop.clone()));
-        Self { address, doorman, players, registry, _stop: stop.drop_guard() }
+        Self { address, auth_filter, players, registry, _stop: stop.drop_guard() }
     }
 
     /// Starts the healthz listener.
@@ -400,12 +400,12 @@ impl RunningListener {
             readers: AtomicUsize::default(),
             page_bytes: AtomicUsize::default(),
         });
-        let doorman = Arc::new(FakeAuthFilter { allowed: Vec::new(), asked: Mutex::default() });
+        let auth_filter = Arc::new(FakeAuthFilter { allowed: Vec::new(), asked: Mutex::default() });
         let listening = berth_server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
         let (address, stop) = (listening.address().expect("bound"), CancellationToken::new());
         let router = ListenerService::Router(berth_server::healthz_router(players.clone()));
         tokio::spawn(berth_server::serve(listening, router, None, stop.clone()));
-        Self { address, doorman, players, registry, _stop: stop.drop_guard() }
+        Self { address, auth_filter, players, registry, _stop: stop.drop_guard() }
     }
 
     pub async fn connect(&self) -> TcpStream {

@@ -12,7 +12,7 @@ use tokio::{
 use crate::server::fixture::{PATIENCE, RunningListener};
 
 #[tokio::test]
-async fn a_thousand_idle_connections_hold_nobody_up() {
+async fn a_thousand_idle_connections_block_no_request() {
     let served = RunningListener::guarded(&[("*", "*")]).await;
     let mut idle = Vec::new();
     for _ in 0..1_000 {
@@ -23,7 +23,7 @@ async fn a_thousand_idle_connections_hold_nobody_up() {
 
 /// More connections than one address may keep, all of them unauthenticated.
 #[tokio::test]
-async fn whoever_says_nothing_gives_way_to_who_comes_later() {
+async fn silent_connections_give_way_to_later_ones() {
     let served = RunningListener::guarded(&[("*", "*")]).await;
     let mut idle = Vec::new();
     for _ in 0..2_100 {
@@ -137,7 +137,7 @@ async fn answer(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn a_body_that_nobody_reads_does_not_cost_the_connection() {
+async fn an_unread_body_does_not_cost_the_connection() {
     let served = RunningListener::start(EnabledEndpoints::READ_ONLY, None, false).await;
     let mut stream = served.connect().await;
     let head = |length: usize| format!("POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
@@ -182,11 +182,11 @@ async fn who_reads_slowly_gets_the_whole_page() {
 }
 
 #[tokio::test]
-async fn http_without_tls_is_told_so() {
+async fn http_without_tls_gets_a_bad_request() {
     let served = RunningListener::secured(&[("*", "*")]).await;
-    let told = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+    let expected = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
     for method in ["GET", "HEAD", "POST", "PUT", "OPTIONS", "DELETE", "PATCH"] {
-        assert_eq!(served.raw(&format!("{method} /pods HTTP/1.1\r\nHost: x\r\n\r\n")).await, told, "{method}");
+        assert_eq!(served.raw(&format!("{method} /pods HTTP/1.1\r\nHost: x\r\n\r\n")).await, expected, "{method}");
     }
 }
 
@@ -257,10 +257,11 @@ async fn a_request_of_http_1_1_names_one_host() {
     let served = RunningListener::guarded(&[("get", "pods")]).await;
     let head =
         |lines: &str| format!("GET /pods HTTP/1.1\r\nAuthorization: Bearer good\r\n{lines}Connection: close\r\n\r\n");
-    for (lines, told) in [("", "missing required Host header"), ("Host: a\r\nHost: b\r\n", "too many Host headers")] {
+    for (lines, message) in [("", "missing required Host header"), ("Host: a\r\nHost: b\r\n", "too many Host headers")]
+    {
         let answer = served.raw(&head(lines)).await;
         assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{answer}");
-        assert!(answer.ends_with(&format!("\r\n\r\n400 Bad Request: {told}")), "{answer}");
+        assert!(answer.ends_with(&format!("\r\n\r\n400 Bad Request: {message}")), "{answer}");
     }
     let answer = served.raw(&head("Host:\r\n")).await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "an empty one is one: {answer}");

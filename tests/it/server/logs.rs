@@ -76,7 +76,7 @@ async fn a_caller_follows_so_many_logs_and_no_more() {
 }
 
 #[tokio::test]
-async fn what_fails_half_way_says_so_and_has_no_end() {
+async fn a_log_that_fails_half_way_has_its_error_and_no_last_chunk() {
     let served = RunningListener::guarded(&[("*", "*")]).await;
     let request = "GET /containerLogs/n/p/broken HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
     let answer = served.raw(request).await;
@@ -108,7 +108,7 @@ async fn the_head_comes_before_the_first_line_and_a_reader_ends_with_its_client(
 }
 
 #[tokio::test]
-async fn a_client_that_stops_reading_holds_nobody_up() {
+async fn a_client_that_stops_reading_blocks_no_other() {
     let served = RunningListener::guarded(&[("*", "*")]).await;
     let mut stream = served.connect().await;
     let request = "GET /containerLogs/n/p/endless HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";

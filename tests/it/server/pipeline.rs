@@ -4,7 +4,7 @@ use crate::server::fixture::{ALL, PATIENCE, RunningListener, SLOW};
 use berth_server::routing::EnabledEndpoints;
 
 #[tokio::test]
-async fn a_stranger_hears_what_is_said_before_the_door_and_nothing_else() {
+async fn unauthenticated_requests_get_redirects_not_found_or_unauthorized() {
     // AC-04-1, AC-04-2, AC-04-3, AC-08-13
     let served = RunningListener::guarded(&[("*", "*")]).await;
     for (method, target, status, body) in [
@@ -27,7 +27,7 @@ async fn a_stranger_hears_what_is_said_before_the_door_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn behind_the_door_the_router_answers() {
+async fn authorized_requests_reach_the_router() {
     // AC-04-9, AC-04-10, AC-04-25
     let served = RunningListener::guarded(&[("*", "*")]).await;
     for (method, target, headers, status, body) in [
@@ -74,7 +74,7 @@ async fn the_subresources_are_asked_for_in_their_order() {
     ] {
         let served = RunningListener::guarded(allowed).await;
         assert_eq!(served.ask("GET", target, "").await.0, status, "{target}");
-        assert_eq!(*served.doorman.asked.lock().expect("whole"), asked, "{target}");
+        assert_eq!(*served.auth_filter.asked.lock().expect("whole"), asked, "{target}");
     }
 }
 
@@ -200,7 +200,7 @@ async fn each_listener_has_its_own_paths() {
 }
 
 #[tokio::test]
-async fn a_handler_that_panics_takes_nobody_down() {
+async fn a_handler_that_panics_affects_no_other_request() {
     let served = RunningListener::start(ALL, None, true).await;
     let (status, _, text) = served.ask("GET", "/pods", "").await;
     assert_eq!((status, text.as_str()), (500, "500 Internal Server Error\n"));
@@ -209,7 +209,7 @@ async fn a_handler_that_panics_takes_nobody_down() {
 }
 
 #[tokio::test]
-async fn odd_targets_are_nobodys_way_in() {
+async fn odd_targets_do_not_bypass_authentication() {
     // Status without credentials, and with all permissions.
     let served = RunningListener::guarded(&[("*", "*")]).await;
     for (line, stranger, master) in [

@@ -149,10 +149,10 @@ async fn every_path_asks_who_it_is_and_answers_who_may() {
     }
     let none = RunningListener::guarded(&[]).await;
     for (method, path, _, subresources, _) in TABLE {
-        none.doorman.asked.lock().expect("whole").clear();
+        none.auth_filter.asked.lock().expect("whole").clear();
         assert_eq!(none.ask(method, path, "").await.0, 403, "{method} {path}");
         let wanted: Vec<String> = subresources.iter().map(|name| format!("{} {name}", verb(method))).collect();
-        assert_eq!(*none.doorman.asked.lock().expect("whole"), wanted, "{method} {path}");
+        assert_eq!(*none.auth_filter.asked.lock().expect("whole"), wanted, "{method} {path}");
     }
 }
 
@@ -188,7 +188,7 @@ async fn what_is_left_without_debugging_and_on_the_read_only_port() {
 }
 
 #[tokio::test]
-async fn strangers_are_sent_elsewhere_and_told_what_is_unknown() {
+async fn unauthenticated_requests_get_redirects_and_not_found() {
     // AC-04-2, AC-04-3
     let on = RunningListener::guarded(&[("*", "*")]).await;
     let off = RunningListener::start(EnabledEndpoints::READ_ONLY, None, false).await;
@@ -253,7 +253,7 @@ async fn each_switch_takes_its_own() {
 }
 
 #[tokio::test]
-async fn who_accepts_nothing_we_have_is_told_what_we_have() {
+async fn not_acceptable_lists_the_available_representations() {
     let site = RunningListener::guarded(&[("*", "*")]).await;
     let none = "406: Not Acceptable\n\nAvailable representations: ";
     for (path, accept, status, list) in [

@@ -73,17 +73,18 @@ impl Server {
         tokio::spawn(tls.clone().run(None, stop.clone()));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (tell, seen) = mpsc::unbounded_channel();
+        let (sender, seen) = mpsc::unbounded_channel();
         let accepting = tls.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (acceptor, tell) = (accepting.acceptor(), tell.clone());
+                let (acceptor, sender) = (accepting.acceptor(), sender.clone());
                 tokio::spawn(async move {
                     let Ok(mut stream) = acceptor.accept(stream).await else { return };
                     let (_, session) = stream.get_ref();
                     let chain = session.peer_certificates().unwrap_or_default();
                     let chain = chain.iter().map(|c| c.clone().into_owned()).collect();
-                    let _ = tell.send(ObservedConnection { chain, alpn: session.alpn_protocol().map(<[u8]>::to_vec) });
+                    let _ =
+                        sender.send(ObservedConnection { chain, alpn: session.alpn_protocol().map(<[u8]>::to_vec) });
                     let _ = stream.write_all(b"x").await; // makes the client read its session tickets
                     let _ = stream.shutdown().await;
                 });

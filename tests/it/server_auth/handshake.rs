@@ -31,7 +31,7 @@ async fn any_certificate_is_taken_if_the_client_holds_its_key() {
 }
 
 #[tokio::test]
-async fn without_a_bundle_nobody_is_asked() {
+async fn without_a_bundle_no_client_certificate_is_requested() {
     let ours = authority("ours");
     let mut server = Server::start(&serving(&ours), None, |_| {}).await;
     let kate = ours.client("kate", &[], valid()).expect("a certificate");

@@ -40,12 +40,12 @@ async fn versions_suites_and_protocols() {
         (&["-groups", "X25519"], Some("X25519")),
         (&["-groups", "P-521"], None),
     ] {
-        let told = openssl(&server, args).await;
+        let output = openssl(&server, args).await;
         match expected {
-            None => assert!(told.is_none(), "{args:?}: {told:?}"),
+            None => assert!(output.is_none(), "{args:?}: {output:?}"),
             Some(text) => {
-                let told = told.unwrap_or_else(|| panic!("{args:?}: no handshake"));
-                assert!(told.replace("CN=", "CN = ").contains(text), "{args:?}: {told}");
+                let output = output.unwrap_or_else(|| panic!("{args:?}: no handshake"));
+                assert!(output.replace("CN=", "CN = ").contains(text), "{args:?}: {output}");
             }
         }
     }
@@ -58,8 +58,8 @@ async fn settings_narrow_what_is_offered() {
     assert!(openssl(&new, &["-tls1_2"]).await.is_none() && openssl(&new, &["-tls1_3"]).await.is_some());
     let one = ["TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", "TLS_RSA_WITH_RC4_128_SHA"];
     let one = Server::start(&serving(&ours), None, |s| s.cipher_suites = one.map(str::to_owned).to_vec()).await;
-    let told = openssl(&one, &["-tls1_2"]).await.expect("a handshake");
-    assert!(told.contains("ECDHE-ECDSA-AES256-GCM-SHA384"), "{told}");
+    let output = openssl(&one, &["-tls1_2"]).await.expect("a handshake");
+    assert!(output.contains("ECDHE-ECDSA-AES256-GCM-SHA384"), "{output}");
     assert!(openssl(&one, &["-tls1_2", "-cipher", "ECDHE-ECDSA-AES128-GCM-SHA256"]).await.is_none());
     let curve = Server::start(&serving(&ours), None, |s| s.curves = vec![24]).await;
     assert!(openssl(&curve, &["-groups", "P-384"]).await.is_some());
@@ -74,8 +74,8 @@ async fn sessions_are_resumed_until_files_change() {
     let session = folder.path().join("session").display().to_string();
     for version in ["-tls1_2", "-tls1_3"] {
         openssl(&server, &[version, "-ign_eof", "-sess_out", &session]).await.expect("a handshake");
-        let told = openssl(&server, &[version, "-ign_eof", "-sess_in", &session]).await.expect("a handshake");
-        assert!(told.contains("Reused, TLSv1"), "{version}: {told}");
+        let output = openssl(&server, &[version, "-ign_eof", "-sess_in", &session]).await.expect("a handshake");
+        assert!(output.contains("Reused, TLSv1"), "{version}: {output}");
     }
     // A ticket contains the client's certificate: it is void under another client CA bundle.
     let kate = ours.client("kate", &[], valid()).expect("a certificate");
@@ -96,6 +96,6 @@ async fn sessions_are_resumed_until_files_change() {
     while let Ok(seen) = server.seen.try_recv() {
         assert!(seen.chain.len() <= 1);
     }
-    let told = openssl(&server, &["-tls1_3", "-ign_eof", "-sess_in", &session]).await.expect("a handshake");
-    assert!(!told.contains("Reused, TLSv1"), "{told}");
+    let output = openssl(&server, &["-tls1_3", "-ign_eof", "-sess_in", &session]).await.expect("a handshake");
+    assert!(!output.contains("Reused, TLSv1"), "{output}");
 }

@@ -93,7 +93,7 @@ async fn what_may_pass_is_tried_again() {
 }
 
 #[tokio::test]
-async fn what_will_not_pass_is_told_at_once() {
+async fn permanent_errors_are_returned_at_once() {
     let mut bench = Bench::new().await;
     for (trouble, expected) in [
         (SimpleFault::Status(403, None), "unknown (post tokenreviews.authentication.k8s.io)"),
@@ -102,15 +102,15 @@ async fn what_will_not_pass_is_told_at_once() {
     ] {
         bench.api.trouble(TOKENS, [trouble]);
         let before = bench.api.requests(TOKENS).len();
-        let told = bench.reviews.token("good").await.expect_err(expected).to_string();
-        assert!(told.starts_with(TOKENS) && told.contains(expected), "{told}");
+        let error = bench.reviews.token("good").await.expect_err(expected).to_string();
+        assert!(error.starts_with(TOKENS) && error.contains(expected), "{error}");
         assert_eq!(bench.api.requests(TOKENS).len(), before + 1);
     }
     bench.api.stop_listening().await;
     let fresh = connect(&bench.api.kubeconfig()).await;
-    let (nobody, begun) = (Reviews::new(fresh, ReviewMetrics::new(&Registry::new())), Instant::now());
-    let told = nobody.token("good").await.expect_err("refused").to_string();
-    assert!(told.to_lowercase().contains("refused"), "{told}");
+    let (refused, begun) = (Reviews::new(fresh, ReviewMetrics::new(&Registry::new())), Instant::now());
+    let error = refused.token("good").await.expect_err("refused").to_string();
+    assert!(error.to_lowercase().contains("refused"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(5), "a refused connection is not tried again");
 }
 
@@ -119,8 +119,8 @@ async fn a_reviewer_that_hangs_is_given_up() {
     let bench = Bench::new().await;
     bench.api.trouble(TOKENS, [SimpleFault::Hang]);
     let begun = Instant::now();
-    let told = bench.reviews.token("good").await.expect_err("no answer").to_string();
-    assert!(told.contains("request timed out after 10s"), "{told}");
+    let error = bench.reviews.token("good").await.expect_err("no answer").to_string();
+    assert!(error.contains("request timed out after 10s"), "{error}");
     assert_eq!(begun.elapsed().as_secs(), 10);
     assert_eq!(bench.counted("apiserver_delegated_authn_request_total", "<error>"), 1.0);
 }

@@ -29,15 +29,15 @@ async fn a_client_that_stops_reading_or_just_goes(on: RuntimeKind) {
     let Some(world) = on.with(config, Terminal::None).await else { return };
     // A client that reads nothing stops its own command only; when it disconnects, everything of it ends.
     let flood = format!("{EXEC}?output=1{}", words(&["head", "-c", "1000000000", "/dev/zero"]));
-    let client = world.door.spdy(&flood, &["v4.channel.k8s.io"]).await;
+    let client = world.endpoint.spdy(&flood, &["v4.channel.k8s.io"]).await;
     let _streams = (client.stream("error").await, client.stream("stdout").await);
-    assert_eq!(command(&world.door, &["head", "-c", "10", "/dev/zero"]).await.0.len(), 10);
+    assert_eq!(command(&world.endpoint, &["head", "-c", "10", "/dev/zero"]).await.0.len(), 10);
     world.ends.until_open(1).await;
     client.task.abort();
     world.ends.no_stream_is_left().await;
     // Unread input does not hide that the client has disconnected.
     let target = format!("{EXEC}?input=1&output=1{}", sleeps());
-    let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket(&target, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
     let lots = Message::Binary(vec![0; 1 << 20].into());
     let filling = async { while socket.send(lots.clone()).await.is_ok() {} };
@@ -52,7 +52,7 @@ async fn silence_ends_a_web_socket_after_the_idle_timeout(on: RuntimeKind) {
     let config = StreamingConfig { idle: Some(Duration::from_millis(50)), ..StreamingConfig::default() };
     let Some(world) = on.with(config, Terminal::None).await else { return };
     let target = format!("{EXEC}?output=1{}", sleeps());
-    let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket(&target, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
     ended(&mut socket).await;
     world.ends.no_stream_is_left().await;
@@ -65,7 +65,7 @@ async fn clients_that_send_garbage(on: RuntimeKind) {
     let upgrades = [spdy_head(&target, &["v4.channel.k8s.io"]), web_socket_head(&target, "v5.channel.k8s.io")];
     // Either side may close; the connection must end.
     let send = async |head: &str, garbage: &[u8]| {
-        let (answer, mut tcp) = world.door.request(head).await;
+        let (answer, mut tcp) = world.endpoint.request(head).await;
         assert_eq!(answer.status, 101);
         tcp.write_all(garbage).await.expect("sent");
         let mut rest = Vec::new();
@@ -85,13 +85,13 @@ async fn clients_that_send_garbage(on: RuntimeKind) {
         send(&upgrades[1], garbage).await;
     }
     for message in [&[255][..], &[255, 9], &[255, 0, 0]] {
-        let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
+        let (_, mut socket) = world.endpoint.web_socket(&target, "v5.channel.k8s.io").await;
         next(&mut socket).await;
         send_message(&mut socket, message).await;
         ended(&mut socket).await;
     }
     // A tunnel carries binary messages, not text.
-    let (_, mut socket) = world.door.web_socket("/portForward/default/web", "SPDY/3.1+portforward.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket("/portForward/default/web", "SPDY/3.1+portforward.k8s.io").await;
     socket.send(Message::Text("hello".into())).await.expect("sent");
     ended(&mut socket).await;
     world.ends.no_stream_is_left().await;

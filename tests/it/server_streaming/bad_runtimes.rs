@@ -41,7 +41,7 @@ async fn v5_status(ends: &Endpoints) -> String {
 }
 
 /// A runtime that sends this text and then nothing, on every connection.
-async fn saying(text: &'static [u8]) -> String {
+async fn runtime_sending(text: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     tokio::spawn(async move {
@@ -107,7 +107,7 @@ async fn a_runtime_that_is_gone_or_elsewhere() {
 #[tokio::test]
 async fn a_runtime_that_never_answers() {
     let cri = ScriptedCri::new(Arc::new(SystemClock));
-    cri.stream_at(&saying(b"").await);
+    cri.stream_at(&runtime_sending(b"").await);
     let config = StreamingConfig { answer: Duration::from_millis(50), ..StreamingConfig::default() };
     let ends = serve(&cri, config, Terminal::None).await;
     let (status, body) = ends.endpoint.ask(&format!("POST {EXEC}?output=1&command=cat HTTP/1.1\r\n{UPGRADE}")).await;
@@ -124,10 +124,10 @@ async fn a_runtime_that_does_not_speak_spdy() {
     };
     let mut garbage = switched("").into_bytes();
     garbage.extend_from_slice(b"\xffnothing of the kind");
-    let status = v5_status(&ends_at(&saying(garbage.leak()).await).await).await;
+    let status = v5_status(&ends_at(&runtime_sending(garbage.leak()).await).await).await;
     assert!(status.contains("error creating streams: the connection ended"), "{status}");
     let mut oversized = switched("").into_bytes();
     oversized.extend_from_slice(&[0x80, 3, 0, 2, 0, 0xff, 0xff, 0xff]);
-    let status = v5_status(&ends_at(&saying(oversized.leak()).await).await).await;
+    let status = v5_status(&ends_at(&runtime_sending(oversized.leak()).await).await).await;
     assert!(status.contains("error creating streams: the connection ended"), "{status}");
 }

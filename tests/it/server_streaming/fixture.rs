@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use berth::serving::embedded_streams::RuntimeTargets;
 use berth_cri::RuntimeService;
-use berth_metrics::{Registry, exposition::Format};
+use berth_metrics::{Registry, exposition::ExpositionFormat};
 use berth_ports::SystemClock;
 use berth_proto::cri;
 use berth_runtime::streams::IN_PROCESS;
@@ -86,7 +86,7 @@ impl RuntimeKind {
 /// A runtime, and the endpoints in front of it.
 pub struct Fixture {
     /// Client of the endpoints.
-    pub door: StreamEndpoint,
+    pub endpoint: StreamEndpoint,
     /// The endpoints.
     pub ends: Endpoints,
     /// The runtime behind them.
@@ -120,7 +120,7 @@ impl Fixture {
         let cri = ScriptedCri::new(Arc::new(SystemClock));
         let server = StreamServer::start(&cri).await;
         let ends = serve(&cri, config, terminal).await;
-        Self { door: ends.endpoint, ends, below: RuntimeUnderTest::Scripted { cri, server } }
+        Self { endpoint: ends.endpoint, ends, below: RuntimeUnderTest::Scripted { cri, server } }
     }
 
     async fn embedded(config: StreamingConfig, terminal: Terminal) -> Self {
@@ -136,7 +136,7 @@ impl Fixture {
         let ends = Endpoints::serve(runtime, pod, seen, config).await;
         ends.streaming.serve_here(IN_PROCESS, Arc::new(RuntimeTargets(daemon.runtime.clone())));
         Self {
-            door: ends.endpoint,
+            endpoint: ends.endpoint,
             ends,
             below: RuntimeUnderTest::Embedded(Box::new(EmbeddedRuntime { daemon, calls, sandbox, place })),
         }
@@ -151,7 +151,7 @@ impl Fixture {
             }
             RuntimeUnderTest::Embedded(own) => {
                 let mut page = Vec::new();
-                Format::negotiate(None).encode(own.calls.gather(), &mut page);
+                ExpositionFormat::negotiate(None).encode(own.calls.gather(), &mut page);
                 let page = String::from_utf8(page).expect("text");
                 let series = CALLS.map(|call| format!("kubelet_runtime_operations_total{{operation_type=\"{call}\"}}"));
                 page.lines().filter(|line| series.iter().any(|series| line.starts_with(series))).count()
@@ -201,8 +201,8 @@ pub async fn serve(cri: &Arc<ScriptedCri>, config: StreamingConfig, terminal: Te
 }
 
 /// Runs a command with v4, without stdin; returns its output and status.
-pub async fn command(door: &StreamEndpoint, said: &[&str]) -> (String, String) {
-    let client = door.spdy(&format!("{EXEC}?output=1{}", words(said)), &["v4.channel.k8s.io"]).await;
+pub async fn command(endpoint: &StreamEndpoint, arguments: &[&str]) -> (String, String) {
+    let client = endpoint.spdy(&format!("{EXEC}?output=1{}", words(arguments)), &["v4.channel.k8s.io"]).await;
     let mut error = client.stream("error").await;
     let mut stdout = client.stream("stdout").await;
     let printed = all(&mut stdout).await;
@@ -214,6 +214,6 @@ pub async fn command(door: &StreamEndpoint, said: &[&str]) -> (String, String) {
 
 /// Whether a status is Success without a message: older runtimes write more fields.
 pub fn is_success(status: &str) -> bool {
-    let told: serde_json::Value = serde_json::from_str(status).unwrap_or_default();
-    told["status"] == "Success" && told.get("message").is_none()
+    let parsed: serde_json::Value = serde_json::from_str(status).unwrap_or_default();
+    parsed["status"] == "Success" && parsed.get("message").is_none()
 }

@@ -17,7 +17,7 @@ async fn a_closed_port_does_not_end_a_port_forward(on: RuntimeKind) {
     // AC-04b-S8
     let Some(world) = on.world().await else { return };
     let ports = Ports::open().await;
-    let client = world.door.spdy("/portForward/default/web", &["portforward.k8s.io"]).await;
+    let client = world.endpoint.spdy("/portForward/default/web", &["portforward.k8s.io"]).await;
     assert_eq!(client.head.header("x-stream-protocol-version"), ["portforward.k8s.io"]);
     ports.a_closed_one_ends_nothing(&client).await;
     ports.half_closed_ones_are_answered(&client).await;
@@ -30,9 +30,9 @@ async fn no_request_of_thousands_is_lost(on: RuntimeKind) {
     let count = std::env::var("BERTH_FORWARDS").ok().and_then(|count| count.parse().ok()).unwrap_or(500);
     let ports = Ports::open().await;
     for at_a_time in [50, 200] {
-        let client = world.door.spdy("/portForward/default/web", &["portforward.k8s.io"]).await;
+        let client = world.endpoint.spdy("/portForward/default/web", &["portforward.k8s.io"]).await;
         ports.all_are_answered(&client, count, at_a_time).await;
-        let (head, socket) = world.door.web_socket("/portForward/default/web", "SPDY/3.1+portforward.k8s.io").await;
+        let (head, socket) = world.endpoint.web_socket("/portForward/default/web", "SPDY/3.1+portforward.k8s.io").await;
         ports.all_are_answered(&Spdy::within(head, socket), count, at_a_time).await;
     }
     world.end().await;
@@ -42,7 +42,7 @@ async fn a_tunnel_carries_spdy_in_a_web_socket(on: RuntimeKind) {
     // AC-04b-S10
     let Some(world) = on.world().await else { return };
     let ports = Ports::open().await;
-    let (head, socket) = world.door.web_socket("/portForward/default/web", "SPDY/3.1+portforward.k8s.io").await;
+    let (head, socket) = world.endpoint.web_socket("/portForward/default/web", "SPDY/3.1+portforward.k8s.io").await;
     assert_eq!(head.header("sec-websocket-protocol"), ["SPDY/3.1+portforward.k8s.io"]);
     let client = Spdy::within(head, socket);
     ports.a_closed_one_ends_nothing(&client).await;
@@ -51,7 +51,7 @@ async fn a_tunnel_carries_spdy_in_a_web_socket(on: RuntimeKind) {
     assert!(page.contains("kubelet_websocket_streaming_requests_total{subresource=\"portforward\"} 1"), "{page}");
 
     let other = web_socket_head("/portForward/default/web?port=80", "SPDY/3.1+other.k8s.io");
-    let (status, body) = world.door.ask(&other).await;
+    let (status, body) = world.endpoint.ask(&other).await;
     assert_eq!(status, 403, "the runtime's refusal is passed on: {body}");
     drop(client);
     world.end().await;
@@ -63,7 +63,7 @@ async fn channels_of_a_web_socket_are_those_of_its_ports(on: RuntimeKind) {
     let closed = [Ports::open().await.closed, Ports::open().await.closed, Ports::open().await.closed];
     let [one, two, three] = closed;
     let target = format!("/portForward/default/web?port={one},{two}&port={three}");
-    let (_, mut socket) = world.door.web_socket(&target, "v4.channel.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket(&target, "v4.channel.k8s.io").await;
     let mut greetings = Vec::new();
     while greetings.len() < 6 {
         let message = next(&mut socket).await;

@@ -49,7 +49,7 @@ async fn what_is_refused_and_how(on: RuntimeKind) {
         ("POST /run/default/web/nope?cmd=ls HTTP/1.1".to_owned(), 500, "container not found (\"nope\")"),
     ];
     for (head, status, body) in rows {
-        assert_eq!(world.door.ask(&head).await, (status, body.to_owned()), "{head}");
+        assert_eq!(world.endpoint.ask(&head).await, (status, body.to_owned()), "{head}");
     }
     assert_eq!(world.prepared(), 0, "no one-time URL was wasted");
     world.end().await;
@@ -64,7 +64,7 @@ async fn what_the_runtime_refuses_has_its_status() {
     {
         cri.fault("exec", "", Fault::Error(code, "m".to_owned()), Some(1));
         let upgrade = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0";
-        let (head, _) = world.door.request(&format!("POST {EXEC}?output=1 HTTP/1.1\r\n{upgrade}")).await;
+        let (head, _) = world.endpoint.request(&format!("POST {EXEC}?output=1 HTTP/1.1\r\n{upgrade}")).await;
         assert_eq!(head.status, status);
         assert_eq!(head.header("retry-after"), if status == 429 { vec!["60"] } else { vec![] });
     }
@@ -79,7 +79,7 @@ async fn flags_come_from_a_form_too(on: RuntimeKind) {
          Content-Length: {}\r\nHost: node\r\n\r\n{form}",
         form.len()
     );
-    let mut tcp = TcpStream::connect(world.door.0).await.expect("it listens");
+    let mut tcp = TcpStream::connect(world.endpoint.0).await.expect("it listens");
     tcp.write_all(head.as_bytes()).await.expect("sent");
     let mut answer = [0; 12];
     timeout(LIMIT, tcp.read_exact(&mut answer)).await.expect("in time").expect("an answer");
@@ -96,13 +96,13 @@ async fn run_prints_what_a_command_printed(on: RuntimeKind) {
         cri.on_exec("tail -n 1 /nowhere /etc/hostname", 0, "out", "err", Duration::ZERO);
         cri.on_exec("cat /nowhere", 1, "", why, Duration::ZERO);
         let both = "POST /run/default/web/c?cmd=tail%20-n%201%20/nowhere%20/etc/hostname HTTP/1.1";
-        assert_eq!(world.door.ask(both).await, (200, "outerr".to_owned()));
+        assert_eq!(world.endpoint.ask(both).await, (200, "outerr".to_owned()));
     }
-    assert_eq!(world.door.ask("POST /run/default/web/c?cmd=echo%20-x HTTP/1.1").await, (200, "-x\n".to_owned()));
-    assert_eq!(world.door.ask("POST /run/default/web/uid-web/c?cmd=true HTTP/1.1").await, (200, String::new()));
+    assert_eq!(world.endpoint.ask("POST /run/default/web/c?cmd=echo%20-x HTTP/1.1").await, (200, "-x\n".to_owned()));
+    assert_eq!(world.endpoint.ask("POST /run/default/web/uid-web/c?cmd=true HTTP/1.1").await, (200, String::new()));
     let failed = (500, format!("command 'cat /nowhere' exited with 1: {why}"));
-    assert_eq!(world.door.ask("POST /run/default/web/c?cmd=cat%20/nowhere HTTP/1.1").await, failed);
-    let (head, _) = world.door.request("POST /run/default/web/c?cmd=echo%20-x HTTP/1.1").await;
+    assert_eq!(world.endpoint.ask("POST /run/default/web/c?cmd=cat%20/nowhere HTTP/1.1").await, failed);
+    let (head, _) = world.endpoint.request("POST /run/default/web/c?cmd=echo%20-x HTTP/1.1").await;
     assert_eq!(head.header("content-type"), ["application/json"]);
     world.end().await;
 }
@@ -117,19 +117,19 @@ async fn a_caller_may_hold_so_many_streams(on: RuntimeKind) {
             words(&["sleep", "1000"])
         )
     };
-    let mut held = Vec::new();
+    let mut connections = Vec::new();
     for _ in 0..2 {
-        let (answer, tcp) = world.door.request(&head("a")).await;
+        let (answer, tcp) = world.endpoint.request(&head("a")).await;
         assert_eq!(answer.status, 101);
-        held.push(tcp);
+        connections.push(tcp);
     }
-    let (answer, _) = world.door.request(&head("a")).await;
+    let (answer, _) = world.endpoint.request(&head("a")).await;
     assert_eq!((answer.status, answer.header("retry-after")), (429, vec!["60"]));
-    let (answer, _) = world.door.request(&head("b")).await;
+    let (answer, _) = world.endpoint.request(&head("b")).await;
     assert_eq!(answer.status, 101, "others have their own share");
-    held.clear();
+    connections.clear();
     let given_back = async {
-        while world.door.request(&head("a")).await.0.status != 101 {
+        while world.endpoint.request(&head("a")).await.0.status != 101 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -156,18 +156,18 @@ async fn web_pages_of_other_sites_cannot_use_a_browsers_certificate(on: RuntimeK
         ] {
             for protocol in protocols {
                 let asked = format!("{}\r\n{lines}", web_socket_head(target, protocol));
-                let (answer, _) = world.door.request(&asked).await;
+                let (answer, _) = world.endpoint.request(&asked).await;
                 let expected = if refused { 403 } else { 101 };
                 assert_eq!(answer.status, expected, "{target} {protocol} {lines}");
             }
         }
     }
     let run = "POST /run/default/web/c?cmd=touch%20/tmp/ran HTTP/1.1\r\nX-Via: x509\r\nX-User: kate";
-    assert_eq!(world.door.ask(&format!("{run}\r\nOrigin: https://evil.example")).await.0, 403);
+    assert_eq!(world.endpoint.ask(&format!("{run}\r\nOrigin: https://evil.example")).await.0, 403);
     if let RuntimeUnderTest::Scripted { cri, .. } = &world.below {
         assert!(cri.calls().iter().all(|call| call.op != "exec_sync"), "and nothing was run");
     } else {
-        assert_eq!(world.door.ask("POST /run/default/web/c?cmd=ls%20/tmp HTTP/1.1").await, (200, String::new()));
+        assert_eq!(world.endpoint.ask("POST /run/default/web/c?cmd=ls%20/tmp HTTP/1.1").await, (200, String::new()));
     }
     world.end().await;
 }
@@ -176,11 +176,11 @@ async fn requests_that_are_no_web_sockets(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let head = web_socket_head(&format!("{EXEC}?output=1&command=cat"), "v5.channel.k8s.io");
     let without = |name: &str| head.lines().filter(|line| !line.starts_with(name)).collect::<Vec<_>>().join("\r\n");
-    let (status, _) = world.door.ask(&without("Sec-WebSocket-Key")).await;
+    let (status, _) = world.endpoint.ask(&without("Sec-WebSocket-Key")).await;
     assert_eq!(status, 400);
-    let (answer, _) = world.door.request(&without("Sec-WebSocket-Version")).await;
+    let (answer, _) = world.endpoint.request(&without("Sec-WebSocket-Version")).await;
     assert_eq!((answer.status, answer.header("sec-websocket-version")), (400, vec!["13"]));
-    let (status, _) = world.door.ask(&head.replacen("GET", "POST", 1)).await;
+    let (status, _) = world.endpoint.ask(&head.replacen("GET", "POST", 1)).await;
     assert_eq!(status, 405);
     world.end().await;
 }

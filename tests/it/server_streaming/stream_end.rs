@@ -20,7 +20,7 @@ on_both_runtimes! {
 async fn streams_finish_while_the_agent_ends(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let target = format!("{EXEC}?input=1&output=1&command=cat");
-    let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket(&target, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1], "it is connected");
     world.ends.stop.cancel();
     send_message(&mut socket, b"\0foo").await;
@@ -36,7 +36,7 @@ async fn streams_end_with_the_agent(on: RuntimeKind) {
     let config = StreamingConfig { grace: Duration::from_millis(50), ..StreamingConfig::default() };
     let Some(world) = on.with(config, Terminal::None).await else { return };
     let target = format!("{EXEC}?output=1{}", words(&["sleep", "1000"]));
-    let client = world.door.spdy(&target, &["v4.channel.k8s.io"]).await;
+    let client = world.endpoint.spdy(&target, &["v4.channel.k8s.io"]).await;
     let mut error = client.stream("error").await;
     assert_eq!(world.ends.streaming.open(), 1);
     world.ends.stop.cancel();
@@ -48,9 +48,9 @@ async fn streams_end_with_the_agent(on: RuntimeKind) {
 async fn a_container_that_dies_with_its_runtime(on: RuntimeKind) {
     let Some(world) = on.world().await else { return };
     let target = format!("{EXEC}?output=1{}", world.last_words());
-    let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket(&target, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
-    let client = world.door.spdy(&target, &["v4.channel.k8s.io"]).await;
+    let client = world.endpoint.spdy(&target, &["v4.channel.k8s.io"]).await;
     let (mut error, mut stdout) = (client.stream("error").await, client.stream("stdout").await);
     world.runtime_dies();
     assert_eq!(all(&mut stdout).await, "");
@@ -99,21 +99,21 @@ async fn one_of_them(world: &Fixture, number: usize) {
     match number % 10 {
         // Clients that disconnect: after their streams are open, and before.
         0 => {
-            let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
+            let (_, mut socket) = world.endpoint.web_socket(&target, "v5.channel.k8s.io").await;
             next(&mut socket).await;
         }
-        3 => drop(world.door.spdy(&target, &["v4.channel.k8s.io"]).await),
+        3 => drop(world.endpoint.spdy(&target, &["v4.channel.k8s.io"]).await),
         // An upgrade that fails.
-        1 => assert_eq!(world.door.request(&spdy_head(&target, &["v9"])).await.0.status, 403),
+        1 => assert_eq!(world.endpoint.request(&spdy_head(&target, &["v9"])).await.0.status, 403),
         // A runtime that is down.
         2 => {
             let RuntimeUnderTest::Scripted { cri, server } = &world.below else { return };
             cri.stream_at("http://127.0.0.1:1");
-            assert_eq!(world.door.request(&spdy_head(&target, &[])).await.0.status, 500);
+            assert_eq!(world.endpoint.request(&spdy_head(&target, &[])).await.0.status, 500);
             cri.stream_at(&server.url);
         }
         _ => {
-            let (printed, status) = command(&world.door, &["head", "-c", "10", "/dev/zero"]).await;
+            let (printed, status) = command(&world.endpoint, &["head", "-c", "10", "/dev/zero"]).await;
             assert_eq!((printed.len(), is_success(&status)), (10, true), "{status}");
         }
     }

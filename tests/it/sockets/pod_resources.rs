@@ -112,17 +112,17 @@ impl Fixture {
             metrics: PodResourcesMetrics::new(&registry),
             active_only: true,
         });
-        let ground =
+        let fixture =
             Self { dir: tempfile::tempdir().expect("a directory"), gpus, registry, stop: CancellationToken::new() };
         // Leftovers of a previous agent.
-        std::fs::create_dir(ground.dir.path().join("pod-resources")).expect("makeable");
-        for left in [ground.socket(), ground.socket().with_extension("new")] {
+        std::fs::create_dir(fixture.dir.path().join("pod-resources")).expect("makeable");
+        for left in [fixture.socket(), fixture.socket().with_extension("new")] {
             drop(std::os::unix::net::UnixListener::bind(left).expect("bindable"));
         }
-        let (socket, trouble) = Socket::new(ground.socket(), routes);
-        tokio::spawn(socket.run(ground.stop.clone()));
+        let (socket, trouble) = Socket::new(fixture.socket(), routes);
+        tokio::spawn(socket.run(fixture.stop.clone()));
         opened(trouble).await;
-        ground
+        fixture
     }
 
     fn socket(&self) -> std::path::PathBuf {
@@ -140,8 +140,8 @@ impl Fixture {
 #[tokio::test]
 async fn a_list_shows_active_pods_and_their_devices() {
     // AC-04b-M15, AC-04b-M16
-    let ground = Fixture::new().await;
-    let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
+    let fixture = Fixture::new().await;
+    let mut v1 = PodResourcesListerClient::new(connect(fixture.socket()).await);
     let list = v1.list(ListPodResourcesRequest {}).await.expect("answered").into_inner().pod_resources;
     let names: Vec<&str> = list.iter().map(|pod| pod.name.as_str()).collect();
     assert_eq!(names, ["web"]);
@@ -150,18 +150,18 @@ async fn a_list_shows_active_pods_and_their_devices() {
     assert_eq!(containers, [("sidecar", 0), ("gpu", 3)], "no plain init container; an entry per device and node");
     assert!(list[0].containers[1].dynamic_resources.is_empty(), "claims nobody knows are none");
 
-    let mut old = alpha::PodResourcesListerClient::new(connect(ground.socket()).await);
+    let mut old = alpha::PodResourcesListerClient::new(connect(fixture.socket()).await);
     let list = old.list(v1alpha1::ListPodResourcesRequest {}).await.expect("answered").into_inner().pod_resources;
     let names: Vec<(&str, usize)> = list.iter().map(|pod| (pod.name.as_str(), pod.containers.len())).collect();
     assert_eq!(names, [("done", 1), ("web", 1)], "all pods, regular containers only");
-    assert_eq!(ground.gpus.0.load(Ordering::Relaxed), 2, "before every list what is gone is let go");
-    assert_eq!((ground.count("requests_total"), ground.count("requests_list")), (2, 1));
+    assert_eq!(fixture.gpus.0.load(Ordering::Relaxed), 2, "before every list what is gone is let go");
+    assert_eq!((fixture.count("requests_total"), fixture.count("requests_list")), (2, 1));
 }
 
 #[tokio::test]
-async fn single_pods_and_what_could_be_given_are_told() {
-    let ground = Fixture::new().await;
-    let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
+async fn single_pods_and_allocatable_resources_are_returned() {
+    let fixture = Fixture::new().await;
+    let mut v1 = PodResourcesListerClient::new(connect(fixture.socket()).await);
     let get = |name: &str| GetPodResourcesRequest { pod_name: name.to_owned(), pod_namespace: "default".to_owned() };
     let web = v1.get(get("web")).await.expect("answered").into_inner().pod_resources.expect("the pod");
     assert_eq!((web.name.as_str(), web.containers.len()), ("web", 2));
@@ -172,16 +172,17 @@ async fn single_pods_and_what_could_be_given_are_told() {
     }
     let all = v1.get_allocatable_resources(AllocatableResourcesRequest {}).await.expect("answered").into_inner();
     assert_eq!((all.devices.len(), all.cpu_ids.as_slice(), all.memory.len()), (3, &[1, 3][..], 0));
-    let counted = ["requests_get", "errors_get", "requests_get_allocatable", "requests_total"].map(|n| ground.count(n));
+    let counted =
+        ["requests_get", "errors_get", "requests_get_allocatable", "requests_total"].map(|n| fixture.count(n));
     assert_eq!(counted, [3, 2, 1, 4]);
-    assert_eq!(ground.gpus.0.load(Ordering::Relaxed), 0);
+    assert_eq!(fixture.gpus.0.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test]
-async fn a_tight_loop_is_held_back() {
+async fn a_tight_loop_is_rate_limited() {
     // AC-04b-M14
-    let ground = Fixture::new().await;
-    let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
+    let fixture = Fixture::new().await;
+    let mut v1 = PodResourcesListerClient::new(connect(fixture.socket()).await);
     let mut admitted = 0;
     let refused = loop {
         match v1.list(ListPodResourcesRequest {}).await {
@@ -198,10 +199,10 @@ async fn a_tight_loop_is_held_back() {
         }
     };
     assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, "rejected by rate limit"));
-    let (counted, lists) = (ground.count("requests_total"), ground.count("requests_list"));
+    let (counted, lists) = (fixture.count("requests_total"), fixture.count("requests_list"));
     assert!(counted >= 10 && counted == lists, "who is refused is not counted: {counted} {lists}");
     // Both versions share one token bucket.
-    let old = alpha::PodResourcesListerClient::new(connect(ground.socket()).await);
+    let old = alpha::PodResourcesListerClient::new(connect(fixture.socket()).await);
     let crowd = (0..50).map(|_| {
         let (mut new, mut old) = (v1.clone(), old.clone());
         async move {
@@ -213,7 +214,7 @@ async fn a_tight_loop_is_held_back() {
 }
 
 #[tokio::test]
-async fn a_socket_that_cannot_be_opened_is_tried_again_and_told() {
+async fn a_socket_that_cannot_be_opened_is_retried_and_reported() {
     let dir = tempfile::tempdir().expect("a directory");
     let in_the_way = dir.path().join("pod-resources");
     std::fs::write(&in_the_way, "").expect("writable");
@@ -227,8 +228,8 @@ async fn a_socket_that_cannot_be_opened_is_tried_again_and_told() {
     let (socket, mut trouble) = Socket::new(path.clone(), pod_resources(deps));
     let stop = CancellationToken::new();
     let serving = tokio::spawn(socket.run(stop.clone()));
-    let told = trouble.wait_for(|t| t.as_deref().is_some_and(|t| t != "socket is not open yet")).await;
-    assert!(told.expect("it lives").as_deref().is_some_and(|text| text.contains("exists")));
+    let reported = trouble.wait_for(|t| t.as_deref().is_some_and(|t| t != "socket is not open yet")).await;
+    assert!(reported.expect("it lives").as_deref().is_some_and(|text| text.contains("exists")));
     std::fs::remove_file(&in_the_way).expect("removable");
     opened(trouble).await;
     assert_eq!(std::fs::metadata(&in_the_way).expect("made").permissions().mode() & 0o777, 0o750);
@@ -242,8 +243,8 @@ async fn a_socket_that_cannot_be_opened_is_tried_again_and_told() {
 
 #[tokio::test]
 async fn who_can_ask_at_all_learns_that_it_is_served() {
-    let ground = Fixture::new().await;
-    let mut health = HealthClient::new(connect(ground.socket()).await);
+    let fixture = Fixture::new().await;
+    let mut health = HealthClient::new(connect(fixture.socket()).await);
     for service in ["", "v1.PodResourcesLister", "v1alpha1.PodResourcesLister"] {
         let answer = health.check(HealthCheckRequest { service: service.to_owned() }).await.expect("answered");
         assert_eq!(answer.into_inner().status(), ServingStatus::Serving, "{service}");
@@ -256,25 +257,25 @@ async fn who_can_ask_at_all_learns_that_it_is_served() {
     for _ in 0..50 {
         health.check(HealthCheckRequest::default()).await.expect("answered");
     }
-    assert_eq!(ground.count("requests_total"), 0);
+    assert_eq!(fixture.count("requests_total"), 0);
 }
 
 #[tokio::test]
 async fn bad_input_ends_its_own_connection_only() {
-    let ground = Fixture::new().await;
+    let fixture = Fixture::new().await;
     let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     // A frame of an illegal length, a stream that was never opened, another protocol, and noise.
     let oversized = [preface, &[0, 0, 0, 4, 0, 0, 0, 0, 0], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
     let unopened = [preface, &[0, 0, 0, 4, 0, 0, 0, 0, 0], &[0, 0, 1, 0, 0, 0, 0, 0, 9, 7]].concat();
     let noise: Vec<u8> = (0..100_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     for bytes in [oversized, unopened, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), noise] {
-        let mut stream = UnixStream::connect(ground.socket()).await.expect("it listens");
+        let mut stream = UnixStream::connect(fixture.socket()).await.expect("it listens");
         let _ = stream.write_all(&bytes).await; // the server may close before it has read everything
         let mut answer = Vec::new();
         let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
         assert!(end.is_ok(), "{} bytes are left hanging", bytes.len());
     }
-    let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
+    let mut v1 = PodResourcesListerClient::new(connect(fixture.socket()).await);
     // Above the message size limit: rejected, and the next call is served.
     let huge = GetPodResourcesRequest { pod_name: "x".repeat(8 << 20), pod_namespace: "default".to_owned() };
     let refused = v1.get(huge).await.expect_err("too large");
@@ -283,17 +284,17 @@ async fn bad_input_ends_its_own_connection_only() {
 }
 
 #[tokio::test]
-async fn a_thousand_connections_hold_nobody_up_and_leave_nothing() {
+async fn a_thousand_connections_block_no_call_and_leave_nothing() {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     setrlimit(Resource::RLIMIT_NOFILE, hard.min(soft.max(8_192)), hard).expect("up to the hard limit");
-    let ground = Fixture::new().await;
+    let fixture = Fixture::new().await;
     let open = || std::fs::read_dir("/proc/self/fd").expect("readable").count();
     let before = open();
     let mut idle = Vec::new();
     for _ in 0..1_000 {
-        idle.push(UnixStream::connect(ground.socket()).await.expect("it listens"));
+        idle.push(UnixStream::connect(fixture.socket()).await.expect("it listens"));
     }
-    let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
+    let mut v1 = PodResourcesListerClient::new(connect(fixture.socket()).await);
     v1.list(ListPodResourcesRequest {}).await.expect("answered");
     drop((idle, v1));
     // Concurrent tests open files, too.

@@ -55,25 +55,25 @@ impl PodFeed for FakePodDirectory {
     }
 }
 
-struct Ground {
+struct Fixture {
     dir: tempfile::TempDir,
     fed: Arc<FakePodDirectory>,
     registry: Registry,
     stop: CancellationToken,
 }
 
-impl Ground {
+impl Fixture {
     async fn new(pods: Vec<Arc<Pod>>) -> Self {
         let fed =
             Arc::new(FakePodDirectory { pods: watch::Sender::new(Arc::new(pods)), statuses: watch::Sender::new(0) });
         let (dir, registry) = (tempfile::tempdir().expect("a directory"), Registry::new());
         let api = PodsApi::new(fed.clone(), PodWatchMetrics::new(&registry));
-        let ground = Self { dir, fed, registry, stop: CancellationToken::new() };
-        let (socket, trouble) = Socket::new(ground.socket(), api.routes());
-        tokio::spawn(socket.run(ground.stop.clone()));
-        tokio::spawn(api.run(ground.stop.clone()));
+        let fixture = Self { dir, fed, registry, stop: CancellationToken::new() };
+        let (socket, trouble) = Socket::new(fixture.socket(), api.routes());
+        tokio::spawn(socket.run(fixture.stop.clone()));
+        tokio::spawn(api.run(fixture.stop.clone()));
         opened(trouble).await;
-        ground
+        fixture
     }
 
     fn socket(&self) -> std::path::PathBuf {
@@ -101,8 +101,8 @@ async fn next(events: &mut Streaming<WatchPodsEvent>) -> (EventType, String) {
 
 #[tokio::test]
 async fn pods_are_listed_by_uid_and_found() {
-    let ground = Ground::new(vec![simple("b"), simple("a")]).await;
-    let mut client = ground.client().await;
+    let fixture = Fixture::new(vec![simple("b"), simple("a")]).await;
+    let mut client = fixture.client().await;
     let list = client.list_pods(ListPodsRequest {}).await.expect("answered").into_inner().pods;
     let names: Vec<bool> = list.iter().map(|pod| String::from_utf8_lossy(pod).contains("uid-a")).collect();
     assert_eq!(names, [true, false]);
@@ -114,26 +114,26 @@ async fn pods_are_listed_by_uid_and_found() {
 }
 
 #[tokio::test]
-async fn a_watch_tells_what_is_there_and_what_becomes_of_it() {
+async fn a_watch_reports_existing_pods_and_their_changes() {
     let (a, b) = (simple("a"), simple("b"));
-    let ground = Ground::new(vec![b.clone(), a.clone()]).await;
-    let mut events = ground.client().await.watch_pods(WatchPodsRequest {}).await.expect("watching").into_inner();
+    let fixture = Fixture::new(vec![b.clone(), a.clone()]).await;
+    let mut events = fixture.client().await.watch_pods(WatchPodsRequest {}).await.expect("watching").into_inner();
     for name in ["uid-a", "uid-b"] {
         let (kind, bytes) = next(&mut events).await;
         assert!(kind == EventType::Added && bytes.contains(name), "{kind:?} {bytes}");
     }
     assert_eq!(next(&mut events).await, (EventType::InitialSyncComplete, String::new()));
     let other_a = pod("a", serde_json::json!({"containers": [{"name": "other"}]}));
-    ground.set(vec![other_a.clone(), b.clone()]);
+    fixture.set(vec![other_a.clone(), b.clone()]);
     let (kind, bytes) = next(&mut events).await;
     assert!(kind == EventType::Modified && bytes.contains("other"), "{kind:?} {bytes}");
-    ground.set(vec![other_a, b, simple("c")]);
+    fixture.set(vec![other_a, b, simple("c")]);
     let (kind, bytes) = next(&mut events).await;
     assert!(kind == EventType::Added && bytes.contains("uid-c"), "{kind:?} {bytes}");
-    ground.set(vec![]);
+    fixture.set(vec![]);
     let (kind, bytes) = next(&mut events).await;
     assert!(kind == EventType::Deleted && bytes.contains("uid-a") && !bytes.contains("other"), "{kind:?} {bytes}");
-    ground.stop.cancel();
+    fixture.stop.cancel();
     let end = async { while events.message().await.is_ok_and(|event| event.is_some()) {} };
     timeout(PATIENCE, end).await.expect("streams end with the agent");
 }
@@ -141,24 +141,24 @@ async fn a_watch_tells_what_is_there_and_what_becomes_of_it() {
 #[tokio::test]
 async fn who_does_not_read_is_dropped_and_others_are_not() {
     // AC-04b-M17
-    let ground = Ground::new(vec![]).await;
-    let mut reader = ground.client().await.watch_pods(WatchPodsRequest {}).await.expect("watching").into_inner();
-    let mut sleeper = ground.client().await.watch_pods(WatchPodsRequest {}).await.expect("watching").into_inner();
+    let fixture = Fixture::new(vec![]).await;
+    let mut reader = fixture.client().await.watch_pods(WatchPodsRequest {}).await.expect("watching").into_inner();
+    let mut sleeper = fixture.client().await.watch_pods(WatchPodsRequest {}).await.expect("watching").into_inner();
     assert_eq!(next(&mut reader).await.0, EventType::InitialSyncComplete);
     // Large enough to fill the transport's buffers, many enough to fill the queue.
     let large = |n: usize| {
         let text = "x".repeat(64 << 10);
         pod("large", serde_json::json!({"containers": [{"name": "main", "args": [text, n.to_string()]}]}))
     };
-    let mut told = 0;
-    while ground.dropped() == 0.0 {
-        told += 1;
-        assert!(told < 2_000, "nobody is dropped");
-        ground.set(vec![large(told)]);
+    let mut updates = 0;
+    while fixture.dropped() == 0.0 {
+        updates += 1;
+        assert!(updates < 2_000, "nobody is dropped");
+        fixture.set(vec![large(updates)]);
         let (kind, _) = next(&mut reader).await;
         assert!(matches!(kind, EventType::Added | EventType::Modified));
     }
-    assert_eq!(ground.dropped(), 1.0);
+    assert_eq!(fixture.dropped(), 1.0);
     let last = async {
         loop {
             match sleeper.message().await {
@@ -169,12 +169,12 @@ async fn who_does_not_read_is_dropped_and_others_are_not() {
     };
     let end = timeout(PATIENCE, last).await.expect("in time").expect_err("it was dropped");
     assert_eq!((end.code(), end.message()), (Code::ResourceExhausted, "watch client channel closed"));
-    ground.set(vec![]);
+    fixture.set(vec![]);
     assert_eq!(next(&mut reader).await.0, EventType::Deleted, "the other one still hears");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_engines_pods_and_statuses_are_told() {
+async fn the_pods_and_statuses_of_the_engine_are_published() {
     let machine = Machine::new();
     let agent = machine.start().await;
     let web = simple("web");

@@ -157,7 +157,7 @@ async fn headers_go_along_in_order() {
 }
 
 #[tokio::test]
-async fn nobody_listening_is_a_failure_and_no_set() {
+async fn an_unreachable_url_is_a_failure_and_no_set() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}/", listener.local_addr().expect("an address"));
     drop(listener);

@@ -48,7 +48,7 @@ async fn processes_are_known_without_all_that_may_hang() {
 }
 
 #[tokio::test]
-async fn what_the_runtime_tells_stands_in_for_groups() {
+async fn runtime_stats_replace_missing_cgroups() {
     let house = Fixture::new(vec![pod("u1", "web")], None);
     house.cri.add_running("u1", "web", "main", "c1");
     let page = summary(&house).await;
@@ -75,9 +75,12 @@ async fn a_runtime_can_be_the_source_of_all() {
         family.get_metric().iter().map(|metric| metric.get_label()[0].value().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(provider(&house.registry), ["cri"]);
-    let told = summary(&house).await["pods"][0].clone();
-    assert_eq!(told["containers"][0]["memory"]["workingSetBytes"], 1 << 20, "{told:#}");
-    assert_eq!(told["cpu"]["usageCoreNanoSeconds"], 1_000_000, "what is not told of the pod is the sum: {told:#}");
+    let pod_stats = summary(&house).await["pods"][0].clone();
+    assert_eq!(pod_stats["containers"][0]["memory"]["workingSetBytes"], 1 << 20, "{pod_stats:#}");
+    assert_eq!(
+        pod_stats["cpu"]["usageCoreNanoSeconds"], 1_000_000,
+        "what is not told of the pod is the sum: {pod_stats:#}"
+    );
     assert_eq!(house.cri.count("list_podsandbox_stats"), 1);
     let page = house.provider.resource_metrics().await;
     let line = "pod_cpu_usage_seconds_total{namespace=\"default\",pod=\"web\"} 0.001 ";
@@ -90,10 +93,10 @@ async fn a_runtime_that_cannot_be_the_source_is_none() {
     house.cri.add_running("u1", "web", "main", "c1");
     let unknown = || Fault::Error(tonic::Code::Unimplemented, "unknown method ListPodSandboxStats".into());
     house.cri.fault("list_podsandbox_stats", "", unknown(), Some(1));
-    let told = summary(&house).await["pods"][0].clone();
+    let pod_stats = summary(&house).await["pods"][0].clone();
     assert_eq!(
-        told["containers"][0]["cpu"]["usageCoreNanoSeconds"], 1_000_000,
-        "from the list of containers: {told:#}"
+        pod_stats["containers"][0]["cpu"]["usageCoreNanoSeconds"], 1_000_000,
+        "from the list of containers: {pod_stats:#}"
     );
 
     let house = Fixture::with(vec![pod("u1", "web")], None, StatsSource::Runtime);

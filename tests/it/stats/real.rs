@@ -79,9 +79,9 @@ impl Drop for Tree {
 }
 
 /// Child processes, killed when dropped.
-struct Running(Vec<Child>);
+struct ChildProcesses(Vec<Child>);
 
-impl Drop for Running {
+impl Drop for ChildProcesses {
     fn drop(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();
@@ -97,14 +97,14 @@ fn value(page: &str, series: &str) -> Option<f64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_say_what_the_kernel_says() {
-    let Some(tree) = Tree::new("pages_say_what_the_kernel_says") else { return };
+async fn pages_match_the_values_of_the_kernel() {
+    let Some(tree) = Tree::new("pages_match_the_values_of_the_kernel") else { return };
     // Declared after the tree: children are killed and reaped before their cgroups are removed.
     let start = |program: &str, argument: &str| Command::new(program).arg(argument).spawn().expect("starts");
     // Memory allocated before the move is not charged to the cgroup.
     let work = "read go; text=$(head -c 300000 /dev/zero | tr '\\0' x); while :; do :; done";
     let busy = Command::new("sh").args(["-c", work]).stdin(Stdio::piped()).spawn().expect("starts");
-    let mut running = Running(vec![start("sleep", "1000"), busy]);
+    let mut running = ChildProcesses(vec![start("sleep", "1000"), busy]);
     tree.enter("podu1/sandbox", &running.0[0]);
     tree.enter("podu1/c1", &running.0[1]);
     running.0[1].stdin.take().expect("open").write_all(b"go\n").expect("it reads");

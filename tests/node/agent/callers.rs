@@ -20,17 +20,17 @@ struct Cluster {
     api: ApiServer,
     port: MainPort,
     agent: Agent,
-    _ground: ScriptedServer,
+    _runtime: ScriptedServer,
 }
 
 impl Cluster {
     async fn new(change: impl FnOnce(Home) -> Home) -> Self {
-        let (api, port, ground) = (ApiServer::start().await, MainPort::new(), ScriptedServer::new().await);
+        let (api, port, runtime) = (ApiServer::start().await, MainPort::new(), ScriptedServer::new().await);
         let kubeconfig = format!("--kubeconfig={}", api.kubeconfig().display());
-        let home = change(ground.home().with(port.webhook_fields()).flag(kubeconfig));
+        let home = change(runtime.home().with(port.webhook_fields()).flag(kubeconfig));
         let agent = home.start().await;
         port.open().await;
-        Self { api, port, agent, _ground: ground }
+        Self { api, port, agent, _runtime: runtime }
     }
 
     fn asked(&self, path: &str) -> usize {
@@ -99,8 +99,8 @@ async fn an_api_server_decides_who_reads_what() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reviewers_that_hang_hold_nobody_else_up() {
-    if skips("reviewers_that_hang_hold_nobody_else_up") {
+async fn reviewers_that_hang_block_no_other_request() {
+    if skips("reviewers_that_hang_block_no_other_request") {
         return;
     }
     let cluster = Cluster::new(|home| home).await;
@@ -200,8 +200,8 @@ async fn metrics_survive_an_api_server_that_is_gone_where_that_is_wanted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_api_server_is_asked_no_faster_than_it_was_said() {
-    if skips("the_api_server_is_asked_no_faster_than_it_was_said") {
+async fn the_api_server_is_queried_within_the_configured_rate() {
+    if skips("the_api_server_is_queried_within_the_configured_rate") {
         return;
     }
     let cluster = Cluster::new(|home| home.with(json!({"kubeAPIQPS": 2, "kubeAPIBurst": 1}))).await;
@@ -238,8 +238,8 @@ async fn certificates_that_prove_nothing() {
         return;
     }
     use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
-    let (port, ground) = (MainPort::new(), ScriptedServer::new().await);
-    let home = ground.home().with(port.fields());
+    let (port, runtime) = (MainPort::new(), ScriptedServer::new().await);
+    let home = runtime.home().with(port.fields());
     let agent = home.start().await;
     port.open().await;
     assert_eq!(port.curl_with(&port.client("kate", &["dev"]), "/pods").await.status, 200);

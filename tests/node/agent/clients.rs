@@ -17,7 +17,7 @@ use berth_testkit::{
 
 /// A standalone node with an open main port.
 struct StandaloneNode {
-    ground: ScriptedServer,
+    runtime: ScriptedServer,
     home: Home,
     agent: Agent,
     port: u16,
@@ -26,15 +26,15 @@ struct StandaloneNode {
 
 impl StandaloneNode {
     async fn new() -> Self {
-        let (ground, certificates) = (ScriptedServer::new().await, tempfile::tempdir().expect("a folder"));
+        let (runtime, certificates) = (ScriptedServer::new().await, tempfile::tempdir().expect("a folder"));
         let [port] = free_ports();
         let flag = format!("--cert-dir={}", certificates.path().display());
-        let home = ground.home().binary_name(BinaryName::Berth).flag(flag).with(json!({
+        let home = runtime.home().binary_name(BinaryName::Berth).flag(flag).with(json!({
             "enableServer": true, "port": port, "authentication": null, "authorization": null,
         }));
         let agent = home.start().await;
         agent.until_log("List the pods with this command").await;
-        Self { ground, home, agent, port, certificates }
+        Self { runtime, home, agent, port, certificates }
     }
 
     async fn call(&self, args: &[&str]) -> CommandOutput {
@@ -42,9 +42,9 @@ impl StandaloneNode {
     }
 
     async fn json(&self, args: &[&str]) -> Value {
-        let told = self.call(&[args, &["-o", "json"]].concat()).await;
-        assert_eq!(told.code, Some(0), "{args:?}: {}", told.err);
-        serde_json::from_str(&told.out).expect("JSON")
+        let output = self.call(&[args, &["-o", "json"]].concat()).await;
+        assert_eq!(output.code, Some(0), "{args:?}: {}", output.err);
+        serde_json::from_str(&output.out).expect("JSON")
     }
 }
 
@@ -68,13 +68,13 @@ async fn call(port: u16, certificates: &Path, args: &[&str]) -> CommandOutput {
 
 /// The administrator's certificate is found where the agent created it; no other argument is needed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_local_administrator_need_not_say_who_he_is() {
-    if skips("the_local_administrator_need_not_say_who_he_is") {
+async fn the_local_administrator_needs_no_credential_flags() {
+    if skips("the_local_administrator_needs_no_credential_flags") {
         return;
     }
     let alone = StandaloneNode::new().await;
     let gate = Fault::Error(tonic::Code::Unknown, "no network for it".to_owned());
-    alone.ground.cri.fault("run_podsandbox", "homeless", gate, None);
+    alone.runtime.cri.fault("run_podsandbox", "homeless", gate, None);
     let gated = json!({"containers": [{"name": "main"}], "readinessGates": [{"conditionType": "example.com/up"}]});
     alone.home.put_pod(&manifest_of("gated", gated));
     for name in ["web", "homeless"] {
@@ -99,8 +99,8 @@ async fn the_local_administrator_need_not_say_who_he_is() {
     alone
         .agent
         .until("the next try is told", async || {
-            let told = waits("homeless").await;
-            told["stage"] == "retry of RunPodSandbox" && told["reason"] == "retry"
+            let wait = waits("homeless").await;
+            wait["stage"] == "retry of RunPodSandbox" && wait["reason"] == "retry"
         })
         .await;
     alone
@@ -119,8 +119,8 @@ async fn the_local_administrator_need_not_say_who_he_is() {
 
 /// An error is one line and an exit code: 1 for a failure, 2 for a usage error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_work_is_said() {
-    if skips("what_does_not_work_is_said") {
+async fn failures_are_one_line_and_an_exit_code() {
+    if skips("failures_are_one_line_and_an_exit_code") {
         return;
     }
     let alone = StandaloneNode::new().await;
@@ -137,27 +137,30 @@ async fn what_does_not_work_is_said() {
         (&["pods", "-A", "-n", "x"], 2, "cannot be used with"),
         (&["why"], 2, "required"),
     ] {
-        let told = alone.call(args).await;
-        assert!(told.code == Some(code) && told.err.contains(words) && told.out.is_empty(), "{args:?}: {told:?}");
+        let output = alone.call(args).await;
+        assert!(
+            output.code == Some(code) && output.err.contains(words) && output.out.is_empty(),
+            "{args:?}: {output:?}"
+        );
     }
 
     // Certificates of another node: neither side trusts the other.
     let other = tempfile::tempdir().expect("a folder");
-    let told = call(alone.port, other.path(), &["pods"]).await;
-    assert!(told.code == Some(1) && told.err.contains("check that --cert-dir is the agent's"), "{told:?}");
+    let output = call(alone.port, other.path(), &["pods"]).await;
+    assert!(output.code == Some(1) && output.err.contains("check that --cert-dir is the agent's"), "{output:?}");
     let stranger = StandaloneNode::new().await;
-    let told = call(alone.port, stranger.certificates.path(), &["pods"]).await;
-    assert!(told.code == Some(1) && told.err.contains("the server's certificate is not the node's"), "{told:?}");
+    let output = call(alone.port, stranger.certificates.path(), &["pods"]).await;
+    assert!(output.code == Some(1) && output.err.contains("the server's certificate is not the node's"), "{output:?}");
     for file in ["berth-admin.crt", "berth-admin.key"] {
         std::fs::copy(stranger.certificates.path().join(file), other.path().join(file)).expect("copied");
     }
     std::fs::copy(alone.certificates.path().join("kubelet.crt"), other.path().join("kubelet.crt")).expect("copied");
-    let told = call(alone.port, other.path(), &["pods"]).await;
-    assert!(told.code == Some(1) && told.err.contains("certificate") && told.out.is_empty(), "{told:?}");
+    let output = call(alone.port, other.path(), &["pods"]).await;
+    assert!(output.code == Some(1) && output.err.contains("certificate") && output.out.is_empty(), "{output:?}");
 
     // No agent is running.
-    let StandaloneNode { ground: _ground, home: _home, agent, port, certificates } = alone;
+    let StandaloneNode { runtime: _runtime, home: _home, agent, port, certificates } = alone;
     drop(agent);
-    let told = call(port, certificates.path(), &["pods"]).await;
-    assert!(told.code == Some(1) && told.err.contains("cannot connect to the node at 127.0.0.1:"), "{told:?}");
+    let output = call(port, certificates.path(), &["pods"]).await;
+    assert!(output.code == Some(1) && output.err.contains("cannot connect to the node at 127.0.0.1:"), "{output:?}");
 }

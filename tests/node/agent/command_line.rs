@@ -39,9 +39,9 @@ fn calls_and_their_answers() {
         ),
     ];
     for (name, arguments, code, out, err) in rows {
-        let said = run(name, arguments);
-        let (stdout, stderr) = (text(&said.stdout), text(&said.stderr));
-        assert_eq!(said.status.code(), Some(*code), "{name} {arguments:?}: {stdout}{stderr}");
+        let output = run(name, arguments);
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(*code), "{name} {arguments:?}: {stdout}{stderr}");
         assert!(stdout.contains(out) && stderr.contains(err), "{name} {arguments:?}: {stdout}{stderr}");
     }
 }
@@ -68,9 +68,9 @@ fn what_needs_a_cluster_is_refused() {
         (&["--kubeconfig=/k.conf", "--bootstrap-kubeconfig=/b.conf"], "failed to run Kubelet: "),
     ];
     for (flags, expected) in rows {
-        let said = run("kubelet", &[&[config.as_str(), root.as_str()], *flags].concat());
-        let stderr = text(&said.stderr);
-        assert_eq!(said.status.code(), Some(1), "{flags:?}: {stderr}");
+        let output = run("kubelet", &[&[config.as_str(), root.as_str()], *flags].concat());
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{flags:?}: {stderr}");
         assert!(stderr.contains(expected), "{flags:?}: {stderr}");
     }
 }
@@ -81,8 +81,8 @@ async fn it_runs_pods_by_either_name() {
         return;
     }
     for called in [BinaryName::Kubelet, BinaryName::Berth] {
-        let ground = ScriptedServer::new().await;
-        let home = ground.home().binary_name(called);
+        let runtime = ScriptedServer::new().await;
+        let home = runtime.home().binary_name(called);
         home.put_pod(&manifest("one"));
         let agent = home.start().await;
         agent.until_ready("one").await;

@@ -13,8 +13,8 @@ async fn a_full_disk_holds_up_only_what_is_new() {
     if skips("a_full_disk_holds_up_only_what_is_new") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     let disk = SmallTmpfs::at(&home.root(), "256k");
     home.put_pod(&manifest("old"));
     let agent = home.start().await;
@@ -33,7 +33,7 @@ async fn a_full_disk_holds_up_only_what_is_new() {
     let agent = home.start().await;
     agent.until_ready("new").await;
     assert_eq!(container(&agent.until_ready("old").await, "main"), container(&before, "main"));
-    assert!(ground.cri.violations().is_empty());
+    assert!(runtime.cri.violations().is_empty());
     drop(agent);
 }
 
@@ -43,8 +43,8 @@ async fn a_root_directory_that_cannot_be_made_is_named() {
     if skips("a_root_directory_that_cannot_be_made_is_named") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     let file = home.path().join("file");
     fs::write(&file, "").expect("written");
     let home = home.flag(format!("--root-dir={}/root", file.display()));
@@ -61,8 +61,8 @@ async fn a_damaged_state_file_is_named_and_kept() {
         return;
     }
     // AC-02a-21
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     home.put_pod(&manifest("one"));
     let agent = home.start().await;
     agent.until_ready("one").await;
@@ -74,11 +74,11 @@ async fn a_damaged_state_file_is_named_and_kept() {
     let log = agent.log();
     assert!(log.contains("allocated_pods_state") && log.contains("please drain this node"), "{log}");
     assert!(fs::read_to_string(&file).expect("there").contains("\"checksum\":1"));
-    assert_eq!(ground.cri.running("one-test-node", "main").len(), 1);
+    assert_eq!(runtime.cri.running("one-test-node", "main").len(), 1);
     fs::remove_file(file).expect("removed");
     let agent = home.start().await;
     agent.until_ready("one").await;
-    assert_eq!(ground.cri.count("start_container"), 1);
+    assert_eq!(runtime.cri.count("start_container"), 1);
 }
 
 /// A previous agent may have pinned containers to CPUs: that state is not discarded silently.
@@ -88,8 +88,8 @@ async fn processors_that_were_given_away_stop_the_start() {
         return;
     }
     // AC-06-4, AC-01-38
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     home.put_pod(&manifest("one"));
     let agent = home.start().await;
     agent.until_ready("one").await;

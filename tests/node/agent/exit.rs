@@ -15,18 +15,18 @@ async fn a_signal_ends_the_agent_and_leaves_the_pods() {
     }
     // AC-01-30
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
-        let ground = ScriptedServer::new().await;
-        let home = ground.home();
+        let runtime = ScriptedServer::new().await;
+        let home = runtime.home();
         home.put_pod(&manifest("one"));
         let mut agent = home.start().await;
         agent.until_ready("one").await;
-        let running = ground.cri.running("one-test-node", "main");
-        ground.cri.clear_calls();
+        let running = runtime.cri.running("one-test-node", "main");
+        runtime.cri.clear_calls();
         agent.signal(signal);
         assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
-        assert_eq!(ground.cri.running("one-test-node", "main"), running);
+        assert_eq!(runtime.cri.running("one-test-node", "main"), running);
         for op in ["stop_container", "remove_container", "stop_podsandbox", "remove_podsandbox"] {
-            assert_eq!(ground.cri.count(op), 0, "{op}");
+            assert_eq!(runtime.cri.count(op), 0, "{op}");
         }
         assert!(!agent.log().contains("Timed out waiting for tasks to stop"), "{}", agent.log_end());
     }
@@ -39,8 +39,8 @@ async fn a_second_signal_ends_it_at_once() {
         return;
     }
     // AC-01-30
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     home.put_pod(&manifest("one"));
     let mut agent = home.start().await;
     agent.until_ready("one").await;
@@ -51,7 +51,7 @@ async fn a_second_signal_ends_it_at_once() {
     agent.until_log("Stopping; pods keep running").await;
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.end().await.code(), Some(1), "{}", agent.log_end());
-    assert_eq!(ground.cri.running("one-test-node", "main").len(), 1);
+    assert_eq!(runtime.cri.running("one-test-node", "main").len(), 1);
 }
 
 /// Also before any pod runs.
@@ -60,18 +60,18 @@ async fn a_signal_ends_an_agent_that_still_waits() {
     if skips("a_signal_ends_an_agent_that_still_waits") {
         return;
     }
-    let ground = ScriptedServer::unserved();
-    let home = ground.home();
+    let runtime = ScriptedServer::unserved();
+    let home = runtime.home();
     let mut agent = home.spawn();
     agent.until_log("Waiting for the container runtime's socket").await;
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
 
     let lock = home.path().join("lock");
-    let ground = ScriptedServer::new().await;
-    let first = ground.home().flag(format!("--lock-file={}", lock.display()));
+    let runtime = ScriptedServer::new().await;
+    let first = runtime.home().flag(format!("--lock-file={}", lock.display()));
     let _holder = first.start().await;
-    let second = ground.home().flag(format!("--lock-file={}", lock.display()));
+    let second = runtime.home().flag(format!("--lock-file={}", lock.display()));
     let mut waiting = second.spawn();
     waiting.until_log("Acquiring file lock").await;
     waiting.signal(Signal::SIGTERM);
@@ -84,21 +84,21 @@ async fn the_lock_is_handed_over() {
         return;
     }
     // AC-01-40
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let dir = tempfile::tempdir().expect("a folder");
     let lock = dir.path().join("lock");
     let flag = format!("--lock-file={}", lock.display());
-    let home = ground.home().flag(&flag).flag("--exit-on-lock-contention");
+    let home = runtime.home().flag(&flag).flag("--exit-on-lock-contention");
     home.put_pod(&manifest("one"));
     let mut agent = home.start().await;
     agent.until_ready("one").await;
     drop(OpenOptions::new().read(true).open(&lock).expect("the lock file is there"));
     assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
-    assert_eq!(ground.cri.running("one-test-node", "main").len(), 1);
+    assert_eq!(runtime.cri.running("one-test-node", "main").len(), 1);
 
     // Without the flag the second agent waits until the first one exits.
-    let first = ground.home().flag(&flag);
-    let second = ground.home().flag(&flag);
+    let first = runtime.home().flag(&flag);
+    let second = runtime.home().flag(&flag);
     let holder = first.start().await;
     let mut waiting = second.spawn();
     waiting.until_log("Acquiring file lock").await;
@@ -107,7 +107,7 @@ async fn the_lock_is_handed_over() {
     waiting.healthy().await;
 
     // Contention cannot be detected without a lock file.
-    let mut agent = ground.home().flag("--exit-on-lock-contention").spawn();
+    let mut agent = runtime.home().flag("--exit-on-lock-contention").spawn();
     assert_eq!(agent.end().await.code(), Some(1));
     assert!(agent.log().contains("cannot exit on lock file contention: no lock file specified"), "{}", agent.log());
 }

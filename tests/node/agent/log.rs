@@ -9,9 +9,9 @@ use berth_testkit::{
 };
 
 /// Causes the events that are logged with the most fields.
-async fn eventful(ground: &ScriptedServer) {
+async fn eventful(runtime: &ScriptedServer) {
     let refusal = Fault::Error(tonic::Code::Unknown, "not\nso \"simple\"".into());
-    ground.cri.fault("create_container", "", refusal, Some(1));
+    runtime.cri.fault("create_container", "", refusal, Some(1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -20,9 +20,9 @@ async fn every_line_is_json() {
         return;
     }
     // AC-01-41, AC-08-25
-    let ground = ScriptedServer::new().await;
-    eventful(&ground).await;
-    let home = ground.home().flag("-v=6").flag("--logging-format=json");
+    let runtime = ScriptedServer::new().await;
+    eventful(&runtime).await;
+    let home = runtime.home().flag("-v=6").flag("--logging-format=json");
     home.put_pod(&manifest("one"));
     home.put("broken.yaml", "{");
     let agent = home.start().await;
@@ -54,9 +54,9 @@ async fn every_line_is_klogs() {
     if skips("every_line_is_klogs") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    eventful(&ground).await;
-    let home = ground.home().flag("-v=4");
+    let runtime = ScriptedServer::new().await;
+    eventful(&runtime).await;
+    let home = runtime.home().flag("-v=4");
     home.put_pod(&manifest("one"));
     home.put("broken.yaml", "{");
     let agent = home.start().await;
@@ -78,15 +78,15 @@ async fn a_buffered_log_is_flushed() {
     if skips("a_buffered_log_is_flushed") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let options = json!({"text": {"splitStream": true, "infoBufferSize": "8Mi"}});
     let gates = json!({"LoggingAlphaOptions": true});
     let logging = |period| json!({"logging": {"flushFrequency": period, "options": options}, "featureGates": gates});
-    let home = ground.home().with(logging("200ms"));
+    let home = runtime.home().with(logging("200ms"));
     let agent = home.start().await;
     agent.until_log("Started kubelet").await;
 
-    let home = ground.home().with(logging("1h"));
+    let home = runtime.home().with(logging("1h"));
     let mut agent = home.start().await;
     agent.signal(nix::sys::signal::Signal::SIGTERM);
     agent.end().await;

@@ -35,13 +35,13 @@ async fn refuses(home: Home, words: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_with_the_door_is_told_before_the_runtime_is_waited_for() {
-    if skips("what_is_wrong_with_the_door_is_told_before_the_runtime_is_waited_for") {
+async fn server_setup_errors_are_reported_before_the_wait_for_the_runtime() {
+    if skips("server_setup_errors_are_reported_before_the_wait_for_the_runtime") {
         return;
     }
     // AC-01-24, AC-01-31
-    let (ground, port) = (ScriptedServer::unserved(), MainPort::new());
-    let home = || ground.home().with(port.fields());
+    let (runtime, port) = (ScriptedServer::unserved(), MainPort::new());
+    let home = || runtime.home().with(port.fields());
     let manager = "failed to initialize file based certificate manager: open /nonexistent/x: ";
     refuses(home().with(json!({"tlsCertFile": "/nonexistent/x"})), manager).await;
     let other = CertificatePairPaths::of(&port.path(""), "other");
@@ -74,16 +74,16 @@ async fn ports_that_are_taken() {
     if skips("ports_that_are_taken") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let [number] = free_ports();
     let taken = TcpListener::bind(("127.0.0.1", number)).expect("a free port");
     let busy = |what: &str| format!("failed to listen on {what} 127.0.0.1:{number}: Address already in use");
-    refuses(ground.home().with(json!({"readOnlyPort": number})), &busy("the read-only port")).await;
+    refuses(runtime.home().with(json!({"readOnlyPort": number})), &busy("the read-only port")).await;
     let port = MainPort::new();
-    refuses(ground.home().with(port.fields()).with(json!({"port": number})), &busy("port")).await;
-    refuses(ground.home().with(json!({"address": "1.2.3"})), "address: \"1.2.3\" is not an IP address").await;
+    refuses(runtime.home().with(port.fields()).with(json!({"port": number})), &busy("port")).await;
+    refuses(runtime.home().with(json!({"address": "1.2.3"})), "address: \"1.2.3\" is not an IP address").await;
     // A busy healthz port is never fatal; the agent retries until it is free.
-    let home = ground.home().with(json!({"healthzPort": number}));
+    let home = runtime.home().with(json!({"healthzPort": number}));
     let agent = home.spawn();
     agent.until_log("Failed to start healthz server").await;
     drop(taken);
@@ -93,13 +93,13 @@ async fn ports_that_are_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_read_only_port_is_for_this_machine_unless_somebody_says_otherwise() {
-    if skips("the_read_only_port_is_for_this_machine_unless_somebody_says_otherwise") {
+async fn the_read_only_port_is_local_unless_configured_otherwise() {
+    if skips("the_read_only_port_is_local_unless_configured_otherwise") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     // Other addresses of this machine could serve as a probe; all of 127/8 is loopback, so the test reads the log.
-    let home = ground.home().with(json!({"address": null}));
+    let home = runtime.home().with(json!({"address": null}));
     let agent = home.start().await;
     agent.until("it serves", async || agent.get("/pods").await.is_some()).await;
     let line = agent.until_log("Starting to listen read-only").await;
@@ -111,7 +111,7 @@ async fn the_read_only_port_is_for_this_machine_unless_somebody_says_otherwise()
         assert_eq!(agent.get(path).await.expect("an answer").status, 405, "{method}");
     }
     drop(agent);
-    let home = ground.home().with(json!({"address": "0.0.0.0"}));
+    let home = runtime.home().with(json!({"address": "0.0.0.0"}));
     let agent = home.start().await;
     let line = agent.until_log("Starting to listen read-only").await;
     assert!(line.contains("0.0.0.0"), "{line}");
@@ -119,14 +119,14 @@ async fn the_read_only_port_is_for_this_machine_unless_somebody_says_otherwise()
 
 /// Closed by default: without authentication settings, only the local administrator has access.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn alone_it_lets_in_its_administrator_and_nobody_else() {
-    if skips("alone_it_lets_in_its_administrator_and_nobody_else") {
+async fn standalone_only_the_local_administrator_has_access() {
+    if skips("standalone_only_the_local_administrator_has_access") {
         return;
     }
-    let (ground, certificates) = (ScriptedServer::new().await, tempfile::tempdir().expect("a folder"));
+    let (runtime, certificates) = (ScriptedServer::new().await, tempfile::tempdir().expect("a folder"));
     let [number] = free_ports();
     let flag = format!("--cert-dir={}", certificates.path().display());
-    let home = ground.home().binary_name(BinaryName::Berth).flag(flag).with(json!({
+    let home = runtime.home().binary_name(BinaryName::Berth).flag(flag).with(json!({
         "enableServer": true, "port": number, "readOnlyPort": null, "authentication": null, "authorization": null,
     }));
     let agent = home.start().await;
@@ -155,7 +155,7 @@ async fn alone_it_lets_in_its_administrator_and_nobody_else() {
 }
 
 #[test]
-fn the_example_says_nothing_about_callers() {
+fn the_example_has_no_authentication_settings() {
     let text = include_str!("../../../examples/standalone.yaml");
     let example: Value = serde_saphyr::from_str(text).expect("YAML");
     assert!(example["authentication"].is_null() && example["authorization"].is_null() && example["address"].is_null());
@@ -166,8 +166,8 @@ async fn curl_speaks_both_protocols() {
     if skips("curl_speaks_both_protocols") {
         return;
     }
-    let (ground, port) = (ScriptedServer::new().await, MainPort::new());
-    let _agent = ground.home().with(port.fields()).start().await;
+    let (runtime, port) = (ScriptedServer::new().await, MainPort::new());
+    let _agent = runtime.home().with(port.fields()).start().await;
     port.open().await;
     let kate = port.client("kate", &["dev"]);
     let (certificate, key) = (kate.certificate.display().to_string(), kate.key.display().to_string());
@@ -252,8 +252,8 @@ async fn files_are_replaced_under_connections_that_live() {
         return;
     }
     // AC-04-20, AC-04-21, with the whole agent.
-    let (ground, port) = (ScriptedServer::new().await, MainPort::new());
-    let agent = ground.home().with(port.fields()).start().await;
+    let (runtime, port) = (ScriptedServer::new().await, MainPort::new());
+    let agent = runtime.home().with(port.fields()).start().await;
     port.open().await;
     let kate = port.client("kate", &["dev"]);
     let mut kept = KeepAliveConnection::open(&port, &kate);
@@ -291,8 +291,8 @@ async fn logs_are_read_from_the_pods_own_directory_only() {
     if skips("logs_are_read_from_the_pods_own_directory_only") {
         return;
     }
-    let (ground, port) = (ScriptedServer::new().await, MainPort::new());
-    let home = ground.home().with(port.fields());
+    let (runtime, port) = (ScriptedServer::new().await, MainPort::new());
+    let home = runtime.home().with(port.fields());
     home.put_pod(&berth_testkit::process::manifest("one"));
     let agent = home.start().await;
     port.open().await;
@@ -319,8 +319,8 @@ async fn logs_are_read_from_the_pods_own_directory_only() {
             let mut curl = Command::new("curl");
             curl.args(["-sk", "--max-time", "20", "--cert", &certificate, "--key", &key, &url]);
             let output = curl.output().await.expect("curl");
-            let told = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(!told.contains("secret\n") && !output.status.success(), "{why} {query}: {told}");
+            let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(!stdout.contains("secret\n") && !output.status.success(), "{why} {query}: {stdout}");
         }
     };
     fs::remove_file(&log).expect("removed");
@@ -346,17 +346,17 @@ async fn logs_are_read_from_the_pods_own_directory_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_are_met_here_or_where_the_operator_says() {
-    if skips("streams_are_met_here_or_where_the_operator_says") {
+async fn streams_lead_to_this_machine_or_an_allowed_host() {
+    if skips("streams_lead_to_this_machine_or_an_allowed_host") {
         return;
     }
     let foreign = "the runtime's streaming URL has host \"streams.invalid\", expected this machine or one of";
     for (flag, leads_away) in
         [("--streaming-allowed-hosts=", true), ("--streaming-allowed-hosts=a,streams.invalid", false)]
     {
-        let (ground, port) = (ScriptedServer::new().await, MainPort::new());
-        ground.cri.stream_at("http://streams.invalid:1");
-        let home = ground.home().with(port.fields()).flag(flag);
+        let (runtime, port) = (ScriptedServer::new().await, MainPort::new());
+        runtime.cri.stream_at("http://streams.invalid:1");
+        let home = runtime.home().with(port.fields()).flag(flag);
         home.put_pod(&berth_testkit::process::manifest("one"));
         let agent = home.start().await;
         port.open().await;

@@ -23,8 +23,8 @@ async fn bad_files_cost_only_their_own_pods() {
     if skips("bad_files_cost_only_their_own_pods") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home().with(json!({"fileCheckFrequency": "1s"}));
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home().with(json!({"fileCheckFrequency": "1s"}));
     home.put_pod(&manifest("good"));
     let agent = home.start().await;
     let before = agent.until_ready("good").await;
@@ -74,9 +74,9 @@ async fn bad_files_cost_only_their_own_pods() {
     assert_untouched(&agent, "good", &before).await;
     assert_eq!(agent.pods().await.len(), 6);
     // Reported once each, however often the directory was listed.
-    let told = agent.log().matches("service.yaml\"").count();
-    assert_eq!(told, 1, "{}", agent.log_end());
-    assert!(ground.cri.violations().is_empty());
+    let reports = agent.log().matches("service.yaml\"").count();
+    assert_eq!(reports, 1, "{}", agent.log_end());
+    assert!(runtime.cri.violations().is_empty());
 }
 
 /// Two files with a pod of one name: the first by file name runs, the other is reported, and takes over when the first
@@ -86,8 +86,8 @@ async fn of_two_pods_with_one_name_one_runs() {
     if skips("of_two_pods_with_one_name_one_runs") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     let mut second = manifest("twin");
     second["metadata"]["labels"] = json!({"file": "second"});
     home.put("1.json", manifest("twin").to_string());
@@ -99,12 +99,12 @@ async fn of_two_pods_with_one_name_one_runs() {
     let line = agent.until_log("Ignoring pod with duplicate name").await;
     assert!(line.contains("twin-test-node"), "{line}");
     assert_eq!(agent.pods().await.len(), 2);
-    assert_eq!(ground.cri.running("twin-test-node", "main").len(), 1);
+    assert_eq!(runtime.cri.running("twin-test-node", "main").len(), 1);
     home.remove("1.json");
     agent.until_pod("twin", "the second", |pod| pod["metadata"]["labels"]["file"] == "second").await;
     agent.until_ready("twin").await;
     assert_untouched(&agent, "other", &other).await;
-    assert_eq!(ground.cri.history().overlaps(), Vec::<String>::new());
+    assert_eq!(runtime.cri.history().overlaps(), Vec::<String>::new());
 }
 
 /// Removing the directory removes its pods; they return with it.
@@ -113,8 +113,8 @@ async fn the_directory_goes_and_returns() {
     if skips("the_directory_goes_and_returns") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home().with(json!({"fileCheckFrequency": "1s"}));
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home().with(json!({"fileCheckFrequency": "1s"}));
     for name in ["one", "two"] {
         home.put_pod(&manifest(name));
     }
@@ -126,7 +126,7 @@ async fn the_directory_goes_and_returns() {
     agent.until_log("Path does not exist, ignoring").await;
     agent.until_gone("one").await;
     agent.until_gone("two").await;
-    ground.until("all is gone", &agent, |cri| cri.sandboxes().is_empty()).await;
+    runtime.until("all is gone", &agent, |cri| cri.sandboxes().is_empty()).await;
     std::fs::rename(&aside, home.manifests()).expect("renamed");
     agent.until_ready("one").await;
     agent.until_ready("two").await;
@@ -140,8 +140,8 @@ async fn the_directory_comes_late() {
     if skips("the_directory_comes_late") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home().with(json!({"fileCheckFrequency": "1s"}));
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home().with(json!({"fileCheckFrequency": "1s"}));
     std::fs::remove_dir(home.manifests()).expect("removed");
     let agent = home.start().await;
     agent.until_log("Path does not exist, ignoring").await;
@@ -156,8 +156,8 @@ async fn a_changed_manifest_replaces_its_pod() {
     if skips("a_changed_manifest_replaces_its_pod") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     home.put_pod(&manifest("stays"));
     home.put_pod(&manifest("changes"));
     let agent = home.start().await;
@@ -170,9 +170,9 @@ async fn a_changed_manifest_replaces_its_pod() {
     let after = agent.until_pod("changes", "replaced", |pod| pod["metadata"]["uid"] != uid).await;
     assert_eq!(after["spec"]["containers"][0]["env"][0]["name"], "NEW");
     agent.until_ready("changes").await;
-    assert_eq!(ground.cri.history().overlaps(), Vec::<String>::new());
+    assert_eq!(runtime.cri.history().overlaps(), Vec::<String>::new());
     home.remove("changes.json");
     agent.until_gone("changes").await;
-    ground.until("only one sandbox is left", &agent, |cri| cri.sandboxes().len() == 1).await;
+    runtime.until("only one sandbox is left", &agent, |cri| cri.sandboxes().len() == 1).await;
     assert_untouched(&agent, "stays", &stays).await;
 }

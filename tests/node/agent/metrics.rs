@@ -263,8 +263,8 @@ async fn a_fresh_agent_shows_what_it_will_count() {
     if skips("a_fresh_agent_shows_what_it_will_count") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let agent = ground.home().start().await;
+    let runtime = ScriptedServer::new().await;
+    let agent = runtime.home().start().await;
     // AC-08-1
     let answer = agent.get("/metrics").await.expect("an answer");
     let head = answer.head.to_lowercase();
@@ -297,12 +297,12 @@ async fn an_eventful_life_moves_every_family() {
     if skips("an_eventful_life_moves_every_family") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    ground.cri.behave("done-test-node/main", [Behaviour::exits(0, Duration::ZERO)]);
+    let runtime = ScriptedServer::new().await;
+    runtime.cri.behave("done-test-node/main", [Behaviour::exits(0, Duration::ZERO)]);
     let refusal = || Fault::Error(tonic::Code::Unknown, "no".into());
-    ground.cri.fault("create_container", "unlucky", refusal(), Some(1));
-    ground.cri.fault("run_podsandbox", "homeless", refusal(), Some(1));
-    let home = ground.home();
+    runtime.cri.fault("create_container", "unlucky", refusal(), Some(1));
+    runtime.cri.fault("run_podsandbox", "homeless", refusal(), Some(1));
+    let home = runtime.home();
     home.put_pod(&manifest("one"));
     let agent = home.start().await;
     agent.until_ready("one").await;

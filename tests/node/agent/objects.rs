@@ -25,8 +25,8 @@ async fn manifests_beside_the_pods_satisfy_references() {
     if skips("manifests_beside_the_pods_satisfy_references") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     let (objects, settings) = (home.path().join("objects"), home.path().join("berth.yaml"));
     fs::create_dir(&objects).expect("a folder");
     fs::write(&settings, json!({"standaloneObjects": {"directory": objects}}).to_string()).expect("written");
@@ -47,8 +47,8 @@ async fn manifests_beside_the_pods_satisfy_references() {
         fs::rename(draft, objects.join("all.yaml")).expect("renamed");
     };
     write(OBJECTS);
-    ground.until("it runs", &agent, |cri| !cri.running("reader-test-node", "main").is_empty()).await;
-    let environment = ground.cri.environment("reader-test-node", "main");
+    runtime.until("it runs", &agent, |cri| !cri.running("reader-test-node", "main").is_empty()).await;
+    let environment = runtime.cri.environment("reader-test-node", "main");
     assert!(environment.contains(&("WORD".to_owned(), "swordfish".to_owned())), "{environment:?}");
     let file = || -> Option<PathBuf> {
         let pods = fs::read_dir(home.root().join("pods")).ok()?;
@@ -59,6 +59,6 @@ async fn manifests_beside_the_pods_satisfy_references() {
     assert_eq!(fs::read_to_string(&file).expect("readable"), "blue");
     write(&OBJECTS.replace("blue", "green"));
     agent.until("the file follows", async || fs::read_to_string(&file).is_ok_and(|text| text == "green")).await;
-    assert_eq!(ground.cri.count("start_container"), 1, "nothing is restarted");
+    assert_eq!(runtime.cri.count("start_container"), 1, "nothing is restarted");
     drop(agent);
 }

@@ -40,8 +40,8 @@ fn fuzz(arguments: &[&str]) -> Command {
 async fn is_installed() -> bool {
     let Ok(installing) = tokio::time::timeout(INSTALLING, fuzz(&["install"]).output()).await else { return false };
     let output = installing.expect("a shell");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() || output.status.code() == Some(CANNOT_INSTALL), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() || output.status.code() == Some(CANNOT_INSTALL), "{stderr}");
     output.status.success()
 }
 
@@ -50,9 +50,9 @@ async fn ask(arguments: &[&str], limit: u32, operations: usize) {
     let examples = std::env::var(EXAMPLES).unwrap_or_else(|_| FEW.to_owned());
     let limits = [("LIMIT", limit.to_string()), ("EXAMPLES", examples)];
     let output = fuzz(arguments).envs(limits).output().await.expect("a shell");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains(&format!("Tested: {operations}\n")), "not all is asked:\n{said}");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    assert!(printed.contains(&format!("Tested: {operations}\n")), "not all is asked:\n{printed}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -63,10 +63,10 @@ async fn every_answer_is_described() {
     if !is_installed().await {
         return println!("skipped: every_answer_is_described: schemathesis cannot be installed");
     }
-    let ground = ScriptedServer::new().await;
-    ground.cri.behave("once", [Behaviour::exits(0, Duration::from_millis(100))]);
+    let runtime = ScriptedServer::new().await;
+    runtime.cri.behave("once", [Behaviour::exits(0, Duration::from_millis(100))]);
     let main = MainPort::new();
-    let home = ground.home().with(main.fields()).with(json!({"enableSystemLogQuery": true}));
+    let home = runtime.home().with(main.fields()).with(json!({"enableSystemLogQuery": true}));
     home.put_pod(&manifest("web"));
     home.put_pod(&manifest_of("done", json!({"restartPolicy": "Never", "containers": [{"name": "once"}]})));
     let agent = home.start().await;

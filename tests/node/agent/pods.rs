@@ -24,10 +24,10 @@ async fn images_that_cannot_be_had() {
     if skips("images_that_cannot_be_had") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let code = tonic::Code::NotFound;
-    ground.cri.fault("pull_image", "absent", Fault::Error(code, "no such image".into()), None);
-    let home = ground.home();
+    runtime.cri.fault("pull_image", "absent", Fault::Error(code, "no such image".into()), None);
+    let home = runtime.home();
     let rows = [
         ("never", json!({"name": "main", "image": "example.com/never:1", "imagePullPolicy": "Never"})),
         ("invalid", json!({"name": "main", "image": "Not A Reference"})),
@@ -52,7 +52,7 @@ async fn images_that_cannot_be_had() {
     assert_eq!(agent.until_ready("good").await["status"], good["status"]);
 
     // An image that becomes available is used.
-    ground.cri.add_image("example.com/never:1", 1);
+    runtime.cri.add_image("example.com/never:1", 1);
     agent.until_ready("never").await;
 }
 
@@ -62,14 +62,14 @@ async fn containers_that_do_not_come_up() {
     if skips("containers_that_do_not_come_up") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let refusal = || Fault::Error(tonic::Code::Unknown, "the runtime does not like it".into());
-    ground.cri.fault("create_container", "uncreatable", refusal(), Some(2));
+    runtime.cri.fault("create_container", "uncreatable", refusal(), Some(2));
     let text = "exec: \"nonsense\": executable file not found in $PATH".to_owned();
-    ground.cri.behave("unstartable-test-node/main", [Behaviour { start_error: Some(text), ..Behaviour::default() }]);
-    ground.cri.behave("crasher-test-node/main", [Behaviour::exits(3, Duration::from_millis(10))]);
-    ground.cri.fault("run_podsandbox", "homeless", refusal(), Some(2));
-    let home = ground.home();
+    runtime.cri.behave("unstartable-test-node/main", [Behaviour { start_error: Some(text), ..Behaviour::default() }]);
+    runtime.cri.behave("crasher-test-node/main", [Behaviour::exits(3, Duration::from_millis(10))]);
+    runtime.cri.fault("run_podsandbox", "homeless", refusal(), Some(2));
+    let home = runtime.home();
     for name in ["good", "uncreatable", "unstartable", "crasher", "homeless"] {
         home.put_pod(&manifest(name));
     }
@@ -88,7 +88,7 @@ async fn containers_that_do_not_come_up() {
         assert_eq!(container(&pod, "main")["restartCount"], 0, "{pod:#}");
     }
     assert_eq!(agent.until_ready("good").await["status"], good["status"]);
-    assert!(ground.cri.violations().is_empty());
+    assert!(runtime.cri.violations().is_empty());
 }
 
 /// A pod that exceeds the node's capacity is rejected for good, with its reason.
@@ -97,8 +97,8 @@ async fn a_pod_without_room_is_refused() {
     if skips("a_pod_without_room_is_refused") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     let wants = json!({"requests": {"cpu": "4000"}});
     home.put_pod(&manifest_of("greedy", json!({"containers": [{"name": "main", "resources": wants}]})));
     home.put_pod(&manifest("good"));
@@ -111,5 +111,5 @@ async fn a_pod_without_room_is_refused() {
     assert!(pod["status"]["message"].as_str().is_some_and(|message| message.contains(text)), "{pod:#}");
     let series = "kubelet_admission_rejections_total{reason=\"UnexpectedAdmissionError\"}";
     assert_eq!(agent.metric(series).await, Some(1.0));
-    assert_eq!(ground.cri.sandboxes().len(), 1);
+    assert_eq!(runtime.cri.sandboxes().len(), 1);
 }

@@ -49,10 +49,10 @@ fn dashboard() -> BTreeMap<String, String> {
 }
 
 /// Starts an agent whose pods cause everything that the dashboard shows.
-async fn lively(ground: &ScriptedServer, home: &Home) -> Agent {
-    ground.cri.behave("done-test-node/main", [Behaviour::exits(0, Duration::ZERO)]);
+async fn lively(runtime: &ScriptedServer, home: &Home) -> Agent {
+    runtime.cri.behave("done-test-node/main", [Behaviour::exits(0, Duration::ZERO)]);
     let refusal = Fault::Error(tonic::Code::Unknown, "no".into());
-    ground.cri.fault("create_container", "unlucky", refusal, Some(1));
+    runtime.cri.fault("create_container", "unlucky", refusal, Some(1));
     home.put_pod(&manifest("one"));
     home.start().await
 }
@@ -73,10 +73,10 @@ async fn every_panel_of_the_dashboard_has_data() {
     if skips("every_panel_of_the_dashboard_has_data") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     // A threshold that exists and is never met.
-    let home = ground.home().with(json!({"evictionHard": {"memory.available": "1Mi"}}));
-    let agent = lively(&ground, &home).await;
+    let home = runtime.home().with(json!({"evictionHard": {"memory.available": "1Mi"}}));
+    let agent = lively(&runtime, &home).await;
     agent.until_ready("one").await;
     let scrapes = scrapes(home.read_only_port(), &["/metrics", "/metrics/slis"]);
     let test = "every_panel_of_the_dashboard_has_data";

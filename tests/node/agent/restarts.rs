@@ -20,7 +20,7 @@ use berth_testkit::{
 #[derive(Default)]
 struct PodIdentityMonitor {
     known: BTreeMap<String, Value>,
-    looks: usize,
+    polls: usize,
     wrong: Vec<String>,
 }
 
@@ -40,14 +40,14 @@ fn lasting(pod: &Value) -> Value {
 }
 
 impl PodIdentityMonitor {
-    fn look(&mut self, page: &Value) {
-        self.looks += 1;
+    fn check(&mut self, page: &Value) {
+        self.polls += 1;
         for pod in page["items"].as_array().into_iter().flatten() {
             let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
             let seen = lasting(pod);
             let known = self.known.entry(name.clone()).or_insert_with(|| seen.clone());
             if *known != seen {
-                self.wrong.push(format!("look {}: {name} was {known:#}\nand is {seen:#}", self.looks));
+                self.wrong.push(format!("look {}: {name} was {known:#}\nand is {seen:#}", self.polls));
             }
         }
     }
@@ -59,7 +59,7 @@ async fn watch(port: u16, watch: Arc<Mutex<PodIdentityMonitor>>, stop: Cancellat
         let answer = get(port, "/pods").await;
         let page = answer.and_then(|answer| serde_json::from_str(&answer.body).ok());
         match page {
-            Some(page) => watch.lock().expect("no panic").look(&page),
+            Some(page) => watch.lock().expect("no panic").check(&page),
             None => tokio::time::sleep(Duration::from_millis(1)).await,
         }
     }
@@ -73,10 +73,10 @@ async fn crashes_change_nothing_for_running_pods() {
     let seed = rand::random();
     println!("seed {seed}");
     let mut chance = SmallRng::seed_from_u64(seed);
-    let ground = ScriptedServer::new().await;
-    ground.cri.behave("setup", [Behaviour::exits(0, Duration::from_millis(20))]);
-    ground.cri.behave("once-test-node/main", [Behaviour::exits(3, Duration::ZERO), Behaviour::default()]);
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    runtime.cri.behave("setup", [Behaviour::exits(0, Duration::from_millis(20))]);
+    runtime.cri.behave("once-test-node/main", [Behaviour::exits(3, Duration::ZERO), Behaviour::default()]);
+    let home = runtime.home();
     for name in ["plain", "once", "many-1", "many-2", "many-3", "many-4", "many-5"] {
         home.put_pod(&manifest(name));
     }
@@ -89,8 +89,8 @@ async fn crashes_change_nothing_for_running_pods() {
     for name in names {
         agent.until_ready(name).await;
     }
-    let containers = ground.cri.containers();
-    ground.cri.clear_calls();
+    let containers = runtime.cri.containers();
+    runtime.cri.clear_calls();
 
     let (seen, stop) = (Arc::new(Mutex::new(PodIdentityMonitor::default())), CancellationToken::new());
     let watching = tokio::spawn(watch(home.read_only_port(), seen.clone(), stop.clone()));
@@ -110,10 +110,10 @@ async fn crashes_change_nothing_for_running_pods() {
     watching.await.expect("no panic");
 
     let seen = seen.lock().expect("no panic");
-    assert!(seen.looks > 0 && seen.wrong.is_empty(), "{}\n{}", seen.wrong.join("\n"), agent.log_end());
-    assert_eq!(ground.cri.containers(), containers);
+    assert!(seen.polls > 0 && seen.wrong.is_empty(), "{}\n{}", seen.wrong.join("\n"), agent.log_end());
+    assert_eq!(runtime.cri.containers(), containers);
     for op in ["create_container", "start_container", "stop_container", "run_podsandbox", "stop_podsandbox"] {
-        assert_eq!(ground.cri.count(op), 0, "{op}: {:?}", ground.cri.targets(op));
+        assert_eq!(runtime.cri.count(op), 0, "{op}: {:?}", runtime.cri.targets(op));
     }
 }
 
@@ -126,11 +126,11 @@ async fn crashes_during_starts_double_nothing() {
     let seed = rand::random();
     println!("seed {seed}");
     let mut chance = SmallRng::seed_from_u64(seed);
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     for op in ["run_podsandbox", "create_container", "start_container"] {
-        ground.cri.latency(op, Duration::from_millis(40));
+        runtime.cri.latency(op, Duration::from_millis(40));
     }
-    let home = ground.home();
+    let home = runtime.home();
     let names: Vec<String> = (0..8).map(|number| format!("pod-{number}")).collect();
     for name in &names {
         home.put_pod(&manifest_of(name, json!({"containers": [{"name": "main"}, {"name": "side"}]})));
@@ -145,11 +145,11 @@ async fn crashes_during_starts_double_nothing() {
     for name in &names {
         agent.until_ready(name).await;
     }
-    assert_eq!(ground.cri.violations(), Vec::<String>::new());
-    assert_eq!(ground.cri.history().doubled_sandboxes(), []);
+    assert_eq!(runtime.cri.violations(), Vec::<String>::new());
+    assert_eq!(runtime.cri.history().doubled_sandboxes(), []);
     for name in &names {
         for container in ["main", "side"] {
-            assert_eq!(ground.cri.running(&format!("{name}-test-node"), container).len(), 1, "{name}/{container}");
+            assert_eq!(runtime.cri.running(&format!("{name}-test-node"), container).len(), 1, "{name}/{container}");
         }
     }
 }
@@ -160,8 +160,8 @@ async fn what_changed_meanwhile_is_made_up_for() {
     if skips("what_changed_meanwhile_is_made_up_for") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     for name in ["stays", "goes", "dies"] {
         home.put_pod(&manifest(name));
     }
@@ -169,18 +169,18 @@ async fn what_changed_meanwhile_is_made_up_for() {
     for name in ["stays", "goes", "dies"] {
         agent.until_ready(name).await;
     }
-    let stays = ground.cri.running("stays-test-node", "main");
+    let stays = runtime.cri.running("stays-test-node", "main");
     agent.kill().await;
     home.remove("goes.json");
     home.put_pod(&manifest("comes"));
-    for id in ground.cri.running("dies-test-node", "main") {
-        ground.cri.kill(&id, 9, "");
+    for id in runtime.cri.running("dies-test-node", "main") {
+        runtime.cri.kill(&id, 9, "");
     }
     let agent = home.start().await;
     agent.until_ready("comes").await;
     let died = |pod: &Value| pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 9;
     agent.until_pod("dies", "restarted", |pod| died(pod) && condition(pod, "Ready") == Some("True")).await;
-    ground.until("what went is gone", &agent, |cri| cri.running("goes-test-node", "main").is_empty()).await;
-    assert_eq!(ground.cri.running("stays-test-node", "main"), stays);
+    runtime.until("what went is gone", &agent, |cri| cri.running("goes-test-node", "main").is_empty()).await;
+    assert_eq!(runtime.cri.running("stays-test-node", "main"), stays);
     assert!(agent.pod("goes").await.is_none());
 }

@@ -14,8 +14,8 @@ use berth_testkit::{
 };
 
 /// Asserts that an agent fails to start with this last log line.
-async fn refuses(ground: &ScriptedServer, words: &str) {
-    let home = ground.home().with(json!({"runtimeRequestTimeout": "1s"}));
+async fn refuses(runtime: &ScriptedServer, words: &str) {
+    let home = runtime.home().with(json!({"runtimeRequestTimeout": "1s"}));
     let begun = Instant::now();
     let mut agent = home.spawn();
     assert_eq!(agent.end().await.code(), Some(1), "{}", agent.log_end());
@@ -31,15 +31,15 @@ async fn without_a_runtime_it_gives_up() {
     if skips("without_a_runtime_it_gives_up") {
         return;
     }
-    let ground = ScriptedServer::unserved();
-    let (endpoint, socket) = (ground.endpoint(), ground.socket());
+    let runtime = ScriptedServer::unserved();
+    let (endpoint, socket) = (runtime.endpoint(), runtime.socket());
     let words = format!(
         "validate service connection: validate CRI v1 runtime API for endpoint \"{endpoint}\": rpc error: code = \
          Unavailable desc = connection error: desc = \"transport: Error while dialing: dial unix {}: connect: no such \
          file or directory\"",
         socket.display()
     );
-    refuses(&ground, &words).await;
+    refuses(&runtime, &words).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -47,12 +47,12 @@ async fn a_runtime_that_comes_late_is_waited_for() {
     if skips("a_runtime_that_comes_late_is_waited_for") {
         return;
     }
-    let mut ground = ScriptedServer::unserved();
-    let home = ground.home();
+    let mut runtime = ScriptedServer::unserved();
+    let home = runtime.home();
     home.put_pod(&manifest("one"));
     let mut agent = home.spawn();
     agent.until_log("Waiting for the container runtime's socket").await;
-    ground.serve().await;
+    runtime.serve().await;
     agent.healthy().await;
     agent.until_ready("one").await;
 }
@@ -63,28 +63,28 @@ async fn a_runtime_that_is_just_starting_is_waited_for() {
     if skips("a_runtime_that_is_just_starting_is_waited_for") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     for op in ["version", "image_fs_info"] {
         let not_yet = Fault::Error(tonic::Code::Unknown, "server is not initialized yet".to_owned());
-        ground.cri.fault(op, "", not_yet, Some(3));
+        runtime.cri.fault(op, "", not_yet, Some(3));
     }
-    let agent = ground.home().start().await;
+    let agent = runtime.home().start().await;
     agent.until_log("Waiting for the container runtime").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_service_on_the_socket_is_told_by_name() {
-    if skips("another_service_on_the_socket_is_told_by_name") {
+async fn another_service_on_the_socket_is_reported_as_unimplemented() {
+    if skips("another_service_on_the_socket_is_reported_as_unimplemented") {
         return;
     }
-    let ground = ScriptedServer::unserved();
-    let listener = UnixListener::bind(ground.socket()).expect("a socket");
-    let images = ImageServiceServer::new(server::Rpc(ground.cri.clone()));
+    let runtime = ScriptedServer::unserved();
+    let listener = UnixListener::bind(runtime.socket()).expect("a socket");
+    let images = ImageServiceServer::new(server::Rpc(runtime.cri.clone()));
     let serving =
         tonic::transport::Server::builder().add_service(images).serve_with_incoming(UnixListenerStream::new(listener));
     let serving = tokio::spawn(serving);
     let words = "rpc error: code = Unimplemented desc = unknown service runtime.v1.RuntimeService";
-    refuses(&ground, words).await;
+    refuses(&runtime, words).await;
     serving.abort();
 }
 
@@ -95,17 +95,17 @@ async fn a_stranger_on_the_socket_does_not_hold_it_up() {
         return;
     }
     for greeting in [&b"SSH-2.0-OpenSSH_9.0\r\n"[..], b""] {
-        let ground = ScriptedServer::unserved();
-        let listener = UnixListener::bind(ground.socket()).expect("a socket");
+        let runtime = ScriptedServer::unserved();
+        let listener = UnixListener::bind(runtime.socket()).expect("a socket");
         let stranger = tokio::spawn(async move {
-            let mut held = Vec::new();
+            let mut connections = Vec::new();
             while let Ok((mut stream, _)) = listener.accept().await {
                 use tokio::io::AsyncWriteExt;
                 let _ = stream.write_all(greeting).await; // the client may have disconnected
-                held.push(stream);
+                connections.push(stream);
             }
         });
-        refuses(&ground, "validate service connection: validate CRI v1 runtime API for endpoint").await;
+        refuses(&runtime, "validate service connection: validate CRI v1 runtime API for endpoint").await;
         stranger.abort();
     }
 }
@@ -115,9 +115,9 @@ async fn another_version_of_the_contract_is_refused() {
     if skips("another_version_of_the_contract_is_refused") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    ground.cri.set_version("0.2.0");
-    refuses(&ground, "runtime api version is not supported").await;
+    let runtime = ScriptedServer::new().await;
+    runtime.cri.set_version("0.2.0");
+    refuses(&runtime, "runtime api version is not supported").await;
 }
 
 /// The agent sets the kernel parameters that pods rely on; afterwards, one that only checks them starts too.
@@ -126,15 +126,15 @@ async fn the_kernel_is_set_up_for_pods() {
     if skips("the_kernel_is_set_up_for_pods") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let setting =
         |name: &str| std::fs::read_to_string(format!("/proc/sys/{name}")).expect("readable").trim().to_owned();
-    let agent = ground.home().start().await;
+    let agent = runtime.home().start().await;
     for (name, value) in [("vm/overcommit_memory", "1"), ("vm/panic_on_oom", "0"), ("kernel/panic", "10")] {
         assert_eq!(setting(name), value, "{name}");
     }
     drop(agent);
-    ground.home().with(json!({"protectKernelDefaults": true})).start().await;
+    runtime.home().with(json!({"protectKernelDefaults": true})).start().await;
 }
 
 /// A runtime without RuntimeConfig: the configured cgroup driver stays, and a metric reports it.
@@ -144,10 +144,10 @@ async fn an_older_runtime_keeps_the_configured_driver() {
         return;
     }
     // AC-01-37
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let unknown = "unknown method RuntimeConfig for service runtime.v1.RuntimeService".to_owned();
-    ground.cri.fault("runtime_config", "", Fault::Error(tonic::Code::Unimplemented, unknown), None);
-    let agent = ground.home().start().await;
+    runtime.cri.fault("runtime_config", "", Fault::Error(tonic::Code::Unimplemented, unknown), None);
+    let agent = runtime.home().start().await;
     agent.until_log("Falling back to using cgroupDriver from kubelet config.").await;
     assert_eq!(agent.metric("kubelet_cri_losing_support{version=\"1.37.0\"}").await, Some(1.0));
 }
@@ -158,8 +158,8 @@ async fn a_runtime_that_goes_and_returns() {
     if skips("a_runtime_that_goes_and_returns") {
         return;
     }
-    let mut ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let mut runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     for name in ["stays", "dies", "goes"] {
         home.put_pod(&manifest(name));
     }
@@ -169,11 +169,11 @@ async fn a_runtime_that_goes_and_returns() {
         agent.until_ready(name).await;
     }
 
-    ground.vanish().await;
+    runtime.vanish().await;
     home.put_pod(&manifest("comes"));
     home.remove("goes.json");
-    for id in ground.cri.running("dies-test-node", "main") {
-        ground.cri.kill(&id, 7, "");
+    for id in runtime.cri.running("dies-test-node", "main") {
+        runtime.cri.kill(&id, 7, "");
     }
     agent.until_pod("comes", "there", |pod| pod["status"]["phase"] == "Pending").await;
     agent.until_log("connect: no such file or directory").await;
@@ -181,13 +181,13 @@ async fn a_runtime_that_goes_and_returns() {
     assert!(is_ready(&shown), "{shown:#}");
     assert_eq!(agent.healthz("/healthz").await.map(|answer| answer.status), Some(200));
 
-    ground.serve().await;
+    runtime.serve().await;
     agent.until_ready("comes").await;
     let pod = agent.until_pod("dies", "restarted", |pod| container(pod, "main")["restartCount"] == 1).await;
     assert_eq!(container(&pod, "main")["lastState"]["terminated"]["exitCode"], 7);
     agent.until_gone("goes").await;
     let after = agent.until_ready("stays").await;
     assert_eq!(container(&after, "main"), container(&before, "main"));
-    ground.until("three sandboxes are left", &agent, |cri| cri.sandboxes().len() == 3).await;
-    assert!(ground.cri.violations().is_empty());
+    runtime.until("three sandboxes are left", &agent, |cri| cri.sandboxes().len() == 3).await;
+    assert!(runtime.cri.violations().is_empty());
 }

@@ -28,29 +28,29 @@ impl NotifySocket {
     /// The next message and its arrival time.
     async fn receive(&self) -> (String, Instant) {
         let socket = self.socket.try_clone().expect("a handle");
-        let hearing = tokio::task::spawn_blocking(move || {
+        let receiving = tokio::task::spawn_blocking(move || {
             let mut message = [0; 128];
             let length = socket.recv(&mut message).expect("a message in time");
             (String::from_utf8_lossy(message.get(..length).unwrap_or_default()).into_owned(), Instant::now())
         });
-        hearing.await.expect("no panic")
+        receiving.await.expect("no panic")
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_says_when_it_is_ready() {
-    if skips("it_says_when_it_is_ready") {
+async fn it_notifies_when_it_is_ready() {
+    if skips("it_notifies_when_it_is_ready") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let ear = NotifySocket::new();
-    let home = ground.home().environment("NOTIFY_SOCKET", ear.path.to_string_lossy());
+    let runtime = ScriptedServer::new().await;
+    let notify_socket = NotifySocket::new();
+    let home = runtime.home().environment("NOTIFY_SOCKET", notify_socket.path.to_string_lossy());
     let mut agent = home.spawn();
-    assert_eq!(ear.receive().await.0, "READY=1");
+    assert_eq!(notify_socket.receive().await.0, "READY=1");
     agent.healthy().await;
     assert_eq!(agent.stop().await, Some(0));
-    ear.socket.set_nonblocking(true).expect("set");
-    ear.socket.recv(&mut [0; 8]).expect_err("nothing is said at the end");
+    notify_socket.socket.set_nonblocking(true).expect("set");
+    notify_socket.socket.recv(&mut [0; 8]).expect_err("nothing is said at the end");
 }
 
 /// The first watchdog keep-alive precedes everything else, even while the runtime is down; then one every half of the
@@ -61,24 +61,26 @@ async fn it_gives_signs_of_life() {
         return;
     }
     // AC-01-29
-    let mut ground = ScriptedServer::unserved();
-    let ear = NotifySocket::new();
-    let home =
-        ground.home().environment("NOTIFY_SOCKET", ear.path.to_string_lossy()).environment("WATCHDOG_USEC", "2000000");
+    let mut runtime = ScriptedServer::unserved();
+    let notify_socket = NotifySocket::new();
+    let home = runtime
+        .home()
+        .environment("NOTIFY_SOCKET", notify_socket.path.to_string_lossy())
+        .environment("WATCHDOG_USEC", "2000000");
     home.put_pod(&manifest("one"));
     let agent = home.spawn();
-    let (first, begun) = ear.receive().await;
+    let (first, begun) = notify_socket.receive().await;
     assert_eq!(first, "WATCHDOG=1");
-    assert_eq!(ear.receive().await.0, "WATCHDOG=1");
-    ground.serve().await;
-    let mut heard = Vec::new();
-    while heard.len() < 4 {
-        heard.push(ear.receive().await.0);
+    assert_eq!(notify_socket.receive().await.0, "WATCHDOG=1");
+    runtime.serve().await;
+    let mut messages = Vec::new();
+    while messages.len() < 4 {
+        messages.push(notify_socket.receive().await.0);
     }
-    assert!(heard.contains(&"READY=1".to_owned()), "{heard:?}");
+    assert!(messages.contains(&"READY=1".to_owned()), "{messages:?}");
     // Keep-alives after the first, one second apart or (on a busy machine) more.
-    let beats = heard.iter().filter(|message| *message == "WATCHDOG=1").count();
-    assert_eq!(beats, 3, "{heard:?}");
+    let beats = messages.iter().filter(|message| *message == "WATCHDOG=1").count();
+    assert_eq!(beats, 3, "{messages:?}");
     assert!(begun.elapsed() >= Duration::from_millis(3500), "{:?}", begun.elapsed());
     agent.until_ready("one").await;
 }
@@ -89,7 +91,7 @@ async fn a_watchdog_that_cannot_be_kept_is_fatal() {
     if skips("a_watchdog_that_cannot_be_kept_is_fatal") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let rows = [
         ("1000000", "configure watchdog timeout too small: 1s"), // AC-01-28
         ("500000", "configure watchdog timeout too small: 500ms"), // AC-05-33
@@ -97,24 +99,24 @@ async fn a_watchdog_that_cannot_be_kept_is_fatal() {
         ("soon", "error converting WATCHDOG_USEC"),
     ];
     for (microseconds, words) in rows {
-        let mut agent = ground.home().environment("WATCHDOG_USEC", microseconds).spawn();
+        let mut agent = runtime.home().environment("WATCHDOG_USEC", microseconds).spawn();
         assert_eq!(agent.end().await.code(), Some(1));
         let log = agent.log();
         assert!(log.contains("failed to run Kubelet: create health checker: ") && log.contains(words), "{log}");
     }
     // Meant for another process: ignored.
-    let home = ground.home().environment("WATCHDOG_USEC", "1000000").environment("WATCHDOG_PID", "1");
+    let home = runtime.home().environment("WATCHDOG_USEC", "1000000").environment("WATCHDOG_PID", "1");
     home.start().await;
 }
 
 /// A missing service manager does not fail the start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deaf_service_manager_is_told_of() {
-    if skips("a_deaf_service_manager_is_told_of") {
+async fn a_missing_service_manager_is_logged() {
+    if skips("a_missing_service_manager_is_logged") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home().environment("NOTIFY_SOCKET", "/nowhere/at/all").environment("WATCHDOG_USEC", "2000000");
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home().environment("NOTIFY_SOCKET", "/nowhere/at/all").environment("WATCHDOG_USEC", "2000000");
     home.put_pod(&manifest("one"));
     let agent = home.start().await;
     agent.until_log("Failed to connect to the service manager at NOTIFY_SOCKET").await;

@@ -117,18 +117,18 @@ impl State {
     }
 
     /// Whether the latest lock is held.
-    fn is_held(&self) -> bool {
-        self.locks.lock().expect("whole").last().is_some_and(is_held)
+    fn is_inhibited(&self) -> bool {
+        self.locks.lock().expect("whole").last().is_some_and(is_open)
     }
 
     /// Number of held locks.
-    fn held(&self) -> usize {
-        self.locks.lock().expect("whole").iter().filter(|lock| is_held(lock)).count()
+    fn open_locks(&self) -> usize {
+        self.locks.lock().expect("whole").iter().filter(|lock| is_open(lock)).count()
     }
 }
 
 /// A read returns end of file once the holder has closed its end.
-fn is_held(mut lock: &File) -> bool {
+fn is_open(mut lock: &File) -> bool {
     matches!(lock.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
 }
 
@@ -151,12 +151,12 @@ impl Logind {
     async fn prepare(&self, begins: bool) {
         *self.state.is_preparing.lock().expect("whole") = begins;
         let how = HashMap::from([("type", Variant::new("soft-reboot"))]);
-        let said = (begins, how);
-        let told =
-            self.connection.emit_signal(None::<()>, OBJECT, MANAGER, "PrepareForShutdownWithMetadata", &said).await;
-        told.expect("sent");
-        let told = self.connection.emit_signal(None::<()>, OBJECT, MANAGER, "PrepareForShutdown", &begins).await;
-        told.expect("sent");
+        let body = (begins, how);
+        let result =
+            self.connection.emit_signal(None::<()>, OBJECT, MANAGER, "PrepareForShutdownWithMetadata", &body).await;
+        result.expect("sent");
+        let result = self.connection.emit_signal(None::<()>, OBJECT, MANAGER, "PrepareForShutdown", &begins).await;
+        result.expect("sent");
     }
 
     fn locks(&self) -> usize {
@@ -164,8 +164,8 @@ impl Logind {
     }
 
     /// Whether the latest lock is held.
-    fn is_held(&self) -> bool {
-        self.state.is_held()
+    fn is_inhibited(&self) -> bool {
+        self.state.is_inhibited()
     }
 }
 
@@ -205,7 +205,7 @@ async fn answer(connection: &Connection, state: &State, message: &Message) {
             let asked: (String, String, String, String) = body.deserialize().expect("its arguments");
             let (kept, given) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).expect("a pipe");
             state.asked.lock().expect("whole").push(format!("{} {} {}", asked.0, asked.1, asked.3));
-            state.handed_over.lock().expect("whole").push(state.is_held());
+            state.handed_over.lock().expect("whole").push(state.is_inhibited());
             connection.reply(&header, &zbus::Fd::from(&given)).await.expect("sent");
             state.locks.lock().expect("whole").push(File::from(kept));
         }
@@ -213,9 +213,9 @@ async fn answer(connection: &Connection, state: &State, message: &Message) {
     }
 }
 
-fn home(ground: &ScriptedServer, bus: &Bus) -> Home {
+fn home(runtime: &ScriptedServer, bus: &Bus) -> Home {
     let address = format!("unix:path={}", bus.socket().display());
-    ground.home().environment("DBUS_SYSTEM_BUS_ADDRESS", address).with(json!({
+    runtime.home().environment("DBUS_SYSTEM_BUS_ADDRESS", address).with(json!({
         "shutdownGracePeriod": "30s",
         "shutdownGracePeriodCriticalPods": "10s",
     }))
@@ -240,8 +240,8 @@ async fn pods_go_before_the_machine_does() {
         return;
     }
     let Some(mut bus) = Bus::start(test).await else { return };
-    let ground = ScriptedServer::new().await;
-    let home = home(&ground, &bus);
+    let runtime = ScriptedServer::new().await;
+    let home = home(&runtime, &bus);
     home.put_pod(&pod("plain", 0));
     home.put_pod(&pod("critical", 2_000_000_000));
     let agent = home.start().await;
@@ -249,18 +249,18 @@ async fn pods_go_before_the_machine_does() {
     agent.until_ready("critical").await;
     agent.until_log("Failed to watch for machine shutdown").await;
     let logind = Logind::on(&bus).await;
-    agent.until("the lock is held", async || logind.is_held()).await;
+    agent.until("the lock is held", async || logind.is_inhibited()).await;
     assert_eq!(*logind.state.asked.lock().expect("whole"), ["shutdown kubelet delay"]);
 
-    ground.cri.clear_calls();
+    runtime.cri.clear_calls();
     logind.prepare(true).await;
-    agent.until("the lock is let go", async || !logind.is_held()).await;
+    agent.until("the lock is let go", async || !logind.is_inhibited()).await;
     let exited = ContainerState::ContainerExited as i32;
     assert!(
-        ground.cri.containers().iter().all(|container| container.state == exited),
+        runtime.cri.containers().iter().all(|container| container.state == exited),
         "whoever lets go waits for none"
     );
-    assert_eq!(ground.cri.containers().len(), 2, "what they were can still be read");
+    assert_eq!(runtime.cri.containers().len(), 2, "what they were can still be read");
     let ended = |pod: &Value| pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "Terminated";
     for name in ["plain", "critical"] {
         let pod = agent.until_pod(name, "gone with the machine", ended).await;
@@ -272,7 +272,7 @@ async fn pods_go_before_the_machine_does() {
     let [plain, critical] = killed.as_slice() else { panic!("{killed:?}") };
     assert!(plain.contains("default/plain-") && plain.contains("gracePeriod=15"), "{plain}");
     assert!(critical.contains("default/critical-") && critical.contains("gracePeriod=10"), "{critical}");
-    assert_eq!(ground.cri.count("stop_container"), 2);
+    assert_eq!(runtime.cri.count("stop_container"), 2);
     assert_eq!(log.matches("Shutdown manager detected shutdown event").count(), 1, "{log}");
     assert_eq!(log.matches("how=\"soft-reboot\"").count(), 1, "{log}");
 
@@ -289,7 +289,7 @@ async fn pods_go_before_the_machine_does() {
 
     // The shutdown is canceled.
     logind.prepare(false).await;
-    agent.until("another lock is held", async || logind.locks() == 2 && logind.is_held()).await;
+    agent.until("another lock is held", async || logind.locks() == 2 && logind.is_inhibited()).await;
     home.put_pod(&pod("next", 0));
     agent.until_ready("next").await;
 
@@ -297,10 +297,10 @@ async fn pods_go_before_the_machine_does() {
     let state = logind.state.clone();
     drop(logind);
     bus.restart().await;
-    assert!(state.is_held(), "a lock is no matter of the bus");
+    assert!(state.is_inhibited(), "a lock is no matter of the bus");
     let logind = Logind::again(&bus, state).await;
-    agent.until("a lock of the new bus is held", async || logind.locks() == 3 && logind.state.held() == 1).await;
-    assert!(logind.is_held());
+    agent.until("a lock of the new bus is held", async || logind.locks() == 3 && logind.state.open_locks() == 1).await;
+    assert!(logind.is_inhibited());
     assert_eq!(*logind.state.handed_over.lock().expect("whole"), [false, false, true], "none was missing in between");
     assert_eq!(agent.stop().await, Some(0));
 }
@@ -313,19 +313,19 @@ async fn a_signal_that_cannot_be_checked_is_believed() {
         return;
     }
     let Some(bus) = Bus::start(test).await else { return };
-    let ground = ScriptedServer::new().await;
-    let home = home(&ground, &bus);
+    let runtime = ScriptedServer::new().await;
+    let home = home(&runtime, &bus);
     home.put_pod(&pod("plain", 0));
     let slow = Behaviour { stops_after: Some(Duration::from_secs(2)), ..Behaviour::default() };
-    ground.cri.behave("plain-test-node/main", [slow]);
+    runtime.cri.behave("plain-test-node/main", [slow]);
     let logind = Logind::on(&bus).await;
     let agent = home.start().await;
     agent.until_ready("plain").await;
-    agent.until("the lock is held", async || logind.is_held()).await;
+    agent.until("the lock is held", async || logind.is_inhibited()).await;
     logind.state.silent_on.lock().expect("whole").push("PreparingForShutdown");
     logind.prepare(true).await;
-    agent.until("the lock is let go", async || !logind.is_held()).await;
-    assert_eq!(ground.cri.running("plain-test-node", "main"), [""; 0], "not before the pod has gone");
+    agent.until("the lock is let go", async || !logind.is_inhibited()).await;
+    assert_eq!(runtime.cri.running("plain-test-node", "main"), [""; 0], "not before the pod has gone");
     assert_eq!(agent.stop().await, Some(0));
 }
 
@@ -337,21 +337,21 @@ async fn an_agent_that_starts_late_lets_pods_go_that_run() {
         return;
     }
     let Some(bus) = Bus::start(test).await else { return };
-    let ground = ScriptedServer::new().await;
-    let home = home(&ground, &bus);
+    let runtime = ScriptedServer::new().await;
+    let home = home(&runtime, &bus);
     home.put_pod(&pod("plain", 0));
     home.put_pod(&pod("critical", 2_000_000_000));
     let logind = Logind::on(&bus).await;
     let agent = home.start().await;
     agent.until_ready("plain").await;
     agent.until_ready("critical").await;
-    agent.until("the lock is held", async || logind.is_held()).await;
+    agent.until("the lock is held", async || logind.is_inhibited()).await;
     assert_eq!(agent.stop().await, Some(0));
     *logind.state.is_preparing.lock().expect("whole") = true;
     let agent = home.start().await;
     agent.until_log("Shutdown manager completed processing shutdown event").await;
     for name in ["plain", "critical"] {
-        assert_eq!(ground.cri.running(&format!("{name}-test-node"), "main"), [""; 0], "{name}");
+        assert_eq!(runtime.cri.running(&format!("{name}-test-node"), "main"), [""; 0], "{name}");
         agent.until_pod(name, "gone with the machine", |pod| pod["status"]["reason"] == "Terminated").await;
     }
     assert_eq!(logind.locks(), 1, "there is none to be had any more");
@@ -364,10 +364,10 @@ async fn a_signal_takes_the_pods_along_where_that_is_asked_for() {
     if skips("a_signal_takes_the_pods_along_where_that_is_asked_for") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let settings = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(settings.path(), "shutdown: {onTermination: true}\n").expect("written");
-    let home = ground
+    let home = runtime
         .home()
         .environment("BERTH_CONFIG", settings.path().display().to_string())
         .environment("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/no/such/bus")
@@ -377,20 +377,20 @@ async fn a_signal_takes_the_pods_along_where_that_is_asked_for() {
     agent.until_ready("plain").await;
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
-    assert_eq!(ground.cri.running("plain-test-node", "main"), [""; 0]);
+    assert_eq!(runtime.cri.running("plain-test-node", "main"), [""; 0]);
 }
 
 /// Runs `berth drain`; returns whether it succeeded, and its output.
 async fn drain(home: &Home, more: &[&str]) -> (bool, String) {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_berth"));
     command.args(["drain", "--root-dir"]).arg(home.root()).args(more);
-    let told = tokio::time::timeout(PATIENCE, command.output()).await.expect("it ends").expect("it begins");
-    let [out, err] = [told.stdout, told.stderr].map(|text| String::from_utf8(text).expect("text"));
-    (told.status.success(), out + &err)
+    let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it ends").expect("it begins");
+    let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"));
+    (output.status.success(), out + &err)
 }
 
 /// Response of the drain socket to a request, once the client has shut down its side.
-async fn said(home: &Home, question: &[u8]) -> String {
+async fn drain_response(home: &Home, question: &[u8]) -> String {
     let mut socket = UnixStream::connect(home.root().join("drain.sock")).await.expect("it is there");
     let _ = socket.write_all(question).await; // the server may close before it has read everything
     let _ = socket.shutdown().await;
@@ -401,19 +401,19 @@ async fn said(home: &Home, question: &[u8]) -> String {
 
 /// Spec 05 §7.7: root drains the node and cancels the drain, without bus or signal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_go_and_come_where_somebody_asks_for_it() {
-    if skips("pods_go_and_come_where_somebody_asks_for_it") {
+async fn pods_stop_on_drain_and_return_on_cancel() {
+    if skips("pods_stop_on_drain_and_return_on_cancel") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground
+    let runtime = ScriptedServer::new().await;
+    let home = runtime
         .home()
         .environment("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/no/such/bus")
         .with(json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"}));
     home.put_pod(&pod("plain", 0));
     home.put_pod(&pod("critical", 2_000_000_000));
-    let (went, told) = drain(&home, &[]).await;
-    assert!(!went && told.contains("is shutdownGracePeriod"), "{told}");
+    let (went, output) = drain(&home, &[]).await;
+    assert!(!went && output.contains("is shutdownGracePeriod"), "{output}");
     let agent = home.start().await;
     agent.until_ready("plain").await;
     agent.until_ready("critical").await;
@@ -425,19 +425,19 @@ async fn pods_go_and_come_where_somebody_asks_for_it() {
         (&b"\xff\xfe\n"[..], "refused no request received\n"),
         (&b"cancel\n"[..], "done\n"),
     ] {
-        assert_eq!(said(&home, question).await, why);
+        assert_eq!(drain_response(&home, question).await, why);
     }
-    assert!(!said(&home, &[b'd'; 1 << 20]).await.contains("done"));
-    assert!(ground.cri.count("stop_container") == 0, "nobody has to go for that");
+    assert!(!drain_response(&home, &[b'd'; 1 << 20]).await.contains("done"));
+    assert!(runtime.cri.count("stop_container") == 0, "nobody has to go for that");
 
-    let (went, told) = drain(&home, &[]).await;
+    let (went, output) = drain(&home, &[]).await;
     let expected = "Stopping pods (timeout 30s)\n\
                     Node drained: no pods are admitted until `berth drain --cancel` or a restart of the \
                     agent\n";
-    assert_eq!((went, told.as_str()), (true, expected), "{}", agent.log_end());
+    assert_eq!((went, output.as_str()), (true, expected), "{}", agent.log_end());
     let exited = ContainerState::ContainerExited as i32;
-    assert!(ground.cri.containers().iter().all(|container| container.state == exited), "they have gone");
-    let stopped: Vec<_> = ground.cri.calls().into_iter().filter(|call| call.op == "stop_container").collect();
+    assert!(runtime.cri.containers().iter().all(|container| container.state == exited), "they have gone");
+    let stopped: Vec<_> = runtime.cri.calls().into_iter().filter(|call| call.op == "stop_container").collect();
     let order: Vec<&str> = stopped.iter().map(|call| call.target.as_str()).collect();
     assert!(order.len() == 2 && order[0].starts_with("plain") && order[1].starts_with("critical"), "{order:?}");
     home.put_pod(&pod("late", 0));
@@ -447,8 +447,8 @@ async fn pods_go_and_come_where_somebody_asks_for_it() {
     home.put_pod(&pod("next", 0));
     agent.until_ready("next").await;
     assert_eq!(agent.stop().await, Some(0));
-    let (went, told) = drain(&home, &["--cancel"]).await;
-    assert!(!went && told.contains("cannot connect to the agent"), "{told}");
+    let (went, output) = drain(&home, &["--cancel"]).await;
+    assert!(!went && output.contains("cannot connect to the agent"), "{output}");
 }
 
 /// The bus is lost for good during a shutdown: pods terminate in order nevertheless, and the agent exits cleanly.
@@ -459,19 +459,19 @@ async fn a_bus_that_is_lost_meanwhile_stops_no_shutdown() {
         return;
     }
     let Some(mut bus) = Bus::start(test).await else { return };
-    let ground = ScriptedServer::new().await;
-    let home = home(&ground, &bus);
+    let runtime = ScriptedServer::new().await;
+    let home = home(&runtime, &bus);
     home.put_pod(&pod("plain", 0));
     home.put_pod(&pod("critical", 2_000_000_000));
     let slow = Behaviour { stops_after: Some(Duration::from_secs(3)), ..Behaviour::default() };
-    ground.cri.behave("plain-test-node/main", [slow]);
+    runtime.cri.behave("plain-test-node/main", [slow]);
     let logind = Logind::on(&bus).await;
     let agent = home.start().await;
     agent.until_ready("plain").await;
     agent.until_ready("critical").await;
-    agent.until("the lock is held", async || logind.is_held()).await;
+    agent.until("the lock is held", async || logind.is_inhibited()).await;
     logind.prepare(true).await;
-    agent.until("the first pod is told to end", async || ground.cri.count("stop_container") >= 1).await;
+    agent.until("the first pod is told to end", async || runtime.cri.count("stop_container") >= 1).await;
     drop(logind);
     bus.end();
     let ended = |pod: &Value| pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "Terminated";

@@ -33,8 +33,8 @@ async fn sockets_are_opened_guarded_and_opened_again() {
     if skips("sockets_are_opened_guarded_and_opened_again") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home().with(json!({"featureGates": {"PodsAPI": true}}));
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home().with(json!({"featureGates": {"PodsAPI": true}}));
     home.put_pod(&manifest("web"));
     let (resources, pods) =
         (home.root().join("pod-resources/kubelet.sock"), home.root().join("pods-api/pods-api.sock"));
@@ -67,8 +67,8 @@ async fn the_pods_api_is_behind_its_gate() {
     if skips("the_pods_api_is_behind_its_gate") {
         return;
     }
-    let ground = ScriptedServer::new().await;
-    let home = ground.home();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
     let agent = home.start().await;
     let resources = home.root().join("pod-resources/kubelet.sock");
     agent.until("the other socket answers", async || connect(&resources).await.is_some()).await;

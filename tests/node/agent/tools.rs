@@ -45,9 +45,9 @@ async fn checkpoints_are_few_and_do_not_stay_for_ever() {
     if skips("checkpoints_are_few_and_do_not_stay_for_ever") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let admin = Admin::new();
-    let home = ground.home().with(admin.port.fields());
+    let home = runtime.home().with(admin.port.fields());
     home.put_pod(&manifest_of("web", json!({"containers": [{"name": "a"}, {"name": "b"}, {"name": "c"}]})));
     let agent = home.start().await;
     agent.until_ready("web").await;
@@ -68,8 +68,8 @@ async fn checkpoints_are_few_and_do_not_stay_for_ever() {
     // More than a week old: the next checkpoint deletes it.
     let old = std::fs::File::options().write(true).open(&archive).expect("there");
     old.set_modified(SystemTime::now() - Duration::from_secs(8 * 24 * 3600)).expect("ours");
-    ground.cri.fault("checkpoint_container", "", Fault::Delay(Duration::from_secs(4)), Some(2));
-    let calls = || ground.cri.calls().iter().filter(|call| call.op == "checkpoint_container").count();
+    runtime.cri.fault("checkpoint_container", "", Fault::Delay(Duration::from_secs(4)), Some(2));
+    let calls = || runtime.cri.calls().iter().filter(|call| call.op == "checkpoint_container").count();
     let third = async {
         agent.until("two are being written", async || calls() == 3).await;
         for container in ["b", "a"] {
@@ -88,13 +88,13 @@ async fn checkpoints_are_few_and_do_not_stay_for_ever() {
     assert_eq!(written(), 2);
 
     // The runtime continues for a disconnected client: the next request must wait nevertheless.
-    ground.cri.fault("checkpoint_container", "", Fault::Delay(Duration::from_secs(4)), Some(1));
+    runtime.cri.fault("checkpoint_container", "", Fault::Delay(Duration::from_secs(4)), Some(1));
     assert_eq!(admin.ask(&path("a"), &["-X", "POST", "--max-time", "1"]).await.status, 0, "it goes");
     assert_eq!(admin.post(&path("a")).await.status, 429);
     agent.until("it is written", async || written() == 3).await;
 
     let refused = "CheckpointContainer is not supported".to_owned();
-    ground.cri.fault("checkpoint_container", "", Fault::Error(tonic::Code::Unimplemented, refused), None);
+    runtime.cri.fault("checkpoint_container", "", Fault::Error(tonic::Code::Unimplemented, refused), None);
     let Answer { status, body, .. } = admin.post(&path("c")).await;
     assert_eq!(status, 500);
     assert!(body.starts_with(&format!("checkpointing of default/web-{NODE}/c failed (")), "{body}");
@@ -113,9 +113,9 @@ async fn people_and_machines_read_the_same_pages() {
     if skips("people_and_machines_read_the_same_pages") {
         return;
     }
-    let ground = ScriptedServer::new().await;
+    let runtime = ScriptedServer::new().await;
     let admin = Admin::new();
-    let agent = ground.home().with(admin.port.fields()).flag("--v=1").start().await;
+    let agent = runtime.home().with(admin.port.fields()).flag("--v=1").start().await;
     admin.port.open().await;
     for (page, kind) in [("flagz", "Flagz"), ("statusz", "Statusz")] {
         let Answer { status, head, body } = admin.ask(&format!("/{page}"), &[]).await;

@@ -34,8 +34,8 @@ async fn a_bad_server_costs_nothing_that_runs() {
     let shown = url.replace("//", "//me:***@");
     let mut nameless = manifest("b");
     nameless["spec"]["containers"][0]["image"] = "".into();
-    let ground = ScriptedServer::new().await;
-    let home = ground.home().with(json!({
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home().with(json!({
         "staticPodURL": url.replace("//", "//me:sec%2Fret@"),
         "staticPodURLHeader": {"X-Secret": ["sec%2Fret"]},
         "httpCheckFrequency": "100ms",
@@ -75,5 +75,5 @@ async fn a_bad_server_costs_nothing_that_runs() {
     agent.until_ready("c").await;
     assert_eq!(running(&agent).await, before, "nothing was touched");
     assert!(!agent.log().contains("sec%2Fret"), "a password in the log");
-    assert!(ground.cri.violations().is_empty());
+    assert!(runtime.cri.violations().is_empty());
 }

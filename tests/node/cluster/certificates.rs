@@ -119,8 +119,8 @@ async fn a_pod_has_a_certificate_and_another_when_that_is_due() {
     agent.until("the files are the new ones", async || read(&folder, "chain.pem") == chain("Ag==")).await;
     let renewed = read(&folder, "bundle.pem");
     assert!(!renewed.contains(&key) && renewed.ends_with(&chain("Ag==")), "the new key with the new certificate");
-    let told = format!("kubelet_podcertificate_states{{signer_name=\"{SIGNER}\",state=\"fresh\"}} 1");
-    agent.until("the metric tells it", async || agent.metrics().await.contains(&told)).await;
+    let series = format!("kubelet_podcertificate_states{{signer_name=\"{SIGNER}\",state=\"fresh\"}} 1");
+    agent.until("the metric tells it", async || agent.metrics().await.contains(&series)).await;
 
     world.api.delete("pods", NAMESPACE, "holder", Some(1));
     world.until_gone(&agent, "holder").await;
@@ -131,26 +131,26 @@ async fn a_pod_has_a_certificate_and_another_when_that_is_due() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_is_refused_a_certificate_is_told_why() {
-    if skips("a_pod_that_is_refused_a_certificate_is_told_why") {
+async fn a_refused_certificate_is_reported_with_its_reason() {
+    if skips("a_refused_certificate_is_reported_with_its_reason") {
         return;
     }
     let (world, agent) = world().await;
-    for (kind, told, words) in [("Denied", "was denied", "denied"), ("Failed", "failed", "failed")] {
+    for (kind, verdict, words) in [("Denied", "was denied", "denied"), ("Failed", "failed", "failed")] {
         let name = words;
         let pod = run(&world, name);
         let request = asked(&world, &agent, &pod, 1).await;
         decide(&world, &request, kind, json!({}));
         let object = request["metadata"]["name"].as_str().expect("a name");
         let message =
-            format!("PodCertificateRequest {NAMESPACE}/{object} {told}, reason=\"Because\", message=\"of that\"");
+            format!("PodCertificateRequest {NAMESPACE}/{object} {verdict}, reason=\"Because\", message=\"of that\"");
         world.until_event(&agent, kind, &message).await;
         let text = format!("PodCertificateRequest was permanently {words}: reason=\"Because\" message=\"of that\"");
         let is_it = |event: &Arc<Value>| {
             event["reason"] == "FailedMount" && event["message"].as_str().is_some_and(|message| message.contains(&text))
         };
         world.until(&agent, "the pod waits", |seen| seen.all("events").iter().any(is_it)).await;
-        assert_eq!(world.ground.cri.count("run_pod_sandbox"), 0, "nothing of it was begun");
+        assert_eq!(world.runtime.cri.count("run_pod_sandbox"), 0, "nothing of it was begun");
     }
     drop(agent);
 }
@@ -166,15 +166,15 @@ async fn a_certificate_outlives_the_agent_and_its_server() {
     issue(&world, &request, &chain("AQ=="), "2198-01-01T00:00:00Z");
     world.until_ready(&agent, "holder").await;
     let folder = volume(&world, &pod);
-    let held = read(&folder, "bundle.pem");
-    let started = world.ground.cri.count("start_container");
+    let bundle = read(&folder, "bundle.pem");
+    let started = world.runtime.cri.count("start_container");
     // Keys are in memory: another agent requests a new certificate, and the files stay until it is issued.
     agent.kill().await;
     let agent = world.home.start().await;
     let again = asked(&world, &agent, &pod, 2).await;
-    assert_eq!(read(&folder, "bundle.pem"), held);
+    assert_eq!(read(&folder, "bundle.pem"), bundle);
     issue(&world, &again, &chain("Ag=="), "2198-01-01T00:00:00Z");
     agent.until("the files are the new ones", async || read(&folder, "chain.pem") == chain("Ag==")).await;
-    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
+    assert_eq!(world.runtime.cri.count("start_container"), started, "nothing is restarted");
     drop(agent);
 }

@@ -184,17 +184,17 @@ async fn a_volume_for_one_pod_goes_to_the_next_when_that_is_gone() {
     let text = "MountVolume.SetUp failed for volume \"c\" : volume uses the ReadWriteOncePod access mode and is already in use \
                 by another pod";
     world.until_event(&agent, "FailedMount", text).await;
-    assert!(world.ground.cri.running("two", "main").is_empty());
+    assert!(world.runtime.cri.running("two", "main").is_empty());
     gone(&world, &agent, "one").await;
     world.until_ready(&agent, "two").await;
-    assert!(events_of(&world, "two", "FailedMount").iter().all(|told| told == text));
+    assert!(events_of(&world, "two", "FailedMount").iter().all(|message| message == text));
     drop(agent);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_with_a_claim_restarts_while_nobody_answers() {
+async fn a_pod_with_a_claim_restarts_while_the_api_server_is_down() {
     // AC-07-32
-    if skips("a_pod_with_a_claim_restarts_while_nobody_answers") {
+    if skips("a_pod_with_a_claim_restarts_while_the_api_server_is_down") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
@@ -203,17 +203,17 @@ async fn a_pod_with_a_claim_restarts_while_nobody_answers() {
     let pod = world.run(user("p", "c"));
     world.until_ready(&agent, "p").await;
     world.api.take_offline().await;
-    let started = world.ground.cri.count("start_container");
+    let started = world.runtime.cri.count("start_container");
     world.end(&pod, 1);
-    world.ground.until("what ended is restarted", &agent, |cri| cri.count("start_container") == started + 1).await;
+    world.runtime.until("what ended is restarted", &agent, |cri| cri.count("start_container") == started + 1).await;
     assert!(is_mounted(&place(&world, &pod, "c")));
     drop(agent);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_finds_what_is_mounted_and_takes_down_what_nobody_wants() {
+async fn a_restart_finds_existing_mounts_and_unmounts_unused_ones() {
     // AC-07-20, AC-07-21, of a volume without a driver
-    if skips("a_restart_finds_what_is_mounted_and_takes_down_what_nobody_wants") {
+    if skips("a_restart_finds_existing_mounts_and_unmounts_unused_ones") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
@@ -227,14 +227,14 @@ async fn a_restart_finds_what_is_mounted_and_takes_down_what_nobody_wants() {
     let (kept_place, left_place) = (place(&world, &stays, "kept"), place(&world, &goes, "left"));
     agent.kill().await;
     world.api.delete("pods", NAMESPACE, "goes", Some(0));
-    let started = world.ground.cri.count("start_container");
+    let started = world.runtime.cri.count("start_container");
     let agent = world.home.start().await;
     let folder = world.home.root().join("pods").join(uid(&goes));
     agent.until("the directory of the pod that is gone goes", async || !folder.exists()).await;
     assert!(!is_mounted(&left_place));
     assert_eq!(fs::read_to_string(left.path().join("data")).expect("data is nobody's to delete"), "kept");
     assert!(is_mounted(&kept_place));
-    assert_eq!(world.ground.cri.count("start_container"), started, "nobody notices");
+    assert_eq!(world.runtime.cri.count("start_container"), started, "nobody notices");
     gone(&world, &agent, "stays").await;
     assert!(!is_mounted(&kept_place));
     drop(agent);
@@ -285,7 +285,7 @@ async fn a_device_is_given_to_its_pod_read_only() {
     let root = world.home.root();
     let link = root.join("pods").join(uid(&pod)).join("volumeDevices/kubernetes.io~local-volume/raw");
     assert_eq!(fs::read_link(&link).expect("a link"), device.device);
-    let given = world.ground.cri.devices("p", "main");
+    let given = world.runtime.cri.devices("p", "main");
     let given: Vec<_> =
         given.iter().map(|d| (d.host_path.as_str(), d.container_path.as_str(), d.permissions.as_str())).collect();
     assert_eq!(given, [(link.to_str().expect("text"), "/dev/v", "r")]);
@@ -296,8 +296,8 @@ async fn a_device_is_given_to_its_pod_read_only() {
         String::from_utf8_lossy(&listed.stdout).lines().filter(|line| line.contains(uid(&pod))).count()
     };
     assert_eq!(locks(), 1, "something holds the device open");
-    let told = events_of(&world, "p", "SuccessfulMountVolume");
-    assert!(told.iter().any(|text| text.contains("globalMapPath")) && told.len() == 2, "{told:?}");
+    let messages = events_of(&world, "p", "SuccessfulMountVolume");
+    assert!(messages.iter().any(|text| text.contains("globalMapPath")) && messages.len() == 2, "{messages:?}");
     gone(&world, &agent, "p").await;
     assert_eq!(locks(), 0);
     agent.until("nothing is left", async || !bound.exists() && fs::symlink_metadata(&link).is_err()).await;

@@ -161,8 +161,8 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
         "spec": {"attacher": DRIVER, "nodeName": NODE, "source": {"persistentVolumeName": "pv"}}}));
     let attached = json!({"status": {"attached": true, "attachmentMetadata": {"device": "sda"}}});
     patch_status(&world.api, ("volumeattachments.storage.k8s.io", "", &name), attached);
-    let told = json!({"status": {"volumesAttached": [{"name": VOLUME, "devicePath": ""}]}});
-    patch_status(&world.api, ("nodes", "", NODE), told);
+    let node_status = json!({"status": {"volumesAttached": [{"name": VOLUME, "devicePath": ""}]}});
+    patch_status(&world.api, ("nodes", "", NODE), node_status);
     world.until_ready(&agent, "holder").await;
     let file = storage.target(&pod).join("file");
     assert_eq!(fs::read_to_string(&file).expect("readable"), DATA);
@@ -181,12 +181,12 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
 
     // Another agent reconstructs the volume of this one.
     agent.kill().await;
-    let started = world.ground.cri.count("start_container");
+    let started = world.runtime.cri.count("start_container");
     let agent = world.home.start().await;
     driver.until("published again", |driver| driver.of("NodePublishVolume").len() == 2).await;
     world.until_ready(&agent, "holder").await;
     assert!(driver.of("NodeUnpublishVolume").is_empty());
-    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
+    assert_eq!(world.runtime.cri.count("start_container"), started, "nothing is restarted");
     assert_eq!(fs::read_to_string(&file).expect("readable"), DATA);
 
     // And unmounts volumes that no pod uses any more.
@@ -207,9 +207,9 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_that_is_not_well_is_told_of_though_nobody_scrapes() {
+async fn an_abnormal_volume_is_reported_without_scrapes() {
     // Spec 05 §10, 04b §7.2, 07 §12.8
-    if skips("a_volume_that_is_not_well_is_told_of_though_nobody_scrapes") {
+    if skips("an_abnormal_volume_is_reported_without_scrapes") {
         return;
     }
     let mut storage = Storage::new(false).await;
@@ -363,7 +363,7 @@ const DEVICE_THERE: [&str; 8] = [
     "csi.publish.called",
     "block.bound",
     "block.linked",
-    "block.held",
+    "block.pinned",
 ];
 const DEVICE_BACK: [&str; 10] = [
     "block.released",

@@ -39,16 +39,16 @@ async fn a_deleted_pod_ends_and_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_ends_slowly_tells_its_end_when_it_is_over() {
+async fn a_pod_that_ends_slowly_reports_its_end_when_it_is_over() {
     // 10a §14 steps 3, 4, 7
-    if skips("a_pod_that_ends_slowly_tells_its_end_when_it_is_over") {
+    if skips("a_pod_that_ends_slowly_reports_its_end_when_it_is_over") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
     let settings = json!({"apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": "settings", "namespace": NAMESPACE}, "data": {"colour": "blue"}});
     world.api.create(settings);
-    world.ground.cri.behave("main", [Behaviour { stops_after: Some(Duration::from_secs(5)), ..Behaviour::default() }]);
+    world.runtime.cri.behave("main", [Behaviour { stops_after: Some(Duration::from_secs(5)), ..Behaviour::default() }]);
     let spec = json!({"containers": [{"name": "main", "envFrom": [{"configMapRef": {"name": "settings"}}]}]});
     world.run(pod_of("slow", spec));
     world.until_ready(&agent, "slow").await;
@@ -60,13 +60,13 @@ async fn a_pod_that_ends_slowly_tells_its_end_when_it_is_over() {
     let status = &ending["status"];
     assert_eq!((&status["phase"], condition(&ending, "Ready")), (&json!("Running"), "True"), "{status:#}");
     world.until_gone(&agent, "slow").await;
-    let told = world.agent_requests().since(before).at("pods", NAMESPACE, "slow").sub("status");
+    let updates = world.agent_requests().since(before).at("pods", NAMESPACE, "slow").sub("status");
     let is_over =
         |logged: &RecordedRequest| ["Succeeded", "Failed"].iter().any(|end| logged.body["status"]["phase"] == *end);
-    let ends = told.filter(is_over);
-    assert_eq!(ends.len(), 1, "{told}");
+    let ends = updates.filter(is_over);
+    assert_eq!(ends.len(), 1, "{updates}");
     let container = &ends[0].body["status"]["containerStatuses"][0];
-    assert_eq!(container["state"]["terminated"]["exitCode"], 143, "with the end of its container\n{told}");
+    assert_eq!(container["state"]["terminated"]["exitCode"], 143, "with the end of its container\n{updates}");
     world
         .until(&agent, "nobody follows what nobody refers to", |seen| {
             let streams = seen.log().at("configmaps", NAMESPACE, "settings").verb("watch");
@@ -83,14 +83,14 @@ async fn a_shorter_grace_cuts_a_longer_one_short() {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
-    world.ground.cri.behave("main", [Behaviour::stubborn()]);
+    world.runtime.cri.behave("main", [Behaviour::stubborn()]);
     world.run(pod("stubborn"));
     world.until_ready(&agent, "stubborn").await;
     world.api.delete("pods", NAMESPACE, "stubborn", Some(3600));
-    world.ground.until("it is asked to stop", &agent, |cri| cri.count("stop_container") == 1).await;
+    world.runtime.until("it is asked to stop", &agent, |cri| cri.count("stop_container") == 1).await;
     world.api.delete("pods", NAMESPACE, "stubborn", Some(2));
     world.until_gone(&agent, "stubborn").await;
-    let calls = world.ground.cri.calls();
+    let calls = world.runtime.cri.calls();
     let graces: Vec<u64> = calls
         .iter()
         .filter(|call| call.op == "stop_container")
@@ -126,8 +126,8 @@ async fn a_pod_deleted_by_force_is_stopped_and_its_name_is_free() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_is_done_stays_until_somebody_deletes_it() {
-    if skips("a_job_that_is_done_stays_until_somebody_deletes_it") {
+async fn a_job_that_is_done_stays_until_it_is_deleted() {
+    if skips("a_job_that_is_done_stays_until_it_is_deleted") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
@@ -150,9 +150,9 @@ async fn a_finalizer_holds_the_object_and_not_us() {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
-    let mut held = pod("held");
-    held["metadata"]["finalizers"] = json!(["example.com/held"]);
-    world.run(held);
+    let mut protected = pod("held");
+    protected["metadata"]["finalizers"] = json!(["example.com/held"]);
+    world.run(protected);
     world.until_ready(&agent, "held").await;
     world.api.delete("pods", NAMESPACE, "held", Some(1));
     world

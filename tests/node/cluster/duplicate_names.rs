@@ -13,13 +13,13 @@ use berth_testkit::{
 const LEASES: &str = "leases.coordination.k8s.io";
 const REASON: &str = "NodeNameTaken";
 
-fn told(world: &ClusterFixture) -> Vec<Arc<Value>> {
+fn conflict_events(world: &ClusterFixture) -> Vec<Arc<Value>> {
     let events = world.api.all("events");
     events.into_iter().filter(|event| event["reason"] == REASON).collect()
 }
 
 fn texts(world: &ClusterFixture) -> Vec<String> {
-    told(world).iter().map(|event| event["message"].to_string()).collect()
+    conflict_events(world).iter().map(|event| event["message"].to_string()).collect()
 }
 
 /// Renews the lease as an agent does.
@@ -29,9 +29,9 @@ fn renew(api: &ApiServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_name_that_a_live_node_has_is_taken_over_and_told() {
+async fn the_name_of_a_live_node_is_taken_over_and_reported() {
     // AC-10-2 with a live node: the reference adopts the object silently.
-    if skips("a_name_that_a_live_node_has_is_taken_over_and_told") {
+    if skips("the_name_of_a_live_node_is_taken_over_and_reported") {
         return;
     }
     let mut world = ClusterFixture::new().await;
@@ -62,7 +62,7 @@ async fn a_name_that_a_live_node_has_is_taken_over_and_told() {
         .await;
     // The other holder must renew: otherwise it could be our own lease from before a restart.
     renew(&world.api);
-    agent.until("it is told", async || told(&world).len() >= 2).await;
+    agent.until("it is told", async || conflict_events(&world).len() >= 2).await;
     let texts = texts(&world);
     assert!(
         texts.iter().any(|text| text.contains("provider ID cloud://other differs from cloud://ours of this machine")),
@@ -84,15 +84,15 @@ async fn a_name_that_a_live_node_has_is_taken_over_and_told() {
     assert_eq!((&node["metadata"]["uid"], &node["spec"]["providerID"]), (&uid, &json!("cloud://other")), "{node:#}");
     let lease = world.api.get(LEASES, "kube-node-lease", NODE).expect("there");
     assert_eq!(lease["spec"]["holderIdentity"], "another-agent", "{lease:#}");
-    assert!(told(&world).len() <= 4, "{:?}", told(&world));
+    assert!(conflict_events(&world).len() <= 4, "{:?}", conflict_events(&world));
     world.run(pod("a"));
     world.until_ready(&agent, "a").await;
     drop(agent);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_own_lease_is_nobody_elses_after_a_restart() {
-    if skips("an_own_lease_is_nobody_elses_after_a_restart") {
+async fn an_own_lease_is_no_conflict_after_a_restart() {
+    if skips("an_own_lease_is_no_conflict_after_a_restart") {
         return;
     }
     let world = ClusterFixture::new().await;
@@ -113,7 +113,7 @@ async fn an_own_lease_is_nobody_elses_after_a_restart() {
     }
     let lease = world.api.get(LEASES, "kube-node-lease", NODE).expect("there");
     assert_eq!(lease["spec"]["holderIdentity"], "gone", "as the reference has it: {lease:#}");
-    assert!(told(&world).is_empty(), "{:?}", texts(&world));
+    assert!(conflict_events(&world).is_empty(), "{:?}", texts(&world));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -146,6 +146,6 @@ async fn a_node_that_is_deleted_comes_back_where_that_is_wanted() {
             })
             .await;
     }
-    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0, "pods go on");
+    assert_eq!(world.runtime.cri.count("stop_podsandbox"), 0, "pods go on");
     drop(agent);
 }

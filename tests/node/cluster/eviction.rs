@@ -61,11 +61,11 @@ async fn a_node_short_of_memory_lets_a_pod_go() {
     let target = conditions.iter().find(|c| c["type"] == "DisruptionTarget").expect("its reason is told");
     assert_eq!((&target["status"], &target["reason"]), (&json!("True"), &json!("TerminationByKubelet")), "{target:#}");
     assert_eq!((&target["message"], &target["observedGeneration"]), (&json!(message), &json!(1)), "{target:#}");
-    world.ground.until("nothing of it runs", &agent, |cri| cri.running("web", "main").is_empty()).await;
+    world.runtime.until("nothing of it runs", &agent, |cri| cri.running("web", "main").is_empty()).await;
     a_moment().await;
     let asked = world.agent_requests().since(before).at("pods", NAMESPACE, "web");
-    let told = asked.sub("status").filter(|logged| logged.body["status"]["phase"] == "Failed");
-    assert_eq!(told.codes(), [200], "{asked}");
+    let updates = asked.sub("status").filter(|logged| logged.body["status"]["phase"] == "Failed");
+    assert_eq!(updates.codes(), [200], "{asked}");
     assert!(asked.verb("delete").is_empty(), "{asked}");
     world
         .until(&agent, "events tell of it", |_| {
@@ -145,13 +145,13 @@ async fn of_a_full_disk_one_pod_goes_where_one_suffices() {
     let start = "The node was low on resource: ephemeral-storage. Threshold quantity: 20Mi, available: ";
     assert!(message.starts_with(start), "{message}");
     // The condition may be cleared by now: the log of requests proves that it was reported.
-    let told = |logged: &RecordedRequest| {
+    let reports_pressure = |logged: &RecordedRequest| {
         let conditions = logged.body["status"]["conditions"].as_array();
         conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "DiskPressure" && c["status"] == "True"))
     };
     world
         .until(&agent, "the pressure was told", |seen| {
-            seen.log().at("nodes", "", NODE).sub("status").iter().any(|logged| told(logged))
+            seen.log().at("nodes", "", NODE).sub("status").iter().any(|logged| reports_pressure(logged))
         })
         .await;
     until_node(&world, &agent, "DiskPressure", "False").await;
@@ -194,9 +194,9 @@ async fn a_pod_that_a_user_evicts_keeps_its_reason() {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
-    let mut held = pod("web");
-    held["metadata"]["finalizers"] = json!(["example.com/held"]);
-    let created = world.run(held);
+    let mut protected = pod("web");
+    protected["metadata"]["finalizers"] = json!(["example.com/held"]);
+    let created = world.run(protected);
     world.until_ready(&agent, "web").await;
     let before = world.api.last();
     let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction",

@@ -41,10 +41,10 @@ impl HealthyNode {
 
     /// Asserts that a pod is restarted locally when it exits for the first time.
     async fn is_restarted(&self, pod: &Value) {
-        let started = self.world.ground.cri.count("start_container");
+        let started = self.world.runtime.cri.count("start_container");
         self.world.end(pod, 1);
         let is_back = |cri: &berth_testkit::scripted::ScriptedCri| cri.count("start_container") > started;
-        self.world.ground.until("what ended is restarted", &self.agent, is_back).await;
+        self.world.runtime.until("what ended is restarted", &self.agent, is_back).await;
     }
 
     /// Asserts that `a` still has its first sandbox, and that a new pod starts.
@@ -52,7 +52,7 @@ impl HealthyNode {
         assert!(!self.agent.has_ended(), "{}", self.agent.log_end());
         self.world.run(pod(name));
         let new = self.world.until_ready(&self.agent, name).await;
-        assert_eq!(self.world.ground.cri.count("stop_podsandbox"), 0, "nobody is stopped\n{}", self.agent.log_end());
+        assert_eq!(self.world.runtime.cri.count("stop_podsandbox"), 0, "nobody is stopped\n{}", self.agent.log_end());
         let uid = &self.world.pod("a").expect("there")["metadata"]["uid"];
         assert_eq!(*uid, self.a["metadata"]["uid"]);
         new
@@ -83,15 +83,15 @@ async fn answers_without_sense() {
     let mut newest = calm.a.clone();
     for (at, effect) in odd.into_iter().enumerate() {
         let before = calm.world.api.last();
-        let told = format!("{effect:?}");
+        let description = format!("{effect:?}");
         calm.world.api.fault(Fault::new(effect).user(&format!("system:node:{NODE}")).always());
         calm.cut();
         calm.is_restarted(&newest).await;
         a_moment().await;
         let asked = calm.world.agent_requests().since(before);
-        assert!(asked.len() < 150, "{told}: {} requests\n{asked}", asked.len());
+        assert!(asked.len() < 150, "{description}: {} requests\n{asked}", asked.len());
         calm.world.api.clear_all();
-        println!("{told}");
+        println!("{description}");
         newest = calm.goes_on(&format!("b-{at}")).await;
     }
     let world = &calm.world;
@@ -134,12 +134,12 @@ async fn versions_that_are_too_old_for_ever() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_forgot_what_happened() {
     let Some(mut calm) = HealthyNode::new("a_server_that_forgot_what_happened").await else { return };
-    let started = calm.world.ground.cri.count("start_container");
+    let started = calm.world.runtime.cri.count("start_container");
     let before = calm.world.api.last();
     calm.world.api.restart(Ring::Wipe, Duration::from_millis(300)).await;
     calm.goes_on("b").await;
     a_moment().await;
-    assert_eq!(calm.world.ground.cri.count("start_container"), started + 1, "only the new one is started");
+    assert_eq!(calm.world.runtime.cri.count("start_container"), started + 1, "only the new one is started");
     let asked = calm.world.agent_requests().since(before);
     assert!(asked.at("pods", NAMESPACE, "a").is_empty(), "{asked}");
 }
@@ -193,8 +193,8 @@ async fn credentials_that_ran_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_somebody_deletes() {
-    let Some(mut calm) = HealthyNode::new("a_node_that_somebody_deletes").await else { return };
+async fn a_node_that_is_deleted_and_created_again() {
+    let Some(mut calm) = HealthyNode::new("a_node_that_is_deleted_and_created_again").await else { return };
     let old = calm.world.api.get("nodes", "", NODE).expect("there")["metadata"]["uid"].clone();
     calm.world.api.delete("nodes", "", NODE, None);
     calm.restarts().await;

@@ -40,7 +40,7 @@ async fn a_serving_certificate_comes_from_the_cluster() {
         .until("it has one to show", async || port.curl("/healthz", &["-k", "--max-time", "2"]).await.status == 401)
         .await;
     assert_eq!(world.api.all(CSRS).len(), 1, "one is enough");
-    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0);
+    assert_eq!(world.runtime.cri.count("stop_podsandbox"), 0);
     assert!(world.agent_requests().at("pods", NAMESPACE, "a").verb("delete").is_empty());
     drop(agent);
 }
@@ -161,7 +161,7 @@ async fn a_client_certificate_is_rotated_before_it_ends() {
     let asked = world.agent_requests();
     assert!(asked.verb("list").of("pods").is_empty(), "watches are resumed\n{asked}");
     assert!(asked.codes().iter().all(|code| *code != 401), "{asked}");
-    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0);
+    assert_eq!(world.runtime.cri.count("stop_podsandbox"), 0);
     drop(agent);
 }
 
@@ -172,20 +172,20 @@ async fn a_client_certificate_that_ran_out_is_replaced_while_pods_run() {
         return;
     }
     let (world, _) = rotating().await;
-    world.ground.cri.behave("ends/main", [Behaviour::stubborn()]);
+    world.runtime.cri.behave("ends/main", [Behaviour::stubborn()]);
     let mut agent = world.start().await;
     for name in ["stays", "ends"] {
         world.run(pod(name));
         world.until_ready(&agent, name).await;
     }
-    let started = world.ground.cri.count("start_container");
+    let started = world.runtime.cri.count("start_container");
     world.api.rules(|rules| rules.approver = None);
     world.until(&agent, "it asks for the next", |seen| pending(&seen.all(CSRS)).is_some()).await;
     // At most ten seconds of its lifetime are left: the container outlives it.
     world.api.delete("pods", NAMESPACE, "ends", Some(12));
     agent.until_log("The certificate has expired").await;
     let expired = world.api.last();
-    world.ground.until("the container has stopped", &agent, |cri| cri.running("ends", "main").is_empty()).await;
+    world.runtime.until("the container has stopped", &agent, |cri| cri.running("ends", "main").is_empty()).await;
     world
         .until(&agent, "who had it joined is asked with", |seen| {
             seen.log().since(expired).of(CSRS).iter().any(|logged| logged.user.starts_with("system:bootstrap:"))
@@ -206,8 +206,8 @@ async fn a_client_certificate_that_ran_out_is_replaced_while_pods_run() {
     assert!(!agent.has_ended(), "it is the same process");
     let asked = world.agent_requests().since(expired);
     assert!(asked.verb("list").of("pods").is_empty(), "watches are resumed\n{asked}");
-    assert_eq!(world.ground.cri.count("start_container"), started);
-    assert_eq!(world.ground.cri.running("stays", "main").len(), 1);
+    assert_eq!(world.runtime.cri.count("start_container"), started);
+    assert_eq!(world.runtime.cri.running("stays", "main").len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -234,12 +234,12 @@ async fn a_node_that_was_off_for_too_long_comes_back() {
     a_moment().await;
     assert!(!agent.has_ended(), "{}", agent.log_end());
     assert!(world.agent_requests().since(before).is_empty(), "{}", world.agent_requests().since(before));
-    assert_eq!(world.ground.cri.running("a", "main").len(), 1, "nothing is stopped on half a knowledge");
+    assert_eq!(world.runtime.cri.running("a", "main").len(), 1, "nothing is stopped on half a knowledge");
 
     std::fs::write(&bootstrap, text).expect("written");
     world.until_ready(&agent, &format!("fixed-{NODE}")).await;
     world.until_ready(&agent, "a").await;
-    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0);
+    assert_eq!(world.runtime.cri.count("stop_podsandbox"), 0);
     assert!(!agent.has_ended(), "it is the same process");
 }
 

@@ -151,7 +151,7 @@ async fn pods_of_manifests_do_not_wait_for_a_first_certificate() {
         .await;
     assert!(kubeconfig.exists() && pki.join("kubelet-client-current.pem").exists());
     world.until_ready(&agent, &format!("web-{NODE}")).await;
-    assert_eq!(world.ground.cri.count("start_container"), 1, "{}", agent.log_end());
+    assert_eq!(world.runtime.cri.count("start_container"), 1, "{}", agent.log_end());
     drop(agent);
 }
 

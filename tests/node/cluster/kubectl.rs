@@ -90,15 +90,15 @@ impl Cluster {
     }
 
     /// Output of a successful call.
-    async fn says(&self, args: &[&str], input: &str) -> String {
-        let told = self.kubectl(args, input).await;
-        assert_eq!(told.code, Some(0), "{args:?}: {told:?}\n{}", self.agent.log_end());
-        told.out
+    async fn stdout_of(&self, args: &[&str], input: &str) -> String {
+        let output = self.kubectl(args, input).await;
+        assert_eq!(output.code, Some(0), "{args:?}: {output:?}\n{}", self.agent.log_end());
+        output.out
     }
 
     /// Words of each output line.
     async fn rows(&self, args: &[&str]) -> Vec<Vec<String>> {
-        words(&self.says(args, "").await)
+        words(&self.stdout_of(args, "").await)
     }
 }
 
@@ -110,26 +110,26 @@ fn words(text: &str) -> Vec<Vec<String>> {
 async fn kubectl_applies_reads_and_deletes() {
     let Some(cluster) = Cluster::new("kubectl_applies_reads_and_deletes").await else { return };
     let mut manifest = pod("web");
-    assert_eq!(cluster.says(&["apply", "-f", "-"], &manifest.to_string()).await, "pod/web created\n");
+    assert_eq!(cluster.stdout_of(&["apply", "-f", "-"], &manifest.to_string()).await, "pod/web created\n");
     let ready = ["wait", "--for=condition=Ready", "pod/web", "--timeout=30s"];
-    assert_eq!(cluster.says(&ready, "").await, "pod/web condition met\n");
+    assert_eq!(cluster.stdout_of(&ready, "").await, "pod/web condition met\n");
     let phase = ["get", "pods", "-o", "jsonpath={.items[*].status.phase}"];
-    assert_eq!(cluster.says(&phase, "").await, "Running");
-    assert!(cluster.says(&["get", "nodes"], "").await.contains(NODE));
-    let told = cluster.says(&["describe", "pod", "web"], "").await;
+    assert_eq!(cluster.stdout_of(&phase, "").await, "Running");
+    assert!(cluster.stdout_of(&["get", "nodes"], "").await.contains(NODE));
+    let description = cluster.stdout_of(&["describe", "pod", "web"], "").await;
     for words in [&format!("Node:             {NODE}/"), "Running", "Started", "Container started"] {
-        assert!(told.contains(words), "no {words:?} in\n{told}");
+        assert!(description.contains(words), "no {words:?} in\n{description}");
     }
-    let told = cluster.says(&["describe", "node", NODE], "").await;
+    let description = cluster.stdout_of(&["describe", "node", NODE], "").await;
     for words in ["KubeletReady", "RenewTime:", "web", "v1.36"] {
-        assert!(told.contains(words), "no {words:?} in\n{told}");
+        assert!(description.contains(words), "no {words:?} in\n{description}");
     }
-    assert_eq!(cluster.says(&["apply", "-f", "-"], &manifest.to_string()).await, "pod/web unchanged\n");
+    assert_eq!(cluster.stdout_of(&["apply", "-f", "-"], &manifest.to_string()).await, "pod/web unchanged\n");
     manifest["metadata"]["labels"] = json!({"colour": "blue"});
-    assert_eq!(cluster.says(&["apply", "-f", "-"], &manifest.to_string()).await, "pod/web configured\n");
+    assert_eq!(cluster.stdout_of(&["apply", "-f", "-"], &manifest.to_string()).await, "pod/web configured\n");
     let before = cluster.world.api.last();
-    let told = cluster.says(&["delete", "pod", "web", "--grace-period=5"], "").await;
-    assert!(told.starts_with("pod \"web\" deleted"), "{told}");
+    let output = cluster.stdout_of(&["delete", "pod", "web", "--grace-period=5"], "").await;
+    assert!(output.starts_with("pod \"web\" deleted"), "{output}");
     assert!(cluster.world.pod("web").is_none(), "it waits for the end");
     let deletes = cluster.world.agent_requests().since(before).of("pods").verb("delete");
     assert_eq!(deletes.len(), 1, "{deletes}");
@@ -140,23 +140,23 @@ async fn kubectl_applies_reads_and_deletes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kubectl_reads_logs_and_runs_commands() {
     let Some(cluster) = Cluster::new("kubectl_reads_logs_and_runs_commands").await else { return };
-    let _streams = StreamServer::start(&cluster.world.ground.cri).await;
+    let _streams = StreamServer::start(&cluster.world.runtime.cri).await;
     cluster.world.api.create(pod("web"));
     cluster.world.until_ready(&cluster.agent, "web").await;
-    let logs = cluster.world.ground.cri.containers();
+    let logs = cluster.world.runtime.cri.containers();
     let log = std::path::Path::new(&logs.first().expect("a container").log_path);
     std::fs::create_dir_all(log.parent().expect("a folder")).expect("made");
     let lines = ["one", "two", "three"].map(|line| format!("2026-01-01T00:00:00Z stdout F {line}\n"));
     std::fs::write(log, lines.concat()).expect("written");
-    assert_eq!(cluster.says(&["logs", "web"], "").await, "one\ntwo\nthree\n");
-    assert_eq!(cluster.says(&["logs", "web", "-c", "main", "--tail=1"], "").await, "three\n");
+    assert_eq!(cluster.stdout_of(&["logs", "web"], "").await, "one\ntwo\nthree\n");
+    assert_eq!(cluster.stdout_of(&["logs", "web", "-c", "main", "--tail=1"], "").await, "three\n");
     let wrong = cluster.kubectl(&["logs", "web", "-c", "other"], "").await;
     assert!(wrong.code == Some(1) && wrong.err.contains("other"), "{wrong:?}");
     let earlier = cluster.kubectl(&["logs", "web", "--previous"], "").await;
     let text = "(BadRequest): previous terminated container \"main\" in pod \"web\" not found";
     assert!(earlier.code == Some(1) && earlier.err.contains(text), "{earlier:?}");
 
-    assert_eq!(cluster.says(&["exec", "-i", "web", "--", "cat"], "hello").await, "hello");
+    assert_eq!(cluster.stdout_of(&["exec", "-i", "web", "--", "cat"], "hello").await, "hello");
     let ended = cluster.kubectl(&["exec", "web", "--", "sh", "-c", "exit 7"], "").await;
     assert!(ended.code == Some(7) && ended.err.contains("exit code 7"), "{ended:?}");
 }
@@ -198,7 +198,7 @@ async fn kubectl_prints_the_columns_of_each_kind() {
     let rows = cluster.rows(&["get", "pods", "--sort-by", "{.metadata.name}", "--output", "wide"]).await;
     assert_eq!(rows[1][..3], ["web", "1/1", "Running"]);
 
-    cluster.says(&["delete", "pod", "web", "--grace-period=1"], "").await;
+    cluster.stdout_of(&["delete", "pod", "web", "--grace-period=1"], "").await;
     let mut shown = Vec::new();
     while shown.last().is_none_or(|row: &Vec<String>| row[2] != "Terminating") {
         let line = timeout(LIMIT, seen.next_line()).await;

@@ -26,8 +26,8 @@ fn worries(log: &str) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_orderly_life_worries_nobody() {
-    if skips("an_orderly_life_worries_nobody") {
+async fn an_orderly_life_logs_no_warning() {
+    if skips("an_orderly_life_logs_no_warning") {
         return;
     }
     let (world, mut agent) = ClusterFixture::joined().await;

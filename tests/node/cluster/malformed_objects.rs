@@ -47,7 +47,7 @@ async fn pods_of_a_newer_cluster() {
     a_moment().await;
     world.run(pod("b"));
     world.until_ready(&agent, "b").await;
-    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0, "nobody is stopped\n{}", agent.log_end());
+    assert_eq!(world.runtime.cri.count("stop_podsandbox"), 0, "nobody is stopped\n{}", agent.log_end());
     world.api.delete("pods", NAMESPACE, "b", Some(1));
     world.until_gone(&agent, "b").await;
 }
@@ -74,7 +74,7 @@ async fn a_config_map_that_is_too_big() {
     assert_eq!(std::fs::metadata(&file).expect("there").len(), 1_400_000);
     world.run(pod("b"));
     world.until_ready(&agent, "b").await;
-    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0, "{}", agent.log_end());
+    assert_eq!(world.runtime.cri.count("stop_podsandbox"), 0, "{}", agent.log_end());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -98,11 +98,11 @@ async fn a_secret_that_is_deleted_under_its_pod() {
     world.until_ready(&agent, "a").await;
     let uid = created["metadata"]["uid"].as_str().expect("a uid");
     let file = world.home.root().join("pods").join(uid).join("volumes/kubernetes.io~secret/files/word");
-    let started = world.ground.cri.count("start_container");
+    let started = world.runtime.cri.count("start_container");
     world.api.delete("secrets", NAMESPACE, "word", None);
     a_moment().await;
     assert_eq!(std::fs::read_to_string(&file).expect("it stays"), "hello");
-    assert_eq!(world.ground.cri.count("start_container"), started, "it runs on");
+    assert_eq!(world.runtime.cri.count("start_container"), started, "it runs on");
     world.end(&created, 1);
     world
         .until_pod(&agent, "user", "says what it waits for", |pod| {
@@ -111,7 +111,7 @@ async fn a_secret_that_is_deleted_under_its_pod() {
         .await;
     world.api.create(secret());
     world.until_ready(&agent, "user").await;
-    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0, "{}", agent.log_end());
+    assert_eq!(world.runtime.cri.count("stop_podsandbox"), 0, "{}", agent.log_end());
     drop(agent);
 }
 
@@ -123,7 +123,7 @@ async fn a_pod_without_containers_is_not_begun() {
     let (world, agent) = ClusterFixture::joined().await;
     world.run(pod("a"));
     world.until_ready(&agent, "a").await;
-    let made = world.ground.cri.count("run_podsandbox");
+    let made = world.runtime.cri.count("run_podsandbox");
     for (name, uid, init) in [("bare", "a", json!([])), ("init", "b", json!([{"name": "i", "image": "i"}]))] {
         let mut object = pod_of(name, json!({"containers": [], "initContainers": init}));
         object["metadata"]["uid"] = json!(format!("33333333-3333-4333-8333-33333333333{uid}"));
@@ -140,6 +140,6 @@ async fn a_pod_without_containers_is_not_begun() {
     world.home.put_pod(&bare);
     agent.until_log("spec.containers: Required value").await;
     a_moment().await;
-    assert_eq!(world.ground.cri.count("run_podsandbox"), made, "{}", agent.log_end());
+    assert_eq!(world.runtime.cri.count("run_podsandbox"), made, "{}", agent.log_end());
     drop(agent);
 }

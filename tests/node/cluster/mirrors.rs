@@ -24,7 +24,7 @@ async fn a_static_pod_has_a_mirror_that_can_be_deleted_in_vain() {
     );
     let node = world.api.get("nodes", "", NODE).expect("there");
     assert_eq!(metadata["ownerReferences"][0]["uid"], node["metadata"]["uid"]);
-    let ran = world.ground.cri.count("start_container");
+    let ran = world.runtime.cri.count("start_container");
 
     for grace in [30, 0] {
         let old = world.pod(NAME).expect("a mirror")["metadata"]["uid"].clone();
@@ -45,13 +45,14 @@ async fn a_static_pod_has_a_mirror_that_can_be_deleted_in_vain() {
         }
     }
     let uid = world.pod(NAME).expect("a mirror")["metadata"]["uid"].clone();
-    let told = world.agent_requests().at("pods", NAMESPACE, NAME).sub("status");
+    let updates = world.agent_requests().at("pods", NAMESPACE, NAME).sub("status");
     assert!(
-        told.iter()
+        updates
+            .iter()
             .all(|logged| logged.body["metadata"]["uid"] != metadata["annotations"]["kubernetes.io/config.hash"])
     );
-    assert_eq!(told.last().expect("told").body["metadata"]["uid"], uid, "the mirror's own\n{told}");
-    assert_eq!(world.ground.cri.count("start_container"), ran, "the container is never restarted");
+    assert_eq!(updates.last().expect("told").body["metadata"]["uid"], uid, "the mirror's own\n{updates}");
+    assert_eq!(world.runtime.cri.count("start_container"), ran, "the container is never restarted");
 
     world.home.put_pod(&manifest_of("web", json!({"containers": [{"name": "main", "command": ["/other"]}]})));
     let old = world.pod(NAME).expect("a mirror")["metadata"]["annotations"]["kubernetes.io/config.hash"].clone();
@@ -84,14 +85,14 @@ async fn a_mirror_goes_with_its_node_and_comes_with_the_next() {
     for own in ["uid", "resourceVersion", "creationTimestamp", "managedFields"] {
         metadata.remove(own);
     }
-    let ran = world.ground.cri.count("start_container");
+    let ran = world.runtime.cri.count("start_container");
     world.api.delete("nodes", "", NODE, None);
     let uid = world.api.create(node)["metadata"]["uid"].clone();
     world
         .until_pod(&agent, NAME, "belongs to the new node", |pod| pod["metadata"]["ownerReferences"][0]["uid"] == uid)
         .await;
     world.until_ready(&agent, NAME).await;
-    assert_eq!(world.ground.cri.count("start_container"), ran, "the container is never restarted");
+    assert_eq!(world.runtime.cri.count("start_container"), ran, "the container is never restarted");
     drop(agent);
 }
 

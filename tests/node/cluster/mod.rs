@@ -44,7 +44,7 @@ pub struct ClusterFixture {
     /// Control plane; it knows the node's credentials.
     pub api: ApiServer,
     /// Scripted runtime.
-    pub ground: ScriptedServer,
+    pub runtime: ScriptedServer,
     /// Files and configuration of the node's agent.
     pub home: Home,
 }
@@ -52,13 +52,13 @@ pub struct ClusterFixture {
 impl ClusterFixture {
     /// Creates a cluster without a running agent.
     pub async fn new() -> Self {
-        let (api, ground) = (ApiServer::start().await, ScriptedServer::new().await);
+        let (api, runtime) = (ApiServer::start().await, ScriptedServer::new().await);
         let kubeconfig = api.node_kubeconfig(NODE);
-        let home = ground
+        let home = runtime
             .home()
             .with(json!({"configMapAndSecretChangeDetectionStrategy": "Watch"}))
             .flag(format!("--kubeconfig={}", kubeconfig.display()));
-        Self { api, ground, home }
+        Self { api, runtime, home }
     }
 
     /// Creates a cluster whose node is Ready.
@@ -93,7 +93,7 @@ impl ClusterFixture {
 
     /// Waits until the server meets a condition; prints the end of the agent's log if it does not.
     pub async fn until(&self, agent: &Agent, what: &str, holds: impl Fn(&ConditionContext<'_>) -> bool) {
-        let _told = PrintLogOnPanic(agent);
+        let _print_on_panic = PrintLogOnPanic(agent);
         self.api.wait_until(what, PATIENCE, holds).await;
     }
 
@@ -125,8 +125,8 @@ impl ClusterFixture {
     /// Ends the container `main` of a pod with that exit code.
     pub fn end(&self, pod: &Value, code: i32) {
         let name = pod["metadata"]["name"].as_str().expect("a name");
-        for id in self.ground.cri.running(name, "main") {
-            self.ground.cri.kill(&id, code, if code == 0 { "Completed" } else { "Error" });
+        for id in self.runtime.cri.running(name, "main") {
+            self.runtime.cri.kill(&id, code, if code == 0 { "Completed" } else { "Error" });
         }
     }
 

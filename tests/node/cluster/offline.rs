@@ -30,9 +30,9 @@ impl CheckpointingNode {
             .expect("written");
         world.home =
             world.home.with(json!({"syncFrequency": "2s"})).environment("BERTH_CONFIG", settings.display().to_string());
-        let keeping = this(world);
-        keeping.put_key(7);
-        keeping
+        let node = this(world);
+        node.put_key(7);
+        node
     }
 
     fn put_key(&self, byte: u8) {
@@ -45,17 +45,17 @@ impl CheckpointingNode {
     }
 
     fn runs(&self, pod: &str) -> bool {
-        !self.world.ground.cri.running(pod, "main").is_empty()
+        !self.world.runtime.cri.running(pod, "main").is_empty()
     }
 
     async fn until_runs(&self, agent: &Agent, pod: &str) {
-        self.world.ground.until(&format!("{pod} runs"), agent, |cri| !cri.running(pod, "main").is_empty()).await;
+        self.world.runtime.until(&format!("{pod} runs"), agent, |cri| !cri.running(pod, "main").is_empty()).await;
     }
 
     /// Simulates a reboot: no containers, no mounts. The checkpoint was written when the agent exited.
     async fn reboots(&self, agent: Agent) {
         assert_eq!(agent.stop().await, Some(0));
-        self.world.ground.cri.reboot();
+        self.world.runtime.cri.reboot();
         unmount_below(&self.world.home.root());
     }
 }
@@ -81,8 +81,8 @@ async fn after_a_reboot_without_a_server_the_last_known_pods_run() {
     if skips("after_a_reboot_without_a_server_the_last_known_pods_run") {
         return;
     }
-    let keeping = CheckpointingNode::new().await;
-    let world = &keeping.world;
+    let node = CheckpointingNode::new().await;
+    let world = &node.world;
     world.api.create(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings",
         "namespace": NAMESPACE}, "data": {"colour": "blue"}}));
     world.api.create(json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "word",
@@ -96,8 +96,8 @@ async fn after_a_reboot_without_a_server_the_last_known_pods_run() {
     world.run(pod("moved"));
     world.until_ready(&agent, "user").await;
     world.until_ready(&agent, "moved").await;
-    keeping.reboots(agent).await;
-    assert_eq!(fs::metadata(keeping.file()).expect("kept").permissions().mode() & 0o777, 0o600);
+    node.reboots(agent).await;
+    assert_eq!(fs::metadata(node.file()).expect("kept").permissions().mode() & 0o777, 0o600);
     for text in [SECRET, ENCODED] {
         assert_eq!(holding(&world.home.root(), text), Vec::<PathBuf>::new(), "{text}");
     }
@@ -105,20 +105,20 @@ async fn after_a_reboot_without_a_server_the_last_known_pods_run() {
     world.api.take_offline().await;
     world.api.delete("pods", NAMESPACE, "moved", Some(0));
     let agent = world.home.start().await;
-    keeping.until_runs(&agent, "user").await;
-    keeping.until_runs(&agent, "moved").await;
+    node.until_runs(&agent, "user").await;
+    node.until_runs(&agent, "moved").await;
     let volumes = world.home.root().join("pods").join(user["metadata"]["uid"].as_str().expect("a uid")).join("volumes");
     assert_eq!(fs::read_to_string(volumes.join("kubernetes.io~secret/word/word")).expect("there"), SECRET);
-    let environment = world.ground.cri.environment("user", "main");
+    let environment = world.runtime.cri.environment("user", "main");
     assert!(environment.contains(&("colour".to_owned(), "blue".to_owned())), "{environment:?}");
     let is_good = || tokens(&volumes).iter().any(|token| token.split('.').count() == 3);
     assert!(!is_good(), "tokens are not kept");
 
     let (started, kept, before) =
-        (world.ground.cri.count("start_container"), world.ground.cri.running("user", "main"), world.api.last());
+        (world.runtime.cri.count("start_container"), world.runtime.cri.running("user", "main"), world.api.last());
     world.api.bring_online().await;
     world
-        .ground
+        .runtime
         .until("who was deleted meanwhile is ended", &agent, |cri| cri.running("moved", "main").is_empty())
         .await;
     world
@@ -128,8 +128,8 @@ async fn after_a_reboot_without_a_server_the_last_known_pods_run() {
         .await;
     agent.until("it has a good token", async || is_good()).await;
     a_moment().await;
-    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
-    assert_eq!(world.ground.cri.running("user", "main"), kept);
+    assert_eq!(world.runtime.cri.count("start_container"), started, "nothing is restarted");
+    assert_eq!(world.runtime.cri.running("user", "main"), kept);
     let asked = world.agent_requests().since(before).of("pods");
     assert_eq!((asked.verb("list").len(), asked.verb("watch").len()), (0, 1), "{asked}");
     drop(agent);
@@ -146,45 +146,45 @@ async fn what_was_kept_and_cannot_be_read_costs_no_pod() {
     if skips("what_was_kept_and_cannot_be_read_costs_no_pod") {
         return;
     }
-    let keeping = CheckpointingNode::new().await;
-    let world = &keeping.world;
+    let node = CheckpointingNode::new().await;
+    let world = &node.world;
     let mut agent = world.start().await;
     world.run(pod("a"));
     world.until_ready(&agent, "a").await;
-    keeping.reboots(agent).await;
+    node.reboots(agent).await;
     world.api.take_offline().await;
-    let content = fs::read(keeping.file()).expect("kept");
+    let content = fs::read(node.file()).expect("kept");
     let mut changed = content.clone();
     *changed.last_mut().expect("not empty") ^= 1;
-    for (key, file, told) in [
+    for (key, file, message) in [
         (8, &content, "decryption failed: written with another key or for another node, or modified"),
         (7, &changed, "decryption failed: written with another key or for another node, or modified"),
         (7, &b"{}".to_vec(), "not an encrypted checkpoint of a supported version"),
     ] {
-        keeping.put_key(key);
-        fs::write(keeping.file(), file).expect("written");
+        node.put_key(key);
+        fs::write(node.file(), file).expect("written");
         agent = world.home.start().await;
         let line = agent.until_log("Ignoring invalid pod checkpoint").await;
-        assert!(line.contains(told) && line.contains("offline_pods"), "{line}");
+        assert!(line.contains(message) && line.contains("offline_pods"), "{line}");
         a_moment().await;
-        assert!(!keeping.runs("a"), "of what is not known nothing runs");
+        assert!(!node.runs("a"), "of what is not known nothing runs");
         assert_eq!(agent.stop().await, Some(0));
-        assert_eq!(&fs::read(keeping.file()).expect("there"), file, "what is not understood is left alone");
+        assert_eq!(&fs::read(node.file()).expect("there"), file, "what is not understood is left alone");
     }
 
     agent = world.home.start().await;
     world.api.bring_online().await;
-    keeping.until_runs(&agent, "a").await;
+    node.until_runs(&agent, "a").await;
     let restarted = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"] == 1;
     world.until_pod(&agent, "a", "tells its restart", restarted).await;
-    keeping.reboots(agent).await;
+    node.reboots(agent).await;
     world.api.take_offline().await;
     agent = world.home.start().await;
-    keeping.until_runs(&agent, "a").await;
+    node.until_runs(&agent, "a").await;
     assert!(!agent.log().contains("Ignoring invalid pod checkpoint"), "it was kept anew");
     assert_eq!(agent.stop().await, Some(0));
 
-    fs::set_permissions(&keeping.key, fs::Permissions::from_mode(0o644)).expect("changed");
+    fs::set_permissions(&node.key, fs::Permissions::from_mode(0o644)).expect("changed");
     agent = world.home.spawn();
     assert_eq!(agent.end().await.code(), Some(1));
     assert!(agent.log().contains("has mode 0644, must be accessible by its owner only"), "{}", agent.log_end());

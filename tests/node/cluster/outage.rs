@@ -11,9 +11,9 @@ use berth_testkit::{
 const LEASES: &str = "leases.coordination.k8s.io";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_live_on_while_nobody_answers() {
+async fn pods_keep_running_while_the_api_server_is_down() {
     // AC-10a-37, AC-10-43
-    if skips("pods_live_on_while_nobody_answers") {
+    if skips("pods_keep_running_while_the_api_server_is_down") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
@@ -21,13 +21,13 @@ async fn pods_live_on_while_nobody_answers() {
     for name in ["a", "b", "c"] {
         world.until_ready(&agent, name).await;
     }
-    let (sandboxes, started) = (world.ground.cri.count("run_podsandbox"), world.ground.cri.count("start_container"));
+    let (sandboxes, started) = (world.runtime.cri.count("run_podsandbox"), world.runtime.cri.count("start_container"));
     world.api.take_offline().await;
     world.end(&pods[0], 1);
-    world.ground.until("what ended is restarted", &agent, |cri| cri.count("start_container") == started + 1).await;
+    world.runtime.until("what ended is restarted", &agent, |cri| cri.count("start_container") == started + 1).await;
     a_moment().await;
     world.api.delete("pods", NAMESPACE, "c", Some(0));
-    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0, "nothing is stopped on half a knowledge");
+    assert_eq!(world.runtime.cri.count("stop_podsandbox"), 0, "nothing is stopped on half a knowledge");
     let before = world.api.last();
     world.api.bring_online().await;
     world
@@ -38,8 +38,8 @@ async fn pods_live_on_while_nobody_answers() {
     world
         .until_pod(&agent, "a", "tells its restart", |pod| pod["status"]["containerStatuses"][0]["restartCount"] == 1)
         .await;
-    world.ground.until("who was deleted meanwhile is stopped", &agent, |cri| cri.count("stop_podsandbox") > 0).await;
-    assert_eq!(world.ground.cri.count("run_podsandbox"), sandboxes, "nobody else is touched");
+    world.runtime.until("who was deleted meanwhile is stopped", &agent, |cri| cri.count("stop_podsandbox") > 0).await;
+    assert_eq!(world.runtime.cri.count("run_podsandbox"), sandboxes, "nobody else is touched");
     let asked = world.agent_requests().since(before);
     assert!(asked.at("pods", NAMESPACE, "b").verb("patch").is_empty(), "what did not change is not told\n{asked}");
     assert!(asked.verb("list").is_empty(), "{asked}");
@@ -47,9 +47,9 @@ async fn pods_live_on_while_nobody_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_answer_that_never_comes_holds_up_nobody_else() {
+async fn one_request_that_hangs_blocks_no_other() {
     // AC-10a-27
-    if skips("one_answer_that_never_comes_holds_up_nobody_else") {
+    if skips("one_request_that_hangs_blocks_no_other") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;

@@ -32,11 +32,11 @@ impl ClusterFixture {
     /// Sets whether a probe's command passes from now on.
     fn let_exec(&self, command: &str, passes: bool) {
         let (code, output) = if passes { (0, "") } else { (1, "no") };
-        self.ground.cri.on_exec(command, code, output, "", Duration::ZERO);
+        self.runtime.cri.on_exec(command, code, output, "", Duration::ZERO);
     }
 
     fn count_exec(&self, command: &str) -> usize {
-        self.ground.cri.calls().iter().filter(|call| call.op == "exec_sync" && call.detail == command).count()
+        self.runtime.cri.calls().iter().filter(|call| call.op == "exec_sync" && call.detail == command).count()
     }
 
     async fn until_unready(&self, agent: &Agent, name: &str) {
@@ -50,8 +50,8 @@ fn main(pod: &Value) -> &Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readiness_is_told_as_it_changes() {
-    if skips("readiness_is_told_as_it_changes") {
+async fn readiness_is_reported_as_it_changes() {
+    if skips("readiness_is_reported_as_it_changes") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
@@ -103,19 +103,19 @@ async fn a_container_that_is_not_alive_has_its_probes_own_grace() {
     world.until_event(&agent, "Killing", "Container main failed liveness probe, will be restarted").await;
     world.let_exec("alive", true);
     world.until_pod(&agent, "ill", "is restarted", |pod| main(pod)["restartCount"] == 1).await;
-    let calls = world.ground.cri.calls();
+    let calls = world.runtime.cri.calls();
     let stop = calls.iter().find(|call| call.op == "stop_container").expect("it was stopped");
     assert_eq!(stop.detail, "5");
     world.until_ready(&agent, "ill").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_probe_that_hangs_holds_up_nobody() {
-    if skips("a_probe_that_hangs_holds_up_nobody") {
+async fn a_probe_that_hangs_delays_no_other() {
+    if skips("a_probe_that_hangs_delays_no_other") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
-    world.ground.cri.fault("exec_sync", "stuck", Fault::Hang, None);
+    world.runtime.cri.fault("exec_sync", "stuck", Fault::Hang, None);
     let both = || json!({"readinessProbe": exec("ready", often()), "livenessProbe": exec("alive", often())});
     world.run(probed("stuck", both()));
     world.run(probed("well", both()));
@@ -123,7 +123,7 @@ async fn a_probe_that_hangs_holds_up_nobody() {
     world.let_exec("ready", false);
     world.until_unready(&agent, "well").await;
     let asked = |pod: &str| {
-        let calls = world.ground.cri.calls();
+        let calls = world.runtime.cri.calls();
         calls.iter().filter(|call| call.op == "exec_sync" && call.target.contains(pod)).count()
     };
     assert!(asked("stuck") <= 2, "never two of one probe: {}", asked("stuck"));
@@ -165,18 +165,18 @@ async fn a_restart_of_the_agent_keeps_what_is_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_ends_tells_that_it_is_not_ready() {
+async fn a_pod_that_terminates_is_reported_unready() {
     // AC-05-12
-    if skips("a_pod_that_ends_tells_that_it_is_not_ready") {
+    if skips("a_pod_that_terminates_is_reported_unready") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
-    world.ground.cri.behave("web/main", [Behaviour::stubborn()]);
+    world.runtime.cri.behave("web/main", [Behaviour::stubborn()]);
     world
         .run(probed("web", json!({"readinessProbe": exec("ready", often()), "livenessProbe": exec("alive", often())})));
     world.until_ready(&agent, "web").await;
     world.api.delete("pods", NAMESPACE, "web", Some(30));
-    world.ground.until("it is told to stop", &agent, |cri| cri.count("stop_container") == 1).await;
+    world.runtime.until("it is told to stop", &agent, |cri| cri.count("stop_container") == 1).await;
     world.let_exec("ready", false);
     world.let_exec("alive", false);
     world.until_unready(&agent, "web").await;

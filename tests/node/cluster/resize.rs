@@ -34,7 +34,7 @@ impl ClusterFixture {
     /// Blocks UpdateContainerResources calls until the token is canceled.
     fn hold_updates(&self) -> CancellationToken {
         let go = CancellationToken::new();
-        self.ground.cri.fault("update_container", "", Fault::Blocked(go.clone()), None);
+        self.runtime.cri.fault("update_container", "", Fault::Blocked(go.clone()), None);
         go
     }
 
@@ -54,10 +54,10 @@ impl ClusterFixture {
     }
 
     /// Waits until a resize condition has that observed generation.
-    async fn until_told(&self, agent: &Agent, name: &str, kind: &str, generation: i64) -> Value {
-        let is_told = |pod: &Value| told(pod, kind)["observedGeneration"] == generation;
-        let pod = self.until_pod(agent, name, &format!("tells {kind} {generation}"), is_told).await;
-        told(&pod, kind).clone()
+    async fn until_resize_condition(&self, agent: &Agent, name: &str, kind: &str, generation: i64) -> Value {
+        let is_observed = |pod: &Value| resize_condition(pod, kind)["observedGeneration"] == generation;
+        let pod = self.until_pod(agent, name, &format!("tells {kind} {generation}"), is_observed).await;
+        resize_condition(&pod, kind).clone()
     }
 
     /// Allocatable CPU of the node, in millicores.
@@ -76,7 +76,7 @@ fn quantity(milli: i64) -> String {
     if milli % 1000 == 0 { (milli / 1000).to_string() } else { format!("{milli}m") }
 }
 
-fn told<'a>(pod: &'a Value, kind: &str) -> &'a Value {
+fn resize_condition<'a>(pod: &'a Value, kind: &str) -> &'a Value {
     let mut all = pod["status"]["conditions"].as_array().into_iter().flatten();
     all.rfind(|condition| condition["type"] == kind).unwrap_or(&Value::Null)
 }
@@ -87,19 +87,19 @@ fn summary(resources: &Value, generation: i64) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resize_is_told_before_and_after_it_is_carried_out() {
+async fn a_resize_is_reported_before_and_after_it_is_applied() {
     // AC-10a-35
-    if skips("a_resize_is_told_before_and_after_it_is_carried_out") {
+    if skips("a_resize_is_reported_before_and_after_it_is_applied") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
     world.run(sized("web", "100m"));
     world.until_ready(&agent, "web").await;
     a_moment().await;
-    let (before, started) = (world.api.last(), world.ground.cri.count("start_container"));
+    let (before, started) = (world.api.last(), world.runtime.cri.count("start_container"));
     let go = world.hold_updates();
     world.resize("web", &cpu_of("200m"));
-    let condition = world.until_told(&agent, "web", IN_PROGRESS, 2).await;
+    let condition = world.until_resize_condition(&agent, "web", IN_PROGRESS, 2).await;
     assert_eq!((&condition["status"], &condition["reason"]), (&json!("True"), &Value::Null), "{condition}");
     let pod = world.pod("web").expect("it is there");
     assert_eq!(pod["status"]["allocatedResources"]["cpu"], "200m", "{pod:#}");
@@ -120,11 +120,11 @@ async fn a_resize_is_told_before_and_after_it_is_carried_out() {
     let deleted = json!({"$patch": "delete", "type": IN_PROGRESS});
     let conditions = |index: usize| patches[index].body["status"]["conditions"].as_array().cloned().unwrap_or_default();
     assert!(conditions(patches.len() - 1).contains(&deleted), "{patches}");
-    let calls = world.ground.cri.calls();
+    let calls = world.runtime.cri.calls();
     let updates: Vec<&str> =
         calls.iter().filter(|call| call.op == "update_container").map(|call| call.detail.as_str()).collect();
     assert!(matches!(updates.as_slice(), [one] if one.contains("cpu_quota: 20000")), "{updates:?}");
-    assert_eq!(world.ground.cri.count("start_container"), started, "it is not restarted");
+    assert_eq!(world.runtime.cri.count("start_container"), started, "it is not restarted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -142,7 +142,7 @@ async fn what_does_not_fit_waits_until_another_goes() {
         world.until_ready(&agent, name).await;
     }
     world.resize("web", &cpu_of(&most));
-    let condition = world.until_told(&agent, "web", PENDING, 2).await;
+    let condition = world.until_resize_condition(&agent, "web", PENDING, 2).await;
     let message = format!(
         "Node didn't have enough resource: cpu, requested: {}, used: {}, capacity: {all}",
         all * 3 / 4,
@@ -152,20 +152,20 @@ async fn what_does_not_fit_waits_until_another_goes() {
     world.until_event(&agent, "ResizeDeferred", &format!("Pod resize OutOfcpu: {}", summary(&cpu_of(&most), 2))).await;
     let pod = world.pod("web").expect("it is there");
     assert_eq!(pod["status"]["allocatedResources"]["cpu"], "100m", "{pod:#}");
-    assert_eq!(world.ground.cri.count("update_container"), 0);
+    assert_eq!(world.runtime.cri.count("update_container"), 0);
 
     // A request above the node's capacity is deferred, too.
     world.resize("web", &cpu_of(&quantity(all * 2)));
-    let condition = world.until_told(&agent, "web", PENDING, 3).await;
+    let condition = world.until_resize_condition(&agent, "web", PENDING, 3).await;
     assert_eq!(condition["reason"], "Deferred", "{condition}");
 
     // Reverting the resize ends the wait.
     world.resize("web", &cpu_of("100m"));
     world.until_resized(&agent, "web", "100m").await;
-    assert_eq!(world.ground.cri.count("update_container"), 0);
+    assert_eq!(world.runtime.cri.count("update_container"), 0);
 
     world.resize("web", &cpu_of(&most));
-    world.until_told(&agent, "web", PENDING, 5).await;
+    world.until_resize_condition(&agent, "web", PENDING, 5).await;
     world.api.delete("pods", NAMESPACE, "other", Some(0));
     world.until_resized(&agent, "web", &most).await;
     let series = "kubelet_pod_deferred_accepted_resizes_total{retry_trigger=\"pods_removed\"}";
@@ -185,7 +185,7 @@ async fn what_never_fits_here_is_infeasible() {
     world.until_ready(&agent, "web").await;
     let patch = json!({"spec": {"resources": level("200m")}});
     world.api.admin().patch_sub("pods", NAMESPACE, "web", "resize", patch).expect("accepted");
-    let condition = world.until_told(&agent, "web", PENDING, 2).await;
+    let condition = world.until_resize_condition(&agent, "web", PENDING, 2).await;
     let message = "InPlacePodLevelResourcesVerticalScaling is disabled";
     assert_eq!((&condition["reason"], &condition["message"]), (&json!("Infeasible"), &json!(message)));
     let text = r#"Pod resize Infeasible: {"containers":[{"name":"main","resources":{}}],"generation":2}"#;
@@ -204,7 +204,7 @@ async fn a_resize_that_is_taken_back_is_carried_back() {
     world.until_ready(&agent, "web").await;
     let go = world.hold_updates();
     world.resize("web", &cpu_of("200m"));
-    world.until_told(&agent, "web", IN_PROGRESS, 2).await;
+    world.until_resize_condition(&agent, "web", IN_PROGRESS, 2).await;
     world.resize("web", &cpu_of("100m"));
     world.until_event(&agent, "ResizeStarted", &format!("Pod resize started: {}", summary(&cpu_of("100m"), 3))).await;
     go.cancel();
@@ -220,15 +220,15 @@ async fn a_resize_outlives_the_agent() {
     let (world, agent) = ClusterFixture::joined().await;
     world.run(sized("web", "100m"));
     world.until_ready(&agent, "web").await;
-    let started = world.ground.cri.count("start_container");
+    let started = world.runtime.cri.count("start_container");
     let _never = world.hold_updates();
     world.resize("web", &cpu_of("200m"));
-    world.until_told(&agent, "web", IN_PROGRESS, 2).await;
+    world.until_resize_condition(&agent, "web", IN_PROGRESS, 2).await;
     agent.kill().await;
-    world.ground.cri.heal();
+    world.runtime.cri.heal();
     let agent = world.home.start().await;
     world.until_resized(&agent, "web", "200m").await;
-    assert_eq!(world.ground.cri.count("start_container"), started, "it is not restarted");
+    assert_eq!(world.runtime.cri.count("start_container"), started, "it is not restarted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -249,7 +249,7 @@ async fn a_container_may_want_to_be_restarted() {
     let pod = world.until_resized(&agent, "web", "100m").await;
     assert_eq!(container(&pod, "main")["resources"]["limits"]["memory"], "64Mi", "{pod:#}");
     assert_eq!(pod["status"]["resources"]["limits"]["memory"], "64Mi", "{pod:#}");
-    assert_eq!(world.ground.cri.count("update_container"), 0);
+    assert_eq!(world.runtime.cri.count("update_container"), 0);
     let killed = |event: &Arc<Value>| {
         event["reason"] == "Killing" && event["message"] == "Container main resize requires restart"
     };

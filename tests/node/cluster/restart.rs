@@ -37,12 +37,12 @@ async fn a_restart_changes_nothing() {
     }
     world.api.delete("pods", NAMESPACE, "pod-0", Some(0));
     world.api.delete("pods", NAMESPACE, "pod-1", Some(30));
-    let (started, before) = (world.ground.cri.count("start_container"), world.api.last());
+    let (started, before) = (world.runtime.cri.count("start_container"), world.api.last());
     let same: Vec<&str> = names.iter().skip(2).map(String::as_str).chain([MIRROR]).collect();
     let versions: Vec<Value> = same.iter().map(|name| version(&world, name)).collect();
     let agent = world.home.start().await;
     world.until_gone(&agent, "pod-1").await;
-    world.ground.until("who was deleted meanwhile is stopped", &agent, |cri| cri.count("stop_podsandbox") >= 2).await;
+    world.runtime.until("who was deleted meanwhile is stopped", &agent, |cri| cri.count("stop_podsandbox") >= 2).await;
     a_moment().await;
     let asked = world.agent_requests().since(before);
     let others = asked.of("pods").filter(|logged| !["pod-0", "pod-1"].contains(&logged.name.as_str()));
@@ -50,7 +50,7 @@ async fn a_restart_changes_nothing() {
     assert_eq!(same.iter().map(|name| version(&world, name)).collect::<Vec<_>>(), versions);
     let tokens = asked.of("serviceaccounts");
     assert!(tokens.is_empty(), "those on disk are not due\n{tokens}");
-    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
+    assert_eq!(world.runtime.cri.count("start_container"), started, "nothing is restarted");
     let node = asked.of("nodes").verb("create");
     assert_eq!(node.codes(), [409], "{asked}");
     let unready = asked.at("nodes", "", NODE).sub("status").filter(|logged| {
@@ -88,8 +88,8 @@ async fn static_pods_that_are_probed_stay_ready() {
         })
         .await;
     a_moment().await;
-    let (before, told, started) =
-        (world.api.last(), version(&world, MIRROR), world.ground.cri.count("start_container"));
+    let (before, mirror_version, started) =
+        (world.api.last(), version(&world, MIRROR), world.runtime.cri.count("start_container"));
     agent.kill().await;
     while web.heads.try_recv().is_ok() {}
     let agent = world.home.start().await;
@@ -102,7 +102,7 @@ async fn static_pods_that_are_probed_stay_ready() {
     let writes = world.agent_requests().since(before).of("pods");
     assert!(writes.verb("patch").is_empty() && writes.verb("get").is_empty(), "{writes}");
     assert!(writes.verb("create").is_empty() && writes.verb("delete").is_empty(), "{writes}");
-    assert_eq!(version(&world, MIRROR), told);
-    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
+    assert_eq!(version(&world, MIRROR), mirror_version);
+    assert_eq!(world.runtime.cri.count("start_container"), started, "nothing is restarted");
     drop(agent);
 }

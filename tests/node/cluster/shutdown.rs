@@ -29,7 +29,7 @@ async fn pods_leave_service_before_they_end() {
     world.home = world.home.environment("BERTH_CONFIG", settings.display().to_string()).with(periods);
     // A pod that takes its time to stop.
     let slow = Behaviour { stops_after: Some(Duration::from_secs(3600)), ..Behaviour::default() };
-    world.ground.cri.behave("web/main", [slow]);
+    world.runtime.cri.behave("web/main", [slow]);
     let mut agent = world.start().await;
     // The server delays each status update, and no container is stopped before it has responded.
     world.api.fault(
@@ -51,22 +51,22 @@ async fn pods_leave_service_before_they_end() {
     let is_out = |pod: &Value| condition(pod, "Ready") == "False" && pod["status"]["phase"] == "Running";
     let left = world.until_pod(&agent, "web", "is out of service while it runs", is_out).await;
     assert_eq!(condition(&left, "ContainersReady"), "False");
-    assert!(!world.ground.cri.running("web", "main").is_empty(), "it still runs");
+    assert!(!world.runtime.cri.running("web", "main").is_empty(), "it still runs");
     let stops = async {
-        while world.ground.cri.count("stop_container") == 0 {
+        while world.runtime.cri.count("stop_container") == 0 {
             sleep(Duration::from_millis(5)).await;
         }
     };
     timeout(Duration::from_secs(60), stops).await.expect("it is told to stop");
-    let is_told = |logged: &RecordedRequest| {
+    let reports_unready = |logged: &RecordedRequest| {
         let mut conditions = logged.body["status"]["conditions"].as_array().into_iter().flatten();
         logged.name == "web" && conditions.any(|c| c["type"] == "Ready" && c["status"] == "False")
     };
-    let told = world.agent_requests().since(before).of("pods").sub("status").filter(is_told);
-    let calls = world.ground.cri.calls();
+    let updates = world.agent_requests().since(before).of("pods").sub("status").filter(reports_unready);
+    let calls = world.runtime.cri.calls();
     let stopped = calls.iter().find(|call| call.op == "stop_container" && call.target == "web/main").expect("told");
-    let heard = told.first().and_then(|logged| logged.ended).expect("answered");
-    assert!(heard <= stopped.at, "containers end before others hear that they are unready\n{told}");
+    let reported_at = updates.first().and_then(|logged| logged.ended).expect("answered");
+    assert!(reported_at <= stopped.at, "containers end before others hear that they are unready\n{updates}");
     let critical = world.pod("critical").expect("there");
     assert_eq!(condition(&critical, "Ready"), "True", "it is not its turn");
     world.end(&web, 0);
@@ -83,9 +83,9 @@ async fn pods_leave_service_before_they_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_end_of_killed_pods_is_told_before_critical_ones_are_touched() {
+async fn the_end_of_killed_pods_is_reported_before_critical_ones_are_stopped() {
     // AC-05-29, spec 05 §7.4, §7.7
-    if skips("the_end_of_killed_pods_is_told_before_critical_ones_are_touched") {
+    if skips("the_end_of_killed_pods_is_reported_before_critical_ones_are_stopped") {
         return;
     }
     let mut world = ClusterFixture::new().await;
@@ -99,8 +99,8 @@ async fn the_end_of_killed_pods_is_told_before_critical_ones_are_touched() {
         .home
         .environment("BERTH_CONFIG", settings.display().to_string())
         .with(json!({"shutdownGracePeriodByPodPriority": bands}));
-    world.ground.cri.behave("main", [Behaviour::stubborn()]);
-    world.ground.cri.behave("critical/main", [Behaviour::default()]);
+    world.runtime.cri.behave("main", [Behaviour::stubborn()]);
+    world.runtime.cri.behave("critical/main", [Behaviour::default()]);
     let mut agent = world.start().await;
     let spec = json!({"terminationGracePeriodSeconds": 600, "containers": [{"name": "main"}]});
     let plain = ["one", "two", "three"];
@@ -116,7 +116,7 @@ async fn the_end_of_killed_pods_is_told_before_critical_ones_are_touched() {
     let before = world.api.last();
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
-    let calls = world.ground.cri.calls();
+    let calls = world.runtime.cri.calls();
     let stop = |target: &str| calls.iter().find(|call| call.op == "stop_container" && call.target == target);
     let touched = stop("critical/main").expect("it was told to end").at;
     for name in plain {
@@ -140,8 +140,8 @@ async fn the_end_of_killed_pods_is_told_before_critical_ones_are_touched() {
 async fn drain(home: &Home, more: &[&str]) {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_berth"));
     command.args(["drain", "--root-dir"]).arg(home.root()).args(more);
-    let told = timeout(PATIENCE, command.output()).await.expect("it ends").expect("it begins");
-    assert!(told.status.success(), "{told:?}");
+    let output = timeout(PATIENCE, command.output()).await.expect("it ends").expect("it begins");
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -54,13 +54,13 @@ async fn a_bound_pod_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_tells_that_it_begins_before_it_runs() {
+async fn a_pod_is_reported_as_starting_before_it_runs() {
     // 10a §13 steps 3, 5, 8
-    if skips("a_pod_tells_that_it_begins_before_it_runs") {
+    if skips("a_pod_is_reported_as_starting_before_it_runs") {
         return;
     }
     let (world, agent) = ClusterFixture::joined().await;
-    world.ground.cri.fault("run_podsandbox", "web", Fault::Delay(Duration::from_secs(5)), Some(1));
+    world.runtime.cri.fault("run_podsandbox", "web", Fault::Delay(Duration::from_secs(5)), Some(1));
     world.run(pod("web"));
     let begun = world
         .until_pod(&agent, "web", "tells that it begins", |pod| {
@@ -162,7 +162,7 @@ async fn a_refused_pod_keeps_its_one_status() {
     world.run(pod_of("refused", json!({"securityContext": {"sysctls": forbidden}, "containers": [{"name": "main"}]})));
     let is_refused = |pod: &Value| pod["status"]["reason"] == "SysctlForbidden" && pod["status"]["phase"] == "Failed";
     world.until_pod(&agent, "refused", "is refused", is_refused).await;
-    let is_told_of_once = |world: &ClusterFixture| {
+    let assert_rejected_once = |world: &ClusterFixture| {
         let patches = world.agent_requests().at("pods", NAMESPACE, "refused").verb("patch");
         assert_eq!(patches.len(), 1, "{patches}");
         let status = &world.pod("refused").expect("there")["status"];
@@ -171,12 +171,12 @@ async fn a_refused_pod_keeps_its_one_status() {
     // Every reaction to the echo of that status is done before the next pod runs.
     world.run(pod("after"));
     world.until_ready(&agent, "after").await;
-    is_told_of_once(&world);
+    assert_rejected_once(&world);
     agent.kill().await;
     let agent = world.start().await;
     world.run(pod("later"));
     world.until_ready(&agent, "later").await;
-    is_told_of_once(&world);
+    assert_rejected_once(&world);
     world.api.delete("pods", NAMESPACE, "refused", None);
     world.until_gone(&agent, "refused").await;
 }
@@ -191,15 +191,15 @@ async fn a_pod_with_resource_claims_is_not_begun() {
     world.run(pod_of("claims", json!({"resourceClaims": claims, "containers": [{"name": "main"}]})));
     let text = "Failed to prepare dynamic resources: resource claims are not supported by this release";
     world.until_event(&agent, "FailedPrepareDynamicResources", text).await;
-    assert_eq!(world.ground.cri.count("run_pod_sandbox"), 0);
+    assert_eq!(world.runtime.cri.count("run_pod_sandbox"), 0);
     world.api.delete("pods", NAMESPACE, "claims", Some(0));
     world.until_gone(&agent, "claims").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_that_fails_is_told_to_the_server() {
+async fn a_start_that_fails_is_reported_as_an_event() {
     // Spec 01 §20, 05 §13
-    if skips("a_start_that_fails_is_told_to_the_server") {
+    if skips("a_start_that_fails_is_reported_as_an_event") {
         return;
     }
     let world = ClusterFixture::new().await;
@@ -208,10 +208,10 @@ async fn a_start_that_fails_is_told_to_the_server() {
     let mut agent = world.home.spawn();
     assert_eq!(agent.end().await.code(), Some(1), "{}", agent.log_end());
     let events = world.api.all("events");
-    let told = events.iter().find(|event| event["reason"] == "KubeletSetupFailed");
-    let told = told.unwrap_or_else(|| panic!("{events:#?}\n{}", agent.log_end()));
-    assert_eq!((&told["type"], &told["involvedObject"]["kind"]), (&json!("Warning"), &json!("Node")));
-    let message = told["message"].as_str().unwrap_or_default();
+    let failure = events.iter().find(|event| event["reason"] == "KubeletSetupFailed");
+    let failure = failure.unwrap_or_else(|| panic!("{events:#?}\n{}", agent.log_end()));
+    assert_eq!((&failure["type"], &failure["involvedObject"]["kind"]), (&json!("Warning"), &json!("Node")));
+    let message = failure["message"].as_str().unwrap_or_default();
     assert!(message.contains("allocated_pods_state"), "{message}");
 }
 

@@ -41,12 +41,12 @@ async fn a_token_is_renewed_as_long_as_its_pod_lives() {
     let due = issued_at(&read(&file)) - issued_at(&first);
     assert!(due >= LIFE - LIFE / 5, "after {due} s");
 
-    let started = world.ground.cri.count("start_container");
+    let started = world.runtime.cri.count("start_container");
     world.api.delete("serviceaccounts", NAMESPACE, ACCOUNT, None);
     let account = create_account(&world);
     let is_new = |file: &Path| claims(&read(file))["kubernetes.io"]["serviceaccount"]["uid"] == account;
     agent.until("the token is the new account's", async || is_new(&file)).await;
-    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
+    assert_eq!(world.runtime.cri.count("start_container"), started, "nothing is restarted");
 
     world.api.delete("pods", NAMESPACE, "holder", Some(1));
     world.until_gone(&agent, "holder").await;
@@ -71,30 +71,30 @@ async fn a_token_that_cannot_be_renewed_stays() {
     let refused = Fault::new(Effect::status(500, "InternalError", "no tokens today"));
     let fault = world.api.fault(refused.on("create", "serviceaccounts").subresource("token").always());
     world.until(&agent, "a token is refused", |_| world.api.hits(fault) >= 1).await;
-    let held = read(&file);
+    let token = read(&file);
     world.until(&agent, "it is asked again", |_| world.api.hits(fault) >= 3).await;
-    assert_eq!(read(&file), held);
+    assert_eq!(read(&file), token);
     // The token expires; its holder keeps the file.
-    let told = |pod: &str, text: &str| {
+    let has_event = |pod: &str, text: &str| {
         let events = world.api.all("events");
         let is_it =
             |event: &&std::sync::Arc<Value>| event["involvedObject"]["name"] == pod && event["reason"] == "FailedMount";
         events.iter().filter(is_it).any(|event| event["message"].as_str().unwrap_or_default().contains(text))
     };
     let expired = format!("token {ACCOUNT} expired and refresh failed: no tokens today");
-    world.until(&agent, "it is told that it has expired", |_| told("holder", &expired)).await;
-    assert_eq!(read(&file), held);
+    world.until(&agent, "it is told that it has expired", |_| has_event("holder", &expired)).await;
+    assert_eq!(read(&file), token);
     world.api.create(robot_pod("late"));
     world.api.bind(NAMESPACE, "late", berth_testkit::process::NODE);
-    world.until(&agent, "a new pod waits", |_| told("late", "failed to fetch token: no tokens today")).await;
+    world.until(&agent, "a new pod waits", |_| has_event("late", "failed to fetch token: no tokens today")).await;
     // Retries after one, two, and four seconds; the renewal was due two seconds before the expiry.
-    let end = claims(&held)["exp"].as_i64().expect("seconds");
+    let end = claims(&token)["exp"].as_i64().expect("seconds");
     let tries = asked(&world, &holder).filter(|logged| logged.fault.is_some() && logged.at.as_second() < end);
     assert!(tries.len() <= 3, "{tries}");
     world.api.clear(fault);
-    agent.until("the token is renewed", async || read(&file) != held).await;
+    agent.until("the token is renewed", async || read(&file) != token).await;
     world.until_ready(&agent, "late").await;
-    assert_eq!(world.ground.cri.count("start_container"), 2, "each once");
+    assert_eq!(world.runtime.cri.count("start_container"), 2, "each once");
     drop(agent);
 }
 
@@ -113,23 +113,23 @@ async fn a_token_outlives_its_server() {
     // The pod is known before the outage, and has no token yet.
     world.run(robot_pod("late"));
     agent.until_log("failed to fetch token: no tokens today").await;
-    let started = world.ground.cri.count("start_container");
+    let started = world.runtime.cri.count("start_container");
     world.api.take_offline().await;
     world.api.clear(fault);
-    let (held, shape, link) = (read(&file), shape(&file), version(&file));
+    let (token, shape, link) = (read(&file), shape(&file), version(&file));
     agent.until_log("failed to fetch token: dial tcp").await;
-    let end = claims(&held)["exp"].as_i64().expect("seconds");
+    let end = claims(&token)["exp"].as_i64().expect("seconds");
     agent.until("its end has come", async || world.api.now().as_second() > end).await;
     agent.until_log(&format!("token {ACCOUNT} expired and refresh failed: dial tcp")).await;
     a_moment().await;
-    assert_eq!((read(&file), self::shape(&file), version(&file)), (held.clone(), shape, link), "its files stay");
-    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted, and nothing starts without");
-    assert_eq!(world.ground.cri.running("holder", "main").len(), 1);
+    assert_eq!((read(&file), self::shape(&file), version(&file)), (token.clone(), shape, link), "its files stay");
+    assert_eq!(world.runtime.cri.count("start_container"), started, "nothing is restarted, and nothing starts without");
+    assert_eq!(world.runtime.cri.running("holder", "main").len(), 1);
 
     world.api.bring_online().await;
-    agent.until("the token is renewed", async || read(&file) != held).await;
+    agent.until("the token is renewed", async || read(&file) != token).await;
     world.until_ready(&agent, "late").await;
-    assert_eq!(world.ground.cri.count("start_container"), started + 1, "each once");
+    assert_eq!(world.runtime.cri.count("start_container"), started + 1, "each once");
     drop(agent);
 }
 

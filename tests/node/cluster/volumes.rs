@@ -33,7 +33,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-async fn until_it_says(agent: &Agent, file: &Path, text: &str) {
+async fn until_content(agent: &Agent, file: &Path, text: &str) {
     agent.until(&format!("{} says {text:?}", file.display()), async || read(file) == text).await;
 }
 
@@ -55,14 +55,14 @@ async fn a_change_reaches_all_who_mount_it_and_a_deletion_takes_nothing_away() {
     let before: Vec<PathBuf> = folders.iter().map(|at| fs::read_link(at.join("..data")).expect("a version")).collect();
     world.api.patch("configmaps", NAMESPACE, "settings", json!({"data": {"colour": "green"}}));
     for (at, old) in folders.iter().zip(&before) {
-        until_it_says(&agent, &at.join("colour"), "green").await;
+        until_content(&agent, &at.join("colour"), "green").await;
         assert_eq!(read(&at.join("size")), "large");
         agent.until("the old version goes", async || !at.join(old).exists()).await;
         let names = fs::read_dir(at).expect("listable").count();
         assert_eq!(names, 4, "colour, size, ..data and its version: {}", at.display());
     }
 
-    let started = world.ground.cri.count("start_container");
+    let started = world.runtime.cri.count("start_container");
     world.api.delete("configmaps", NAMESPACE, "settings", None);
     let text = "MountVolume.SetUp failed for volume \"files\" : configmap \"settings\" not found";
     world.until_event(&agent, "FailedMount", text).await;
@@ -74,10 +74,10 @@ async fn a_change_reaches_all_who_mount_it_and_a_deletion_takes_nothing_away() {
     }
     world.api.create(settings(json!({"colour": "blue"})));
     for at in &folders {
-        until_it_says(&agent, &at.join("colour"), "blue").await;
+        until_content(&agent, &at.join("colour"), "blue").await;
         assert!(!at.join("size").exists(), "and what is not in it any more goes");
     }
-    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
+    assert_eq!(world.runtime.cri.count("start_container"), started, "nothing is restarted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -99,7 +99,7 @@ async fn a_config_map_of_ten_thousand_keys_is_mounted() {
     assert_eq!(fs::read_dir(&at).expect("listable").count(), 10_002, "a link each, ..data and its version");
     assert_eq!(read(&at.join("key-09999")), value);
     world.api.patch("configmaps", NAMESPACE, "settings", json!({"data": {"key-00000": "after"}}));
-    until_it_says(&agent, &at.join("key-00000"), "after").await;
+    until_content(&agent, &at.join("key-00000"), "after").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,7 +120,7 @@ async fn what_goes_while_it_is_mounted_holds_up_its_pod_only() {
     world.api.create(settings(json!({"colour": "red"})));
     let pod = world.until_ready(&agent, "waits").await;
     assert_eq!(read(&folder(&world, &pod, "files").join("colour")), "red");
-    until_it_says(&agent, &at.join("colour"), "red").await;
+    until_content(&agent, &at.join("colour"), "red").await;
     // Deleted during or right after the setup of its volumes: nothing is left behind.
     world.api.delete("configmaps", NAMESPACE, "settings", None);
     world.run(mounting("never", missing(false)));

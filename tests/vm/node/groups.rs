@@ -93,25 +93,25 @@ pub async fn statistics_come_from_the_unified_hierarchy(world: &ClusterFixture) 
         let pods = summary["pods"].as_array().expect("pods");
         pods.iter().find(|stats| stats["podRef"]["name"] == name).expect("told").clone()
     };
-    let (told, number) = (find("burstable"), |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value}")));
-    let main = &told["containers"][0];
+    let (pod_stats, number) = (find("burstable"), |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value}")));
+    let main = &pod_stats["containers"][0];
     // The container sleeps: the reported values stay constant, except for a few pages.
-    let near = |told: u64, now: u64| assert!(told.abs_diff(now) <= MEBI, "told {told}, is {now}");
+    let near = |reported: u64, now: u64| assert!(reported.abs_diff(now) <= MEBI, "told {reported}, is {now}");
     let working_set = |group: &str| {
         let used: u64 = file(group, "memory.current").parse().expect("a number");
         used - counted(group, "memory.stat", "inactive_file")
     };
     near(number(&main["memory"]["workingSetBytes"]), working_set(&of_main));
-    near(number(&told["memory"]["workingSetBytes"]), working_set(&of_pod));
+    near(number(&pod_stats["memory"]["workingSetBytes"]), working_set(&of_pod));
     assert!(number(&main["memory"]["workingSetBytes"]) >= 10 * MEBI, "{main:#}");
     near(number(&main["memory"]["rssBytes"]), counted(&of_main, "memory.stat", "anon"));
     near(number(&main["memory"]["availableBytes"]), 48 * MEBI - working_set(&of_main));
     let used = counted(&of_main, "cpu.stat", "usage_usec") * 1000;
-    let told_used = number(&main["cpu"]["usageCoreNanoSeconds"]);
-    assert!(told_used > 0 && told_used <= used, "told {told_used}, is {used}");
-    assert_eq!(number(&told["process_stats"]["process_count"]), processes(&pod).len() as u64, "{told:#}");
+    let reported_cpu = number(&main["cpu"]["usageCoreNanoSeconds"]);
+    assert!(reported_cpu > 0 && reported_cpu <= used, "told {reported_cpu}, is {used}");
+    assert_eq!(number(&pod_stats["process_stats"]["process_count"]), processes(&pod).len() as u64, "{pod_stats:#}");
     // AC-06a-24
-    for (of, stats) in [("node", &summary["node"]), ("pod", &told), ("container", main)] {
+    for (of, stats) in [("node", &summary["node"]), ("pod", &pod_stats), ("container", main)] {
         for resource in ["cpu", "memory", "io"] {
             let stalls = &stats[resource]["psi"]["some"];
             assert!(stalls["total"].is_u64() && stalls["avg10"].is_number(), "{of} {resource}: {stalls}");
@@ -163,8 +163,8 @@ pub async fn a_resize_reaches_groups_and_units(world: &ClusterFixture) {
     world.api.admin().patch_sub("pods", NAMESPACE, "burstable", "resize", patch).expect("accepted");
     let is_refused = |pod: &Value| {
         let all = pod["status"]["conditions"].as_array().into_iter().flatten();
-        let told = all.filter(|c| c["type"] == "PodResizeInProgress").find_map(|c| c["message"].as_str());
-        told.is_some_and(|text| text.starts_with("cannot decrease memory limits: "))
+        let message = all.filter(|c| c["type"] == "PodResizeInProgress").find_map(|c| c["message"].as_str());
+        message.is_some_and(|text| text.starts_with("cannot decrease memory limits: "))
     };
     world.until_pod("burstable", "is told that its memory is in use", is_refused).await;
     assert_eq!(file(&of_main, "memory.max"), (40 * MEBI).to_string());

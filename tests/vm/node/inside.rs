@@ -44,7 +44,7 @@ macro_rules! checks {
 }
 
 checks! {
-    service::the_packaged_unit_has_started_when_it_says_so
+    service::the_packaged_unit_has_started_once_it_is_ready
     groups::pods_get_their_shares_of_the_unified_hierarchy
     groups::statistics_come_from_the_unified_hierarchy
     groups::a_resize_reaches_groups_and_units
@@ -85,10 +85,10 @@ fn all() {
         let _lasts = signal(SignalKind::terminate()).expect("a signal");
         let world = ClusterFixture::new().await;
         for (name, check) in CHECKS {
-            let (begun, told) = (Instant::now(), fs::metadata(LOG).map_or(0, |log| log.len()));
+            let (begun, log_position) = (Instant::now(), fs::metadata(LOG).map_or(0, |log| log.len()));
             let is_good = AssertUnwindSafe(check(&world)).catch_unwind().await.is_ok();
             if !is_good {
-                println!("--- the agent said\n{}---", log_since(told));
+                println!("--- the agent said\n{}---", log_since(log_position));
             }
             let verdict = if is_good { "ok" } else { "FAILED" };
             println!("{:.1?}: test {name} ... {verdict}", begun.elapsed());
@@ -291,10 +291,10 @@ pub fn memory_of_the_machine() -> u64 {
 }
 
 /// Polls until a value is available; for states without a watch.
-pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+pub async fn until<T>(what: &str, mut poll: impl AsyncFnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
-        if let Some(found) = look().await {
+        if let Some(found) = poll().await {
             return found;
         }
         assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
@@ -309,9 +309,9 @@ pub async fn page(path: &str) -> Option<String> {
 
 /// Runs a command to its end; returns its output.
 pub fn command(program: &str, arguments: &[&str]) -> String {
-    let said = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
-    let text = format!("{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
-    assert!(said.status.success(), "{program} {arguments:?}: {} {text}", said.status);
+    let output = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{program} {arguments:?}: {} {text}", output.status);
     text.trim().to_owned()
 }
 

@@ -53,9 +53,9 @@ async fn evictions() -> f64 {
 /// Mebibytes that pods may still use, by the agent's formula.
 fn left() -> u64 {
     const GROUP: &str = "/kubepods.slice";
-    let told = |name| file(GROUP, name).parse::<u64>().unwrap_or_else(|e| panic!("{name}: {e}"));
-    let used = told("memory.current") - counted(GROUP, "memory.stat", "inactive_file");
-    (told("memory.max") - used) >> 20
+    let value = |name| file(GROUP, name).parse::<u64>().unwrap_or_else(|e| panic!("{name}: {e}"));
+    let used = value("memory.current") - counted(GROUP, "memory.stat", "inactive_file");
+    (value("memory.max") - used) >> 20
 }
 
 async fn stay<const N: usize>(world: &ClusterFixture, before: [Arc<Value>; N]) {

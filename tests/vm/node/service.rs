@@ -16,7 +16,7 @@ const COUNTS: &str = "n=0; while :; do echo count $n; n=$((n+1)); sleep 1; done"
 /// Name of the pod that must survive everything that happens to the agent.
 const LASTING: &str = "lasting";
 
-pub async fn the_packaged_unit_has_started_when_it_says_so(world: &ClusterFixture) {
+pub async fn the_packaged_unit_has_started_once_it_is_ready(world: &ClusterFixture) {
     systemctl(&["start", "systemd-logind.service"]);
     systemctl(&["start", UNIT]);
     // AC-01-29: READY was sent, so no wait is needed here.
@@ -34,8 +34,8 @@ pub async fn the_packaged_unit_has_started_when_it_says_so(world: &ClusterFixtur
     assert_eq!(is_unit.map(|slice| property(slice, "ActiveState")), ["active"; 3]);
     // Spec 05 §7.2: logind's default delay for inhibitor locks is five seconds.
     until("the agent delays a shutdown", async || (locks() == ["kubelet delay shutdown"]).then_some(())).await;
-    let told = fs::read_to_string("/etc/systemd/logind.conf.d/99-kubelet.conf").expect("logind was told");
-    assert_eq!(told, "# Kubelet logind override\n[Login]\nInhibitDelayMaxSec=240\n");
+    let config = fs::read_to_string("/etc/systemd/logind.conf.d/99-kubelet.conf").expect("logind was told");
+    assert_eq!(config, "# Kubelet logind override\n[Login]\nInhibitDelayMaxSec=240\n");
 }
 
 fn main_process() -> u32 {
@@ -46,9 +46,9 @@ fn main_process() -> u32 {
 pub fn locks() -> Vec<String> {
     let entries = fs::read_dir("/run/systemd/inhibit").into_iter().flatten().flatten();
     let notes = entries.map(|entry| entry.path()).filter(|path| path.extension().is_none());
-    let told = |text: String, key: &str| text.lines().find_map(|line| line.strip_prefix(key).map(str::to_owned));
+    let field = |text: String, key: &str| text.lines().find_map(|line| line.strip_prefix(key).map(str::to_owned));
     let lock =
-        |text: String| ["WHO=", "MODE=", "WHAT="].map(|key| told(text.clone(), key).unwrap_or_default()).join(" ");
+        |text: String| ["WHO=", "MODE=", "WHAT="].map(|key| field(text.clone(), key).unwrap_or_default()).join(" ");
     notes.filter_map(|path| fs::read_to_string(path).ok()).map(lock).collect()
 }
 

@@ -20,8 +20,9 @@ const SOFT_REBOOT: u32 = 254;
 /// A pod that writes a note on SIGTERM, and when it has finished.
 fn noting(name: &str, takes: u32, class: &str) -> Value {
     let note = |what: &str| format!("echo {name} {what} >> /ends/notes");
-    let (told, gone) = (note("told"), note("gone"));
-    let mut main = shell(&format!("trap '{told}; sleep {takes}; {gone}; exit 0' TERM; while :; do sleep 0.2; done"));
+    let (on_signal, gone) = (note("told"), note("gone"));
+    let mut main =
+        shell(&format!("trap '{on_signal}; sleep {takes}; {gone}; exit 0' TERM; while :; do sleep 0.2; done"));
     main["volumeMounts"] = json!([{"name": "ends", "mountPath": "/ends"}]);
     let mut spec = only(main);
     spec["volumes"] = json!([{"name": "ends", "hostPath": {"path": NOTES, "type": "DirectoryOrCreate"}}]);
@@ -75,9 +76,9 @@ pub async fn the_machine_waits_for_its_pods(world: &ClusterFixture) {
         let is_over = |pod: &Value| ["Failed", "Succeeded"].map(Value::from).contains(&pod["status"]["phase"]);
         let pod = world.until_pod(name, "is over", is_over).await;
         let status = &pod["status"];
-        let told = [&status["phase"], &status["reason"], &status["message"]];
+        let reported = [&status["phase"], &status["reason"], &status["message"]];
         let text = "Pod was terminated in response to imminent node shutdown.";
-        assert_eq!(told, [phase, "Terminated", text], "{name}: {status:#}");
+        assert_eq!(reported, [phase, "Terminated", text], "{name}: {status:#}");
         assert_eq!(condition(&pod, "DisruptionTarget"), Some("True"), "{status:#}");
     }
     let late = world.until_pod("late", "is refused", |pod| pod["status"]["phase"] == "Failed").await;

@@ -20,7 +20,7 @@ use berth_ports::{
     AttachedVolumes, ClaimedVolumes, NodeFacts, StorageError, StorageObjects, SystemClock, VolumeManager,
 };
 use berth_types::{Pod, api};
-use berth_volumes::{Credentials, Manager, NfsPlugin, ThisMachine, VolumesConfig, VolumesDeps};
+use berth_volumes::{CredentialStorage, NfsPlugin, PodVolumeManager, ThisMachine, VolumesConfig, VolumesDeps};
 use futures::FutureExt;
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use serde_json::{Value, json};
@@ -120,7 +120,7 @@ impl StorageObjects for NoClaims {
 
 /// Volume manager of a node.
 struct VolumesFixture {
-    volumes: Arc<Manager>,
+    volumes: Arc<PodVolumeManager>,
     events: Arc<Recorder>,
     _stop: DropGuard,
 }
@@ -143,8 +143,8 @@ impl VolumesFixture {
             tasks: TaskTracker::new(),
             stop: stop.clone(),
         };
-        let config = VolumesConfig { root: ROOT.into(), credentials: Credentials::OnDisk };
-        Self { volumes: Arc::new(Manager::new(config, deps)), events, _stop: stop.drop_guard() }
+        let config = VolumesConfig { root: ROOT.into(), credentials: CredentialStorage::OnDisk };
+        Self { volumes: Arc::new(PodVolumeManager::new(config, deps)), events, _stop: stop.drop_guard() }
     }
 
     /// Mounts a pod's volumes; returns the path of its volume, and the mode of created sub-paths.
@@ -206,8 +206,8 @@ async fn a_share_is_what_its_pod_writes_to() {
     let pod = of_share("a", "/one");
     let (path, mode) = node.mount(&pod).await;
     assert!(is_mounted(&path) && mode == 0o2770, "{mode:o}");
-    let told = node.volumes.usage(&path).await.expect("told");
-    assert!(told.capacity > 0 && told.used <= told.capacity, "{told:?}");
+    let usage = node.volumes.usage(&path).await.expect("told");
+    assert!(usage.capacity > 0 && usage.used <= usage.capacity, "{usage:?}");
     fs::write(path.join("file"), "hello").expect("written");
     assert_eq!(fs::read_to_string(there.join("file")).expect("there"), "hello");
     assert_eq!(node.mount(&pod).await.0, path, "once is enough");
@@ -231,11 +231,11 @@ async fn make_stale(there: &Path, mounted: &Path) {
     fs::remove_dir_all(there).expect("removed");
     let begun = Instant::now();
     loop {
-        let looked = fs::metadata(mounted).map(drop).map_err(|error| error.raw_os_error());
-        if looked == Err(Some(nix::libc::ESTALE)) {
+        let result = fs::metadata(mounted).map(drop).map_err(|error| error.raw_os_error());
+        if result == Err(Some(nix::libc::ESTALE)) {
             return;
         }
-        assert!(begun.elapsed() < PATIENCE, "{looked:?}");
+        assert!(begun.elapsed() < PATIENCE, "{result:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -272,13 +272,13 @@ async fn a_stale_share_of_an_agent_before_goes_too() {
 async fn a_server_that_is_away_holds_up_its_own_pods_only() {
     let node = VolumesFixture::new();
     exported("five");
-    let (held, late) = (of_share("e", "/five"), of_share("f", "/five"));
-    let (path, _) = node.mount(&held).await;
+    let (mounted, late) = (of_share("e", "/five"), of_share("f", "/five"));
+    let (path, _) = node.mount(&mounted).await;
     fs::write(path.join("file"), "kept").expect("written");
     serve("0");
-    let (look, looked) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let place = path.join("other");
-    std::thread::spawn(move || look.send(fs::metadata(place).map(drop)));
+    std::thread::spawn(move || sender.send(fs::metadata(place).map(drop)));
     // Another pod waits for its share meanwhile.
     let (volumes, waits) = (node.volumes.clone(), late.clone());
     let waiting = tokio::spawn(async move { volumes.mount(&waits).await.map(drop) });
@@ -289,19 +289,19 @@ async fn a_server_that_is_away_holds_up_its_own_pods_only() {
     }
     let other = pod("g", json!({"emptyDir": {}}));
     node.mount(&other).await;
-    node.mount(&held).await;
+    node.mount(&mounted).await;
     node.unmount(&other).await;
-    let told = node.volumes.usage(&path).await.expect_err("nobody can say");
-    assert!(told.ends_with("timed out after 8s") || told.ends_with("context deadline exceeded"), "{told}");
-    assert!(matches!(looked.try_recv(), Err(mpsc::TryRecvError::Empty)), "it hangs");
+    let error = node.volumes.usage(&path).await.expect_err("nobody can say");
+    assert!(error.ends_with("timed out after 8s") || error.ends_with("context deadline exceeded"), "{error}");
+    assert!(matches!(receiver.try_recv(), Err(mpsc::TryRecvError::Empty)), "it hangs");
     assert!(!waiting.is_finished());
     // Both pods are removed.
     waiting.abort();
     node.unmount(&late).await;
-    node.unmount(&held).await;
+    node.unmount(&mounted).await;
     assert!(!is_mounted(&path) && !path.exists());
     serve("2");
-    let (path, _) = node.mount(&held).await;
+    let (path, _) = node.mount(&mounted).await;
     assert_eq!(fs::read_to_string(path.join("file")).expect("there"), "kept");
-    node.unmount(&held).await;
+    node.unmount(&mounted).await;
 }

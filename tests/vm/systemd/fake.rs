@@ -12,7 +12,7 @@ use std::{
 use berth_sys::cgroup::{
     Hierarchy,
     systemd::{Bus, names},
-    v2::Unified,
+    v2::UnifiedHierarchy,
 };
 use tokio::{net::UnixListener, sync::Notify, task::JoinHandle};
 use tokio_stream::StreamExt;
@@ -84,7 +84,7 @@ impl Fake {
     }
 
     pub fn hierarchy(&self) -> Hierarchy {
-        Hierarchy::V2(Unified::at(self.state.root.clone()).expect("looks like one"))
+        Hierarchy::V2(UnifiedHierarchy::at(self.state.root.clone()).expect("looks like one"))
     }
 
     pub fn fault(&self, unit: &str, fault: Fault) {
@@ -177,8 +177,8 @@ impl State {
             "ResetFailedUnit" => (body.deserialize::<String>().expect("its argument"), Vec::new()),
             other => panic!("{other} is asked of nobody"),
         };
-        let told: Vec<String> = properties.iter().map(|(name, value)| format!("{name}={}", show(value))).collect();
-        self.calls.lock().expect("whole").push(format!("{member} {unit} {}", told.join(" ")).trim_end().to_owned());
+        let settings: Vec<String> = properties.iter().map(|(name, value)| format!("{name}={}", show(value))).collect();
+        self.calls.lock().expect("whole").push(format!("{member} {unit} {}", settings.join(" ")).trim_end().to_owned());
         self.called.notify_waiters();
         let fault = self.faults.lock().expect("whole").remove(&unit);
         let refuse = async |name: &str, text: &str| {
@@ -215,15 +215,15 @@ impl State {
         let job = zbus::ObjectPath::try_from(format!("{OBJECT}/job/{number}")).expect("a path");
         let result = if let Some(Fault::Ends(result)) = fault { result } else { "done" };
         let end = (number, &job, unit.as_str(), result);
-        let tell = async || {
+        let emit_job_removed = async || {
             connection.emit_signal(None::<()>, OBJECT, MANAGER, "JobRemoved", &end).await.expect("sent");
         };
         if fault == Some(Fault::EndsEarly) {
-            tell().await;
+            emit_job_removed().await;
             connection.reply(&header, &job).await.expect("sent");
         } else {
             connection.reply(&header, &job).await.expect("sent");
-            tell().await;
+            emit_job_removed().await;
         }
         Some(())
     }

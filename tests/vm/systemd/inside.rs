@@ -16,20 +16,20 @@ use std::{
 use berth_runtime::{
     groups::CgroupfsGroups,
     launch::inputs,
-    ports::{Groups, Limits},
+    ports::{CgroupLimits, Groups},
     systemd_scopes::Scopes,
 };
 use berth_sys::cgroup::{
     GroupPath, Hierarchy,
-    systemd::{Bus, Driver, Units},
+    systemd::{Bus, SystemdDriver, Units},
 };
 
 use berth_testkit::machine::Root;
 
 /// Names of all checks.
 pub const NAMES: [&str; 3] = [
-    "systemd::inside::slices_have_what_systemd_was_told",
-    "systemd::inside::a_scope_lives_as_long_as_somebody_is_in_it",
+    "systemd::inside::slices_have_the_values_set_in_systemd",
+    "systemd::inside::a_scope_lives_as_long_as_it_has_processes",
     "systemd::inside::an_agent_runs_pods_in_slices_and_scopes",
 ];
 const LIMIT: Duration = Duration::from_secs(60);
@@ -84,10 +84,10 @@ fn is_inside() -> bool {
     inside
 }
 
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
         assert!(begun.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
@@ -117,12 +117,12 @@ fn pairs(files: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 fn systemctl(arguments: &[&str]) -> String {
-    let said = Command::new("/bin/systemctl").args(arguments).output().expect("systemctl");
-    format!("{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr)).trim().to_owned()
+    let output = Command::new("/bin/systemctl").args(arguments).output().expect("systemctl");
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)).trim().to_owned()
 }
 
 /// An async runtime for the driver's tasks, and the driver on this machine's systemd.
-fn driver() -> (tokio::runtime::Runtime, Driver, Hierarchy) {
+fn driver() -> (tokio::runtime::Runtime, SystemdDriver, Hierarchy) {
     // Warnings are printed if the test fails; another test may have set the subscriber.
     let _ = tracing_subscriber::fmt().with_test_writer().try_init();
     let runtime =
@@ -132,12 +132,12 @@ fn driver() -> (tokio::runtime::Runtime, Driver, Hierarchy) {
         Bus::of_this_machine().expect("systemd runs")
     };
     assert!(bus.release().expect("told").0 > 200);
-    (runtime, Driver::new(Arc::new(bus)), Hierarchy::detect().expect("unified"))
+    (runtime, SystemdDriver::new(Arc::new(bus)), Hierarchy::detect().expect("unified"))
 }
 
 #[test]
 #[ignore = "runs inside"]
-fn slices_have_what_systemd_was_told() {
+fn slices_have_the_values_set_in_systemd() {
     if !is_inside() {
         return;
     }
@@ -167,7 +167,7 @@ fn slices_have_what_systemd_was_told() {
 
 #[test]
 #[ignore = "runs inside"]
-fn a_scope_lives_as_long_as_somebody_is_in_it() {
+fn a_scope_lives_as_long_as_it_has_processes() {
     if !is_inside() {
         return;
     }
@@ -184,7 +184,7 @@ fn a_scope_lives_as_long_as_somebody_is_in_it() {
         memory_limit_in_bytes: 1 << 26,
         ..Default::default()
     };
-    let limits = Limits::Container(Some(resources));
+    let limits = CgroupLimits::Container(Some(resources));
     let directories = scopes.create(&group, &limits).expect("made");
     assert_eq!(directories, [at(&group)]);
     assert_eq!(files(&group, ["cpu.max", "cpu.weight", "memory.max"]), ["42000 100000", "100", "67108864"]);
@@ -199,11 +199,11 @@ fn a_scope_lives_as_long_as_somebody_is_in_it() {
     assert!(!at(&group).exists());
     sleeper.wait().expect("killed");
     // A scope without any container process ends with its placeholder.
-    scopes.create(&group, &Limits::Smallest).expect("the same name again");
+    scopes.create(&group, &CgroupLimits::Smallest).expect("the same name again");
     scopes.settle(&group);
     until("systemd removes an empty scope", || (!at(&group).exists()).then_some(()));
     until("and forgets it", || (show("LoadState") == "not-found").then_some(()));
-    let foreign = scopes.create("/test.slice/berth-c2.scope", &Limits::Container(None)).expect("made");
+    let foreign = scopes.create("/test.slice/berth-c2.scope", &CgroupLimits::Container(None)).expect("made");
     assert!(foreign[0].exists());
     driver.remove(&on, &path("/test.slice")).expect("with all that is in it");
     assert!(!at("/test.slice").exists());

@@ -6,10 +6,10 @@ use berth_proto::cri::LinuxContainerResources;
 use berth_runtime::{
     groups::CgroupfsGroups,
     launch::inputs,
-    ports::{Groups, Limits},
+    ports::{CgroupLimits, Groups},
     systemd_scopes::Scopes,
 };
-use berth_sys::cgroup::systemd::Driver;
+use berth_sys::cgroup::systemd::SystemdDriver;
 
 use crate::systemd::fake::{Fake, Fault};
 
@@ -19,7 +19,7 @@ fn scopes(fake: &Fake) -> Arc<Scopes> {
     fs::write(&program, "#!/bin/sh\nexec cat\n").expect("written");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("executable");
     let kernel = CgroupfsGroups::new(fake.hierarchy(), inputs::Groups::V2 { options: String::new() }, true);
-    Arc::new(Scopes::new(kernel, Driver::new(fake.bus()), program))
+    Arc::new(Scopes::new(kernel, SystemdDriver::new(fake.bus()), program))
 }
 
 async fn blocking<R: Send + 'static>(scopes: &Arc<Scopes>, work: impl FnOnce(&Scopes) -> R + Send + 'static) -> R {
@@ -27,8 +27,8 @@ async fn blocking<R: Send + 'static>(scopes: &Arc<Scopes>, work: impl FnOnce(&Sc
     tokio::task::spawn_blocking(move || work(&scopes)).await.expect("no panic")
 }
 
-fn limits(quota: i64) -> Limits {
-    Limits::Container(Some(LinuxContainerResources {
+fn limits(quota: i64) -> CgroupLimits {
+    CgroupLimits::Container(Some(LinuxContainerResources {
         cpu_period: 100_000,
         cpu_quota: quota,
         cpu_shares: 1024,
@@ -49,13 +49,13 @@ async fn a_scope_is_kept_until_its_container_runs() {
     let made = blocking(&scopes, |scopes| scopes.create(GROUP, &limits(41_700))).await.expect("made");
     assert_eq!(made, [fake.path(GROUP)]);
     let calls = fake.calls();
-    let [keeper] = *fake.processes().iter().copied().collect::<Vec<u32>>() else { panic!("one process") };
+    let [placeholder] = *fake.processes().iter().copied().collect::<Vec<u32>>() else { panic!("one process") };
     // AC-06a-2, AC-06a-7: the container's weight is the quadratic one, the quota is rounded as the pod's.
     assert_eq!(
         calls,
         [format!(
             "StartTransientUnit berth-c1.scope Description=libcontainer container berth-c1.scope \
-             Slice=kubepods-podx.slice Delegate=true PIDs=[{keeper}] CollectMode=inactive-or-failed \
+             Slice=kubepods-podx.slice Delegate=true PIDs=[{placeholder}] CollectMode=inactive-or-failed \
              MemoryAccounting=true CPUAccounting=true IOAccounting=true TasksAccounting=true \
              DefaultDependencies=false MemorySwapMax=0 MemoryMax=67108864 CPUWeight=100 TasksMax=32 \
              CPUQuotaPeriodUSec=100000 CPUQuotaPerSecUSec=420000"
@@ -64,7 +64,7 @@ async fn a_scope_is_kept_until_its_container_runs() {
     let files = ["cpu.weight", "cpu.max", "memory.max", "memory.swap.max", "pids.max"];
     let standing = files.map(|file| fake.file(&format!("{GROUP}/{file}")));
     assert_eq!(standing, ["100", "42000 100000", "67108864", "0", "32"]);
-    let alive = Path::new("/proc").join(keeper.to_string());
+    let alive = Path::new("/proc").join(placeholder.to_string());
     assert!(alive.exists());
     blocking(&scopes, |scopes| scopes.settle(GROUP)).await;
     assert!(!alive.exists());
@@ -88,12 +88,13 @@ async fn what_fails_leaves_nothing() {
     let scopes = scopes(&fake);
     // A failed unit of that name exists: it is reset, and the start is retried once.
     fake.fault("berth-c1.scope", Fault::Ends("failed"));
-    let error = blocking(&scopes, |scopes| scopes.create(GROUP, &Limits::Smallest)).await.expect_err("in the way");
+    let error =
+        blocking(&scopes, |scopes| scopes.create(GROUP, &CgroupLimits::Smallest)).await.expect_err("in the way");
     assert!(error.text.contains("the job ended with result \"failed\""), "{}", error.text);
     let calls: Vec<String> = fake.calls().iter().map(|c| c.split(' ').next().unwrap_or_default().to_owned()).collect();
     assert_eq!(calls[..3], ["StartTransientUnit", "ResetFailedUnit", "StartTransientUnit"]);
     assert!(!fake.path(GROUP).exists());
-    blocking(&scopes, |scopes| scopes.create(GROUP, &Limits::Smallest)).await.expect("the second time");
+    blocking(&scopes, |scopes| scopes.create(GROUP, &CgroupLimits::Smallest)).await.expect("the second time");
     assert_eq!(fake.file(&format!("{GROUP}/cpu.weight")), "1");
     // The cgroup files cannot be written: systemd is set back to the values in effect.
     fs::remove_file(fake.path(&format!("{GROUP}/memory.max"))).expect("removed");
@@ -125,7 +126,7 @@ async fn names_need_a_slice() {
 async fn groups_are_found_by_what_they_hold() {
     let fake = Fake::start();
     let scopes = scopes(&fake);
-    blocking(&scopes, |scopes| scopes.create(GROUP, &Limits::Container(None))).await.expect("made");
+    blocking(&scopes, |scopes| scopes.create(GROUP, &CgroupLimits::Container(None))).await.expect("made");
     let found = blocking(&scopes, |scopes| scopes.find("c1")).await.expect("listed");
     assert_eq!(found, [GROUP]);
     blocking(&scopes, |scopes| scopes.remove(GROUP)).await.expect("removed");

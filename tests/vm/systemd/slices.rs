@@ -6,9 +6,11 @@ use std::{
     time::Duration,
 };
 
-use berth::resources::{Amounts, Driver, IdRanges, IdSpace, Manager, ManagerConfig, ManagerDeps, PodRules};
+use berth::resources::{
+    Amounts, CgroupDriver, IdRanges, IdSpace, ManagerConfig, ManagerDeps, PodCgroupManager, PodRules,
+};
 use berth_metrics::{CgroupMetrics, Registry};
-use berth_ports::{Event, EventSink, PodCgroupValues, ResourceManager};
+use berth_ports::{EventRecord, EventSink, PodCgroupValues, ResourceManager};
 use berth_sys::cgroup::systemd::Units;
 use berth_types::Pod;
 use serde_json::json;
@@ -18,15 +20,15 @@ use crate::systemd::fake::{Fake, Fault};
 use berth_testkit::pods;
 
 #[derive(Default)]
-struct Events(Mutex<Vec<Event>>);
+struct Events(Mutex<Vec<EventRecord>>);
 
 impl EventSink for Events {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("whole").push(event);
     }
 }
 
-async fn manager(fake: &Fake) -> Arc<Manager> {
+async fn manager(fake: &Fake) -> Arc<PodCgroupManager> {
     let config = ManagerConfig {
         cgroup_root: String::new(),
         cgroups_per_qos: true,
@@ -35,7 +37,7 @@ async fn manager(fake: &Fake) -> Arc<Manager> {
             cpu_period_us: 100_000,
             pids_limit: 1024,
             hugepage_sizes: vec![],
-            driver: Driver::Systemd,
+            driver: CgroupDriver::Systemd,
         },
         capacity: Amounts { cpu_milli: Some(2000), memory_bytes: Some(8 << 30), ..Amounts::default() },
         reservations: vec![],
@@ -49,7 +51,7 @@ async fn manager(fake: &Fake) -> Arc<Manager> {
         ids: Arc::new(ids),
         units: Some(fake.bus() as Arc<dyn Units>),
     };
-    Manager::new(config, Some(fake.hierarchy()), deps).expect("a manager")
+    PodCgroupManager::new(config, Some(fake.hierarchy()), deps).expect("a manager")
 }
 
 fn burstable(name: &str) -> Arc<Pod> {
@@ -110,7 +112,7 @@ async fn pods_are_slices_below_their_class() {
 }
 
 #[tokio::test]
-async fn a_resize_is_told_and_written() {
+async fn a_resize_is_set_in_systemd_and_written() {
     let fake = Fake::start();
     let manager = manager(&fake).await;
     manager.start().await.expect("started");
@@ -171,7 +173,7 @@ async fn what_is_set_back_is_written_again() {
 }
 
 #[tokio::test]
-async fn failures_of_jobs_and_connections_are_told_or_mended() {
+async fn failures_of_jobs_and_connections_are_reported_or_retried() {
     let fake = Fake::start();
     let manager = manager(&fake).await;
     fake.fault("kubepods.slice", Fault::EndsEarly);
@@ -189,7 +191,7 @@ async fn failures_of_jobs_and_connections_are_told_or_mended() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_told() {
+async fn a_missing_systemd_is_reported() {
     let fake = Fake::start();
     let manager = manager(&fake).await;
     fs::remove_file(fake.place.path().join("private")).expect("removed");

@@ -36,7 +36,7 @@ pub enum RequestClass {
     Main,
     /// Node status and lease: no rate limit, and a connection of its own.
     Heartbeat,
-    /// Events.
+    /// Event writes, limited by `eventRecordQPS` and `eventBurst`.
     Events,
     /// Certificate signing requests.
     Certificates,
@@ -66,7 +66,7 @@ pub struct Body {
 pub struct Call {
     /// Request class, which selects rate limiter and connection.
     pub line: RequestClass,
-    /// Verb.
+    /// API verb; it determines the HTTP method.
     pub verb: Verb,
     /// Resource type.
     pub resource: Resource,

@@ -34,14 +34,14 @@ pub struct ApiStatus {
     /// Human-readable message.
     pub message: String,
     /// `details.causes`.
-    pub causes: Vec<Cause>,
+    pub causes: Vec<ApiStatusCause>,
     /// Delay the server requests before a retry.
     pub retry_after: Option<Duration>,
 }
 
 /// One entry of `details.causes`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Cause {
+pub struct ApiStatusCause {
     /// Machine-readable reason (`FieldValueInvalid`).
     pub reason: String,
     /// Human-readable message.

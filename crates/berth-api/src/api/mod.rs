@@ -21,9 +21,9 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 pub use call::{Body, Call, RequestClass, Retries, Verb};
-pub use error::{ApiError, ApiStatus, Cause};
+pub use error::{ApiError, ApiStatus, ApiStatusCause};
 pub use resource::Resource;
-pub use typed::{Typed, parse};
+pub use typed::{TypedClient, parse};
 
 /// Largest object accepted, in bytes (spec 10 §8.4).
 pub const OBJECT_LIMIT: usize = 8 << 20;

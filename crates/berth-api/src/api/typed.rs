@@ -15,7 +15,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 
 /// Typed calls of every [`ApiClient`].
 #[async_trait]
-pub trait Typed: ApiClient {
+pub trait TypedClient: ApiClient {
     /// Sends the request and parses the response.
     ///
     /// # Errors
@@ -25,4 +25,4 @@ pub trait Typed: ApiClient {
     }
 }
 
-impl<C: ApiClient + ?Sized> Typed for C {}
+impl<C: ApiClient + ?Sized> TypedClient for C {}

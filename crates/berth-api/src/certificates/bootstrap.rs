@@ -14,12 +14,12 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
-    key::{Key, KeyError},
+    key::{KeyError, PrivateKey},
     kubeconfig::{self, Cluster, KubeconfigError},
     pair::Pair,
-    request::Naming,
-    signing_request::{Request, SigningRequestError},
-    store::{Store, StoreError},
+    request::NamingScheme,
+    signing_request::{SigningRequest, SigningRequestError},
+    store::{CertificateStore, StoreError},
     template::{Purpose, Template},
 };
 use crate::api::{ApiClient, ApiError, Call, RequestClass, Resource};
@@ -31,9 +31,9 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// How long bootstrap waits for a healthy API server before it sends the request anyway.
 const HEALTHY: Duration = Duration::from_secs(60);
 /// Interval of health checks, its maximum jitter as a share, and the timeout of one check.
-const LOOK: Duration = Duration::from_secs(2);
+const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const JITTER: f64 = 0.2;
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
+const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Readable by the agent's user only.
 const MODE: u32 = 0o600;
 
@@ -57,7 +57,7 @@ pub enum BootstrapError {
     KeepKey {
         /// Path of the key file.
         path: String,
-        /// Cause.
+        /// I/O error of creating the directory or writing the key.
         cause: std::io::Error,
     },
     /// A blocking task panicked or was cancelled.
@@ -88,11 +88,11 @@ pub struct Bootstrap {
 /// No certificate was issued, or the result cannot be written.
 pub async fn bootstrap(setup: Bootstrap) -> Result<(), BootstrapError> {
     info!("Using bootstrap kubeconfig to generate TLS client cert, key and kubeconfig file");
-    let store = Store::new(&setup.directory, Purpose::Client, None);
+    let store = CertificateStore::new(&setup.directory, Purpose::Client, None);
     let (of, own) = (store.clone(), temporary(&setup.directory));
     let key = tokio::task::spawn_blocking(move || key(&of, &own)).await??;
     wait_until_healthy(&*setup.api).await;
-    let mut request = Request::new(Template::client(&setup.node), key, Naming::Bootstrap)?;
+    let mut request = SigningRequest::new(Template::client(&setup.node), key, NamingScheme::Bootstrap)?;
     let now = setup.clock.now();
     let asked = timeout(LIMIT, async {
         request.make(&*setup.api, now.as_second()).await?;
@@ -104,7 +104,7 @@ pub async fn bootstrap(setup: Bootstrap) -> Result<(), BootstrapError> {
     tokio::task::spawn_blocking(move || keep(&setup, &store, &pair)).await?
 }
 
-fn keep(setup: &Bootstrap, store: &Store, pair: &Pair) -> Result<(), BootstrapError> {
+fn keep(setup: &Bootstrap, store: &CertificateStore, pair: &Pair) -> Result<(), BootstrapError> {
     let now: Timestamp = setup.clock.now();
     store.update(pair, &now.to_zoned(TimeZone::system()))?;
     // The pair is stored; a key left behind would only be reused by the next bootstrap.
@@ -119,12 +119,12 @@ fn temporary(directory: &Path) -> PathBuf {
 
 /// Returns the key of the current pair, else that of an interrupted bootstrap, else a new one. Replaces a file that
 /// contains no key; the kubelet refuses to start then.
-fn key(store: &Store, own: &Path) -> Result<Key, BootstrapError> {
-    let read = |path: &Path| Key::read(&std::fs::read_to_string(path).ok()?);
+fn key(store: &CertificateStore, own: &Path) -> Result<PrivateKey, BootstrapError> {
+    let read = |path: &Path| PrivateKey::read(&std::fs::read_to_string(path).ok()?);
     if let Some(key) = read(&store.link()).or_else(|| read(own)) {
         return Ok(key);
     }
-    let key = Key::generate()?;
+    let key = PrivateKey::generate()?;
     let wrong = |cause| BootstrapError::KeepKey { path: own.display().to_string(), cause };
     if let Some(directory) = own.parent() {
         std::fs::create_dir_all(directory).map_err(wrong)?;
@@ -137,14 +137,14 @@ fn key(store: &Store, own: &Path) -> Result<Key, BootstrapError> {
 async fn wait_until_healthy(api: &dyn ApiClient) {
     let until = Instant::now() + HEALTHY;
     while Instant::now() < until {
-        let call = Call::get(Resource::HEALTHZ, "", "").on(RequestClass::Certificates).within(LOOK_LIMIT);
-        match timeout(LOOK_LIMIT, api.call(call)).await {
+        let call = Call::get(Resource::HEALTHZ, "", "").on(RequestClass::Certificates).within(HEALTH_CHECK_TIMEOUT);
+        match timeout(HEALTH_CHECK_TIMEOUT, api.call(call)).await {
             // The body is "ok", which is not JSON.
             Ok(Ok(_) | Err(ApiError::Malformed(_))) => return,
             Ok(Err(error)) => warn!(err = %error, "API server is not healthy yet"),
             Err(_) => warn!("Timed out waiting for the health check of the API server"),
         }
-        sleep(LOOK.mul_f64(1.0 + JITTER * rand::random::<f64>())).await;
+        sleep(HEALTH_CHECK_INTERVAL.mul_f64(1.0 + JITTER * rand::random::<f64>())).await;
     }
 }
 
@@ -235,9 +235,12 @@ mod tests {
             _ => Err(refused(500, "InternalError", "ill")),
         });
         let began = Instant::now();
-        let told = bootstrap(setup(folder.path(), denied.clone())).await.expect_err("refused").to_string();
-        assert_eq!(told, "cannot create certificate signing request: no");
-        assert!(began.elapsed() >= HEALTHY && began.elapsed() < HEALTHY + LOOK * 2, "ill servers are asked as well");
+        let message = bootstrap(setup(folder.path(), denied.clone())).await.expect_err("refused").to_string();
+        assert_eq!(message, "cannot create certificate signing request: no");
+        assert!(
+            began.elapsed() >= HEALTHY && began.elapsed() < HEALTHY + HEALTH_CHECK_INTERVAL * 2,
+            "ill servers are asked as well"
+        );
         let own = temporary(&folder.path().join("pki"));
         let first = fs::read_to_string(&own).expect("a key");
         bootstrap(setup(folder.path(), denied.clone())).await.expect_err("refused");
@@ -248,15 +251,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_signs_within_an_hour() {
+    async fn bootstrap_fails_if_the_csr_is_deleted_or_not_signed_within_an_hour() {
         let folder = tempfile::tempdir().expect("a folder");
         let api = FakeApi::new(|call| match call.verb {
             Verb::Create => Ok(stored(call, "u")),
             Verb::List => Ok(list(&[json!({"metadata": {"name": "other"}})])),
             _ => Ok(json!("ok")),
         });
-        let told = bootstrap(setup(folder.path(), api)).await.expect_err("gone").to_string();
-        assert!(told.starts_with("csr \"node-csr-") && told.ends_with("\" was deleted"), "{told}");
+        let message = bootstrap(setup(folder.path(), api)).await.expect_err("gone").to_string();
+        assert!(message.starts_with("csr \"node-csr-") && message.ends_with("\" was deleted"), "{message}");
 
         let open = Arc::new(Mutex::new(Value::Null));
         let api = FakeApi::new(move |call| match call.verb {
@@ -268,8 +271,8 @@ mod tests {
             _ => Ok(json!("ok")),
         });
         let began = Instant::now();
-        let told = bootstrap(setup(folder.path(), api)).await.expect_err("nobody").to_string();
-        assert_eq!(told, SigningRequestError::TimedOut.to_string());
+        let message = bootstrap(setup(folder.path(), api)).await.expect_err("nobody").to_string();
+        assert_eq!(message, SigningRequestError::TimedOut.to_string());
         assert!(began.elapsed() >= LIMIT);
     }
 }

@@ -12,9 +12,9 @@ use tracing::{error, info};
 
 use super::{
     kubeconfig::{self, Kubeconfig, KubeconfigError},
-    manager::{ApiConnector, CertificateState, IdentitySink, Manager, ManagerDeps, Seed},
+    manager::{ApiConnector, CertificateManager, CertificateState, IdentitySink, ManagerDeps, Seed},
     plan::{self, BootstrapFile, ClientPath, KubeconfigState, Rotation},
-    store::Store,
+    store::CertificateStore,
     template::{Purpose, Template},
 };
 use crate::api::ApiClient;
@@ -50,7 +50,7 @@ pub fn plan(rotation: Rotation, bootstrap: &Path, kubeconfig: &Path, now: Timest
 /// The bootstrap kubeconfig is unusable, or the kubeconfig cannot be written.
 pub fn prepare_kubeconfig(bootstrap: &Path, kubeconfig: &Path, directory: &Path) -> Result<(), KubeconfigError> {
     let cluster = Kubeconfig::read(bootstrap)?.cluster;
-    kubeconfig::write(kubeconfig, &cluster, &Store::new(directory, Purpose::Client, None).link())?;
+    kubeconfig::write(kubeconfig, &cluster, &CertificateStore::new(directory, Purpose::Client, None).link())?;
     info!("Client rotation is on, will bootstrap in background");
     Ok(())
 }
@@ -89,7 +89,7 @@ impl ClientCertificates {
         let kubeconfig = setup.kubeconfig;
         let seed: Seed = Arc::new(move || Kubeconfig::read(&kubeconfig).ok()?.pair());
         let parts = ManagerDeps {
-            store: Store::new(&setup.directory, Purpose::Client, None),
+            store: CertificateStore::new(&setup.directory, Purpose::Client, None),
             seed: Some(seed),
             api: setup.api,
             bootstrap: setup.bootstrap,
@@ -99,7 +99,7 @@ impl ClientCertificates {
             events: setup.events,
         };
         let (_, templates) = watch::channel(Some(Template::client(&setup.node)));
-        let manager = Manager::open(Purpose::Client, parts, templates).await;
+        let manager = CertificateManager::open(Purpose::Client, parts, templates).await;
         let state = manager.state();
         tasks.spawn(manager.run(stop));
         Self { state }

@@ -34,9 +34,9 @@ pub struct KeyError(&'static str, rcgen::Error);
 
 /// P-256 private key.
 #[derive(Debug)]
-pub struct Key(KeyPair);
+pub struct PrivateKey(KeyPair);
 
-impl Key {
+impl PrivateKey {
     /// Generates a key.
     ///
     /// # Errors
@@ -159,18 +159,18 @@ mod tests {
 
     #[test]
     fn a_key_survives_being_written_and_read() {
-        let key = Key::generate().expect("a key");
+        let key = PrivateKey::generate().expect("a key");
         let pem = key.to_pem();
         assert!(pem.starts_with("-----BEGIN EC PRIVATE KEY-----\n") && pem.ends_with("-----END EC PRIVATE KEY-----\n"));
-        let again = Key::read(&pem).expect("readable");
+        let again = PrivateKey::read(&pem).expect("readable");
         assert_eq!(again.public(), key.public());
         assert_eq!(again.to_pem(), pem);
-        assert_eq!(Key::read(&key.0.serialize_pem()).expect("PKCS #8").public(), key.public());
+        assert_eq!(PrivateKey::read(&key.0.serialize_pem()).expect("PKCS #8").public(), key.public());
     }
 
     #[test]
     fn what_is_no_key_is_none() {
-        let whole = Key::generate().expect("a key").to_pem();
+        let whole = PrivateKey::generate().expect("a key").to_pem();
         let body = whole.lines().nth(1).expect("a line");
         for text in [
             String::new(),
@@ -179,7 +179,7 @@ mod tests {
             format!("-----BEGIN EC PRIVATE KEY-----\n{body}\n-----END EC PRIVATE KEY-----\n"),
             "-----BEGIN PRIVATE KEY-----\nMAMCAQA=\n-----END PRIVATE KEY-----\n".to_owned(),
         ] {
-            assert!(Key::read(&text).is_none(), "{text}");
+            assert!(PrivateKey::read(&text).is_none(), "{text}");
         }
         for der in [&[][..], &[0x30], &[0x30, 0x82], &[0x30, 0x84, 1, 1, 1, 1], &[0x30, 5, 1]] {
             assert_eq!(first(der), None, "{der:?}");

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{leaf, pair::Pair, plan::KubeconfigState};
-use crate::transport::{self, Source, User};
+use crate::transport::{self, InlineOrFile, User};
 use berth_sys::atomic_file;
 
 /// Readable by the agent's user only, because the file has credentials.
@@ -25,7 +25,7 @@ pub enum KubeconfigError {
     Read {
         /// Path of the file.
         path: String,
-        /// Cause.
+        /// Text of the I/O error.
         cause: String,
     },
     /// The file is no usable kubeconfig.
@@ -36,7 +36,7 @@ pub enum KubeconfigError {
     Write {
         /// Path of the file.
         path: String,
-        /// Cause.
+        /// I/O error of creating the directory or writing the file.
         cause: io::Error,
     },
 }
@@ -60,7 +60,7 @@ pub struct Cluster {
 
 /// Where a kubeconfig has its client certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Origin {
+pub enum CertificateOrigin {
     /// Inline.
     Data,
     /// In files that it refers to.
@@ -81,18 +81,18 @@ impl Kubeconfig {
     /// # Errors
     /// The file cannot be read, or names no server.
     pub fn read(path: &Path) -> Result<Self, KubeconfigError> {
-        let told = |cause: String| KubeconfigError::Read { path: path.display().to_string(), cause };
-        let text = fs::read_to_string(path).map_err(|e| told(e.to_string()))?;
+        let read_error = |cause: String| KubeconfigError::Read { path: path.display().to_string(), cause };
+        let text = fs::read_to_string(path).map_err(|e| read_error(e.to_string()))?;
         let read = transport::Kubeconfig::parse(&text, path.parent().unwrap_or(Path::new("")));
         let transport::Kubeconfig { cluster, user } = read.map_err(KubeconfigError::Invalid)?;
         Ok(Self { cluster: reach(cluster), user })
     }
 
     /// Client certificate and key, and where they are; `None` if there is no usable pair.
-    pub fn pair(&self) -> Option<(Pair, Origin)> {
+    pub fn pair(&self) -> Option<(Pair, CertificateOrigin)> {
         let (certificate, key) = self.user.pair.as_ref()?;
-        let origin = if certificate.file().is_some() { Origin::Files } else { Origin::Data };
-        let text = |source: &Source| source.read().ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        let origin = if certificate.file().is_some() { CertificateOrigin::Files } else { CertificateOrigin::Data };
+        let text = |source: &InlineOrFile| source.read().ok().and_then(|bytes| String::from_utf8(bytes).ok());
         Pair::join(&text(certificate)?, &text(key)?).ok().map(|pair| (pair, origin))
     }
 }
@@ -150,8 +150,8 @@ fn text(cluster: &Cluster, pair: &Path) -> String {
 
 fn reach(cluster: transport::Cluster) -> Cluster {
     let (authority, authority_data) = match cluster.authorities {
-        Some(Source::File(file)) => (file.display().to_string(), String::new()),
-        Some(Source::Text(pem)) => (String::new(), STANDARD.encode(pem)),
+        Some(InlineOrFile::File(file)) => (file.display().to_string(), String::new()),
+        Some(InlineOrFile::Text(pem)) => (String::new(), STANDARD.encode(pem)),
         None => (String::new(), String::new()),
     };
     Cluster {
@@ -210,7 +210,7 @@ mod tests {
         }
         assert_eq!(classify(&folder.path().join("none"), at(10)), KubeconfigState::NotValid);
         let path = folder.path().join("kubeconfig");
-        for (content, origin) in [(text(&within), Origin::Data), (text(named), Origin::Files)] {
+        for (content, origin) in [(text(&within), CertificateOrigin::Data), (text(named), CertificateOrigin::Files)] {
             fs::write(&path, content).expect("written");
             assert_eq!(Kubeconfig::read(&path).expect("read").pair(), Some((pair.clone(), origin)));
         }
@@ -230,13 +230,13 @@ mod tests {
             write(&path, &cluster, &link).expect("written");
             let again = Kubeconfig::read(&path).expect("read");
             assert_eq!(again.cluster, cluster);
-            assert_eq!(again.user.pair, Some((Source::File(link.clone()), Source::File(link.clone()))));
+            assert_eq!(again.user.pair, Some((InlineOrFile::File(link.clone()), InlineOrFile::File(link.clone()))));
             assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
         }
         let text = fs::read_to_string(&path).expect("read");
         assert!(text.contains("\n    namespace: default\n") && text.ends_with("\ncurrent-context: default-context\n"));
-        let anybody = Cluster { insecure: true, authority: String::new(), ..cluster };
-        write(&path, &anybody, &link).expect("written");
-        assert_eq!(Kubeconfig::read(&path).expect("read").cluster, anybody);
+        let unverified = Cluster { insecure: true, authority: String::new(), ..cluster };
+        write(&path, &unverified, &link).expect("written");
+        assert_eq!(Kubeconfig::read(&path).expect("read").cluster, unverified);
     }
 }

@@ -17,19 +17,19 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::{
-    key::Key,
-    kubeconfig::Origin,
+    key::PrivateKey,
+    kubeconfig::CertificateOrigin,
     leaf::Leaf,
     pair::Pair,
-    request::Naming,
+    request::NamingScheme,
     schedule::{Due, due, retry, server_answers},
-    signing_request::{Request, SigningRequestError},
-    store::Store,
+    signing_request::{SigningRequest, SigningRequestError},
+    store::CertificateStore,
     template::{Purpose, Template},
 };
-use crate::{CertifiedPair, Identity, api::ApiClient};
+use crate::{CertifiedPair, ClientIdentity, api::ApiClient};
 use berth_metrics::CertificateMetrics;
-use berth_ports::{Clock, Event, EventSink};
+use berth_ports::{Clock, EventRecord, EventSink};
 
 /// Timeout for approval and signing.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
@@ -52,7 +52,7 @@ impl IdentitySink for watch::Sender<Option<Arc<Pair>>> {
     }
 }
 
-impl IdentitySink for Identity {
+impl IdentitySink for ClientIdentity {
     fn set(&self, pair: Option<Arc<Pair>>) {
         let read = |pair: &Pair| CertifiedPair::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes());
         match pair.as_deref().map(read).transpose() {
@@ -71,9 +71,9 @@ pub type ApiConnector =
     Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Arc<dyn ApiClient>, String>> + Send>> + Send + Sync>;
 
 /// Source of an initial pair besides the store: the kubeconfig. Blocking.
-pub type Seed = Arc<dyn Fn() -> Option<(Pair, Origin)> + Send + Sync>;
+pub type Seed = Arc<dyn Fn() -> Option<(Pair, CertificateOrigin)> + Send + Sync>;
 
-/// State of a certificate.
+/// Health of a certificate rotation: expiry, failed attempts, and last error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertificateState {
     /// Last second of validity of the current certificate, since the epoch; `None`: there is none.
@@ -89,7 +89,7 @@ pub struct CertificateState {
 /// Dependencies of a manager.
 pub struct ManagerDeps {
     /// Certificate store on disk.
-    pub store: Store,
+    pub store: CertificateStore,
     /// Source of an initial pair where the store has none.
     pub seed: Option<Seed>,
     /// Client for requests with a valid certificate.
@@ -98,7 +98,7 @@ pub struct ManagerDeps {
     pub bootstrap: Option<ApiConnector>,
     /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Metrics.
+    /// Expiry, failed requests, and, for serving certificates, the age at rotation.
     pub metrics: CertificateMetrics,
     /// Receives the current pair.
     pub sink: Arc<dyn IdentitySink>,
@@ -107,20 +107,20 @@ pub struct ManagerDeps {
 }
 
 /// Rotation task of one certificate.
-pub struct Manager {
+pub struct CertificateManager {
     parts: ManagerDeps,
     purpose: Purpose,
     templates: watch::Receiver<Option<Template>>,
     state: watch::Sender<CertificateState>,
-    held: Option<CurrentPair>,
+    current: Option<CurrentPair>,
     /// Whether the current pair is replaced regardless of its age.
     is_forced: bool,
-    pending: Option<Request>,
+    pending: Option<SigningRequest>,
     /// When the pair became absent, or when its absence was last logged.
     absent: Instant,
 }
 
-/// Current pair.
+/// Certificate pair in use, with what determines its renewal time.
 struct CurrentPair {
     pair: Arc<Pair>,
     leaf: Leaf,
@@ -128,7 +128,7 @@ struct CurrentPair {
     chance: f64,
 }
 
-impl Manager {
+impl CertificateManager {
     /// Loads the current pair and publishes it.
     pub async fn open(purpose: Purpose, parts: ManagerDeps, templates: watch::Receiver<Option<Template>>) -> Self {
         let mut manager = Self {
@@ -136,7 +136,7 @@ impl Manager {
             purpose,
             templates,
             state: watch::Sender::default(),
-            held: None,
+            current: None,
             is_forced: false,
             pending: None,
             absent: Instant::now(),
@@ -163,7 +163,8 @@ impl Manager {
         loop {
             self.refresh().await;
             let template = self.templates.borrow_and_update().clone();
-            let current = self.held.as_ref().filter(|_| !self.is_forced).map(|held| (&held.leaf, held.chance));
+            let current =
+                self.current.as_ref().filter(|_| !self.is_forced).map(|current| (&current.leaf, current.chance));
             match (due(current, template.as_ref(), self.now()), template) {
                 (Due::Now, Some(template)) => self.attempt(template).await,
                 (Due::At(at), _) => self.pause(self.until(at).min(RECHECK)).await,
@@ -178,7 +179,8 @@ impl Manager {
 
     /// Time until that second or until expiry, at least 1 s because the clock may stand still.
     fn until(&self, at: i64) -> Duration {
-        let seconds = at.min(self.held.as_ref().map_or(at, |held| held.leaf.not_after)).saturating_sub(self.now());
+        let seconds =
+            at.min(self.current.as_ref().map_or(at, |current| current.leaf.not_after)).saturating_sub(self.now());
         Duration::from_secs(u64::try_from(seconds).unwrap_or_default().max(1))
     }
 
@@ -192,12 +194,12 @@ impl Manager {
     /// Drops an expired pair, and loads one from disk where there is none.
     async fn refresh(&mut self) {
         let now = self.now();
-        if self.held.as_ref().is_some_and(|held| held.leaf.is_expired(now)) {
+        if self.current.as_ref().is_some_and(|current| current.leaf.is_expired(now)) {
             error!(purpose = ?self.purpose, "The certificate has expired");
             self.absent = Instant::now();
             self.publish(None);
         }
-        if self.held.is_some() {
+        if self.current.is_some() {
             return;
         }
         let (store, seed, at) = (self.parts.store.clone(), self.parts.seed.clone(), self.parts.clock.now());
@@ -211,7 +213,7 @@ impl Manager {
     async fn attempt(&mut self, template: Template) {
         let mut templates = self.templates.clone();
         // Does not wait beyond expiry: then the bootstrap client must be used.
-        let limit = self.held.as_ref().map_or(LIMIT, |held| self.until(held.leaf.not_after).min(LIMIT));
+        let limit = self.current.as_ref().map_or(LIMIT, |current| self.until(current.leaf.not_after).min(LIMIT));
         let outcome = tokio::select! {
             biased;
             () = differs(&mut templates, &template) => return,
@@ -229,18 +231,18 @@ impl Manager {
         let request = match self.pending.take().filter(|pending| pending.template == template) {
             Some(pending) => pending,
             None => {
-                let key = Key::generate().map_err(|e| SigningRequestError::Own(e.to_string()))?;
-                Request::new(template.clone(), key, Naming::Rotation)?
+                let key = PrivateKey::generate().map_err(|e| SigningRequestError::Own(e.to_string()))?;
+                SigningRequest::new(template.clone(), key, NamingScheme::Rotation)?
             }
         };
         let request = self.pending.insert(request);
-        let mut client = match (&self.held, &self.parts.bootstrap) {
+        let mut client = match (&self.current, &self.parts.bootstrap) {
             (None, Some(open)) => open().await.map_err(SigningRequestError::Own)?,
             _ => self.parts.api.clone(),
         };
         match (request.make(&*client, now).await, &self.parts.bootstrap) {
             // The certificate was revoked or the authority replaced: the bootstrap credentials may still be valid.
-            (Err(SigningRequestError::Create(error)), Some(open)) if error.code() == 401 && self.held.is_some() => {
+            (Err(SigningRequestError::Create(error)), Some(open)) if error.code() == 401 && self.current.is_some() => {
                 client = open().await.map_err(|_| SigningRequestError::Create(error))?;
                 request.make(&*client, now).await?;
             }
@@ -264,7 +266,7 @@ impl Manager {
             Ok(Err(error)) => error!(err = %error, "Failed to store new certificate, using it from memory"),
             Err(error) => error!(err = %error, "Failed to store new certificate, using it from memory"),
         }
-        if let Some(old) = &self.held {
+        if let Some(old) = &self.current {
             self.parts.metrics.replaced(self.now().saturating_sub(old.leaf.not_before));
             if self.purpose == Purpose::Client {
                 info!("Certificate rotation detected, shutting down client connections to start using new credentials");
@@ -283,7 +285,7 @@ impl Manager {
         let text = error.to_string();
         error!(err = text, purpose = ?self.purpose, "Failed while requesting a signed certificate from the control plane");
         if self.state.borrow().error.as_ref() != Some(&text) {
-            self.parts.events.record(Event::node_warning(REASON, text.clone()));
+            self.parts.events.record(EventRecord::node_warning(REASON, text.clone()));
         }
         self.state.send_modify(|state| {
             state.failures = state.failures.saturating_add(1);
@@ -300,7 +302,7 @@ impl Manager {
     }
 
     fn log_if_overdue(&mut self) {
-        if self.purpose != Purpose::Client || self.held.is_some() || self.absent.elapsed() < OVERDUE {
+        if self.purpose != Purpose::Client || self.current.is_some() || self.absent.elapsed() < OVERDUE {
             return;
         }
         self.absent = Instant::now();
@@ -313,10 +315,10 @@ impl Manager {
 
     /// Makes the pair current: publishes it, its state, and its expiry.
     fn publish(&mut self, found: Option<(Pair, Leaf)>) {
-        self.held = found.map(|(pair, leaf)| CurrentPair { pair: Arc::new(pair), leaf, chance: rand::random() });
-        let last = self.held.as_ref().map(|held| held.leaf.not_after);
+        self.current = found.map(|(pair, leaf)| CurrentPair { pair: Arc::new(pair), leaf, chance: rand::random() });
+        let last = self.current.as_ref().map(|current| current.leaf.not_after);
         self.parts.metrics.expiry.set(last);
-        self.parts.sink.set(self.held.as_ref().map(|held| held.pair.clone()));
+        self.parts.sink.set(self.current.as_ref().map(|current| current.pair.clone()));
         self.state.send_modify(|state| state.valid_until = last);
     }
 }
@@ -324,8 +326,8 @@ impl Manager {
 /// Loads an unexpired pair from disk: from the store, else from the kubeconfig. Also returns whether it must be
 /// replaced at once, as an inline pair of a kubeconfig must.
 fn find(
-    store: &Store,
-    seed: Option<&(dyn Fn() -> Option<(Pair, Origin)> + Send + Sync)>,
+    store: &CertificateStore,
+    seed: Option<&(dyn Fn() -> Option<(Pair, CertificateOrigin)> + Send + Sync)>,
     at: Timestamp,
 ) -> Option<(Pair, Leaf, bool)> {
     let good = |pair: Pair| {
@@ -341,12 +343,12 @@ fn find(
     }
     let (pair, origin) = seed?()?;
     let (pair, leaf) = good(pair)?;
-    if origin == Origin::Data
+    if origin == CertificateOrigin::Data
         && let Err(error) = store.update(&pair, &local(at))
     {
         error!(err = %error, "Failed to store the certificate from the kubeconfig");
     }
-    Some((pair, leaf, origin == Origin::Data))
+    Some((pair, leaf, origin == CertificateOrigin::Data))
 }
 
 fn local(at: Timestamp) -> jiff::Zoned {

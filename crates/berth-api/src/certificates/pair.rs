@@ -96,14 +96,14 @@ fn blocks(pem: &str, wanted: fn(&str) -> bool) -> String {
 mod tests {
     use super::*;
     use crate::certificates::{
-        key::Key,
+        key::PrivateKey,
         template::Template,
         testing::{Authority, DAY},
     };
 
     #[test]
     fn a_pair_is_read_from_one_text() {
-        let (authority, key) = (Authority::new(), Key::generate().expect("a key"));
+        let (authority, key) = (Authority::new(), PrivateKey::generate().expect("a key"));
         let request = key.request(&Template::client("n")).expect("a request");
         let certificate = authority.sign(&request, 0, DAY);
         let text = format!("# a comment\n{certificate}{}{}", authority.pem(), key.to_pem());
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(pair.leaf().expect("a leaf").common_name, "system:node:n");
         assert!(!format!("{pair:?}").contains("PRIVATE"), "keys are not logged");
 
-        let other = Key::generate().expect("a key").to_pem();
+        let other = PrivateKey::generate().expect("a key").to_pem();
         for (certificate, key, cause) in [
             (certificate.as_str(), other.as_str(), "the certificate or its key cannot be used: "),
             ("", &other, "no certificate found"),
@@ -121,8 +121,8 @@ mod tests {
             ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", &other, "the certificate or its key"),
             ("-----BEGIN CERTIFICATE-----\n%\n-----END CERTIFICATE-----\n", &other, "cannot read the certificate: "),
         ] {
-            let told = Pair::join(certificate, key).expect_err("no pair");
-            assert!(told.starts_with(cause), "{told}");
+            let error = Pair::join(certificate, key).expect_err("no pair");
+            assert!(error.starts_with(cause), "{error}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Implements spec 01 §11.1.
 
-/// State of the kubeconfig.
+/// Result of classifying a kubeconfig by readability and client certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KubeconfigState {
     /// It loads and has a client certificate that is not expired.

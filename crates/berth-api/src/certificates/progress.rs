@@ -8,9 +8,9 @@ use serde::Deserialize;
 /// Fields of a `CertificateSigningRequest` that Berth uses; the same in all versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Signing {
+pub struct CsrObject {
     /// Object metadata.
-    pub metadata: Identity,
+    pub metadata: SigningMetadata,
     /// `spec`.
     pub spec: SigningSpec,
     /// `status`.
@@ -20,7 +20,7 @@ pub struct Signing {
 /// Object or list metadata.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Identity {
+pub struct SigningMetadata {
     /// `metadata.name`.
     pub name: String,
     /// `metadata.uid`.
@@ -35,7 +35,7 @@ pub struct Identity {
 pub struct SigningSpec {
     /// Signing request: PEM in base64.
     pub request: String,
-    /// Name of the signer.
+    /// `spec.signerName`, such as `kubernetes.io/kubelet-serving`.
     pub signer_name: String,
 }
 
@@ -43,8 +43,8 @@ pub struct SigningSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct SigningStatus {
-    /// Conditions.
-    pub conditions: Vec<Condition>,
+    /// `Approved`, `Denied`, and `Failed` conditions; empty until an approver or the signer acts.
+    pub conditions: Vec<SigningCondition>,
     /// Issued certificate: PEM in base64; empty until signed.
     pub certificate: String,
 }
@@ -52,7 +52,7 @@ pub struct SigningStatus {
 /// Condition of a signing request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Condition {
+pub struct SigningCondition {
     /// Type: `Approved`, `Denied`, `Failed`.
     #[serde(rename = "type")]
     pub kind: String,
@@ -67,14 +67,14 @@ pub struct Condition {
 #[serde(default)]
 pub struct SigningList {
     /// List metadata; a watch starts at its resource version.
-    pub metadata: Identity,
+    pub metadata: SigningMetadata,
     /// Signing requests.
-    pub items: Vec<Signing>,
+    pub items: Vec<CsrObject>,
 }
 
 /// Progress of a signing request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum SigningProgress {
     /// Pending: not approved, or not signed.
     Waiting,
     /// Issued certificate (chain), PEM.
@@ -83,26 +83,30 @@ pub enum Progress {
     Refused(String),
 }
 
-impl Signing {
+impl CsrObject {
     /// Derives the progress from conditions and certificate.
-    pub fn progress(&self) -> Progress {
-        let told = |kind: &str| self.status.conditions.iter().find(|decision| decision.kind == kind);
-        let because = |what: &str, decision: &Condition| {
-            let Condition { reason, message, .. } = decision;
-            Progress::Refused(format!("certificate signing request {what}, reason: {reason}, message: {message}"))
+    pub fn progress(&self) -> SigningProgress {
+        let condition = |kind: &str| self.status.conditions.iter().find(|decision| decision.kind == kind);
+        let because = |what: &str, decision: &SigningCondition| {
+            let SigningCondition { reason, message, .. } = decision;
+            SigningProgress::Refused(format!(
+                "certificate signing request {what}, reason: {reason}, message: {message}"
+            ))
         };
-        if let Some(decision) = told("Denied") {
+        if let Some(decision) = condition("Denied") {
             return because("is denied", decision);
         }
-        if let Some(decision) = told("Failed") {
+        if let Some(decision) = condition("Failed") {
             return because("failed", decision);
         }
-        if told("Approved").is_none() || self.status.certificate.is_empty() {
-            return Progress::Waiting;
+        if condition("Approved").is_none() || self.status.certificate.is_empty() {
+            return SigningProgress::Waiting;
         }
         match decode(&self.status.certificate) {
-            Some(pem) => Progress::Issued(pem),
-            None => Progress::Refused("the certificate in the signing request status is not valid base64".to_owned()),
+            Some(pem) => SigningProgress::Issued(pem),
+            None => {
+                SigningProgress::Refused("the certificate in the signing request status is not valid base64".to_owned())
+            }
         }
     }
 
@@ -129,13 +133,16 @@ mod tests {
 
     #[test]
     fn how_far_a_request_has_come() {
-        let refused = |text: &str| Progress::Refused(text.to_owned());
+        let refused = |text: &str| SigningProgress::Refused(text.to_owned());
         let decision = |kind: &str| json!({"type": kind, "status": "True", "reason": "R", "message": "m"});
         for (status, expected) in [
-            (json!({}), Progress::Waiting),
-            (json!({"conditions": [decision("Approved")]}), Progress::Waiting), // the first MODIFIED
-            (json!({"certificate": "UEVN"}), Progress::Waiting),
-            (json!({"conditions": [decision("Approved")], "certificate": "UEVN"}), Progress::Issued("PEM".to_owned())),
+            (json!({}), SigningProgress::Waiting),
+            (json!({"conditions": [decision("Approved")]}), SigningProgress::Waiting), // the first MODIFIED
+            (json!({"certificate": "UEVN"}), SigningProgress::Waiting),
+            (
+                json!({"conditions": [decision("Approved")], "certificate": "UEVN"}),
+                SigningProgress::Issued("PEM".to_owned()),
+            ),
             (
                 json!({"conditions": [decision("Approved"), decision("Denied")], "certificate": "UEVN"}),
                 refused("certificate signing request is denied, reason: R, message: m"),
@@ -149,7 +156,7 @@ mod tests {
                 refused("the certificate in the signing request status is not valid base64"),
             ),
         ] {
-            let signing: Signing = serde_json::from_value(json!({"status": status})).expect("an object");
+            let signing: CsrObject = serde_json::from_value(json!({"status": status})).expect("an object");
             assert_eq!(signing.progress(), expected, "{status}");
         }
     }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha512_256};
 use x509_parser::{certification_request::X509CertificationRequest, prelude::FromDer};
 
-use super::{leaf, progress::Signing, template::Template};
+use super::{leaf, progress::CsrObject, template::Template};
 use crate::api::Resource;
 
 /// Name prefix of rotation CSRs.
@@ -21,7 +21,7 @@ const DIGITS: usize = 20;
 
 /// Naming scheme of CSR objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Naming {
+pub enum NamingScheme {
     /// `node-csr-…`: the first certificate, requested before anything else runs.
     Bootstrap,
     /// `csr-…`: all other certificates.
@@ -30,11 +30,11 @@ pub enum Naming {
 
 /// Name of the CSR: a digest of key and subject, so that a repeated creation is idempotent. For rotations the kubelet
 /// uses server-generated names, and leaves a CSR behind whenever a response is lost (AC-10-36).
-pub fn name(naming: Naming, public: &[u8], template: &Template) -> String {
+pub fn name(naming: NamingScheme, public: &[u8], template: &Template) -> String {
     let digest = digest(public, template);
     match naming {
-        Naming::Bootstrap => format!("node-csr-{}", URL_SAFE_NO_PAD.encode(digest)),
-        Naming::Rotation => {
+        NamingScheme::Bootstrap => format!("node-csr-{}", URL_SAFE_NO_PAD.encode(digest)),
+        NamingScheme::Rotation => {
             let mut digits = hex::encode(digest);
             digits.truncate(DIGITS);
             format!("{PREFIX}{digits}")
@@ -54,9 +54,9 @@ fn digest(public: &[u8], template: &Template) -> Vec<u8> {
 }
 
 /// Builds the CSR object. `request` is PEM.
-pub fn object(resource: &Resource, naming: Naming, name: &str, request: &str, template: &Template) -> Value {
+pub fn object(resource: &Resource, naming: NamingScheme, name: &str, request: &str, template: &Template) -> Value {
     let mut metadata = json!({"name": name});
-    if naming == Naming::Rotation {
+    if naming == NamingScheme::Rotation {
         metadata = json!({"generateName": PREFIX, "name": name});
     }
     json!({
@@ -75,7 +75,7 @@ pub fn object(resource: &Resource, naming: Naming, name: &str, request: &str, te
 ///
 /// # Errors
 /// A text that names the difference.
-pub fn compatible(there: &Signing, request: &str, template: &Template, now: i64) -> Result<(), String> {
+pub fn compatible(there: &CsrObject, request: &str, template: &Template, now: i64) -> Result<(), String> {
     let signer = template.purpose.signer();
     if there.spec.signer_name != signer {
         return Err(format!("csr signerNames differ: new {signer:?}, orig: {:?}", there.spec.signer_name));
@@ -110,25 +110,28 @@ fn asked(pem: &str) -> Option<ParsedRequest> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::certificates::key::Key;
+    use crate::certificates::key::PrivateKey;
 
     #[test]
     fn a_request_is_called_by_what_it_asks() {
         let template = Template::client("n");
         // printf 'a2V5|c3lzdGVtOm5vZGU6bg|c3lzdGVtOm5vZGVz|ZGlnaXRhbCBzaWduYXR1cmU|Y2xpZW50IGF1dGg|' |
         // openssl dgst -sha512-256 -binary | basenc --base64url
-        assert_eq!(name(Naming::Bootstrap, b"key", &template), "node-csr-litVUSUtPM4znXCAy-mNiVlLUDyk-MwyFQaIhfgqZnQ");
-        let rotation = name(Naming::Rotation, b"key", &template);
+        assert_eq!(
+            name(NamingScheme::Bootstrap, b"key", &template),
+            "node-csr-litVUSUtPM4znXCAy-mNiVlLUDyk-MwyFQaIhfgqZnQ"
+        );
+        let rotation = name(NamingScheme::Rotation, b"key", &template);
         assert!(rotation.starts_with("csr-") && rotation.len() == 24, "{rotation}");
-        assert_ne!(rotation, name(Naming::Rotation, b"other", &template));
-        assert_ne!(rotation, name(Naming::Rotation, b"key", &Template::client("m")));
+        assert_ne!(rotation, name(NamingScheme::Rotation, b"other", &template));
+        assert_ne!(rotation, name(NamingScheme::Rotation, b"key", &Template::client("m")));
     }
 
     #[test]
-    fn the_object_says_what_is_wanted() {
+    fn the_object_has_the_signer_and_usages_of_the_template() {
         // AC-01-32
         let template = Template::client("n");
-        let made = object(&Resource::SIGNING_REQUESTS, Naming::Rotation, "csr-x", "PEM", &template);
+        let made = object(&Resource::SIGNING_REQUESTS, NamingScheme::Rotation, "csr-x", "PEM", &template);
         let expected = json!({
             "apiVersion": "certificates.k8s.io/v1",
             "kind": "CertificateSigningRequest",
@@ -140,22 +143,22 @@ mod tests {
             },
         });
         assert_eq!(made, expected);
-        let made = object(&Resource::SIGNING_REQUESTS, Naming::Bootstrap, "node-csr-x", "PEM", &template);
+        let made = object(&Resource::SIGNING_REQUESTS, NamingScheme::Bootstrap, "node-csr-x", "PEM", &template);
         assert_eq!(made["metadata"], json!({"name": "node-csr-x"}));
     }
 
     #[test]
     fn a_request_of_ours_is_used_again() {
-        let (key, template) = (Key::generate().expect("a key"), Template::client("n"));
+        let (key, template) = (PrivateKey::generate().expect("a key"), Template::client("n"));
         let request = key.request(&template).expect("a request");
         let signing = |request: &str, signer: &str| {
-            let mut signing = Signing::default();
+            let mut signing = CsrObject::default();
             signing.spec.request = STANDARD.encode(request);
             signing.spec.signer_name = signer.to_owned();
             signing
         };
         let signer = template.purpose.signer();
-        let other = Key::generate().expect("a key").request(&template).expect("a request");
+        let other = PrivateKey::generate().expect("a key").request(&template).expect("a request");
         let renamed = key.request(&Template::client("m")).expect("a request");
         // Signatures differ each time; the content of the request does not.
         let again = key.request(&template).expect("a request");

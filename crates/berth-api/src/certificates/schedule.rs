@@ -81,7 +81,7 @@ pub fn server_answers(outcome: Result<(), &ApiError>) -> bool {
 mod tests {
     use super::*;
     use crate::{
-        api::{ApiStatus, Cause},
+        api::{ApiStatus, ApiStatusCause},
         testing::refused,
     };
 
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn who_refuses_us_is_well() {
         let page = |code| {
-            let cause = Cause { reason: MADE_UP.to_owned(), ..Cause::default() };
+            let cause = ApiStatusCause { reason: MADE_UP.to_owned(), ..ApiStatusCause::default() };
             ApiError::Refused(Box::new(ApiStatus { code, causes: vec![cause], ..ApiStatus::default() }))
         };
         for (error, expected) in [

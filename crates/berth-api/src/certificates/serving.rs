@@ -14,9 +14,9 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    manager::{CertificateState, Manager, ManagerDeps},
+    manager::{CertificateManager, CertificateState, ManagerDeps},
     pair::Pair,
-    store::Store,
+    store::CertificateStore,
     template::{NamesNeeded, Purpose, Template},
 };
 use crate::api::ApiClient;
@@ -54,7 +54,7 @@ pub struct ServingCertificates {
 impl ServingCertificates {
     /// Path of the link to the current certificate and key; it exists once there is a certificate.
     pub fn file(directory: &Path) -> PathBuf {
-        Store::new(directory, Purpose::Serving, None).link()
+        CertificateStore::new(directory, Purpose::Serving, None).link()
     }
 
     /// Starts the manager task. Publishes an existing pair before it returns; the task renews it until stopped.
@@ -63,7 +63,7 @@ impl ServingCertificates {
         let (wanted, templates) = watch::channel(None);
         tasks.spawn(follow(setup.addresses, setup.node, setup.needed, wanted, stop.clone()));
         let parts = ManagerDeps {
-            store: Store::new(&setup.directory, Purpose::Serving, setup.configured),
+            store: CertificateStore::new(&setup.directory, Purpose::Serving, setup.configured),
             seed: None,
             api: setup.api,
             bootstrap: None,
@@ -72,7 +72,7 @@ impl ServingCertificates {
             sink: Arc::new(shown),
             events: setup.events,
         };
-        let manager = Manager::open(Purpose::Serving, parts, templates).await;
+        let manager = CertificateManager::open(Purpose::Serving, parts, templates).await;
         let state = manager.state();
         tasks.spawn(manager.run(stop));
         Self { pairs, state }

@@ -11,12 +11,12 @@ use tokio::time::sleep;
 use tracing::{debug, info};
 
 use super::{
-    key::Key,
-    progress::{Progress, Signing, SigningList},
-    request::{self, Naming},
+    key::PrivateKey,
+    progress::{CsrObject, SigningList, SigningProgress},
+    request::{self, NamingScheme},
     template::Template,
 };
-use crate::api::{ApiClient, ApiError, Call, RequestClass, Resource, Typed, Verb, parse};
+use crate::api::{ApiClient, ApiError, Call, RequestClass, Resource, TypedClient, Verb, parse};
 use berth_sys::backoff::Backoff;
 
 /// CSR resource of older servers, which serve only `v1beta1`.
@@ -70,23 +70,23 @@ impl SigningRequestError {
 
 /// Signing request with its private key, which is kept until a certificate is issued or can no longer be issued.
 #[derive(Debug)]
-pub struct Request {
+pub struct SigningRequest {
     /// Subject, names, and usages requested.
     pub template: Template,
-    key: Key,
+    key: PrivateKey,
     text: String,
-    naming: Naming,
+    naming: NamingScheme,
     name: String,
     /// API version and UID of the CSR; `None` until it is known to exist.
     made: Option<(Resource, String)>,
 }
 
-impl Request {
+impl SigningRequest {
     /// Builds the request for a key.
     ///
     /// # Errors
     /// The template has a name that cannot be encoded.
-    pub fn new(template: Template, key: Key, naming: Naming) -> Result<Self, SigningRequestError> {
+    pub fn new(template: Template, key: PrivateKey, naming: NamingScheme) -> Result<Self, SigningRequestError> {
         let text = key.request(&template).map_err(|e| SigningRequestError::Own(e.to_string()))?;
         let name = request::name(naming, &key.public(), &template);
         Ok(Self { template, key, text, naming, name, made: None })
@@ -133,7 +133,7 @@ impl Request {
         Ok(())
     }
 
-    async fn create(&self, api: &dyn ApiClient, resource: Resource) -> Result<Signing, ApiError> {
+    async fn create(&self, api: &dyn ApiClient, resource: Resource) -> Result<CsrObject, ApiError> {
         let object = request::object(&resource, self.naming, &self.name, &self.text, &self.template);
         api.ask(Call::create(resource, "", object.to_string()).on(RequestClass::Certificates).within(CALL)).await
     }
@@ -143,9 +143,9 @@ impl Request {
         api: &dyn ApiClient,
         resource: Resource,
         now: i64,
-    ) -> Result<Signing, SigningRequestError> {
+    ) -> Result<CsrObject, SigningRequestError> {
         let call = Call::get(resource, "", &self.name).on(RequestClass::Certificates).within(CALL);
-        let there: Signing = api.ask(call).await.map_err(SigningRequestError::Create)?;
+        let there: CsrObject = api.ask(call).await.map_err(SigningRequestError::Create)?;
         request::compatible(&there, &self.text, &self.template, now).map_err(SigningRequestError::Incompatible)?;
         Ok(there)
     }
@@ -160,7 +160,7 @@ impl Request {
         };
         let mut resource = *resource;
         loop {
-            match self.look(api, resource).await {
+            match self.list(api, resource).await {
                 Ok(list) => {
                     let Some(there) = list.items.into_iter().find(|there| there.metadata.name == self.name) else {
                         return Err(SigningRequestError::Deleted(self.name.clone()));
@@ -183,7 +183,7 @@ impl Request {
         }
     }
 
-    async fn look(&self, api: &dyn ApiClient, resource: Resource) -> Result<SigningList, ApiError> {
+    async fn list(&self, api: &dyn ApiClient, resource: Resource) -> Result<SigningList, ApiError> {
         api.ask(self.select(Verb::List, resource)).await
     }
 
@@ -199,10 +199,10 @@ impl Request {
         let call = call.query("timeoutSeconds", WATCH_SECONDS).query("allowWatchBookmarks", "true");
         let mut events = api.watch(call).await.ok()?;
         while let Some(Ok(event)) = events.next().await {
-            let event: Event = parse(&event).ok()?;
+            let event: RawWatchEvent = parse(&event).ok()?;
             match event.kind.as_str() {
                 "ADDED" | "MODIFIED" => {
-                    let there: Signing = serde_json::from_value(event.object).ok()?;
+                    let there: CsrObject = serde_json::from_value(event.object).ok()?;
                     if let Some(outcome) = self.judge(&there, uid) {
                         return Some(outcome);
                     }
@@ -220,20 +220,20 @@ impl Request {
         call.query("fieldSelector", format!("metadata.name={}", self.name))
     }
 
-    fn judge(&self, there: &Signing, uid: &str) -> Option<Result<String, SigningRequestError>> {
+    fn judge(&self, there: &CsrObject, uid: &str) -> Option<Result<String, SigningRequestError>> {
         if there.metadata.uid != uid {
             return Some(Err(SigningRequestError::ChangedUid(self.name.clone())));
         }
         match there.progress() {
-            Progress::Waiting => None,
-            Progress::Issued(pem) => Some(Ok(pem)),
-            Progress::Refused(text) => Some(Err(SigningRequestError::Refused(text))),
+            SigningProgress::Waiting => None,
+            SigningProgress::Issued(pem) => Some(Ok(pem)),
+            SigningProgress::Refused(text) => Some(Err(SigningRequestError::Refused(text))),
         }
     }
 }
 
 #[derive(Deserialize)]
-struct Event {
+struct RawWatchEvent {
     #[serde(rename = "type")]
     kind: String,
     object: Value,

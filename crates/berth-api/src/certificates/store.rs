@@ -34,7 +34,7 @@ pub enum StoreError {
     Unusable {
         /// Path of the file.
         path: String,
-        /// Cause.
+        /// Parse error of the pair, or text of the I/O error of reading it.
         cause: String,
     },
     /// A regular file is in the place of the link.
@@ -45,20 +45,20 @@ pub enum StoreError {
     Write {
         /// Path of the file.
         path: String,
-        /// Cause.
+        /// I/O error of creating the directory, the file, or the link.
         cause: io::Error,
     },
 }
 
 /// Certificate files of one purpose.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct CertificateStore {
     directory: PathBuf,
     prefix: &'static str,
     configured: Option<(PathBuf, PathBuf)>,
 }
 
-impl Store {
+impl CertificateStore {
     /// Returns the store in `directory`. `configured` are certificate and key files that serve where there is no
     /// current pair.
     pub fn new(directory: &Path, purpose: Purpose, configured: Option<(PathBuf, PathBuf)>) -> Self {
@@ -197,7 +197,7 @@ mod tests {
     fn the_current_pair_is_behind_a_link() {
         let folder = tempfile::tempdir().expect("a folder");
         let directory = folder.path().join("pki");
-        let store = Store::new(&directory, Purpose::Client, None);
+        let store = CertificateStore::new(&directory, Purpose::Client, None);
         assert_eq!(store.current().expect("readable"), None);
         let authority = Authority::new();
         for second in 0..7 {
@@ -215,9 +215,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_is_mended() {
+    fn an_interrupted_update_is_completed() {
         let folder = tempfile::tempdir().expect("a folder");
-        let store = Store::new(folder.path(), Purpose::Serving, None);
+        let store = CertificateStore::new(folder.path(), Purpose::Serving, None);
         let pair = Authority::new().pair("n", 0, DAY);
         store.update(&pair, &at(0)).expect("kept");
         let updated = folder.path().join("kubelet-server-updated.pem");
@@ -230,14 +230,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_place_of_the_link_is_told() {
+    fn a_file_in_place_of_the_link_is_an_error() {
         let folder = tempfile::tempdir().expect("a folder");
-        let store = Store::new(folder.path(), Purpose::Client, None);
+        let store = CertificateStore::new(folder.path(), Purpose::Client, None);
         fs::write(store.link(), "x").expect("written");
-        let told = store.update(&Authority::new().pair("n", 0, DAY), &at(0)).expect_err("a file").to_string();
-        assert_eq!(told, format!("expected \"{}\" to be a symlink but it is a file", store.link().display()));
-        let told = store.current().expect_err("no pair").to_string();
-        assert_eq!(told, format!("{}: no certificate found", store.link().display()));
+        let message = store.update(&Authority::new().pair("n", 0, DAY), &at(0)).expect_err("a file").to_string();
+        assert_eq!(message, format!("expected \"{}\" to be a symlink but it is a file", store.link().display()));
+        let message = store.current().expect_err("no pair").to_string();
+        assert_eq!(message, format!("{}: no certificate found", store.link().display()));
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
         let (own, configured) = (authority.pair("own", 0, DAY), authority.pair("configured", 0, DAY));
         place("kubelet-client", &own);
         let files = place("x", &configured);
-        let store = |files| Store::new(folder.path(), Purpose::Client, files);
+        let store = |files| CertificateStore::new(folder.path(), Purpose::Client, files);
         assert_eq!(store(Some(files)).current().expect("readable"), Some(configured));
         assert_eq!(store(None).current().expect("readable"), Some(own));
     }

@@ -57,7 +57,7 @@ pub enum NamesNeeded {
 /// Content of the requested certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    /// Purpose.
+    /// Client or serving; it determines signer, key usages, and file names.
     pub purpose: Purpose,
     /// Name of the node.
     pub node: String,

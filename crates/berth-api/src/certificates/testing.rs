@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use rcgen::{BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 
-use super::{key::Key, pair::Pair, template::Template};
+use super::{key::PrivateKey, pair::Pair, template::Template};
 
 /// Seconds of a day.
 pub const DAY: i64 = 86_400;
@@ -45,7 +45,7 @@ impl Authority {
 
     /// Client pair of a node.
     pub fn pair(&self, node: &str, from: i64, until: i64) -> Pair {
-        let key = Key::generate().expect("a key");
+        let key = PrivateKey::generate().expect("a key");
         let request = key.request(&Template::client(node)).expect("a request");
         Pair::join(&self.sign(&request, from, until), &key.to_pem()).expect("a pair")
     }

@@ -34,7 +34,7 @@ const REFILL: Duration = Duration::from_secs(300);
 /// other events does not suppress them.
 const LIFE: [&str; 5] = ["Pulled", "Created", "Started", "Killing", "Pulling"];
 
-/// Recorded event.
+/// Event before correlation, which may aggregate, count, or drop it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RecordedEvent {
     /// Involved object.
@@ -63,7 +63,7 @@ struct Similar {
     last: Timestamp,
 }
 
-struct Counted {
+struct EventCount {
     name: String,
     first: Timestamp,
     count: i32,
@@ -72,7 +72,7 @@ struct Counted {
 /// State of the three stages.
 pub struct Correlator {
     similar: LruCache<u64, Similar>,
-    counted: LruCache<u64, Counted>,
+    counted: LruCache<u64, EventCount>,
     /// Their clock is the time since the Unix epoch.
     buckets: LruCache<u64, TokenBucket<Duration>>,
     last_name: i128,
@@ -142,7 +142,7 @@ impl Correlator {
             None => {
                 let name = self.name(&event.about, now).unwrap_or_else(fallback);
                 room_for_one(&mut self.counted);
-                self.counted.put(key, Counted { name: name.clone(), first: now, count: 1 });
+                self.counted.put(key, EventCount { name: name.clone(), first: now, count: 1 });
                 (name, now, 1)
             }
         };

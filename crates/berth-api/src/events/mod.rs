@@ -35,12 +35,12 @@ use tracing::{debug, warn};
 use self::{
     correlate::{Correlator, RecordedEvent, Send},
     object_queues::{ObjectQueues, QueuedWrite, object_of},
-    retry_policy::{Kind, Verdict, classify_failure},
+    retry_policy::{EventFailureAction, EventWrite, classify_failure},
     series::InvolvedObject,
 };
 use super::api::{ApiClient, ApiError, Call, RequestClass, Resource};
 use berth_metrics::{ApiWriteMetrics, EventLoss};
-use berth_ports::{Clock, Event, EventKind, EventSink, EventTarget};
+use berth_ports::{Clock, EventKind, EventRecord, EventSink, EventTarget};
 
 /// Maximum number of events in the inbox, and of writes in the queues.
 const WAITING: usize = 1000;
@@ -59,12 +59,12 @@ pub struct EventDeps {
     pub log: Arc<dyn EventSink>,
     /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Metrics.
+    /// Counters of dropped events, and gauge of queued ones.
     pub metrics: ApiWriteMetrics,
 }
 
 struct Inbox {
-    queue: Mutex<VecDeque<(Event, Timestamp)>>,
+    queue: Mutex<VecDeque<(EventRecord, Timestamp)>>,
     more: Notify,
 }
 
@@ -77,7 +77,7 @@ pub struct EventRecorder {
 }
 
 impl EventSink for EventRecorder {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         self.log.record(event.clone());
         let overrun = {
             let mut queue = self.inbox.queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -155,8 +155,8 @@ impl EventSender {
                 annotations: event.annotations,
             };
             match self.correlator.take(happened, at, random_name) {
-                Some(Send::First(series)) => self.lanes.push(series, Kind::First),
-                Some(Send::Again(series)) => self.lanes.push(series, Kind::Again),
+                Some(Send::First(series)) => self.lanes.push(series, EventWrite::First),
+                Some(Send::Again(series)) => self.lanes.push(series, EventWrite::Again),
                 None => self.metrics.events_lost(EventLoss::Spam),
             }
             if self.lanes.waiting() > WAITING {
@@ -188,8 +188,8 @@ impl EventSender {
         let series = &waiting.series;
         let namespace = series.about.event_namespace();
         let call = match waiting.kind {
-            Kind::First => Call::create(Resource::EVENTS, namespace, series.object(&self.node).to_string()),
-            Kind::Again => Call::patch(Resource::EVENTS, namespace, &series.name, series.change().to_string()),
+            EventWrite::First => Call::create(Resource::EVENTS, namespace, series.object(&self.node).to_string()),
+            EventWrite::Again => Call::patch(Resource::EVENTS, namespace, &series.name, series.change().to_string()),
         };
         call.on(RequestClass::Events).within(DEADLINE)
     }
@@ -200,20 +200,20 @@ impl EventSender {
         sent.tries = sent.tries.saturating_add(1);
         let name = &sent.series.name;
         match classify_failure(&error, sent.kind, sent.tries, rand::rng().random()) {
-            Verdict::Create => {
-                sent.kind = Kind::First;
+            EventFailureAction::Create => {
+                sent.kind = EventWrite::First;
                 self.lanes.requeue(sent, None);
             }
-            Verdict::Again(wait) => {
+            EventFailureAction::Again(wait) => {
                 debug!(event = %name, err = %error, retryIn = ?wait, "Unable to write event, may retry after sleeping");
                 self.lanes.requeue(sent, Some(Instant::now() + wait));
             }
-            Verdict::Refused => {
+            EventFailureAction::Refused => {
                 warn!(event = %name, reason = %sent.series.reason, err = %error, "Server rejected event, will not retry");
                 self.metrics.events_lost(EventLoss::Refused);
                 self.lanes.complete(&object);
             }
-            Verdict::Undeliverable => {
+            EventFailureAction::Undeliverable => {
                 warn!(event = %name, reason = %sent.series.reason, err = %error, "Unable to write event, retry limit exceeded");
                 self.metrics.events_lost(EventLoss::Undeliverable);
                 self.lanes.complete(&object);

@@ -5,17 +5,17 @@ use std::collections::{HashMap, VecDeque};
 use tokio::time::Instant;
 
 use super::{
-    retry_policy::Kind,
+    retry_policy::EventWrite,
     series::{InvolvedObject, Series},
 };
 
-/// Queued write.
+/// Create or patch of one event, with its retry state.
 #[derive(Debug)]
 pub struct QueuedWrite {
     /// Event to write.
     pub series: Series,
     /// POST or PATCH.
-    pub kind: Kind,
+    pub kind: EventWrite,
     /// Failed attempts so far.
     pub tries: u32,
     not_before: Option<Instant>,
@@ -52,7 +52,7 @@ impl ObjectQueues {
     }
 
     /// Appends a write to its object's queue.
-    pub fn push(&mut self, series: Series, kind: Kind) {
+    pub fn push(&mut self, series: Series, kind: EventWrite) {
         self.numbers += 1;
         self.waiting += 1;
         let lane = self.lanes.entry(object_of(&series.about)).or_default();

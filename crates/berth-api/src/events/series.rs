@@ -12,7 +12,7 @@ const REPORTER: &str = "kubelet";
 /// Namespace of events about cluster-scoped objects.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Involved object.
+/// `involvedObject` of an event: the object that the event is about.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct InvolvedObject {
     /// `Pod`, `Node`, `PersistentVolumeClaim` or `PersistentVolume`.
@@ -50,7 +50,7 @@ impl InvolvedObject {
         (self.kind, &self.namespace, &self.name, &self.uid)
     }
 
-    /// Namespace of its events.
+    /// Namespace of events about this object; `default` for cluster-scoped objects.
     pub fn event_namespace(&self) -> &str {
         if self.namespace.is_empty() { DEFAULT_NAMESPACE } else { &self.namespace }
     }

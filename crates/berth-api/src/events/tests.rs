@@ -20,16 +20,16 @@ impl Clock for At {
 }
 
 #[derive(Default)]
-struct Logged(Mutex<usize>);
+struct EventCounter(Mutex<usize>);
 
-impl EventSink for Logged {
-    fn record(&self, _event: Event) {
+impl EventSink for EventCounter {
+    fn record(&self, _event: EventRecord) {
         *self.0.lock().expect("whole") += 1;
     }
 }
 
-fn begin(api: Arc<dyn ApiClient>) -> (EventRecorder, EventSender, Arc<Logged>, Registry) {
-    let (registry, log) = (Registry::new(), Arc::new(Logged::default()));
+fn begin(api: Arc<dyn ApiClient>) -> (EventRecorder, EventSender, Arc<EventCounter>, Registry) {
+    let (registry, log) = (Registry::new(), Arc::new(EventCounter::default()));
     let metrics = ApiWriteMetrics::new(&registry);
     let deps = EventDeps { node: "node".into(), api, log: log.clone(), clock: Arc::new(At(1000)), metrics };
     let (recorder, sender) = recorder(deps);
@@ -63,7 +63,7 @@ async fn the_same_event_is_made_once_and_then_counted_up() {
     let (recorder, sender, log, _) = begin(api.clone());
     let stop = CancellationToken::new();
     let task = tokio::spawn(sender.run(stop.clone()));
-    (0..4).for_each(|_| recorder.record(Event::warning(&pod("p"), "BackOff", "m")));
+    (0..4).for_each(|_| recorder.record(EventRecord::warning(&pod("p"), "BackOff", "m")));
     asked(&api, 5).await;
     let calls = api.calls();
     let verbs: Vec<Verb> = calls.iter().map(|call| call.verb).collect();
@@ -105,10 +105,10 @@ async fn a_call_that_hangs_delays_no_other_object() {
     let api = FakeApi::new(|_| Ok(json!({})));
     let (recorder, sender, _, _) = begin(Arc::new(Stuck(api.clone(), "uid-stuck")));
     let task = tokio::spawn(sender.run(CancellationToken::new()));
-    recorder.record(Event::warning(&pod("stuck"), "BackOff", "m"));
-    recorder.record(Event::warning(&pod("stuck"), "BackOff", "other"));
+    recorder.record(EventRecord::warning(&pod("stuck"), "BackOff", "m"));
+    recorder.record(EventRecord::warning(&pod("stuck"), "BackOff", "other"));
     let began = Instant::now();
-    (0..100).for_each(|i| recorder.record(Event::normal(&pod(&format!("p{i}")), "Started", "m")));
+    (0..100).for_each(|i| recorder.record(EventRecord::normal(&pod(&format!("p{i}")), "Started", "m")));
     asked(&api, 101).await;
     assert!(began.elapsed() < Duration::from_secs(1));
     asked(&api, 102).await;
@@ -121,7 +121,7 @@ async fn an_outage_costs_the_oldest() {
     let api = FakeApi::new(|_| Ok(json!({})));
     let (recorder, sender, _, registry) = begin(api.clone());
     for i in 0..1100 {
-        recorder.record(Event::normal(&pod(&format!("p{i}")), "Started", "m")); // the sender does not run yet
+        recorder.record(EventRecord::normal(&pod(&format!("p{i}")), "Started", "m")); // the sender does not run yet
     }
     assert_eq!(lost(&registry, "overrun"), 100.0);
     let task = tokio::spawn(sender.run(CancellationToken::new()));
@@ -139,9 +139,9 @@ async fn what_cannot_be_sent_is_tried_again_for_a_while() {
     });
     let (recorder, sender, _, registry) = begin(api.clone());
     let task = tokio::spawn(sender.run(CancellationToken::new()));
-    recorder.record(Event::node_warning("SystemOOM", "m"));
+    recorder.record(EventRecord::node_warning("SystemOOM", "m"));
     asked(&api, 1).await;
-    recorder.record(Event::warning(&pod("p"), "BackOff", "m"));
+    recorder.record(EventRecord::warning(&pod("p"), "BackOff", "m"));
     asked(&api, 6).await;
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(api.calls().len(), 6);

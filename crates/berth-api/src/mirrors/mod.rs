@@ -30,15 +30,16 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use self::next_step::{
-    DesiredMirror, MirrorHistory, ObservedMirror, Owner, Refusal, Step, after_create, hash_of, mirror_of, next,
+    CreateFailure, DesiredMirror, MirrorHistory, MirrorStep, ObservedMirror, Owner, after_create, hash_of, mirror_of,
+    next,
 };
 use super::{
-    Snapshot, Store,
+    ReflectorStore, Snapshot,
     api::{ApiClient, ApiError, Call, Resource, parse},
     backoff,
 };
 use berth_metrics::ApiWriteMetrics;
-use berth_ports::{Event, EventSink, MirrorPodState, MirrorPods};
+use berth_ports::{EventRecord, EventSink, MirrorPodState, MirrorPods};
 use berth_types::{Pod, PodFullName, api};
 
 /// Deadline of a write.
@@ -48,7 +49,7 @@ const REFUSED: Duration = Duration::from_secs(3600);
 /// Minimum time between two creations of one name, whatever the watch shows.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Interval at which the watch is reevaluated while it lags behind a creation.
-const LOOK: Duration = Duration::from_secs(5);
+const LAG_RECHECK: Duration = Duration::from_secs(5);
 /// Maximum back-off if the name is taken or the namespace is missing.
 const LATER: Duration = Duration::from_secs(60);
 
@@ -59,12 +60,12 @@ pub struct MirrorDeps {
     /// Client of the API server.
     pub api: Arc<dyn ApiClient>,
     /// Pods of this node, from the watch.
-    pub pods: Store<Pod>,
+    pub pods: ReflectorStore<Pod>,
     /// This node's object, from the watch: owner of the mirrors.
-    pub nodes: Store<api::Node>,
+    pub nodes: ReflectorStore<api::Node>,
     /// Receives `APIWriteRefused`.
     pub events: Arc<dyn EventSink>,
-    /// Metrics.
+    /// Counter of mirror pod creations that the API server rejected.
     pub metrics: ApiWriteMetrics,
 }
 
@@ -76,36 +77,36 @@ struct DesiredMirrors {
 }
 
 #[derive(Default)]
-struct Shared {
-    wishes: Mutex<DesiredMirrors>,
+struct SharedDesiredMirrors {
+    desired: Mutex<DesiredMirrors>,
     more: Notify,
 }
 
-impl Shared {
+impl SharedDesiredMirrors {
     fn lock(&self) -> MutexGuard<'_, DesiredMirrors> {
-        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.desired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Receives the desired mirrors; see the module's documentation.
-pub struct Mirrors(Arc<Shared>);
+pub struct Mirrors(Arc<SharedDesiredMirrors>);
 
 impl MirrorPods for Mirrors {
     fn ensure(&self, pod: &Arc<Pod>) {
-        let mut wishes = self.0.lock();
-        let before = wishes.wanted.insert(pod.full_name(), pod.clone());
+        let mut desired = self.0.lock();
+        let before = desired.wanted.insert(pod.full_name(), pod.clone());
         if before.is_none_or(|before| before.uid() != pod.uid()) {
             self.0.more.notify_one();
         }
     }
 
     fn set_desired(&self, names: HashMap<PodFullName, MirrorPodState>) {
-        let mut wishes = self.0.lock();
-        if wishes.kept.as_ref() == Some(&names) {
+        let mut desired = self.0.lock();
+        if desired.kept.as_ref() == Some(&names) {
             return;
         }
-        wishes.wanted.retain(|name, pod| names.get(name) == Some(&MirrorPodState::Desired(pod.uid().clone())));
-        wishes.kept = Some(names);
+        desired.wanted.retain(|name, pod| names.get(name) == Some(&MirrorPodState::Desired(pod.uid().clone())));
+        desired.kept = Some(names);
         self.0.more.notify_one();
     }
 }
@@ -119,7 +120,7 @@ struct MirrorState {
     not_before: Option<Instant>,
     refused_until: Option<Instant>,
     created_at: Option<Instant>,
-    look_at: Option<Instant>,
+    recheck_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -137,14 +138,14 @@ struct CompletedWrite {
 /// Task that writes mirror pods.
 pub struct MirrorWriter {
     deps: MirrorDeps,
-    shared: Arc<Shared>,
+    shared: Arc<SharedDesiredMirrors>,
     tracks: HashMap<PodFullName, MirrorState>,
     flights: FuturesUnordered<BoxFuture<'static, CompletedWrite>>,
 }
 
 /// Returns the receiver of desired mirrors, and the task that reconciles them.
 pub fn mirrors(deps: MirrorDeps) -> (Mirrors, MirrorWriter) {
-    let shared = Arc::<Shared>::default();
+    let shared = Arc::<SharedDesiredMirrors>::default();
     let writer =
         MirrorWriter { deps, shared: shared.clone(), tracks: HashMap::new(), flights: FuturesUnordered::new() };
     (Mirrors(shared), writer)
@@ -178,8 +179,8 @@ impl MirrorWriter {
         }
         let (owner, now) = (self.owner(), Instant::now());
         let shared = self.shared.clone();
-        let wishes = shared.lock();
-        let names = names(&wishes, &snapshot);
+        let desired = shared.lock();
+        let names = names(&desired, &snapshot);
         self.tracks.retain(|name, track| names.contains(name) || track.in_flight);
         for name in names {
             let track = self.tracks.entry(name.clone()).or_default();
@@ -189,25 +190,30 @@ impl MirrorWriter {
             if track.in_flight || track.not_before.is_some_and(|at| at > now) {
                 continue;
             }
-            (track.not_before, track.look_at) = (None, None);
+            (track.not_before, track.recheck_at) = (None, None);
             let shown = snapshot.get(&name.namespace, &name.name);
-            let wish = wish(&wishes, &name);
-            let step =
-                next(wish, shown.map(|pod| ObservedMirror::of(pod)), &snapshot.version, owner.as_ref(), &track.memory);
-            let (call, asked) = match (step, wish, &owner) {
-                (Step::Delete(uid), ..) => {
+            let target = desired_mirror(&desired, &name);
+            let step = next(
+                target,
+                shown.map(|pod| ObservedMirror::of(pod)),
+                &snapshot.version,
+                owner.as_ref(),
+                &track.memory,
+            );
+            let (call, asked) = match (step, target, &owner) {
+                (MirrorStep::Delete(uid), ..) => {
                     let call = Call::delete_now(Resource::PODS, &name.namespace, &name.name, &uid);
                     (call, WriteRequest::Delete { uid })
                 }
-                (Step::Await, ..) => {
-                    track.look_at = Some(now + LOOK); // a relist without changes causes no wake-up
+                (MirrorStep::Await, ..) => {
+                    track.recheck_at = Some(now + LAG_RECHECK); // a relist without changes causes no wake-up
                     continue;
                 }
-                (Step::Create, ..) if track.created_at.is_some_and(|at| now < at + AGAIN) => {
+                (MirrorStep::Create, ..) if track.created_at.is_some_and(|at| now < at + AGAIN) => {
                     track.not_before = track.created_at.map(|at| at + AGAIN);
                     continue;
                 }
-                (Step::Create, DesiredMirror::Mirror(pod), Some(owner)) => match create(pod, owner) {
+                (MirrorStep::Create, DesiredMirror::Mirror(pod), Some(owner)) => match create(pod, owner) {
                     Some(made) => made,
                     None => continue,
                 },
@@ -227,7 +233,7 @@ impl MirrorWriter {
 
     fn wakes_at(&self) -> Option<Instant> {
         let idle = self.tracks.values().filter(|track| !track.in_flight);
-        idle.flat_map(|track| [track.not_before, track.refused_until, track.look_at]).flatten().min()
+        idle.flat_map(|track| [track.not_before, track.refused_until, track.recheck_at]).flatten().min()
     }
 
     /// Owner of the mirrors; `None` while the node's object is missing or being deleted.
@@ -247,7 +253,7 @@ impl MirrorWriter {
                 info!(pod = %object(&name), "Created a mirror pod for static pod");
                 track.succeeded();
                 track.created_at = Some(Instant::now());
-                track.memory.created = parse::<Made>(&body).ok().map(|made| made.metadata.resource_version);
+                track.memory.created = parse::<CreateResponse>(&body).ok().map(|made| made.metadata.resource_version);
             }
             (WriteRequest::Delete { uid }, answer) => match answer {
                 Err(error) if !(matches!(error.code(), 404 | 409)) => {
@@ -262,16 +268,16 @@ impl MirrorWriter {
             },
             (WriteRequest::Create { hash, owner }, Err(error)) => {
                 let wait = match after_create(&error) {
-                    Refusal::OfNode => track.refused(hash, Some(owner)),
-                    Refusal::OfManifest => track.refused(hash, None),
-                    Refusal::Later => track.failed(Some((backoff(track.failures + 1) * 6).min(LATER))),
-                    Refusal::Retry(wait) => track.failed(wait),
+                    CreateFailure::OfNode => track.refused(hash, Some(owner)),
+                    CreateFailure::OfManifest => track.refused(hash, None),
+                    CreateFailure::Later => track.failed(Some((backoff(track.failures + 1) * 6).min(LATER))),
+                    CreateFailure::Retry(wait) => track.failed(wait),
                 };
                 error!(pod = %object(&name), err = %error, retryIn = ?wait, "Failed creating a mirror pod");
                 if track.memory.refused.is_some() {
                     self.deps.metrics.refused("pods", "create", error.reason());
                     let text = format!("create pods {}: {error}", object(&name));
-                    self.deps.events.record(Event::node_warning("APIWriteRefused", text));
+                    self.deps.events.record(EventRecord::node_warning("APIWriteRefused", text));
                 }
             }
         }
@@ -300,13 +306,13 @@ impl MirrorState {
 
 /// Fields of the response to a POST.
 #[derive(Deserialize)]
-struct Made {
-    metadata: MadeMeta,
+struct CreateResponse {
+    metadata: CreateResponseMetadata,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct MadeMeta {
+struct CreateResponseMetadata {
     resource_version: String,
 }
 
@@ -318,15 +324,15 @@ fn create(pod: &Pod, owner: &Owner) -> Option<(Call, WriteRequest)> {
 }
 
 /// Names that have a mirror or should have one.
-fn names(wishes: &DesiredMirrors, snapshot: &Snapshot<Pod>) -> HashSet<PodFullName> {
+fn names(desired: &DesiredMirrors, snapshot: &Snapshot<Pod>) -> HashSet<PodFullName> {
     let mirrors = snapshot.objects.iter().filter(|(_, pod)| ObservedMirror::of(pod).hash.is_some());
     let mirrors = mirrors
         .map(|((namespace, name), _)| PodFullName { name: name.as_str().into(), namespace: namespace.as_str().into() });
-    wishes.wanted.keys().cloned().chain(mirrors).collect()
+    desired.wanted.keys().cloned().chain(mirrors).collect()
 }
 
-fn wish<'a>(wishes: &'a DesiredMirrors, name: &PodFullName) -> DesiredMirror<'a> {
-    match (wishes.wanted.get(name), &wishes.kept) {
+fn desired_mirror<'a>(desired: &'a DesiredMirrors, name: &PodFullName) -> DesiredMirror<'a> {
+    match (desired.wanted.get(name), &desired.kept) {
         (Some(pod), _) => DesiredMirror::Mirror(pod),
         (None, Some(kept)) if !kept.contains_key(name) => DesiredMirror::Remove,
         (None, _) => DesiredMirror::Leave,

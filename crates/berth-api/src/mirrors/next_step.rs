@@ -68,7 +68,7 @@ pub struct MirrorHistory {
 
 /// Next step.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum MirrorStep {
     /// Nothing to do.
     Rest,
     /// Wait until the watch shows the created mirror.
@@ -82,38 +82,42 @@ pub enum Step {
 /// Computes the next step. `version` is the newest resource version that the watch has shown: deletions and creations
 /// follow the watch, so that no mirror is created twice.
 pub fn next(
-    wish: DesiredMirror<'_>,
+    desired: DesiredMirror<'_>,
     shown: Option<ObservedMirror<'_>>,
     version: &str,
     owner: Option<&Owner>,
     memory: &MirrorHistory,
-) -> Step {
+) -> MirrorStep {
     let shown_mirror = shown.filter(|shown| shown.hash.is_some());
-    let pod = match wish {
-        DesiredMirror::Leave => return Step::Rest,
-        DesiredMirror::Remove => return shown_mirror.map_or(Step::Rest, |mirror| delete(mirror, memory)),
+    let pod = match desired {
+        DesiredMirror::Leave => return MirrorStep::Rest,
+        DesiredMirror::Remove => return shown_mirror.map_or(MirrorStep::Rest, |mirror| delete(mirror, memory)),
         DesiredMirror::Mirror(pod) => pod,
     };
     match (shown, shown_mirror) {
-        (_, Some(mirror)) if mirror.hash == Some(hash_of(pod)) && !mirror.deleting => Step::Rest,
+        (_, Some(mirror)) if mirror.hash == Some(hash_of(pod)) && !mirror.deleting => MirrorStep::Rest,
         (_, Some(mirror)) => delete(mirror, memory),
-        (Some(_), None) => Step::Rest, // a pod that is no mirror has the name
+        (Some(_), None) => MirrorStep::Rest, // a pod that is no mirror has the name
         (None, None) => {
             let awaited = memory.created.as_deref().is_some_and(|created| is_older(version, created));
             if awaited {
-                return Step::Await;
+                return MirrorStep::Await;
             }
-            let Some(owner) = owner else { return Step::Rest };
+            let Some(owner) = owner else { return MirrorStep::Rest };
             let refused = memory.refused.as_ref().is_some_and(|(hash, node)| {
                 hash == hash_of(pod) && node.as_ref().is_none_or(|node| *node == owner.uid)
             });
-            if refused { Step::Rest } else { Step::Create }
+            if refused { MirrorStep::Rest } else { MirrorStep::Create }
         }
     }
 }
 
-fn delete(mirror: ObservedMirror<'_>, memory: &MirrorHistory) -> Step {
-    if memory.deleted.as_deref() == Some(mirror.uid) { Step::Rest } else { Step::Delete(mirror.uid.to_owned()) }
+fn delete(mirror: ObservedMirror<'_>, memory: &MirrorHistory) -> MirrorStep {
+    if memory.deleted.as_deref() == Some(mirror.uid) {
+        MirrorStep::Rest
+    } else {
+        MirrorStep::Delete(mirror.uid.to_owned())
+    }
 }
 
 /// Hash that identifies the static pod's configuration.
@@ -141,7 +145,7 @@ pub fn mirror_of(pod: &Pod, owner: &Owner) -> api::Pod {
 
 /// Classification of a failed creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal {
+pub enum CreateFailure {
     /// No retry until the manifest or the node's UID changes.
     OfNode,
     /// No retry until the manifest changes.
@@ -153,12 +157,12 @@ pub enum Refusal {
 }
 
 /// Classifies a failed creation. If the response was lost, the watch shows the outcome.
-pub fn after_create(error: &ApiError) -> Refusal {
+pub fn after_create(error: &ApiError) -> CreateFailure {
     match error.code() {
-        403 => Refusal::OfNode,
-        400 | 413 | 422 => Refusal::OfManifest,
-        404 | 409 => Refusal::Later,
-        _ => Refusal::Retry(error.retry_after()),
+        403 => CreateFailure::OfNode,
+        400 | 413 | 422 => CreateFailure::OfManifest,
+        404 | 409 => CreateFailure::Later,
+        _ => CreateFailure::Retry(error.retry_after()),
     }
 }
 
@@ -186,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_says_what_the_static_pod_says() {
+    fn a_mirror_is_reconciled_with_its_static_pod() {
         let (pod, fresh) = (pod("u"), MirrorHistory::default());
         let deleted = MirrorHistory { deleted: Some("m".to_owned()), ..MirrorHistory::default() };
         let created = MirrorHistory { created: Some("10".to_owned()), ..MirrorHistory::default() };
@@ -195,43 +199,43 @@ mod tests {
             ..MirrorHistory::default()
         };
         let own = ObservedMirror { uid: "m", hash: None, deleting: false };
-        let delete = || Step::Delete("m".to_owned());
+        let delete = || MirrorStep::Delete("m".to_owned());
         for (case, shown, memory, step) in [
-            ("none", None, fresh.clone(), Step::Create),
-            ("equal", mirror("u", false), fresh.clone(), Step::Rest), // AC-10-28
+            ("none", None, fresh.clone(), MirrorStep::Create),
+            ("equal", mirror("u", false), fresh.clone(), MirrorStep::Rest), // AC-10-28
             ("another manifest", mirror("old", false), fresh.clone(), delete()),
             ("being deleted", mirror("u", true), fresh.clone(), delete()), // AC-10a-33
-            ("deleted, still shown", mirror("u", true), deleted.clone(), Step::Rest),
-            ("deleted, no longer shown", None, deleted, Step::Create),
-            ("a pod of its own right", Some(own), fresh.clone(), Step::Rest),
-            ("made, not shown yet", None, created, Step::Await),
+            ("deleted, still shown", mirror("u", true), deleted.clone(), MirrorStep::Rest),
+            ("deleted, no longer shown", None, deleted, MirrorStep::Create),
+            ("a pod of its own right", Some(own), fresh.clone(), MirrorStep::Rest),
+            ("made, not shown yet", None, created, MirrorStep::Await),
             (
                 "made and gone again",
                 None,
                 MirrorHistory { created: Some("8".to_owned()), ..fresh.clone() },
-                Step::Create,
+                MirrorStep::Create,
             ),
-            ("refused", None, refused("u", Some("n1")), Step::Rest), // AC-10-27
-            ("refused of another node", None, refused("u", Some("n0")), Step::Create),
-            ("refused of any node", None, refused("u", None), Step::Rest),
-            ("refused of another manifest", None, refused("old", None), Step::Create),
+            ("refused", None, refused("u", Some("n1")), MirrorStep::Rest), // AC-10-27
+            ("refused of another node", None, refused("u", Some("n0")), MirrorStep::Create),
+            ("refused of any node", None, refused("u", None), MirrorStep::Rest),
+            ("refused of another manifest", None, refused("old", None), MirrorStep::Create),
         ] {
             assert_eq!(next(DesiredMirror::Mirror(&pod), shown, "9", Some(&owner()), &memory), step, "{case}");
         }
-        assert_eq!(next(DesiredMirror::Mirror(&pod), None, "9", None, &fresh), Step::Rest, "no node object yet");
+        assert_eq!(next(DesiredMirror::Mirror(&pod), None, "9", None, &fresh), MirrorStep::Rest, "no node object yet");
     }
 
     #[test]
-    fn what_nobody_wants_goes() {
+    fn a_mirror_without_a_static_pod_is_deleted() {
         let fresh = MirrorHistory::default();
-        let step = |wish, shown| next(wish, shown, "9", None, &fresh);
-        assert_eq!(step(DesiredMirror::Remove, mirror("u", false)), Step::Delete("m".to_owned()));
-        assert_eq!(step(DesiredMirror::Remove, None), Step::Rest);
+        let step = |desired, shown| next(desired, shown, "9", None, &fresh);
+        assert_eq!(step(DesiredMirror::Remove, mirror("u", false)), MirrorStep::Delete("m".to_owned()));
+        assert_eq!(step(DesiredMirror::Remove, None), MirrorStep::Rest);
         assert_eq!(
             step(DesiredMirror::Remove, Some(ObservedMirror { uid: "p", hash: None, deleting: false })),
-            Step::Rest
+            MirrorStep::Rest
         );
-        assert_eq!(step(DesiredMirror::Leave, mirror("u", true)), Step::Rest);
+        assert_eq!(step(DesiredMirror::Leave, mirror("u", true)), MirrorStep::Rest);
     }
 
     #[test]
@@ -251,13 +255,13 @@ mod tests {
     #[test]
     fn a_refusal_by_its_code() {
         for (error, refusal) in [
-            (refused(403, "Forbidden", ""), Refusal::OfNode),
-            (refused(422, "Invalid", ""), Refusal::OfManifest),
-            (refused(404, "NotFound", ""), Refusal::Later),
-            (refused(409, "AlreadyExists", ""), Refusal::Later), // AC-10-28
-            (refused(401, "Unauthorized", ""), Refusal::Retry(None)),
-            (refused(503, "ServiceUnavailable", ""), Refusal::Retry(None)),
-            (ApiError::Lost("reset".into()), Refusal::Retry(None)),
+            (refused(403, "Forbidden", ""), CreateFailure::OfNode),
+            (refused(422, "Invalid", ""), CreateFailure::OfManifest),
+            (refused(404, "NotFound", ""), CreateFailure::Later),
+            (refused(409, "AlreadyExists", ""), CreateFailure::Later), // AC-10-28
+            (refused(401, "Unauthorized", ""), CreateFailure::Retry(None)),
+            (refused(503, "ServiceUnavailable", ""), CreateFailure::Retry(None)),
+            (ApiError::Lost("reset".into()), CreateFailure::Retry(None)),
         ] {
             assert_eq!(after_create(&error), refusal, "{error:?}");
         }

@@ -12,10 +12,10 @@ use berth_metrics::Registry;
 use berth_types::PodUid;
 
 #[derive(Default)]
-struct Told(Mutex<Vec<String>>);
+struct MirrorEventSink(Mutex<Vec<String>>);
 
-impl EventSink for Told {
-    fn record(&self, event: Event) {
+impl EventSink for MirrorEventSink {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("whole").push(format!("{}: {}", event.reason, event.message));
     }
 }
@@ -25,7 +25,7 @@ struct World {
     mirrors: Mirrors,
     pods: watch::Sender<Arc<Snapshot<Pod>>>,
     nodes: watch::Sender<Arc<Snapshot<api::Node>>>,
-    events: Arc<Told>,
+    events: Arc<MirrorEventSink>,
     stop: CancellationToken,
 }
 
@@ -57,12 +57,12 @@ impl World {
         let api = FakeApi::new(answer);
         let (pods, pods_shown) = watch::channel(Arc::default());
         let (nodes, nodes_shown) = watch::channel(Arc::default());
-        let (events, stop) = (Arc::new(Told::default()), CancellationToken::new());
+        let (events, stop) = (Arc::new(MirrorEventSink::default()), CancellationToken::new());
         let (mirrors, writer) = mirrors(MirrorDeps {
             node: "node".into(),
             api: api.clone(),
-            pods: Store::new(pods_shown),
-            nodes: Store::new(nodes_shown),
+            pods: ReflectorStore::new(pods_shown),
+            nodes: ReflectorStore::new(nodes_shown),
             events: events.clone(),
             metrics: ApiWriteMetrics::new(&Registry::new()),
         });
@@ -83,8 +83,8 @@ impl World {
         self.nodes.send_replace(Arc::new(Snapshot { synced: true, version: "1".into(), objects }));
     }
 
-    fn keep(&self, fate: Option<MirrorPodState>) {
-        self.mirrors.set_desired(fate.into_iter().map(|fate| (pod("u").full_name(), fate)).collect());
+    fn keep(&self, state: Option<MirrorPodState>) {
+        self.mirrors.set_desired(state.into_iter().map(|state| (pod("u").full_name(), state)).collect());
     }
 
     fn verbs(&self) -> Vec<Verb> {
@@ -174,8 +174,8 @@ async fn a_refused_mirror_is_tried_once_an_hour() {
     world.mirrors.ensure(&pod("u"));
     tokio::time::sleep(Duration::from_secs(3500)).await;
     assert_eq!(world.verbs(), [Verb::Create]);
-    let told = world.events.0.lock().expect("whole").clone();
-    assert_eq!(told, ["APIWriteRefused: create pods ns/web: can not create pods that reference service accounts"]);
+    let events = world.events.0.lock().expect("whole").clone();
+    assert_eq!(events, ["APIWriteRefused: create pods ns/web: can not create pods that reference service accounts"]);
     tokio::time::sleep(Duration::from_secs(200)).await;
     assert_eq!(world.verbs().len(), 2);
     world.show_node("n2");

@@ -20,9 +20,9 @@ use super::{
     watch_strategy::WatchedDeps,
 };
 use crate::{
-    api::{ApiError, Call, Resource, Typed},
+    api::{ApiError, Call, Resource, TypedClient},
     reflector::{ReflectedObject, ReflectorDeps, Selection, reflect},
-    store::Store,
+    store::ReflectorStore,
 };
 use berth_ports::ObjectError;
 use berth_types::{PodUid, api::ClusterTrustBundleProjection};
@@ -34,15 +34,15 @@ const PLURAL: &str = "clustertrustbundles";
 pub const NOT_SUPPORTED: &str = "ClusterTrustBundle projection is not supported in static kubelet mode";
 
 /// Reflected bundles, in the API version that the server has.
-enum Followed {
-    Beta(Store<v1beta1::ClusterTrustBundle>),
-    Alpha(Store<v1alpha1::ClusterTrustBundle>),
+enum BundleStore {
+    Beta(ReflectorStore<v1beta1::ClusterTrustBundle>),
+    Alpha(ReflectorStore<v1alpha1::ClusterTrustBundle>),
 }
 
 /// Trust bundle cache.
 pub struct Bundles {
     deps: WatchedDeps,
-    followed: OnceCell<Option<Followed>>,
+    followed: OnceCell<Option<BundleStore>>,
     /// Pods that requested a bundle.
     users: Arc<Mutex<BTreeSet<PodUid>>>,
 }
@@ -67,7 +67,7 @@ impl Bundles {
         let followed = followed.map_err(|error| ObjectError::Other(error.to_string()))?;
         match followed {
             None => Err(ObjectError::Other(NOT_SUPPORTED.to_owned())),
-            Some(Followed::Beta(store)) => {
+            Some(BundleStore::Beta(store)) => {
                 let view = |bundle: &v1beta1::ClusterTrustBundle| Bundle {
                     name: bundle.metadata.name.clone().unwrap_or_default(),
                     signer: bundle.spec.signer_name.clone(),
@@ -76,7 +76,7 @@ impl Bundles {
                 };
                 read(store, ask, view).await
             }
-            Some(Followed::Alpha(store)) => {
+            Some(BundleStore::Alpha(store)) => {
                 let view = |bundle: &v1alpha1::ClusterTrustBundle| Bundle {
                     name: bundle.metadata.name.clone().unwrap_or_default(),
                     signer: bundle.spec.signer_name.clone(),
@@ -93,12 +93,12 @@ impl Bundles {
         locked(&self.users).remove(pod);
     }
 
-    async fn follow(&self) -> Result<Option<Followed>, ApiError> {
+    async fn follow(&self) -> Result<Option<BundleStore>, ApiError> {
         if self.has(Resource::CERTIFICATES_V1BETA1).await? {
-            return Ok(Some(Followed::Beta(self.start(Resource::TRUST_BUNDLES))));
+            return Ok(Some(BundleStore::Beta(self.start(Resource::TRUST_BUNDLES))));
         }
         if self.has(Resource::CERTIFICATES_V1ALPHA1).await? {
-            return Ok(Some(Followed::Alpha(self.start(Resource::TRUST_BUNDLES_ALPHA))));
+            return Ok(Some(BundleStore::Alpha(self.start(Resource::TRUST_BUNDLES_ALPHA))));
         }
         tracing::info!("API server does not serve ClusterTrustBundles");
         Ok(None)
@@ -113,26 +113,26 @@ impl Bundles {
         }
     }
 
-    fn start<T: ReflectedObject>(&self, resource: Resource) -> Store<T> {
+    fn start<T: ReflectedObject>(&self, resource: Resource) -> ReflectorStore<T> {
         let deps = ReflectorDeps::new(self.deps.metrics.clone(), self.deps.stop.clone());
         let (store, following) = reflect(self.deps.api.clone(), Selection::all(resource), deps);
-        let (mut changes, users, teller) = (store.clone(), self.users.clone(), self.deps.teller.clone());
+        let (mut changes, users, notifier) = (store.clone(), self.users.clone(), self.deps.notifier.clone());
         let stop = self.deps.stop.clone();
-        let telling = async move {
+        let notifying = async move {
             loop {
                 changes.changed().await;
-                teller.notify(locked(&users).iter().cloned());
+                notifier.notify(locked(&users).iter().cloned());
             }
         };
         self.deps.tasks.spawn(async move {
-            let _stopped = stop.run_until_cancelled(async { tokio::join!(following, telling) }).await;
+            let _stopped = stop.run_until_cancelled(async { tokio::join!(following, notifying) }).await;
         });
         store
     }
 }
 
 async fn read<T: ReflectedObject>(
-    store: &Store<T>,
+    store: &ReflectorStore<T>,
     ask: &ClusterTrustBundleProjection,
     view: impl Fn(&T) -> Bundle,
 ) -> Result<String, ObjectError> {
@@ -170,15 +170,15 @@ mod tests {
     }
 
     fn bundles(api: &Arc<FakeApi>) -> (Bundles, ChangeNotifier) {
-        let teller = ChangeNotifier::default();
+        let notifier = ChangeNotifier::default();
         let deps = WatchedDeps {
             api: api.clone(),
             metrics: ReflectorMetrics::new(&Registry::new()),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
-            teller: teller.clone(),
+            notifier: notifier.clone(),
         };
-        (Bundles::new(deps), teller)
+        (Bundles::new(deps), notifier)
     }
 
     fn bundle(version: &str, text: &str, at: &str) -> Value {
@@ -195,22 +195,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_newest_version_is_followed_and_changes_are_told() {
+    async fn the_newest_version_is_reflected_and_pods_are_notified_of_changes() {
         for version in ["v1beta1", "v1alpha1"] {
             let api = server(version);
             let events = api.next_watch();
             events.send(event("ADDED", bundle(version, &pem("AQ=="), "1"))).expect("it listens");
             let marker = marker(&format!("certificates.k8s.io/{version}"), "ClusterTrustBundle", "1");
             events.send(marker).expect("it listens");
-            let (bundles, teller) = bundles(&api);
+            let (bundles, notifier) = bundles(&api);
             let pod = PodUid::from("u");
             assert_eq!(bundles.of(&pod, &named("b")).await, Ok(pem("AQ==")), "{version}");
             let missing = bundles.of(&pod, &named("c")).await.map_err(|error| error.to_string());
             assert_eq!(missing, Err("clustertrustbundle.certificates.k8s.io \"c\" not found".to_owned()));
-            let mut told = teller.subscribe();
+            let mut changed_pods = notifier.subscribe();
             events.send(event("MODIFIED", bundle(version, &pem("Ag=="), "2"))).expect("it listens");
             loop {
-                let next = timeout(Duration::from_secs(60), told.next()).await.expect("told");
+                let next = timeout(Duration::from_secs(60), changed_pods.next()).await.expect("told");
                 assert_eq!(next, pod);
                 if bundles.of(&pod, &named("b")).await == Ok(pem("Ag==")) {
                     break;

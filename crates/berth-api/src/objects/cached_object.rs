@@ -21,16 +21,16 @@ pub struct CachedObject<T> {
 #[derive(Debug)]
 struct Item {
     key: Box<str>,
-    value: Value,
+    value: CachedValue,
 }
 
 #[derive(Debug)]
-enum Value {
+enum CachedValue {
     Text(Box<str>),
     Bytes(Box<[u8]>),
 }
 
-impl Value {
+impl CachedValue {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Text(text) => text.as_bytes(),
@@ -62,7 +62,7 @@ impl<T> CachedObject<T> {
 
     /// Whether this is an older version of the same object.
     pub fn is_older(&self, other: &Self) -> bool {
-        let number = |held: &Self| held.version.parse::<u64>().unwrap_or(0);
+        let number = |object: &Self| object.version.parse::<u64>().unwrap_or(0);
         self.uid == other.uid && number(self) < number(other)
     }
 
@@ -74,8 +74,8 @@ impl<T> CachedObject<T> {
     /// Values that are text (`data` of a ConfigMap).
     pub fn texts(&self) -> BTreeMap<String, String> {
         let text = |item: &Item| match &item.value {
-            Value::Text(text) => Some((item.key.to_string(), text.to_string())),
-            Value::Bytes(_) => None,
+            CachedValue::Text(text) => Some((item.key.to_string(), text.to_string())),
+            CachedValue::Bytes(_) => None,
         };
         self.items.iter().filter_map(text).collect()
     }
@@ -88,9 +88,9 @@ impl<T> CachedObject<T> {
 
 impl From<ConfigMap> for CachedObject<ConfigMap> {
     fn from(object: ConfigMap) -> Self {
-        let texts = object.data.into_iter().flatten().map(|(key, value)| (key, Value::Text(value.into())));
+        let texts = object.data.into_iter().flatten().map(|(key, value)| (key, CachedValue::Text(value.into())));
         let bytes = object.binary_data.into_iter().flatten();
-        let bytes = bytes.map(|(key, value)| (key, Value::Bytes(value.0.into())));
+        let bytes = bytes.map(|(key, value)| (key, CachedValue::Bytes(value.0.into())));
         Self {
             uid: boxed(object.metadata.uid),
             version: boxed(object.metadata.resource_version),
@@ -109,7 +109,9 @@ impl From<Secret> for CachedObject<Secret> {
             uid: boxed(object.metadata.uid),
             version: boxed(object.metadata.resource_version),
             kind: boxed(object.type_),
-            items: bytes.map(|(key, value)| Item { key: key.into(), value: Value::Bytes(value.0.into()) }).collect(),
+            items: bytes
+                .map(|(key, value)| Item { key: key.into(), value: CachedValue::Bytes(value.0.into()) })
+                .collect(),
             is_immutable: object.immutable == Some(true),
             of: PhantomData,
         }
@@ -139,20 +141,20 @@ mod tests {
 
     #[test]
     fn the_data_is_all_there() {
-        let held = config_map(&json!({"data": {"k": "v", "b": "text"}, "binaryData": {"b": "AAE=", "c": ""}}));
-        assert_eq!(held.texts(), [("k".into(), "v".into()), ("b".into(), "text".into())].into());
+        let object = config_map(&json!({"data": {"k": "v", "b": "text"}, "binaryData": {"b": "AAE=", "c": ""}}));
+        assert_eq!(object.texts(), [("k".into(), "v".into()), ("b".into(), "text".into())].into());
         // For a key in both `data` and `binaryData`, which the server rejects, the bytes win.
         let expected = [("b", &[0, 1][..]), ("c", &[]), ("k", b"v")].map(|(key, value)| (key.into(), value.to_vec()));
-        assert_eq!(held.files(), expected.into());
+        assert_eq!(object.files(), expected.into());
         let secret = json!({"metadata": {"uid": "u"}, "type": "Opaque", "data": {"k": "AAE="}, "immutable": true});
         let secret: CachedObject<Secret> = serde_json::from_value::<Secret>(secret).expect("a Secret").into();
         assert_eq!((secret.kind(), secret.uid(), secret.get("k")), ("Opaque", "u", Some(&[0, 1][..])));
         assert!(secret.is_immutable() && secret.get("l").is_none() && secret.texts().is_empty());
-        assert!(!held.is_immutable() && !config_map(&json!({"immutable": false})).is_immutable());
+        assert!(!object.is_immutable() && !config_map(&json!({"immutable": false})).is_immutable());
     }
 
     #[test]
-    fn versions_are_told_apart() {
+    fn versions_are_compared() {
         let known = config_map(&json!({}));
         for (more, is_same, is_older) in [
             (json!({}), true, false),

@@ -23,10 +23,10 @@ const GAP: Duration = Duration::from_millis(20);
 
 /// Sending half of the notifications.
 #[derive(Clone, Debug, Default)]
-pub struct ChangeNotifier(Arc<Shared>);
+pub struct ChangeNotifier(Arc<PendingChanges>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct PendingChanges {
     pods: Mutex<BTreeSet<PodUid>>,
     more: Notify,
 }
@@ -47,7 +47,7 @@ impl ChangeNotifier {
 /// Receiving half of the notifications.
 #[derive(Debug)]
 pub struct ChangedPods {
-    shared: Arc<Shared>,
+    shared: Arc<PendingChanges>,
     /// In the order of their times.
     due: VecDeque<(Instant, PodUid)>,
 }
@@ -74,9 +74,9 @@ impl ChangedPods {
     }
 
     fn take_in(&mut self) {
-        let told = std::mem::take(&mut *self.shared.pods.lock().unwrap_or_else(PoisonError::into_inner));
+        let changed = std::mem::take(&mut *self.shared.pods.lock().unwrap_or_else(PoisonError::into_inner));
         let waiting: BTreeSet<&PodUid> = self.due.iter().map(|(_, pod)| pod).collect();
-        let new: Vec<PodUid> = told.into_iter().filter(|pod| !waiting.contains(pod)).collect();
+        let new: Vec<PodUid> = changed.into_iter().filter(|pod| !waiting.contains(pod)).collect();
         let gap = SPREAD.checked_div(u32::try_from(new.len()).unwrap_or(u32::MAX)).unwrap_or(GAP).min(GAP);
         let mut at = self.due.back().map_or_else(Instant::now, |(last, _)| *last + gap);
         for pod in new {
@@ -91,17 +91,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn pods_are_told_within_a_second_and_once() {
+    async fn pods_are_notified_once_within_a_second() {
         // AC-10a-36
-        let teller = ChangeNotifier::default();
-        let mut changed = teller.subscribe();
+        let notifier = ChangeNotifier::default();
+        let mut changed = notifier.subscribe();
         let pods = |range: std::ops::Range<u32>| range.map(|n| PodUid::from(format!("{n:02}")));
-        teller.notify(pods(0..50));
-        teller.notify(pods(10..20));
+        notifier.notify(pods(0..50));
+        notifier.notify(pods(10..20));
         let began = Instant::now();
         assert_eq!(changed.next().await.as_str(), "00");
         assert_eq!(began.elapsed(), Duration::ZERO, "the first at once");
-        teller.notify(pods(40..60));
+        notifier.notify(pods(40..60));
         let mut seen = BTreeSet::new();
         for _ in 1..60 {
             seen.insert(changed.next().await);
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(seen.len(), 59, "each once");
         assert!(began.elapsed() > SPREAD && began.elapsed() < Duration::from_millis(1100), "{:?}", began.elapsed());
         assert!(tokio::time::timeout(Duration::from_secs(60), changed.next()).await.is_err(), "no more");
-        teller.notify(pods(3..4));
+        notifier.notify(pods(3..4));
         assert_eq!(changed.next().await.as_str(), "03");
     }
 }

@@ -16,10 +16,10 @@ use tokio::{
 use super::{
     cached_object::CachedObject,
     kinds::ObjectKind,
-    reference_counts::{Key, ReferenceCounts},
+    reference_counts::{ObjectKey, ReferenceCounts},
 };
 use crate::{
-    api::{ApiClient, ApiError, Call, Typed},
+    api::{ApiClient, ApiError, Call, TypedClient},
     reflector::QuickRetry,
 };
 use berth_ports::ObjectError;
@@ -75,7 +75,7 @@ pub async fn get<T: ObjectKind>(
 }
 
 /// Strategy `Cache`: an object is served from the cache until its TTL expires.
-pub struct Cached<T> {
+pub struct TtlCache<T> {
     api: Arc<dyn ApiClient>,
     /// TTL of cached objects.
     ttl: watch::Receiver<Duration>,
@@ -84,10 +84,10 @@ pub struct Cached<T> {
 
 struct CacheState<T> {
     users: ReferenceCounts,
-    entries: HashMap<Key, Entry<T>>,
+    entries: HashMap<ObjectKey, TtlCacheEntry<T>>,
 }
 
-struct Entry<T> {
+struct TtlCacheEntry<T> {
     object: Option<Arc<CachedObject<T>>>,
     /// Time of the last successful read; `None` forces a read.
     fresh: Option<Instant>,
@@ -95,7 +95,7 @@ struct Entry<T> {
     was_read: bool,
 }
 
-impl<T: ObjectKind> Cached<T> {
+impl<T: ObjectKind> TtlCache<T> {
     /// Returns an empty cache.
     pub fn new(api: Arc<dyn ApiClient>, ttl: watch::Receiver<Duration>) -> Self {
         let state = CacheState { users: ReferenceCounts::default(), entries: HashMap::new() };
@@ -107,7 +107,8 @@ impl<T: ObjectKind> Cached<T> {
         let mut state = self.locked();
         let change = state.users.register(pod, namespace, names);
         for key in change.added {
-            let entry = state.entries.entry(key).or_insert(Entry { object: None, fresh: None, was_read: false });
+            let entry =
+                state.entries.entry(key).or_insert(TtlCacheEntry { object: None, fresh: None, was_read: false });
             (entry.fresh, entry.was_read) = (None, false);
         }
         change.unused.iter().for_each(|key| drop(state.entries.remove(key)));
@@ -127,7 +128,7 @@ impl<T: ObjectKind> Cached<T> {
     /// # Errors
     /// The object is not registered, does not exist, or was never read.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<Arc<CachedObject<T>>, ObjectError> {
-        let key = Key::new(namespace, name);
+        let key = ObjectKey::new(namespace, name);
         let cached = {
             let state = self.locked();
             let Some(entry) = state.entries.get(&key) else {
@@ -141,7 +142,7 @@ impl<T: ObjectKind> Cached<T> {
         };
         let read = read::<T>(&self.api, (namespace, name), cached).await;
         let mut state = self.locked();
-        let mut gone = Entry { object: None, fresh: None, was_read: false };
+        let mut gone = TtlCacheEntry { object: None, fresh: None, was_read: false };
         // The last reference may have been removed during the read: then nothing is cached.
         let entry = state.entries.get_mut(&key).unwrap_or(&mut gone);
         match read {
@@ -159,7 +160,7 @@ impl<T: ObjectKind> Cached<T> {
     }
 }
 
-impl<T> Entry<T> {
+impl<T> TtlCacheEntry<T> {
     /// Caches the object that was read, unless it is older than the cached one.
     fn take(&mut self, object: Arc<CachedObject<T>>) -> Arc<CachedObject<T>> {
         let kept = match self.object.take().filter(|known| object.is_older(known)) {

@@ -35,7 +35,7 @@ use super::{
     api::{ApiClient, Resource},
     pod_certificates::{CertificateDeps, PodCertificates},
     reflector::{ReflectorDeps, Selection, reflect},
-    store::Store,
+    store::ReflectorStore,
     tokens::Tokens,
 };
 use berth_metrics::ReflectorMetrics;
@@ -49,7 +49,7 @@ use berth_types::{
 };
 use bundles::Bundles;
 use cached_object::CachedObject;
-use get_strategy::Cached;
+use get_strategy::TtlCache;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use watch_strategy::{WatchCache, WatchedDeps};
 
@@ -125,18 +125,18 @@ pub struct ObjectsDeps {
 }
 
 /// Objects of one type, by strategy.
-enum Kind<T> {
+enum ObjectReader<T> {
     Watch(WatchCache<T>),
-    Cache(Cached<T>),
+    Cache(TtlCache<T>),
     Get(Arc<dyn ApiClient>),
 }
 
 /// Object source backed by the API server.
 pub struct ApiObjects {
-    config_maps: Kind<ConfigMap>,
-    secrets: Kind<Secret>,
-    services: Store<api::Service>,
-    classes: Store<RuntimeClass>,
+    config_maps: ObjectReader<ConfigMap>,
+    secrets: ObjectReader<Secret>,
+    services: ReflectorStore<api::Service>,
+    classes: ReflectorStore<RuntimeClass>,
     tokens: Arc<Tokens>,
     /// `None` where the gate `ClusterTrustBundleProjection` is off.
     bundles: Option<Bundles>,
@@ -151,13 +151,13 @@ impl ApiObjects {
         config: &ObjectsConfig,
         deps: ObjectsDeps,
     ) -> (Arc<Self>, ChangedPods, impl Future<Output = ()> + Send + use<>) {
-        let teller = change_notifier::ChangeNotifier::default();
+        let notifier = change_notifier::ChangeNotifier::default();
         let watched = WatchedDeps {
             api: deps.api.clone(),
             metrics: deps.metrics.clone(),
             tasks: deps.tasks.clone(),
             stop: deps.stop.clone(),
-            teller: teller.clone(),
+            notifier: notifier.clone(),
         };
         let reflector = || ReflectorDeps::new(deps.metrics.clone(), deps.stop.clone());
         let services = Selection::matching(Resource::SERVICES, "spec.clusterIP!=None");
@@ -172,20 +172,20 @@ impl ApiObjects {
             events: own.events,
             node: own.node,
             node_uid: own.uid,
-            teller: teller.clone(),
+            notifier: notifier.clone(),
             tasks: deps.tasks.clone(),
             stop: deps.stop.clone(),
         });
         let objects = Arc::new(Self {
-            config_maps: Kind::new(config, &watched, &deps.ttl),
-            secrets: Kind::new(config, &watched, &deps.ttl),
+            config_maps: ObjectReader::new(config, &watched, &deps.ttl),
+            secrets: ObjectReader::new(config, &watched, &deps.ttl),
             services,
             classes,
             tokens: tokens.clone(),
             bundles: config.trust_bundles.then(|| Bundles::new(watched)),
             certificates: certificates.map(PodCertificates::new),
         });
-        let (swept, stop, listener) = (objects.clone(), deps.stop.clone(), teller.subscribe());
+        let (swept, stop, listener) = (objects.clone(), deps.stop.clone(), notifier.subscribe());
         let upkeep = async move {
             let sweeps = async {
                 let mut ticks = interval(SWEEP);
@@ -197,7 +197,7 @@ impl ApiObjects {
             };
             let due = async {
                 loop {
-                    teller.notify(tokens.due().await);
+                    notifier.notify(tokens.due().await);
                 }
             };
             let all = async { tokio::join!(follow_services, follow_classes, sweeps, due) };
@@ -226,11 +226,11 @@ impl ApiObjects {
     }
 }
 
-impl<T: kinds::ObjectKind> Kind<T> {
+impl<T: kinds::ObjectKind> ObjectReader<T> {
     fn new(config: &ObjectsConfig, watched: &WatchedDeps, ttl: &watch::Receiver<Duration>) -> Self {
         match config.strategy {
             Strategy::Watch => Self::Watch(WatchCache::new(watched.clone(), config.sync_frequency)),
-            Strategy::Cache => Self::Cache(Cached::new(watched.api.clone(), ttl.clone())),
+            Strategy::Cache => Self::Cache(TtlCache::new(watched.api.clone(), ttl.clone())),
             Strategy::Get => Self::Get(watched.api.clone()),
         }
     }
@@ -344,8 +344,8 @@ impl ObjectSource for ApiObjects {
         self.certificates.iter().for_each(|certificates| certificates.forget(pod));
     }
 
-    fn adopt_token(&self, pod: &Pod, ask: &TokenRequest, held: &str) {
-        self.tokens.adopt(pod, ask, held);
+    fn adopt_token(&self, pod: &Pod, ask: &TokenRequest, token: &str) {
+        self.tokens.adopt(pod, ask, token);
     }
 
     async fn token(&self, pod: &Pod, ask: &TokenRequest) -> Result<String, ObjectError> {

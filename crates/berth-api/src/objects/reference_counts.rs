@@ -12,9 +12,9 @@ use berth_types::PodUid;
 
 /// Namespace and name in one string, shared by all clones.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Key(Arc<str>);
+pub struct ObjectKey(Arc<str>);
 
-impl Key {
+impl ObjectKey {
     /// Returns the key of an object.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self(format!("{namespace}/{name}").into())
@@ -40,29 +40,29 @@ impl Key {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ReferenceCounts {
     /// Keys are sorted.
-    pods: HashMap<PodUid, Box<[Key]>>,
-    objects: HashMap<Key, Vec<PodUid>>,
+    pods: HashMap<PodUid, Box<[ObjectKey]>>,
+    objects: HashMap<ObjectKey, Vec<PodUid>>,
 }
 
 /// Difference that a registration made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ReferenceChange {
     /// Objects that this pod did not reference before, whether or not other pods do.
-    pub added: Vec<Key>,
+    pub added: Vec<ObjectKey>,
     /// Objects without references.
-    pub unused: Vec<Key>,
+    pub unused: Vec<ObjectKey>,
 }
 
 impl ReferenceCounts {
     /// Replaces the references of a pod.
     pub fn register(&mut self, pod: &PodUid, namespace: &str, names: BTreeSet<String>) -> ReferenceChange {
-        let wanted: Box<[Key]> = names.iter().map(|name| self.known(Key::new(namespace, name))).collect();
+        let wanted: Box<[ObjectKey]> = names.iter().map(|name| self.known(ObjectKey::new(namespace, name))).collect();
         let before = match wanted.is_empty() {
             true => self.pods.remove(pod),
             false => self.pods.insert(pod.clone(), wanted.clone()),
         };
         let before = before.unwrap_or_default();
-        let added: Vec<Key> = wanted.iter().filter(|key| before.binary_search(key).is_err()).cloned().collect();
+        let added: Vec<ObjectKey> = wanted.iter().filter(|key| before.binary_search(key).is_err()).cloned().collect();
         for key in &added {
             self.objects.entry(key.clone()).or_insert_with(|| Vec::with_capacity(1)).push(pod.clone());
         }
@@ -72,22 +72,22 @@ impl ReferenceCounts {
     }
 
     /// Removes the references of a pod; returns the objects left without references.
-    pub fn unregister(&mut self, pod: &PodUid) -> Vec<Key> {
+    pub fn unregister(&mut self, pod: &PodUid) -> Vec<ObjectKey> {
         self.register(pod, "", BTreeSet::new()).unused
     }
 
     /// Pods that reference an object.
-    pub fn of(&self, key: &Key) -> impl Iterator<Item = &PodUid> {
+    pub fn of(&self, key: &ObjectKey) -> impl Iterator<Item = &PodUid> {
         self.objects.get(key).into_iter().flatten()
     }
 
     /// Returns the existing shared key if there is one, to save memory.
-    fn known(&self, key: Key) -> Key {
+    fn known(&self, key: ObjectKey) -> ObjectKey {
         self.objects.get_key_value(&key).map_or(key, |(known, _)| known.clone())
     }
 
     /// Removes a reference; returns whether it was the last.
-    fn leave(&mut self, key: &Key, pod: &PodUid) -> bool {
+    fn leave(&mut self, key: &ObjectKey, pod: &PodUid) -> bool {
         let Some(users) = self.objects.get_mut(key) else { return false };
         users.retain(|user| user != pod);
         let is_last = users.is_empty();
@@ -108,7 +108,7 @@ mod tests {
         let mut register = |pod: &str, names: &[&str]| {
             let names = names.iter().map(|name| (*name).to_owned()).collect();
             let change = users.register(&pod.into(), "ns", names);
-            let list = |keys: Vec<Key>| keys.iter().map(Key::name).collect::<Vec<_>>().join(" ");
+            let list = |keys: Vec<ObjectKey>| keys.iter().map(ObjectKey::name).collect::<Vec<_>>().join(" ");
             (list(change.added), list(change.unused))
         };
         for (pod, names, added, unused) in [
@@ -122,8 +122,8 @@ mod tests {
         ] {
             assert_eq!(register(pod, names), (added.to_owned(), unused.to_owned()), "{pod} {names:?}");
         }
-        assert_eq!(users.of(&Key::new("ns", "c")).map(PodUid::as_str).collect::<Vec<_>>(), ["v"]);
-        assert_eq!(users.unregister(&"v".into()), [Key::new("ns", "c")]);
+        assert_eq!(users.of(&ObjectKey::new("ns", "c")).map(PodUid::as_str).collect::<Vec<_>>(), ["v"]);
+        assert_eq!(users.unregister(&"v".into()), [ObjectKey::new("ns", "c")]);
         assert_eq!(users, ReferenceCounts::default(), "nothing is kept of who is gone");
     }
 

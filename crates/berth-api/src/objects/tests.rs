@@ -95,9 +95,9 @@ impl Cluster {
     }
 }
 
-struct Told(mpsc::UnboundedReceiver<Value>);
+struct ChannelWatch(mpsc::UnboundedReceiver<Value>);
 
-impl WatchStream for Told {
+impl WatchStream for ChannelWatch {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         self.0.poll_recv(context).map(|event| event.map(|event| Ok(Bytes::from(event.to_string()))))
     }
@@ -134,7 +134,7 @@ impl ApiClient for Cluster {
             send.send(end).expect("it listens");
         }
         state.listeners.push((call, send));
-        Ok(Box::new(Told(events)))
+        Ok(Box::new(ChannelWatch(events)))
     }
 }
 
@@ -190,7 +190,7 @@ impl Bench {
         Ok(data.get("k").cloned().unwrap_or_default())
     }
 
-    async fn told(&mut self, count: usize) -> BTreeSet<String> {
+    async fn notified_pods(&mut self, count: usize) -> BTreeSet<String> {
         let mut pods = BTreeSet::new();
         while pods.len() < count {
             let pod = tokio::time::timeout(Duration::from_secs(3600), self.changed.next()).await.expect("told");
@@ -201,7 +201,7 @@ impl Bench {
 }
 
 #[tokio::test(start_paused = true)]
-async fn objects_are_followed_while_somebody_uses_them() {
+async fn objects_are_watched_while_pods_reference_them() {
     let mut bench = bench(Strategy::Watch);
     bench.cluster.put("configmaps", config_map("a", "1"));
     assert_eq!(bench.read("a").await, Err("object \"ns\"/\"a\" not registered".to_owned()));
@@ -217,14 +217,14 @@ async fn objects_are_followed_while_somebody_uses_them() {
     // AC-10a-36: a change arrives without a request, and its users are notified.
     let (asked, changed) = (bench.cluster.calls("configmaps").len(), Instant::now());
     bench.cluster.put("configmaps", config_map("a", "2"));
-    assert_eq!(bench.told(2).await, ["u".to_owned(), "v".to_owned()].into());
+    assert_eq!(bench.notified_pods(2).await, ["u".to_owned(), "v".to_owned()].into());
     assert!(changed.elapsed() < Duration::from_secs(1));
     assert_eq!((bench.read("a").await, bench.cluster.calls("configmaps").len()), (Ok("2".to_owned()), asked));
     bench.cluster.delete("configmaps", "a");
-    bench.told(2).await;
+    bench.notified_pods(2).await;
     assert_eq!(bench.read("a").await, Err("configmap \"a\" not found".to_owned()));
     bench.cluster.put("configmaps", config_map("a", "3"));
-    bench.told(2).await;
+    bench.notified_pods(2).await;
     assert_eq!(bench.read("a").await, Ok("3".to_owned()));
     bench.objects.unregister(&"u".into());
     assert_eq!(bench.read("a").await, Ok("3".to_owned()));
@@ -262,15 +262,15 @@ async fn who_follows_and_panics_begins_anew() {
     bench.read("a").await.expect_err("nobody follows it");
     assert_eq!(bench.cluster.watching("configmaps"), 0);
     assert_eq!(bench.cluster.locked().panics, None, "it has");
-    assert_eq!(bench.told(1).await, ["u".to_owned()].into(), "who gave up is told");
+    assert_eq!(bench.notified_pods(1).await, ["u".to_owned()].into(), "who gave up is told");
     assert_eq!(bench.read("a").await, Ok("1".to_owned()));
     bench.cluster.put("configmaps", config_map("a", "2"));
-    bench.told(1).await;
+    bench.notified_pods(1).await;
     assert_eq!(bench.read("a").await, Ok("2".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_nobody_reads_rests_and_is_served_meanwhile() {
+async fn an_idle_object_is_unwatched_and_still_served() {
     let bench = bench(Strategy::Watch);
     bench.cluster.put("configmaps", config_map("a", "1"));
     bench.objects.register(&pod("u", &["a"], &[]));
@@ -310,7 +310,7 @@ async fn a_secret_that_may_not_be_read_yet_comes_with_the_permission() {
     assert_eq!(failed.to_string(), "failed to sync secret cache: timed out waiting for the condition");
     bench.cluster.locked().forbidden = None;
     bench.cluster.put("secrets", secret("t", "y"));
-    assert_eq!(bench.told(1).await, ["v".to_owned()].into());
+    assert_eq!(bench.notified_pods(1).await, ["v".to_owned()].into());
     assert!(bench.objects.secret("ns", "t").await.is_ok());
 }
 
@@ -375,7 +375,7 @@ async fn services_and_classes_are_known_once_they_were_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pull_secrets_are_told_from_those_that_are_missing() {
+async fn pull_secrets_are_read_and_missing_ones_are_listed() {
     let bench = bench(Strategy::Watch);
     let mut pull = secret("pull", "ignored");
     pull["type"] = "kubernetes.io/dockerconfigjson".into();

@@ -25,7 +25,7 @@ pub struct Bundle {
     pub name: String,
     /// Signer name.
     pub signer: Option<String>,
-    /// Labels.
+    /// `metadata.labels`, which the selector of a projection matches.
     pub labels: BTreeMap<String, String>,
     /// Certificates, PEM.
     pub text: String,

@@ -27,7 +27,7 @@ use super::{
     cached_object::CachedObject,
     change_notifier::ChangeNotifier,
     kinds::ObjectKind,
-    reference_counts::{Key, ReferenceCounts},
+    reference_counts::{ObjectKey, ReferenceCounts},
 };
 use crate::{
     api::ApiClient,
@@ -57,7 +57,7 @@ pub struct WatchedDeps {
     /// Stops all reflectors.
     pub stop: CancellationToken,
     /// Notifies pods of changed objects.
-    pub teller: ChangeNotifier,
+    pub notifier: ChangeNotifier,
 }
 
 /// Watched objects of one type.
@@ -65,11 +65,11 @@ pub struct WatchCache<T> {
     deps: WatchedDeps,
     /// Shared with the reflector tasks, which notify the users of their object.
     users: Arc<Mutex<ReferenceCounts>>,
-    entries: Mutex<HashMap<Key, Entry<T>>>,
+    entries: Mutex<HashMap<ObjectKey, WatchCacheEntry<T>>>,
     idle_after: Duration,
 }
 
-struct Entry<T> {
+struct WatchCacheEntry<T> {
     place: Arc<CacheSlot<T>>,
     /// `None` if the object is not reflected: it is immutable, idle, or everything stops.
     task: Option<AbortOnDropHandle<()>>,
@@ -78,11 +78,11 @@ struct Entry<T> {
 }
 
 /// Object on the server, or `None` if it does not exist.
-type Known<T> = Option<Arc<CachedObject<T>>>;
+type KnownObject<T> = Option<Arc<CachedObject<T>>>;
 
 /// Cache slot of one object: its reflector writes, readers read.
 struct CacheSlot<T> {
-    key: Key,
+    key: ObjectKey,
     state: Mutex<SlotState<T>>,
     /// Notified when the object is known.
     synced: Notify,
@@ -91,21 +91,21 @@ struct CacheSlot<T> {
 
 struct SlotState<T> {
     /// `None` before the first sync.
-    known: Option<Known<T>>,
+    known: Option<KnownObject<T>>,
     /// Last known object from before the reflector was stopped; `None` after the next sync.
-    kept: Option<Known<T>>,
+    kept: Option<KnownObject<T>>,
     /// A read gave up waiting for the first sync.
     given_up: bool,
 }
 
 /// Read that waits for the first sync. If it ends early for any reason, including cancellation, the pods are notified
 /// after the sync.
-struct Waiting<'a, T> {
+struct SyncWaiter<'a, T> {
     place: &'a CacheSlot<T>,
     is_answered: bool,
 }
 
-impl<T> Drop for Waiting<'_, T> {
+impl<T> Drop for SyncWaiter<'_, T> {
     fn drop(&mut self) {
         if !self.is_answered {
             locked(&self.place.state).given_up = true;
@@ -118,12 +118,12 @@ fn locked<S>(mutex: &Mutex<S>) -> MutexGuard<'_, S> {
 }
 
 impl<T> CacheSlot<T> {
-    fn new(key: Key, kept: Option<Known<T>>) -> Self {
+    fn new(key: ObjectKey, kept: Option<KnownObject<T>>) -> Self {
         let state = SlotState { known: None, kept, given_up: false };
         Self { key, state: Mutex::new(state), synced: Notify::new(), nudge: Notify::new() }
     }
 
-    fn known(&self) -> Option<Known<T>> {
+    fn known(&self) -> Option<KnownObject<T>> {
         locked(&self.state).known.clone()
     }
 
@@ -139,7 +139,7 @@ impl<T> CacheSlot<T> {
         self.known().iter().flatten().any(|object| object.is_immutable())
     }
 
-    async fn synced(&self) -> Known<T> {
+    async fn synced(&self) -> KnownObject<T> {
         loop {
             // Registered before the check, so that a notification in between is not lost.
             let synced = self.synced.notified();
@@ -151,9 +151,9 @@ impl<T> CacheSlot<T> {
     }
 
     /// Returns the object as soon as it is known; `None` after the timeout.
-    async fn get(&self) -> Option<Known<T>> {
+    async fn get(&self) -> Option<KnownObject<T>> {
         let kept = locked(&self.state).kept.clone();
-        let mut waiting = Waiting { place: self, is_answered: false };
+        let mut waiting = SyncWaiter { place: self, is_answered: false };
         let patience = if kept.is_some() { REVALIDATE } else { FIRST_SYNC };
         // The object may have arrived at the same time as the timeout.
         let known = timeout(patience, self.synced()).await.ok().or_else(|| self.known());
@@ -234,7 +234,7 @@ impl<T: ObjectKind> WatchCache<T> {
     }
 
     fn place(&self, namespace: &str, name: &str) -> Result<Arc<CacheSlot<T>>, ObjectError> {
-        let key = Key::new(namespace, name);
+        let key = ObjectKey::new(namespace, name);
         let mut entries = locked(&self.entries);
         let Some(entry) = entries.get_mut(&key) else {
             return Err(ObjectError::Other(format!("object {namespace:?}/{name:?} not registered")));
@@ -250,15 +250,15 @@ impl<T: ObjectKind> WatchCache<T> {
         Ok(entry.place.clone())
     }
 
-    fn start(&self, key: Key, kept: Option<Known<T>>) -> Entry<T> {
+    fn start(&self, key: ObjectKey, kept: Option<KnownObject<T>>) -> WatchCacheEntry<T> {
         let place = Arc::new(CacheSlot::new(key, kept));
-        Entry { task: self.task(&place), place, read: Instant::now(), at_rest: false }
+        WatchCacheEntry { task: self.task(&place), place, read: Instant::now(), at_rest: false }
     }
 
     /// Spawns a reflector for the slot; `None` after shutdown began.
     fn task(&self, place: &Arc<CacheSlot<T>>) -> Option<AbortOnDropHandle<()>> {
         let follower =
-            ObjectFollower { place: place.clone(), users: self.users.clone(), teller: self.deps.teller.clone() };
+            ObjectFollower { place: place.clone(), users: self.users.clone(), notifier: self.deps.notifier.clone() };
         let following = follow(self.deps.api.clone(), follower, &self.deps.metrics);
         let is_stopped = self.deps.stop.is_cancelled();
         (!is_stopped).then(|| AbortOnDropHandle::new(self.deps.tasks.spawn(following)))
@@ -269,12 +269,12 @@ impl<T: ObjectKind> WatchCache<T> {
 struct ObjectFollower<T> {
     place: Arc<CacheSlot<T>>,
     users: Arc<Mutex<ReferenceCounts>>,
-    teller: ChangeNotifier,
+    notifier: ChangeNotifier,
 }
 
 impl<T: ObjectKind> ObjectFollower<T> {
     /// Stores the server's state of the object. Ends the reflector of an immutable object.
-    fn take(&self, known: Known<T>, is_news: impl FnOnce(&SlotState<T>) -> bool) -> ControlFlow<()> {
+    fn take(&self, known: KnownObject<T>, is_news: impl FnOnce(&SlotState<T>) -> bool) -> ControlFlow<()> {
         let is_final = known.as_ref().is_some_and(|object| object.is_immutable());
         let is_news = {
             let mut state = locked(&self.place.state);
@@ -285,7 +285,7 @@ impl<T: ObjectKind> ObjectFollower<T> {
         self.place.synced.notify_waiters();
         if is_news {
             let pods: Vec<PodUid> = locked(&self.users).of(&self.place.key).cloned().collect();
-            self.teller.notify(pods);
+            self.notifier.notify(pods);
         }
         if is_final { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
@@ -295,7 +295,7 @@ impl<T: ObjectKind> ObjectFollower<T> {
     }
 }
 
-fn is_same<T>(old: &Known<T>, new: &Known<T>) -> bool {
+fn is_same<T>(old: &KnownObject<T>, new: &KnownObject<T>) -> bool {
     match (old, new) {
         (Some(old), Some(new)) => old.is_same(new),
         (old, new) => old.is_none() && new.is_none(),
@@ -304,19 +304,19 @@ fn is_same<T>(old: &Known<T>, new: &Known<T>) -> bool {
 
 impl<T: ObjectKind> Follower for ObjectFollower<T> {
     type Object = T;
-    type All = Known<T>;
+    type All = KnownObject<T>;
 
     fn selection(&self) -> Selection {
         Selection::one(T::RESOURCE, self.place.key.namespace(), self.place.key.name())
     }
 
-    fn gather(&self, all: &mut Known<T>, key: (String, String), object: Option<T>) {
+    fn gather(&self, all: &mut KnownObject<T>, key: (String, String), object: Option<T>) {
         if self.is_it(&key) {
             *all = object.map(|object| Arc::new(object.into()));
         }
     }
 
-    fn replace(&mut self, all: Known<T>, _: &str) -> ControlFlow<()> {
+    fn replace(&mut self, all: KnownObject<T>, _: &str) -> ControlFlow<()> {
         let news = all.clone();
         self.take(all, |state| match &state.known {
             Some(known) => !is_same(known, &news),

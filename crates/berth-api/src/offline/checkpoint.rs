@@ -28,7 +28,7 @@ pub enum KnownError {
 
 /// Data type of an object.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub enum Kind {
+pub enum ObjectDataKind {
     /// `data` of a ConfigMap.
     ConfigMap,
     /// `data` and `binaryData` of a ConfigMap.
@@ -39,7 +39,7 @@ pub enum Kind {
     PullSecret,
 }
 
-impl Kind {
+impl ObjectDataKind {
     fn is_secret(self) -> bool {
         matches!(self, Self::Secret | Self::PullSecret)
     }
@@ -47,9 +47,9 @@ impl Kind {
 
 /// Key of an object's data.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct Key {
+pub struct ObjectDataKey {
     /// Data type.
-    pub kind: Kind,
+    pub kind: ObjectDataKind,
     /// Namespace of the object.
     pub namespace: String,
     /// Name of the object.
@@ -61,11 +61,11 @@ pub type Data = BTreeMap<String, Vec<u8>>;
 
 /// Observation that updates the checkpoint.
 #[derive(Clone, Debug)]
-pub enum Observation {
+pub enum CheckpointUpdate {
     /// Complete set of pods.
     Pods(Vec<Arc<Pod>>),
     /// Data of an object.
-    Object(Key, Arc<Data>),
+    Object(ObjectDataKey, Arc<Data>),
     /// Services visible to the pods of a namespace.
     Services(String, Vec<Arc<api::Service>>),
     /// Runtime class and its handler.
@@ -78,7 +78,7 @@ pub struct Checkpoint {
     /// Pods, without mirror pods and without volatile fields.
     pub pods: Vec<Arc<api::Pod>>,
     /// Data of objects by key.
-    pub objects: BTreeMap<Key, Arc<Data>>,
+    pub objects: BTreeMap<ObjectDataKey, Arc<Data>>,
     /// Services by namespace.
     pub services: BTreeMap<String, Vec<Arc<api::Service>>>,
     /// Handlers by runtime class.
@@ -86,29 +86,29 @@ pub struct Checkpoint {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Document {
+struct CheckpointDocument {
     version: u32,
     pods: Vec<Arc<api::Pod>>,
     /// A list, because JSON keys are strings.
-    objects: Vec<(Key, Arc<Data>)>,
+    objects: Vec<(ObjectDataKey, Arc<Data>)>,
     services: BTreeMap<String, Vec<Arc<api::Service>>>,
     handlers: BTreeMap<String, String>,
 }
 
 impl Checkpoint {
     /// Applies an observation; returns whether the checkpoint may have changed.
-    pub fn apply(&mut self, learned: Observation) -> bool {
+    pub fn apply(&mut self, learned: CheckpointUpdate) -> bool {
         match learned {
-            Observation::Pods(pods) => {
+            CheckpointUpdate::Pods(pods) => {
                 let pods: Vec<Arc<api::Pod>> = pods.iter().filter(|pod| !pod.is_mirror()).map(trimmed).collect();
                 let is_new = self.pods != pods;
                 self.pods = pods;
                 self.forget();
                 is_new
             }
-            Observation::Object(key, data) => replaced(&mut self.objects, key, data),
-            Observation::Services(namespace, services) => replaced(&mut self.services, namespace, services),
-            Observation::Handler(class, handler) => replaced(&mut self.handlers, class, handler),
+            CheckpointUpdate::Object(key, data) => replaced(&mut self.objects, key, data),
+            CheckpointUpdate::Services(namespace, services) => replaced(&mut self.services, namespace, services),
+            CheckpointUpdate::Handler(class, handler) => replaced(&mut self.handlers, class, handler),
         }
     }
 
@@ -133,7 +133,7 @@ impl Checkpoint {
     /// # Errors
     /// A value cannot be serialized as JSON.
     pub fn encode(&self) -> Result<Vec<u8>, KnownError> {
-        let document = Document {
+        let document = CheckpointDocument {
             version: VERSION,
             pods: self.pods.clone(),
             objects: self.objects.iter().map(|(key, data)| (key.clone(), data.clone())).collect(),
@@ -149,14 +149,14 @@ impl Checkpoint {
     /// It is malformed or has another format version.
     pub fn decode(bytes: &[u8]) -> Result<Self, KnownError> {
         #[derive(Deserialize)]
-        struct Versioned {
+        struct VersionHeader {
             version: u32,
         }
-        let Versioned { version } = serde_json::from_slice(bytes)?;
+        let VersionHeader { version } = serde_json::from_slice(bytes)?;
         if version != VERSION {
             return Err(KnownError::Version(version));
         }
-        let Document { pods, objects, services, handlers, .. } = serde_json::from_slice(bytes)?;
+        let CheckpointDocument { pods, objects, services, handlers, .. } = serde_json::from_slice(bytes)?;
         Ok(Self { pods, objects: objects.into_iter().collect(), services, handlers })
     }
 }
@@ -203,8 +203,8 @@ mod tests {
         Arc::new(serde_json::from_value(object).expect("a pod"))
     }
 
-    fn key(kind: Kind, name: &str) -> Key {
-        Key { kind, namespace: "ns".to_owned(), name: name.to_owned() }
+    fn key(kind: ObjectDataKind, name: &str) -> ObjectDataKey {
+        ObjectDataKey { kind, namespace: "ns".to_owned(), name: name.to_owned() }
     }
 
     fn data(text: &str) -> Arc<Data> {
@@ -214,58 +214,59 @@ mod tests {
     #[test]
     fn what_no_pod_names_is_forgotten() {
         let mut known = Checkpoint::default();
-        assert!(known.apply(Observation::Pods(vec![pod("a", &json!({}))])));
-        for (kind, name) in
-            [(Kind::ConfigMap, "cm"), (Kind::PullSecret, "pull"), (Kind::Secret, "cm"), (Kind::PullSecret, "x")]
-        {
-            assert!(known.apply(Observation::Object(key(kind, name), data("v"))));
+        assert!(known.apply(CheckpointUpdate::Pods(vec![pod("a", &json!({}))])));
+        for (kind, name) in [
+            (ObjectDataKind::ConfigMap, "cm"),
+            (ObjectDataKind::PullSecret, "pull"),
+            (ObjectDataKind::Secret, "cm"),
+            (ObjectDataKind::PullSecret, "x"),
+        ] {
+            assert!(known.apply(CheckpointUpdate::Object(key(kind, name), data("v"))));
         }
-        assert!(known.apply(Observation::Handler("fast".to_owned(), "h".to_owned())));
-        assert!(known.apply(Observation::Services("ns".to_owned(), Vec::new())));
-        assert!(known.apply(Observation::Services("other".to_owned(), Vec::new())));
-        assert!(!known.apply(Observation::Object(key(Kind::ConfigMap, "cm"), data("v"))), "no news");
-        assert!(known.apply(Observation::Object(key(Kind::ConfigMap, "cm"), data("w"))));
-        known.apply(Observation::Pods(vec![pod("a", &json!({}))]));
-        let kept: Vec<&Key> = known.objects.keys().collect();
-        assert_eq!(kept, [&key(Kind::ConfigMap, "cm"), &key(Kind::PullSecret, "pull")]);
+        assert!(known.apply(CheckpointUpdate::Handler("fast".to_owned(), "h".to_owned())));
+        assert!(known.apply(CheckpointUpdate::Services("ns".to_owned(), Vec::new())));
+        assert!(known.apply(CheckpointUpdate::Services("other".to_owned(), Vec::new())));
+        assert!(!known.apply(CheckpointUpdate::Object(key(ObjectDataKind::ConfigMap, "cm"), data("v"))), "no news");
+        assert!(known.apply(CheckpointUpdate::Object(key(ObjectDataKind::ConfigMap, "cm"), data("w"))));
+        known.apply(CheckpointUpdate::Pods(vec![pod("a", &json!({}))]));
+        let kept: Vec<&ObjectDataKey> = known.objects.keys().collect();
+        assert_eq!(kept, [&key(ObjectDataKind::ConfigMap, "cm"), &key(ObjectDataKind::PullSecret, "pull")]);
         assert_eq!((known.services.len(), known.handlers.len()), (1, 1));
-        known.apply(Observation::Pods(Vec::new()));
+        known.apply(CheckpointUpdate::Pods(Vec::new()));
         assert_eq!(known, Checkpoint::default());
     }
 
     #[test]
     fn only_what_starts_pods_is_news() {
         let mut known = Checkpoint::default();
-        known.apply(Observation::Pods(vec![pod("a", &json!({}))]));
+        known.apply(CheckpointUpdate::Pods(vec![pod("a", &json!({}))]));
         let conditions = json!({"status": {"phase": "Running", "podIP": "10.0.0.1"}});
-        assert!(!known.apply(Observation::Pods(vec![pod("a", &conditions)])));
-        assert!(known.apply(Observation::Pods(vec![pod("a", &json!({"status": {"phase": "Succeeded"}}))])));
+        assert!(!known.apply(CheckpointUpdate::Pods(vec![pod("a", &conditions)])));
+        assert!(known.apply(CheckpointUpdate::Pods(vec![pod("a", &json!({"status": {"phase": "Succeeded"}}))])));
         let mirror = json!({"metadata": {"name": "m", "namespace": "ns", "uid": "m", "annotations": {"kubernetes.io/config.mirror": "h"}}});
-        assert!(
-            !known.apply(Observation::Pods(vec![
-                pod("a", &json!({"status": {"phase": "Succeeded"}})),
-                pod("m", &mirror)
-            ]))
-        );
+        assert!(!known.apply(CheckpointUpdate::Pods(vec![
+            pod("a", &json!({"status": {"phase": "Succeeded"}})),
+            pod("m", &mirror)
+        ])));
     }
 
     #[test]
     fn what_is_written_down_is_read_again() {
         let mut known = Checkpoint::default();
-        known.apply(Observation::Pods(vec![pod("a", &json!({})), pod("b", &json!({}))]));
-        known.apply(Observation::Object(
-            key(Kind::ConfigMapFiles, "cm"),
+        known.apply(CheckpointUpdate::Pods(vec![pod("a", &json!({})), pod("b", &json!({}))]));
+        known.apply(CheckpointUpdate::Object(
+            key(ObjectDataKind::ConfigMapFiles, "cm"),
             Arc::new([("b".to_owned(), vec![0, 255])].into()),
         ));
-        known.apply(Observation::Services("ns".to_owned(), vec![Arc::default()]));
+        known.apply(CheckpointUpdate::Services("ns".to_owned(), vec![Arc::default()]));
         assert_eq!(Checkpoint::decode(&known.encode().expect("written")).expect("read"), known);
         for (bytes, expected) in [
             (&b"{\"version\": 2}"[..], "unsupported version 2, expected 1"),
             (b"{}", "invalid format: missing field `version`"),
             (b"{\"version\": 1}", "invalid format: missing field `pods`"),
         ] {
-            let told = Checkpoint::decode(bytes).expect_err(expected).to_string();
-            assert!(told.starts_with(expected), "{told}");
+            let message = Checkpoint::decode(bytes).expect_err(expected).to_string();
+            assert!(message.starts_with(expected), "{message}");
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use super::{
-    checkpoint::{Checkpoint, Observation},
+    checkpoint::{Checkpoint, CheckpointUpdate},
     encryption::Sealer,
 };
 use berth_sys::atomic_file;
@@ -26,7 +26,7 @@ pub struct CheckpointWriter {
     known: Checkpoint,
     sealer: Arc<Sealer>,
     file: PathBuf,
-    learned: mpsc::Receiver<Observation>,
+    learned: mpsc::Receiver<CheckpointUpdate>,
     /// Time of the next write; `None`: nothing to write.
     due: Option<Instant>,
     /// Digest of the last written checkpoint.
@@ -36,7 +36,7 @@ pub struct CheckpointWriter {
 
 impl CheckpointWriter {
     /// Returns a writer that starts with the data of the last checkpoint.
-    pub fn new(known: Checkpoint, sealer: Sealer, file: PathBuf, learned: mpsc::Receiver<Observation>) -> Self {
+    pub fn new(known: Checkpoint, sealer: Sealer, file: PathBuf, learned: mpsc::Receiver<CheckpointUpdate>) -> Self {
         Self { known, sealer: Arc::new(sealer), file, learned, due: None, digest: None, complaint: None }
     }
 
@@ -62,7 +62,7 @@ impl CheckpointWriter {
         }
     }
 
-    fn learn(&mut self, learned: Observation) {
+    fn learn(&mut self, learned: CheckpointUpdate) {
         if self.known.apply(learned) && self.due.is_none() {
             self.due = Some(Instant::now() + COLLECT);
         }

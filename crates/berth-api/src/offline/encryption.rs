@@ -26,7 +26,7 @@ pub enum SealError {
     ReadKey {
         /// Path of the key file.
         path: String,
-        /// Cause.
+        /// I/O error of opening or reading the key file.
         cause: std::io::Error,
     },
     /// The key file does not contain a key.
@@ -165,12 +165,12 @@ mod tests {
     #[test]
     fn a_key_is_its_owners_alone() {
         let folder = tempfile::tempdir().expect("a folder");
-        let told = |content: &[u8], mode| {
+        let open_error = |content: &[u8], mode| {
             Sealer::open(&file(folder.path(), content, mode), "n").map(drop).expect_err("no key").to_string()
         };
-        assert!(told(&[7; 32], 0o640).ends_with("has mode 0640, must be accessible by its owner only"));
+        assert!(open_error(&[7; 32], 0o640).ends_with("has mode 0640, must be accessible by its owner only"));
         for content in [&[][..], &[7; 31], &[7; 33], b"zz".repeat(32).as_slice(), b"07".repeat(31).as_slice()] {
-            assert!(told(content, 0o400).ends_with("must contain 32 bytes or 64 hexadecimal digits"));
+            assert!(open_error(content, 0o400).ends_with("must contain 32 bytes or 64 hexadecimal digits"));
         }
         assert!(Sealer::open(&file(folder.path(), format!("{}\n", "aF".repeat(32)).as_bytes(), 0o400), "n").is_ok());
         let missing = Sealer::open(&folder.path().join("none"), "n").map(drop).expect_err("none").to_string();

@@ -31,7 +31,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info, warn};
 
 use self::{
-    checkpoint::{Checkpoint, Observation},
+    checkpoint::{Checkpoint, CheckpointUpdate},
     checkpoint_writer::CheckpointWriter,
     encryption::Sealer,
 };
@@ -58,7 +58,7 @@ pub struct OfflineConfig {
 /// Last-known pods and the objects they reference.
 pub struct Offline {
     last: Checkpoint,
-    learn: mpsc::Sender<Observation>,
+    learn: mpsc::Sender<CheckpointUpdate>,
     /// Whether the last-known pods run because the API server has not delivered any yet.
     is_recalling: AtomicBool,
 }
@@ -82,8 +82,8 @@ impl Offline {
         });
         let (sealer, last) = reading.await.map_err(|error| SealError::Task(error.to_string()))??;
         let (learn, learned) = mpsc::channel(QUEUE);
-        let keeper = CheckpointWriter::new(last.clone(), sealer, config.file, learned);
-        tasks.spawn(keeper.run(stop));
+        let writer = CheckpointWriter::new(last.clone(), sealer, config.file, learned);
+        tasks.spawn(writer.run(stop));
         Ok(Arc::new(Self { last, learn, is_recalling: AtomicBool::new(false) }))
     }
 
@@ -103,14 +103,14 @@ impl Offline {
         if self.is_recalling.swap(false, Ordering::Relaxed) {
             info!("Received pods from the API server, no longer using pod checkpoint");
         }
-        self.learn(Observation::Pods(pods.to_vec()));
+        self.learn(CheckpointUpdate::Pods(pods.to_vec()));
     }
 
     fn is_recalling(&self) -> bool {
         self.is_recalling.load(Ordering::Relaxed)
     }
 
-    fn learn(&self, learned: Observation) {
+    fn learn(&self, learned: CheckpointUpdate) {
         // The queue is full, or the agent stops: the next read records it.
         let _ = self.learn.try_send(learned);
     }

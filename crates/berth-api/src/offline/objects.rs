@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{
     Offline,
-    checkpoint::{Data, Key, Kind, Observation},
+    checkpoint::{CheckpointUpdate, Data, ObjectDataKey, ObjectDataKind},
 };
 use berth_ports::{CertificateRequest, Credential, ObjectError, ObjectSource, PullSecret, TokenRequest};
 use berth_types::{Pod, PodUid, api};
@@ -46,7 +46,7 @@ impl OfflineObjects {
         }
         let mut asking = pin!(asking);
         match timeout(PATIENCE, &mut asking).await {
-            Ok(said) => said,
+            Ok(result) => result,
             // The server came back during the read: its response is used.
             Err(_) if !self.offline.is_recalling() => asking.await,
             Err(_) => Err(ObjectError::Other(format!("no response from the API server within {PATIENCE:?}"))),
@@ -56,13 +56,13 @@ impl OfflineObjects {
     /// Reads an object and records it; falls back to the recorded one if the read fails.
     async fn read_or_recall(
         &self,
-        key: Key,
+        key: ObjectDataKey,
         asking: impl Future<Output = Result<Arc<Data>, ObjectError>> + Send,
     ) -> Result<Arc<Data>, ObjectError> {
         let remembered = self.offline.last.objects.get(&key);
         match self.read_with_timeout(remembered.is_some(), asking).await {
             Ok(data) => {
-                self.offline.learn(Observation::Object(key, data.clone()));
+                self.offline.learn(CheckpointUpdate::Object(key, data.clone()));
                 Ok(data)
             }
             Err(error) if self.may_recall(&error) => remembered.cloned().ok_or(error),
@@ -83,18 +83,18 @@ impl ObjectSource for OfflineObjects {
             let data = self.inner.config_map(namespace, name).await?;
             Ok(Arc::new(data.iter().map(|(key, value)| (key.clone(), value.clone().into_bytes())).collect()))
         };
-        let kept = self.read_or_recall(key(Kind::ConfigMap, namespace, name), asking).await?;
+        let kept = self.read_or_recall(key(ObjectDataKind::ConfigMap, namespace, name), asking).await?;
         Ok(Arc::new(kept.iter().map(|(key, value)| (key.clone(), text(value))).collect()))
     }
 
     async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Data>, ObjectError> {
-        self.read_or_recall(key(Kind::Secret, namespace, name), self.inner.secret(namespace, name)).await
+        self.read_or_recall(key(ObjectDataKind::Secret, namespace, name), self.inner.secret(namespace, name)).await
     }
 
     fn services(&self, namespace: &str) -> Option<Vec<Arc<api::Service>>> {
         match self.inner.services(namespace) {
             Some(services) => {
-                self.offline.learn(Observation::Services(namespace.to_owned(), services.clone()));
+                self.offline.learn(CheckpointUpdate::Services(namespace.to_owned(), services.clone()));
                 Some(services)
             }
             // Pods of a namespace that was never recorded start without services, rather than never.
@@ -110,7 +110,7 @@ impl ObjectSource for OfflineObjects {
         let read = self.read_with_timeout(is_remembered, self.inner.runtime_handler(class)).await;
         match (read, class) {
             (Ok(handler), Some(class)) => {
-                self.offline.learn(Observation::Handler(class.to_owned(), handler.clone()));
+                self.offline.learn(CheckpointUpdate::Handler(class.to_owned(), handler.clone()));
                 Ok(handler)
             }
             (Err(error), Some(class)) if self.may_recall(&error) => {
@@ -126,7 +126,7 @@ impl ObjectSource for OfflineObjects {
         let names = pod.spec().image_pull_secrets.iter().flatten().map(|secret| secret.name.clone());
         let names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
         let remembered = |name: &String| {
-            let data = self.offline.last.objects.get(&key(Kind::PullSecret, pod.namespace(), name))?;
+            let data = self.offline.last.objects.get(&key(ObjectDataKind::PullSecret, pod.namespace(), name))?;
             Some(recalled(pod.namespace(), name, data))
         };
         let is_remembered = names.iter().any(|name| remembered(name).is_some());
@@ -135,7 +135,8 @@ impl ObjectSource for OfflineObjects {
             self.read_with_timeout(is_remembered, asking).await.unwrap_or_else(|_| (Vec::new(), names.clone()));
         for secret in &found {
             let (namespace, name, _) = &secret.coordinates;
-            self.offline.learn(Observation::Object(key(Kind::PullSecret, namespace, name), learned(secret)));
+            self.offline
+                .learn(CheckpointUpdate::Object(key(ObjectDataKind::PullSecret, namespace, name), learned(secret)));
         }
         if self.offline.is_recalling() {
             found.extend(missing.iter().filter_map(remembered));
@@ -146,7 +147,7 @@ impl ObjectSource for OfflineObjects {
 
     async fn config_map_files(&self, namespace: &str, name: &str) -> Result<Arc<Data>, ObjectError> {
         let asking = self.inner.config_map_files(namespace, name);
-        self.read_or_recall(key(Kind::ConfigMapFiles, namespace, name), asking).await
+        self.read_or_recall(key(ObjectDataKind::ConfigMapFiles, namespace, name), asking).await
     }
 
     fn register(&self, pod: &Pod) {
@@ -157,8 +158,8 @@ impl ObjectSource for OfflineObjects {
         self.inner.unregister(pod);
     }
 
-    fn adopt_token(&self, pod: &Pod, ask: &TokenRequest, held: &str) {
-        self.inner.adopt_token(pod, ask, held);
+    fn adopt_token(&self, pod: &Pod, ask: &TokenRequest, token: &str) {
+        self.inner.adopt_token(pod, ask, token);
     }
 
     /// Tokens are not recorded: an empty one takes their place, which no server accepts, but no server is reachable.
@@ -181,8 +182,8 @@ impl ObjectSource for OfflineObjects {
     }
 }
 
-fn key(kind: Kind, namespace: &str, name: &str) -> Key {
-    Key { kind, namespace: namespace.to_owned(), name: name.to_owned() }
+fn key(kind: ObjectDataKind, namespace: &str, name: &str) -> ObjectDataKey {
+    ObjectDataKey { kind, namespace: namespace.to_owned(), name: name.to_owned() }
 }
 
 fn text(value: &[u8]) -> String {

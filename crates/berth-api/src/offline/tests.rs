@@ -88,27 +88,27 @@ async fn start(folder: &Path, tasks: &TaskTracker, stop: &CancellationToken) -> 
 
 /// Reads every object; returns the results, and whether the token is non-empty.
 async fn read(source: &OfflineObjects) -> Vec<Result<String, String>> {
-    let told = |e: ObjectError| e.to_string();
+    let message = |e: ObjectError| e.to_string();
     let ask = TokenRequest { audience: String::new(), expiration_seconds: None };
     let known = pod();
     vec![
-        source.config_map("ns", "m").await.map(|data| data["k"].clone()).map_err(told),
-        source.config_map_files("ns", "m").await.map(|data| format!("{:?}", data["k"])).map_err(told),
-        source.secret("ns", "s").await.map(|data| String::from_utf8_lossy(&data["p"]).into_owned()).map_err(told),
-        source.runtime_handler(Some("fast")).await.map_err(told),
+        source.config_map("ns", "m").await.map(|data| data["k"].clone()).map_err(message),
+        source.config_map_files("ns", "m").await.map(|data| format!("{:?}", data["k"])).map_err(message),
+        source.secret("ns", "s").await.map(|data| String::from_utf8_lossy(&data["p"]).into_owned()).map_err(message),
+        source.runtime_handler(Some("fast")).await.map_err(message),
         match source.pull_secrets(&known).await {
             (found, missing) if missing.is_empty() => {
                 Ok(found.iter().map(|s| format!("{:?} {} {:?}", s.coordinates, s.kind, s.data)).collect())
             }
             (_, missing) => Err(missing.join(" ")),
         },
-        source.token(&known, &ask).await.map_err(told),
+        source.token(&known, &ask).await.map_err(message),
         source.services("ns").map(|list| list.len().to_string()).ok_or_else(|| "none".to_owned()),
     ]
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_pods_need_is_told_again() {
+async fn recorded_objects_are_served_while_the_server_is_unreachable() {
     let folder = tempfile::tempdir().expect("a folder");
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let offline = start(folder.path(), &tasks, &stop).await;
@@ -136,8 +136,8 @@ async fn what_pods_need_is_told_again() {
     assert_eq!(read(&source).await, again, "it is told without an answer, too");
     assert_eq!(began.elapsed(), Duration::from_secs(5), "a second for each of five");
     *inner.0.lock().expect("not poisoned") = Server::Empty;
-    let said = read(&source).await;
-    assert!(said[..4].iter().chain(&said[5..6]).all(Result::is_err), "what the server says counts: {said:?}");
+    let results = read(&source).await;
+    assert!(results[..4].iter().chain(&results[5..6]).all(Result::is_err), "what the server says counts: {results:?}");
     *inner.0.lock().expect("not poisoned") = Server::Away;
     offline.record_pods(&[pod()]);
     assert!(read(&source).await.iter().all(Result::is_err), "as without this");

@@ -17,13 +17,13 @@ use tracing::{info, warn};
 use super::{
     CertificateDeps,
     keys::{self, GeneratedKey, KeyError},
-    request::{FailureCause, Issued, RequestIdentity, Verdict, Warning, object, outcome},
+    request::{CertificateRequestState, FailureCause, IssuedCertificate, RequestIdentity, Warning, object, outcome},
 };
 use crate::{
-    api::{ApiError, Call, Resource, Typed},
-    store::Store,
+    api::{ApiError, Call, Resource, TypedClient},
+    store::ReflectorStore,
 };
-use berth_ports::{CertificateRequest, Credential, Event};
+use berth_ports::{CertificateRequest, Credential, EventRecord};
 use berth_sys::backoff::Backoff;
 use berth_types::PodRef;
 
@@ -36,12 +36,12 @@ const SPREAD: i64 = 300;
 /// A request that is missing from the store for that long was deleted.
 const ABANDONED: SignedDuration = SignedDuration::from_mins(10);
 /// Longest interval between reads of the wall clock, which may jump.
-const LOOK: Duration = Duration::from_secs(60);
+const RECHECK: Duration = Duration::from_secs(60);
 
 /// Key and certificate. The key exists here and in the pod's volume only.
 pub struct IssuedCredential {
     pub credential: Arc<Credential>,
-    pub issued: Issued,
+    pub issued: IssuedCertificate,
 }
 
 /// State of a pod certificate.
@@ -49,7 +49,7 @@ pub enum CertificateState {
     /// None was issued yet.
     Waiting,
     /// The current certificate.
-    Held(Arc<IssuedCredential>),
+    Issued(Arc<IssuedCredential>),
     /// The request was denied; no certificate will be issued.
     Denied(FailureCause),
     /// The request failed; no certificate will be issued.
@@ -61,28 +61,28 @@ pub(super) struct PodCertificateController {
     pub deps: Arc<CertificateDeps>,
     /// Limits concurrent key generation.
     pub making: Arc<Semaphore>,
-    pub requests: Store<PodCertificateRequest>,
+    pub requests: ReflectorStore<PodCertificateRequest>,
     pub pod: PodRef,
     pub account: String,
     pub ask: CertificateRequest,
     pub shown: watch::Sender<CertificateState>,
 }
 
-/// Created request.
+/// `PodCertificateRequest` that the API server accepted, with its private key.
 struct CreatedRequest {
     key: String,
     /// Object name of the request.
     name: String,
 }
 
-/// Outcome of a request.
+/// Issued credential, or a refusal with its state, event reason, and event message.
 enum RequestOutcome {
-    Held(IssuedCredential),
+    Issued(IssuedCredential),
     Refused(CertificateState, &'static str, String),
 }
 
 #[derive(Deserialize)]
-struct Created {
+struct CreateResponse {
     metadata: CreatedMetadata,
 }
 
@@ -101,18 +101,18 @@ impl PodCertificateController {
                 () = self.age(&mut watched) => continue,
             };
             match end {
-                RequestOutcome::Held(held) => {
-                    let refresh = later(held.issued.begin_refresh, spread());
-                    let held = Arc::new(held);
-                    self.show(CertificateState::Held(held.clone()));
-                    watched = Some((held, Warning::ALL.to_vec()));
+                RequestOutcome::Issued(current) => {
+                    let refresh = later(current.issued.begin_refresh, spread());
+                    let current = Arc::new(current);
+                    self.show(CertificateState::Issued(current.clone()));
+                    watched = Some((current, Warning::ALL.to_vec()));
                     tokio::select! {
                         () = self.until(refresh) => {}
                         () = self.age(&mut watched) => {}
                     }
                 }
                 RequestOutcome::Refused(shown, reason, message) => {
-                    self.deps.events.record(Event::warning(&self.pod, reason, message));
+                    self.deps.events.record(EventRecord::warning(&self.pod, reason, message));
                     self.show(shown);
                     return;
                 }
@@ -122,7 +122,7 @@ impl PodCertificateController {
 
     fn show(&self, shown: CertificateState) {
         self.shown.send_replace(shown);
-        self.deps.teller.notify([self.pod.uid.clone()]);
+        self.deps.notifier.notify([self.pod.uid.clone()]);
     }
 
     /// Requests a certificate until there is an outcome; a deleted request is created again.
@@ -132,16 +132,16 @@ impl PodCertificateController {
                 Ok(asked) => asked,
                 Err(error) => {
                     let why = FailureCause { reason: "UnknownKeyType".to_owned(), message: error.to_string() };
-                    return self.refused(Verdict::Failed(why), "");
+                    return self.refused(CertificateRequestState::Failed(why), "");
                 }
             };
             let verdict = self.verdict(&asked.name).await;
             match verdict {
-                Some(Verdict::Issued(issued)) => {
+                Some(CertificateRequestState::Issued(issued)) => {
                     info!(pod = %self.pod.object_name(), podUID = %self.pod.uid, signerName = %self.ask.projection.signer_name,
                         notAfter = %issued.not_after, "PodCertificateRequest was issued");
                     let credential = Arc::new(Credential { key: asked.key, chain: issued.chain.clone() });
-                    return RequestOutcome::Held(IssuedCredential { credential, issued });
+                    return RequestOutcome::Issued(IssuedCredential { credential, issued });
                 }
                 Some(refused) => return self.refused(refused, &asked.name),
                 None => warn!(pod = %self.pod.object_name(), podUID = %self.pod.uid, name = asked.name,
@@ -150,19 +150,19 @@ impl PodCertificateController {
         }
     }
 
-    fn refused(&self, verdict: Verdict, name: &str) -> RequestOutcome {
-        let told = |what: &str, why: &FailureCause| {
+    fn refused(&self, verdict: CertificateRequestState, name: &str) -> RequestOutcome {
+        let describe = |what: &str, why: &FailureCause| {
             let (namespace, reason, message) = (&self.pod.namespace, &why.reason, &why.message);
             format!("PodCertificateRequest {namespace}/{name} {what}, reason={reason:?}, message={message:?}")
         };
         match verdict {
-            Verdict::Denied(why) => {
-                RequestOutcome::Refused(CertificateState::Denied(why.clone()), "Denied", told("was denied", &why))
+            CertificateRequestState::Denied(why) => {
+                RequestOutcome::Refused(CertificateState::Denied(why.clone()), "Denied", describe("was denied", &why))
             }
-            Verdict::Failed(why) => {
-                RequestOutcome::Refused(CertificateState::Failed(why.clone()), "Failed", told("failed", &why))
+            CertificateRequestState::Failed(why) => {
+                RequestOutcome::Refused(CertificateState::Failed(why.clone()), "Failed", describe("failed", &why))
             }
-            Verdict::Waiting | Verdict::Issued(_) => {
+            CertificateRequestState::Waiting | CertificateRequestState::Issued(_) => {
                 RequestOutcome::Refused(CertificateState::Waiting, "Failed", String::new())
             }
         }
@@ -208,20 +208,20 @@ impl PodCertificateController {
         let whose =
             RequestIdentity { pod: &self.pod, account: (&self.account, &account_uid), node: (&self.deps.node, &node) };
         let object = object(&whose, &self.ask, stub).to_string();
-        let created: Created =
+        let created: CreateResponse =
             api.ask(Call::create(Resource::POD_CERTIFICATES, namespace, object).within(CALL)).await?;
         Ok(created.metadata.name)
     }
 
     /// Waits for the outcome of a request; `None` if it was deleted.
-    async fn verdict(&self, name: &str) -> Option<Verdict> {
+    async fn verdict(&self, name: &str) -> Option<CertificateRequestState> {
         let abandoned = later(self.deps.clock.now(), ABANDONED.saturating_add(spread()));
         let mut requests = self.requests.clone();
         loop {
             let snapshot = requests.snapshot();
             match snapshot.get(&self.pod.namespace, name) {
                 Some(request) => match outcome(request.status.as_ref()) {
-                    Verdict::Waiting => {}
+                    CertificateRequestState::Waiting => {}
                     decided => return Some(decided),
                 },
                 None if snapshot.synced && self.deps.clock.now() >= abandoned => return None,
@@ -230,19 +230,19 @@ impl PodCertificateController {
             drop(snapshot);
             tokio::select! {
                 () = requests.changed() => {}
-                () = sleep(LOOK) => {}
+                () = sleep(RECHECK) => {}
             }
         }
     }
 
     /// Emits the expiry warnings of a certificate, each once. Never returns.
     async fn age(&self, watched: &mut Option<(Arc<IssuedCredential>, Vec<Warning>)>) {
-        if let Some((held, left)) = watched {
-            while let Some(next) = left.iter().min_by_key(|warning| warning.from(&held.issued)).copied() {
-                self.until(next.from(&held.issued)).await;
+        if let Some((current, left)) = watched {
+            while let Some(next) = left.iter().min_by_key(|warning| warning.from(&current.issued)).copied() {
+                self.until(next.from(&current.issued)).await;
                 left.retain(|warning| *warning != next);
                 let (reason, message) = next.event();
-                self.deps.events.record(Event::warning(&self.pod, reason, message));
+                self.deps.events.record(EventRecord::warning(&self.pod, reason, message));
             }
         }
         std::future::pending().await
@@ -251,7 +251,7 @@ impl PodCertificateController {
     async fn until(&self, at: Timestamp) {
         loop {
             match Duration::try_from(at.duration_since(self.deps.clock.now())) {
-                Ok(left) if !left.is_zero() => sleep(left.min(LOOK)).await,
+                Ok(left) if !left.is_zero() => sleep(left.min(RECHECK)).await,
                 _ => return,
             }
         }

@@ -41,7 +41,7 @@ pub enum KeyError {
     Failed(String, String),
 }
 
-/// Generated key.
+/// Private key of a pod certificate, with the PKCS #10 request that proves its possession.
 pub struct GeneratedKey {
     /// PKCS #8, PEM.
     pub key: String,
@@ -134,10 +134,10 @@ mod tests {
         };
         started.stdin.take().expect("piped").write_all(input).expect("it reads");
         let done = started.wait_with_output().expect("it ends");
-        let said = [done.stdout, done.stderr].concat();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        assert!(done.status.success(), "{arguments:?}: {said}");
-        Some(said)
+        let output = [done.stdout, done.stderr].concat();
+        let output = String::from_utf8_lossy(&output).into_owned();
+        assert!(done.status.success(), "{arguments:?}: {output}");
+        Some(output)
     }
 
     fn check(kind: &str, named: &str) {
@@ -147,8 +147,8 @@ mod tests {
         let asked = &request.certification_request_info;
         assert!(rest.is_empty() && asked.subject.iter().next().is_none() && asked.attributes().is_empty(), "{kind}");
         let verify = ["req", "-inform", "DER", "-verify", "-noout", "-text"];
-        let Some(said) = openssl(&verify, &made.stub) else { return };
-        assert!(said.contains(named), "{kind}: {said}");
+        let Some(output) = openssl(&verify, &made.stub) else { return };
+        assert!(output.contains(named), "{kind}: {output}");
         let public = openssl(&["req", "-inform", "DER", "-pubkey", "-noout"], &made.stub);
         assert_eq!(openssl(&["pkey", "-pubout"], made.key.as_bytes()), public, "{kind}: of this key");
     }

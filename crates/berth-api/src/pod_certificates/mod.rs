@@ -39,7 +39,7 @@ use super::{
     api::{ApiClient, Resource},
     objects::ChangeNotifier,
     reflector::{ReflectorDeps, Selection, reflect},
-    store::Store,
+    store::ReflectorStore,
 };
 use berth_metrics::ReflectorMetrics;
 use berth_ports::{CertificateRequest, Clock, Credential, EventSink, ObjectError};
@@ -64,7 +64,7 @@ pub struct CertificateDeps {
     /// UID of the `Node` object; empty until it is known.
     pub node_uid: watch::Receiver<String>,
     /// Notifies pods of new certificates.
-    pub teller: ChangeNotifier,
+    pub notifier: ChangeNotifier,
     /// Tracks the spawned tasks.
     pub tasks: TaskTracker,
     /// Stops the spawned tasks.
@@ -74,20 +74,20 @@ pub struct CertificateDeps {
 /// Pod, volume, and index of the source in the volume.
 type Key = (PodUid, String, usize);
 
-struct Entry {
+struct CertificateEntry {
     signer: String,
     shown: watch::Receiver<CertificateState>,
     since: Instant,
     /// Stops the task when the entry is dropped.
-    _keeper: DropGuard,
+    _stop_guard: DropGuard,
 }
 
 /// Certificates of all pods.
 pub struct PodCertificates {
     deps: Arc<CertificateDeps>,
-    entries: Mutex<HashMap<Key, Entry>>,
+    entries: Mutex<HashMap<Key, CertificateEntry>>,
     /// Requests of this node; the reflector starts with the first certificate.
-    requests: OnceLock<Store<PodCertificateRequest>>,
+    requests: OnceLock<ReflectorStore<PodCertificateRequest>>,
     making: Arc<Semaphore>,
 }
 
@@ -112,7 +112,7 @@ impl PodCertificates {
         let decided = shown.wait_for(|shown| !matches!(shown, CertificateState::Waiting));
         drop(timeout_at(since + PATIENCE, decided).await);
         let text = match &*shown.borrow() {
-            CertificateState::Held(held) => return Ok(held.credential.clone()),
+            CertificateState::Issued(current) => return Ok(current.credential.clone()),
             CertificateState::Waiting => "credential bundle is not issued yet".to_owned(),
             CertificateState::Denied(why) => permanently("denied", why),
             CertificateState::Failed(why) => permanently("failed", why),
@@ -128,24 +128,24 @@ impl PodCertificates {
     /// Number of certificates by signer and state.
     pub fn states(&self) -> Vec<(String, &'static str, i64)> {
         let (entries, now) = (self.locked(), self.deps.clock.now());
-        let state = |entry: &Entry| match &*entry.shown.borrow() {
+        let state = |entry: &CertificateEntry| match &*entry.shown.borrow() {
             CertificateState::Waiting => "not_yet_issued",
             CertificateState::Denied(_) => "denied",
             CertificateState::Failed(_) => "failed",
-            CertificateState::Held(held) => request::state(&held.issued, now),
+            CertificateState::Issued(current) => request::state(&current.issued, now),
         };
         request::counted(entries.values().map(|entry| (entry.signer.as_str(), state(entry))))
     }
 
-    fn locked(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
+    fn locked(&self) -> MutexGuard<'_, HashMap<Key, CertificateEntry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self, pod: &Pod, ask: &CertificateRequest) -> Entry {
+    fn begin(&self, pod: &Pod, ask: &CertificateRequest) -> CertificateEntry {
         let stop = self.deps.stop.child_token();
         let (show, shown) = watch::channel(CertificateState::Waiting);
         let account = pod.spec().service_account_name.clone().filter(|name| !name.is_empty());
-        let keeper = PodCertificateController {
+        let controller = PodCertificateController {
             deps: self.deps.clone(),
             making: self.making.clone(),
             requests: self.requests.get_or_init(|| self.follow()).clone(),
@@ -156,13 +156,13 @@ impl PodCertificates {
         };
         let ends = stop.clone();
         self.deps.tasks.spawn(async move {
-            ends.run_until_cancelled(keeper.run()).await;
+            ends.run_until_cancelled(controller.run()).await;
         });
         let signer = ask.projection.signer_name.clone();
-        Entry { signer, shown, since: Instant::now(), _keeper: stop.drop_guard() }
+        CertificateEntry { signer, shown, since: Instant::now(), _stop_guard: stop.drop_guard() }
     }
 
-    fn follow(&self) -> Store<PodCertificateRequest> {
+    fn follow(&self) -> ReflectorStore<PodCertificateRequest> {
         let own = Selection::matching(Resource::POD_CERTIFICATES, &format!("spec.nodeName={}", self.deps.node));
         let deps = ReflectorDeps::new(self.deps.metrics.clone(), self.deps.stop.clone());
         let (store, following) = reflect(self.deps.api.clone(), own, deps);

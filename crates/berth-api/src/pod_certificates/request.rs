@@ -28,7 +28,7 @@ pub struct FailureCause {
 
 /// Issued certificate.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Issued {
+pub struct IssuedCertificate {
     /// Leaf and intermediates, PEM.
     pub chain: String,
     /// Time from which on it should be renewed.
@@ -39,11 +39,11 @@ pub struct Issued {
 
 /// Outcome of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum CertificateRequestState {
     /// Pending: no condition yet.
     Waiting,
     /// The certificate was issued.
-    Issued(Issued),
+    Issued(IssuedCertificate),
     /// The request was denied; no certificate will be issued.
     Denied(FailureCause),
     /// The signer failed to issue a certificate.
@@ -90,29 +90,29 @@ pub fn object(whose: &RequestIdentity<'_>, ask: &CertificateRequest, stub: &[u8]
 }
 
 /// Derives the outcome from the conditions of a request.
-pub fn outcome(status: Option<&PodCertificateRequestStatus>) -> Verdict {
-    let Some(status) = status else { return Verdict::Waiting };
+pub fn outcome(status: Option<&PodCertificateRequestStatus>) -> CertificateRequestState {
+    let Some(status) = status else { return CertificateRequestState::Waiting };
     for condition in status.conditions.iter().flatten().filter(|condition| condition.status == "True") {
         let why = || FailureCause { reason: condition.reason.clone(), message: condition.message.clone() };
         match condition.type_.as_str() {
-            "Denied" => return Verdict::Denied(why()),
-            "Failed" => return Verdict::Failed(why()),
+            "Denied" => return CertificateRequestState::Denied(why()),
+            "Failed" => return CertificateRequestState::Failed(why()),
             "Issued" => return issued(status),
             _ => {}
         }
     }
-    Verdict::Waiting
+    CertificateRequestState::Waiting
 }
 
 /// An unusable certificate is a permanent failure: the issued fields are immutable.
-fn issued(status: &PodCertificateRequestStatus) -> Verdict {
+fn issued(status: &PodCertificateRequestStatus) -> CertificateRequestState {
     let chain = status.certificate_chain.as_deref().and_then(alone);
     let times = (status.begin_refresh_at.as_ref(), status.not_after.as_ref());
     let (Some(chain), (Some(begin_refresh), Some(not_after))) = (chain, times) else {
         let message = "the issued certificate cannot be parsed".to_owned();
-        return Verdict::Failed(FailureCause { reason: "InvalidCertificate".to_owned(), message });
+        return CertificateRequestState::Failed(FailureCause { reason: "InvalidCertificate".to_owned(), message });
     };
-    Verdict::Issued(Issued { chain, begin_refresh: begin_refresh.0, not_after: not_after.0 })
+    CertificateRequestState::Issued(IssuedCertificate { chain, begin_refresh: begin_refresh.0, not_after: not_after.0 })
 }
 
 /// Concatenates the certificates of a PEM text in order and drops everything else; `None` if there is none or one is
@@ -139,7 +139,7 @@ impl Warning {
     pub const ALL: [Self; 2] = [Self::Overdue, Self::Expired];
 
     /// Time from which on the warning applies.
-    pub fn from(self, issued: &Issued) -> Timestamp {
+    pub fn from(self, issued: &IssuedCertificate) -> Timestamp {
         match self {
             Self::Overdue => issued.begin_refresh.saturating_add(OVERDUE).unwrap_or(Timestamp::MAX),
             Self::Expired => issued.not_after,
@@ -156,7 +156,7 @@ impl Warning {
 }
 
 /// State of a certificate, as the metric labels it.
-pub fn state(issued: &Issued, now: Timestamp) -> &'static str {
+pub fn state(issued: &IssuedCertificate, now: Timestamp) -> &'static str {
     match Warning::ALL.into_iter().rev().find(|warning| now > warning.from(issued)) {
         Some(Warning::Expired) => "expired",
         Some(Warning::Overdue) => "overdue_for_refresh",
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_asks_for_what_the_projection_says() {
+    fn the_object_has_the_fields_of_the_projection() {
         let pod = PodRef { uid: "u".into(), name: "p".into(), namespace: "ns".into() };
         let whose = RequestIdentity { pod: &pod, account: ("sa", "s"), node: ("n", "m") };
         let ask = |projection: Value| CertificateRequest {
@@ -219,15 +219,15 @@ mod tests {
     fn what_a_request_has_come_to() {
         let why = FailureCause { reason: "R".to_owned(), message: "m".to_owned() };
         for (conditions, expected) in [
-            (json!([]), Verdict::Waiting),
-            (json!([condition("Denied", "False")]), Verdict::Waiting),
-            (json!([condition("Else", "True")]), Verdict::Waiting),
-            (json!([condition("Denied", "True")]), Verdict::Denied(why.clone())),
-            (json!([condition("Failed", "True")]), Verdict::Failed(why)),
+            (json!([]), CertificateRequestState::Waiting),
+            (json!([condition("Denied", "False")]), CertificateRequestState::Waiting),
+            (json!([condition("Else", "True")]), CertificateRequestState::Waiting),
+            (json!([condition("Denied", "True")]), CertificateRequestState::Denied(why.clone())),
+            (json!([condition("Failed", "True")]), CertificateRequestState::Failed(why)),
         ] {
             assert_eq!(outcome(Some(&status(json!({"conditions": conditions})))), expected);
         }
-        assert_eq!(outcome(None), Verdict::Waiting);
+        assert_eq!(outcome(None), CertificateRequestState::Waiting);
     }
 
     #[test]
@@ -237,18 +237,20 @@ mod tests {
             outcome(Some(&status(json!({"conditions": [condition("Issued", "True")], "certificateChain": chain,
                 "beginRefreshAt": at(10).to_string(), "notAfter": at(20).to_string()}))))
         };
-        let issued = |chain: String| Verdict::Issued(Issued { chain, begin_refresh: at(10), not_after: at(20) });
+        let issued = |chain: String| {
+            CertificateRequestState::Issued(IssuedCertificate { chain, begin_refresh: at(10), not_after: at(20) })
+        };
         assert_eq!(of(&format!("# leaf\n{two}\n\nmore\n{one}{one}")), issued(format!("{two}{one}{one}")));
         for bad in ["", "no certificate", "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n"] {
-            assert!(matches!(of(bad), Verdict::Failed(_)), "{bad}");
+            assert!(matches!(of(bad), CertificateRequestState::Failed(_)), "{bad}");
         }
         let timeless = json!({"conditions": [condition("Issued", "True")], "certificateChain": one});
-        assert!(matches!(outcome(Some(&status(timeless))), Verdict::Failed(_)));
+        assert!(matches!(outcome(Some(&status(timeless))), CertificateRequestState::Failed(_)));
     }
 
     #[test]
     fn a_certificate_ages() {
-        let issued = Issued { chain: String::new(), begin_refresh: at(0), not_after: at(3600) };
+        let issued = IssuedCertificate { chain: String::new(), begin_refresh: at(0), not_after: at(3600) };
         for (second, expected) in [
             (-5, "fresh"),
             (600, "fresh"),
@@ -258,7 +260,7 @@ mod tests {
         ] {
             assert_eq!(state(&issued, at(second)), expected, "{second}");
         }
-        let ever = Issued { begin_refresh: Timestamp::MAX, ..issued };
+        let ever = IssuedCertificate { begin_refresh: Timestamp::MAX, ..issued };
         assert_eq!(Warning::Overdue.from(&ever), Timestamp::MAX, "no overflow");
     }
 

@@ -11,7 +11,7 @@ use crate::{
     testing::{FakeApi, event, marker, refused},
 };
 use berth_metrics::Registry;
-use berth_ports::Event;
+use berth_ports::EventRecord;
 
 const EPOCH: i64 = 1_800_000_000;
 const KIND: &str = "PodCertificateRequest";
@@ -34,10 +34,10 @@ fn at(second: i64) -> Timestamp {
 }
 
 #[derive(Default)]
-struct Told(Mutex<Vec<(String, String)>>);
+struct CertificateEventSink(Mutex<Vec<(String, String)>>);
 
-impl EventSink for Told {
-    fn record(&self, event: Event) {
+impl EventSink for CertificateEventSink {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("no panic").push((event.reason.into_owned(), event.message));
     }
 }
@@ -45,8 +45,8 @@ impl EventSink for Told {
 struct Bench {
     api: Arc<FakeApi>,
     watch: mpsc::UnboundedSender<Value>,
-    told: Arc<Told>,
-    teller: ChangeNotifier,
+    events: Arc<CertificateEventSink>,
+    notifier: ChangeNotifier,
     certificates: Arc<PodCertificates>,
     version: u32,
 }
@@ -66,19 +66,19 @@ fn bench() -> Bench {
     });
     let watch = api.next_watch();
     watch.send(marker(VERSION, KIND, "1")).expect("kept");
-    let (told, teller) = (Arc::new(Told::default()), ChangeNotifier::default());
+    let (events, notifier) = (Arc::new(CertificateEventSink::default()), ChangeNotifier::default());
     let certificates = PodCertificates::new(CertificateDeps {
         api: api.clone(),
         metrics: ReflectorMetrics::new(&Registry::new()),
         clock: Arc::new(Wall(Instant::now())),
-        events: told.clone(),
+        events: events.clone(),
         node: "n".to_owned(),
         node_uid: watch::channel("m".to_owned()).1,
-        teller: teller.clone(),
+        notifier: notifier.clone(),
         tasks: TaskTracker::new(),
         stop: CancellationToken::new(),
     });
-    Bench { api, watch, told, teller, certificates: Arc::new(certificates), version: 1 }
+    Bench { api, watch, events, notifier, certificates: Arc::new(certificates), version: 1 }
 }
 
 fn pod() -> Pod {
@@ -133,12 +133,12 @@ impl Bench {
     }
 
     /// Waits until the pod is notified.
-    async fn until_told(&self) {
-        timeout(EVER, self.teller.subscribe().next()).await.expect("told");
+    async fn until_notified(&self) {
+        timeout(EVER, self.notifier.subscribe().next()).await.expect("told");
     }
 
-    fn told(&self) -> Vec<(String, String)> {
-        self.told.0.lock().expect("no panic").clone()
+    fn recorded_events(&self) -> Vec<(String, String)> {
+        self.events.0.lock().expect("no panic").clone()
     }
 
     fn now(&self) -> i64 {
@@ -174,7 +174,7 @@ async fn a_certificate_is_asked_for_once_and_renewed_in_time() {
         (&json!("s"), &json!("n"), &json!("m"))
     );
     bench.issue(1, 3600, 7200);
-    bench.until_told().await;
+    bench.until_notified().await;
     let first = bench.get().await.expect("issued");
     assert!(first.key.starts_with("-----BEGIN PRIVATE KEY-----\n"));
     assert_eq!((&first.chain, states(&bench)), (&chain(1), one("fresh")));
@@ -187,20 +187,20 @@ async fn a_certificate_is_asked_for_once_and_renewed_in_time() {
     bench.watch = bench.api.next_watch();
     bench.issue(2, 90_000, 99_000);
     bench.watch.send(marker(VERSION, KIND, "9")).expect("it listens");
-    bench.until_told().await;
+    bench.until_notified().await;
     let second = bench.get().await.expect("issued");
     assert!(second.key != first.key && second.chain == chain(2), "another key for another certificate");
-    assert!(bench.told().is_empty(), "all went well");
+    assert!(bench.recorded_events().is_empty(), "all went well");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_that_is_not_renewed_serves_and_is_told_once() {
+async fn an_unrenewed_certificate_is_served_and_each_warning_is_recorded_once() {
     let mut bench = bench();
     let _began = bench.get().await;
     bench.until_asked(1).await;
     bench.issue(1, 3600, 7200);
-    bench.until_told().await;
-    let held = bench.get().await.expect("issued");
+    bench.until_notified().await;
+    let credential = bench.get().await.expect("issued");
     for (second, state, reasons) in [
         (3600 + 599, "fresh", &[][..]),
         (3600 + 661, "overdue_for_refresh", &["CertificateOverdueForRefresh"][..]),
@@ -209,9 +209,9 @@ async fn a_certificate_that_is_not_renewed_serves_and_is_told_once() {
     ] {
         tokio::time::sleep(Duration::from_secs(u64::try_from(second - bench.now()).expect("later"))).await;
         assert_eq!(states(&bench), one(state), "{second}");
-        let told: Vec<String> = bench.told().into_iter().map(|(reason, _)| reason).collect();
-        assert_eq!(told, reasons, "{second}");
-        assert_eq!(bench.get().await.expect("it serves").key, held.key);
+        let recorded: Vec<String> = bench.recorded_events().into_iter().map(|(reason, _)| reason).collect();
+        assert_eq!(recorded, reasons, "{second}");
+        assert_eq!(bench.get().await.expect("it serves").key, credential.key);
     }
     // The renewal's request never appears in the watch: it counts as deleted, and is created again after ten minutes.
     assert!(bench.created().len() > 3, "{}", bench.created().len());
@@ -224,14 +224,14 @@ async fn who_is_refused_does_not_ask_again() {
         let _began = bench.get().await;
         bench.until_asked(1).await;
         bench.decide(1, json!({"conditions": [condition(kind)]}));
-        bench.until_told().await;
+        bench.until_notified().await;
         let state = kind.to_lowercase();
         let text = format!(r#"PodCertificateRequest was permanently {state}: reason="R" message="m \"q\"""#);
         assert_eq!(bench.get().await, Err(text));
-        let told = format!(r#"PodCertificateRequest ns/req-1 {words}, reason="R", message="m \"q\"""#);
-        assert_eq!(bench.told(), [(reason.to_owned(), told)]);
+        let message = format!(r#"PodCertificateRequest ns/req-1 {words}, reason="R", message="m \"q\"""#);
+        assert_eq!(bench.recorded_events(), [(reason.to_owned(), message)]);
         tokio::time::sleep(EVER).await;
-        assert_eq!((bench.created().len(), bench.told().len()), (2, 1));
+        assert_eq!((bench.created().len(), bench.recorded_events().len()), (2, 1));
         assert_eq!(states(&bench).into_iter().map(|(_, state, _)| state).collect::<Vec<_>>(), [state.as_str()]);
     }
 }
@@ -254,10 +254,10 @@ async fn what_is_issued_to_a_pod_goes_with_it() {
     let _began = bench.get().await;
     bench.until_asked(1).await;
     bench.issue(1, 3600, 7200);
-    bench.until_told().await;
-    let held = bench.get().await.expect("issued");
-    let key = Arc::downgrade(&held);
-    drop(held);
+    bench.until_notified().await;
+    let credential = bench.get().await.expect("issued");
+    let key = Arc::downgrade(&credential);
+    drop(credential);
     bench.certificates.forget(&"other".into());
     assert!(key.upgrade().is_some());
     bench.certificates.forget(&"u".into());
@@ -267,13 +267,13 @@ async fn what_is_issued_to_a_pod_goes_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_cannot_be_made_is_told() {
+async fn an_unknown_key_type_is_an_error() {
     let bench = bench();
     let mut ask = ask();
     ask.projection.key_type = "DSA".to_owned();
-    let told = bench.certificates.of(&pod(), &ask).await.map_err(|error| error.to_string());
+    let result = bench.certificates.of(&pod(), &ask).await.map_err(|error| error.to_string());
     let text =
         r#"PodCertificateRequest was permanently failed: reason="UnknownKeyType" message="unknown key type \"DSA\"""#;
-    assert_eq!(told, Err(text.to_owned()));
+    assert_eq!(result, Err(text.to_owned()));
     assert!(bench.created().is_empty());
 }

@@ -7,7 +7,7 @@ use k8s_openapi::{Metadata, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::lean::WithoutManagedFields;
-use crate::api::{ApiError, ApiStatus, Cause};
+use crate::api::{ApiError, ApiStatus, ApiStatusCause};
 use berth_types::{Pod, api};
 use k8s_openapi::api::{
     certificates::{
@@ -58,7 +58,7 @@ const PUT: [&[u8]; 2] = [br#"{"type":"ADDED","#, br#"{"type":"MODIFIED","#];
 
 /// Parsed watch event.
 #[derive(Debug)]
-pub enum Event<T> {
+pub enum WatchEvent<T> {
     /// The object was added or modified.
     Put(Key, T),
     /// The object was deleted, or no longer matches the selection.
@@ -125,13 +125,13 @@ struct Whole<O> {
 ///
 /// # Errors
 /// The line is not a watch event.
-pub fn event<T: ReflectedObject>(line: &[u8]) -> Result<(Event<T>, String), ApiError> {
+pub fn event<T: ReflectedObject>(line: &[u8]) -> Result<(WatchEvent<T>, String), ApiError> {
     // Fast path: nearly all events, as servers write them, are parsed once.
     if PUT.iter().any(|start| line.starts_with(start))
         && let Ok((key, object)) = object::<T>(line)
     {
         let version = object.meta().resource_version.clone().unwrap_or_default();
-        return Ok((Event::Put(key, object), version));
+        return Ok((WatchEvent::Put(key, object), version));
     }
     let peek: Peek = serde_json::from_slice(line).map_err(|e| malformed("event", &e))?;
     let meta = peek.object.metadata;
@@ -139,16 +139,16 @@ pub fn event<T: ReflectedObject>(line: &[u8]) -> Result<(Event<T>, String), ApiE
     let name = meta.name.unwrap_or_default();
     let event = match peek.kind.as_str() {
         "ADDED" | "MODIFIED" => match object(line) {
-            Ok((key, object)) => Event::Put(key, object),
-            Err(cause) => Event::Broken(name, cause),
+            Ok((key, object)) => WatchEvent::Put(key, object),
+            Err(cause) => WatchEvent::Broken(name, cause),
         },
-        "DELETED" => Event::Gone((meta.namespace.unwrap_or_default(), name)),
+        "DELETED" => WatchEvent::Gone((meta.namespace.unwrap_or_default(), name)),
         "BOOKMARK" => {
             let end = meta.annotations.and_then(|marks| marks.initial_events_end);
-            Event::Bookmark(end.as_deref() == Some("true"))
+            WatchEvent::Bookmark(end.as_deref() == Some("true"))
         }
-        "ERROR" => Event::Error(status(line)),
-        _ => Event::Unknown(peek.kind),
+        "ERROR" => WatchEvent::Error(status(line)),
+        _ => WatchEvent::Unknown(peek.kind),
     };
     Ok((event, version))
 }
@@ -259,7 +259,7 @@ fn status(line: &[u8]) -> ApiError {
             .causes
             .unwrap_or_default()
             .into_iter()
-            .map(|cause| Cause { reason: cause.reason, message: cause.message, field: cause.field })
+            .map(|cause| ApiStatusCause { reason: cause.reason, message: cause.message, field: cause.field })
             .collect(),
         retry_after: (seconds > 0).then(|| std::time::Duration::from_secs(seconds)),
     }))
@@ -275,7 +275,7 @@ mod tests {
     use crate::testing;
     use serde_json::{Value, json};
 
-    fn read(value: &Value) -> (Event<api::ConfigMap>, String) {
+    fn read(value: &Value) -> (WatchEvent<api::ConfigMap>, String) {
         event(value.to_string().as_bytes()).expect("an event")
     }
 
@@ -292,47 +292,52 @@ mod tests {
             let (at, key) = gone.rsplit_once('/').expect("a pointer");
             object.pointer_mut(at).and_then(Value::as_object_mut).expect("an object").remove(key);
             let line = testing::event("ADDED", object).to_string();
-            let (told, _) = event::<Pod>(line.as_bytes()).expect("an event");
-            assert!(matches!(&told, Event::Broken(name, cause) if name == "p" && cause.contains(text)), "{told:?}");
+            let (parsed, _) = event::<Pod>(line.as_bytes()).expect("an event");
+            assert!(
+                matches!(&parsed, WatchEvent::Broken(name, cause) if name == "p" && cause.contains(text)),
+                "{parsed:?}"
+            );
         }
         let line = testing::event("ADDED", whole.clone()).to_string();
-        let (Event::Put(_, first), _) = event::<Pod>(line.as_bytes()).expect("an event") else { panic!("a pod") };
-        let (Event::Put(_, mut again), _) = event::<Pod>(line.as_bytes()).expect("an event") else { panic!("a pod") };
+        let (WatchEvent::Put(_, first), _) = event::<Pod>(line.as_bytes()).expect("an event") else { panic!("a pod") };
+        let (WatchEvent::Put(_, mut again), _) = event::<Pod>(line.as_bytes()).expect("an event") else {
+            panic!("a pod")
+        };
         assert!(!std::sync::Arc::ptr_eq(first.shared_spec(), again.shared_spec()));
         again.share(&first);
         assert!(std::sync::Arc::ptr_eq(first.shared_spec(), again.shared_spec()), "kept once");
     }
 
     #[test]
-    fn events_are_told_apart() {
+    fn events_are_parsed_by_type() {
         let key = ("ns".to_owned(), "a".to_owned());
         for kind in ["ADDED", "MODIFIED"] {
             let (event, version) = read(&testing::event(kind, config_map("a", "7")));
-            assert!(matches!(&event, Event::Put(k, _) if *k == key), "{event:?}");
+            assert!(matches!(&event, WatchEvent::Put(k, _) if *k == key), "{event:?}");
             assert_eq!(version, "7");
         }
         let (event, version) = read(&json!({"object": config_map("a", "7"), "type": "ADDED"}));
-        assert!(matches!(&event, Event::Put(k, _) if *k == key) && version == "7", "in any order: {event:?}");
+        assert!(matches!(&event, WatchEvent::Put(k, _) if *k == key) && version == "7", "in any order: {event:?}");
         let (event, version) = read(&testing::event("DELETED", config_map("a", "8")));
-        assert!(matches!(&event, Event::Gone(k) if *k == key) && version == "8");
+        assert!(matches!(&event, WatchEvent::Gone(k) if *k == key) && version == "8");
         let (event, _) = read(&testing::event("RENAMED", json!({"what": "ever"})));
-        assert!(matches!(&event, Event::Unknown(kind) if kind == "RENAMED"));
+        assert!(matches!(&event, WatchEvent::Unknown(kind) if kind == "RENAMED"));
         let (event, version) = read(&testing::marker("v1", "ConfigMap", "9"));
-        assert!(matches!(event, Event::Bookmark(true)) && version == "9");
+        assert!(matches!(event, WatchEvent::Bookmark(true)) && version == "9");
         // AC-10-10: no other value ends the initial events.
         let mut other = testing::marker("v1", "ConfigMap", "9");
         other["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"] = json!("false");
-        assert!(matches!(read(&other).0, Event::Bookmark(false)));
+        assert!(matches!(read(&other).0, WatchEvent::Bookmark(false)));
     }
 
     #[test]
-    fn broken_objects_are_told_by_name() {
+    fn broken_objects_are_reported_by_name() {
         let mut broken = config_map("bad", "7");
         broken["data"] = json!({"k": 3});
         let (event, version) = read(&testing::event("ADDED", broken.clone()));
-        assert!(matches!(&event, Event::Broken(name, _) if name == "bad") && version == "7", "{event:?}");
+        assert!(matches!(&event, WatchEvent::Broken(name, _) if name == "bad") && version == "7", "{event:?}");
         let nameless = testing::event("ADDED", json!({"metadata": {"resourceVersion": "1"}}));
-        assert!(matches!(read(&nameless).0, Event::Broken(..)));
+        assert!(matches!(read(&nameless).0, WatchEvent::Broken(..)));
         let list = json!({"metadata": {"resourceVersion": "9", "continue": "next"},
             "items": [config_map("a", "1"), broken, config_map("b", "2"), {}]});
         let page = page::<api::ConfigMap>(list.to_string().as_bytes()).expect("a list");
@@ -349,7 +354,7 @@ mod tests {
                 "reason": "Timeout", "message": "Too large resource version: 9, current: 5",
                 "details": {"causes": [{"reason": "ResourceVersionTooLarge", "message": "m"}], "retryAfterSeconds": 1}}),
         ));
-        let Event::Error(error) = event else { panic!("{event:?}") };
+        let WatchEvent::Error(error) = event else { panic!("{event:?}") };
         assert!(error.is_version_too_large() && error.code() == 504);
         assert_eq!(error.retry_after(), Some(std::time::Duration::from_secs(1)));
     }

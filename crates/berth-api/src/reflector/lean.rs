@@ -25,7 +25,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for WithoutManagedFields<T> {
 enum Depth {
     /// The object itself.
     Object,
-    /// Its metadata.
+    /// Value of the object's `metadata`, whose `managedFields` are skipped.
     Metadata,
 }
 
@@ -85,13 +85,13 @@ struct Members<A> {
 }
 
 #[derive(Deserialize)]
-struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+struct MemberKey<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'de, A: MapAccess<'de>> MapAccess<'de> for Members<A> {
     type Error = A::Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
-        while let Some(Key(key)) = self.inner.next_key()? {
+        while let Some(MemberKey(key)) = self.inner.next_key()? {
             if self.depth == Depth::Metadata && key == "managedFields" {
                 self.inner.next_value::<IgnoredAny>()?;
                 continue;

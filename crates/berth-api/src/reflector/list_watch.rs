@@ -18,9 +18,9 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    event::{self, Event, Page, ReflectedObject},
+    event::{self, Page, ReflectedObject, WatchEvent},
     follower::Follower,
-    state_machine::{Next, OutcomeTime, Request, StateMachine},
+    state_machine::{Next, OutcomeTime, ReflectorRequest, StateMachine},
 };
 use crate::api::{ApiClient, ApiError, LIST_LIMIT, WatchStream};
 use berth_metrics::{ReflectorMeter, ReflectorMetrics, WatchState};
@@ -42,7 +42,7 @@ pub struct Reflector<F: Follower> {
     started: Instant,
 }
 
-/// Outcome of a request.
+/// What follows a list or a watch request: events, another request, or the end.
 enum RequestOutcome<A> {
     /// A watch was established.
     Watch(EstablishedWatch<A>),
@@ -62,18 +62,18 @@ enum End {
     Done,
 }
 
-/// Established watch.
+/// Open watch stream, with its deadline and the initial objects received so far.
 struct EstablishedWatch<A> {
     stream: Box<dyn WatchStream>,
     /// Initial objects until the set is complete.
-    incoming: Option<Box<Incoming<A>>>,
+    incoming: Option<Box<InitialList<A>>>,
     began: Instant,
     /// When the watch counts as dead.
     overdue: Instant,
     silent: bool,
 }
 
-struct Incoming<A> {
+struct InitialList<A> {
     objects: A,
     bytes: usize,
 }
@@ -147,14 +147,18 @@ impl<F: Follower> Reflector<F> {
                 () = changed(&mut self.credentials_changed) => self.machine.nudged(),
             }
         }
-        self.meter.set(if matches!(next.ask, Request::Watch(_)) { WatchState::Watching } else { WatchState::Init });
+        self.meter.set(if matches!(next.ask, ReflectorRequest::Watch(_)) {
+            WatchState::Watching
+        } else {
+            WatchState::Init
+        });
         match &next.ask {
-            Request::List(_) => self.list(&next.ask).await,
+            ReflectorRequest::List(_) => self.list(&next.ask).await,
             ask => self.begin(ask).await,
         }
     }
 
-    async fn list(&mut self, ask: &Request) -> RequestOutcome<F::All> {
+    async fn list(&mut self, ask: &ReflectorRequest) -> RequestOutcome<F::All> {
         let selection = self.follower.selection();
         let (mut call, _) = selection.call(ask, 0.0);
         let mut objects = F::All::default();
@@ -183,13 +187,13 @@ impl<F: Follower> Reflector<F> {
         }
     }
 
-    async fn begin(&mut self, ask: &Request) -> RequestOutcome<F::All> {
+    async fn begin(&mut self, ask: &ReflectorRequest) -> RequestOutcome<F::All> {
         let (call, lasts) = self.follower.selection().call(ask, rand::random());
         let began = Instant::now();
         match self.api.watch(call).await {
             Ok(stream) => {
-                let begins = matches!(ask, Request::Stream(_));
-                let incoming = begins.then(|| Box::new(Incoming { objects: F::All::default(), bytes: 0 }));
+                let begins = matches!(ask, ReflectorRequest::Stream(_));
+                let incoming = begins.then(|| Box::new(InitialList { objects: F::All::default(), bytes: 0 }));
                 RequestOutcome::Watch(EstablishedWatch {
                     stream,
                     incoming,
@@ -214,7 +218,7 @@ impl<F: Follower> Reflector<F> {
                 }
                 None => return End::Over,
             };
-            if let ControlFlow::Break(end) = self.heard(watch, &line) {
+            if let ControlFlow::Break(end) = self.process_event(watch, &line) {
                 return end;
             }
         }
@@ -242,7 +246,7 @@ impl<F: Follower> Reflector<F> {
         }
     }
 
-    fn heard(&mut self, watch: &mut EstablishedWatch<F::All>, line: &[u8]) -> ControlFlow<End> {
+    fn process_event(&mut self, watch: &mut EstablishedWatch<F::All>, line: &[u8]) -> ControlFlow<End> {
         self.meter.event_received();
         match event::event::<F::Object>(line) {
             Ok((event, version)) => {
@@ -262,12 +266,12 @@ impl<F: Follower> Reflector<F> {
     fn take(
         &mut self,
         watch: &mut EstablishedWatch<F::All>,
-        event: Event<F::Object>,
+        event: WatchEvent<F::Object>,
         version: &str,
         bytes: usize,
     ) -> ControlFlow<End> {
         match (event, &mut watch.incoming) {
-            (Event::Put(key, object), Some(incoming)) => {
+            (WatchEvent::Put(key, object), Some(incoming)) => {
                 incoming.bytes = incoming.bytes.saturating_add(bytes);
                 if incoming.bytes > LIST_LIMIT {
                     let text = format!("list exceeds {LIST_LIMIT} bytes");
@@ -275,30 +279,30 @@ impl<F: Follower> Reflector<F> {
                 }
                 self.follower.gather(&mut incoming.objects, key, Some(object));
             }
-            (Event::Gone(key), Some(incoming)) => self.follower.gather(&mut incoming.objects, key, None),
-            (Event::Bookmark(true), incoming @ Some(_)) => {
+            (WatchEvent::Gone(key), Some(incoming)) => self.follower.gather(&mut incoming.objects, key, None),
+            (WatchEvent::Bookmark(true), incoming @ Some(_)) => {
                 let objects = incoming.take().map(|incoming| incoming.objects).unwrap_or_default();
                 self.machine.streamed(version);
                 self.meter.set(WatchState::Watching);
                 return enough(self.follower.replace(objects, version));
             }
-            (Event::Put(key, object), None) => {
+            (WatchEvent::Put(key, object), None) => {
                 self.machine.moved(version);
                 return enough(self.follower.change(key, Some(object), self.machine.version()));
             }
-            (Event::Gone(key), None) => {
+            (WatchEvent::Gone(key), None) => {
                 self.machine.moved(version);
                 return enough(self.follower.change(key, None, self.machine.version()));
             }
-            (Event::Bookmark(_), _) => self.machine.moved(version),
-            (Event::Broken(name, cause), _) => {
+            (WatchEvent::Bookmark(_), _) => self.machine.moved(version),
+            (WatchEvent::Broken(name, cause), _) => {
                 self.broken(&name, &cause);
                 self.machine.moved(version);
             }
-            (Event::Unknown(kind), _) => {
+            (WatchEvent::Unknown(kind), _) => {
                 warn!(resource = self.resource(), kind, "Skipped watch event of unknown type");
             }
-            (Event::Error(error), _) => return ControlFlow::Break(End::Failed(error)),
+            (WatchEvent::Error(error), _) => return ControlFlow::Break(End::Failed(error)),
         }
         ControlFlow::Continue(())
     }

@@ -1,6 +1,6 @@
 //! Reflector: list and watch of API objects into a local cache.
 //!
-//! Input: a selection. Output: a [`Store`], read as snapshots and never emptied by an outage, or whatever a
+//! Input: a selection. Output: a [`ReflectorStore`], read as snapshots and never emptied by an outage, or whatever a
 //! [`Follower`] builds where a store would need too much memory. One task owns the objects. `state_machine.rs` decides the next
 //! request, `event.rs` and `lean.rs` parse responses, `reflector.rs` performs requests, `follower.rs` stores objects.
 //!
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{api::ApiClient, store::Store};
+use super::{api::ApiClient, store::ReflectorStore};
 use berth_metrics::ReflectorMetrics;
 
 pub(crate) use backoff::QuickRetry;
@@ -54,7 +54,7 @@ pub fn reflect<T: ReflectedObject>(
     api: Arc<dyn ApiClient>,
     selection: Selection,
     deps: ReflectorDeps,
-) -> (Store<T>, impl Future<Output = ()> + Send + use<T>) {
+) -> (ReflectorStore<T>, impl Future<Output = ()> + Send + use<T>) {
     let (send, snapshots) = watch::channel(Arc::default());
     let stop = deps.stop.clone();
     let following = follow(api, follower::Snapshots::new(selection, send, deps.nudge), &deps.metrics);
@@ -62,7 +62,7 @@ pub fn reflect<T: ReflectedObject>(
         // The store keeps its content: it outlives the reflector.
         let _stopped = stop.run_until_cancelled(following).await;
     };
-    (Store::new(snapshots), until_stopped)
+    (ReflectorStore::new(snapshots), until_stopped)
 }
 
 /// Feeds a follower while the returned future is polled, until the follower breaks. Cancel-safe.

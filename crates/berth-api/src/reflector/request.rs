@@ -4,7 +4,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use super::state_machine::{RefusalRetry, Request};
+use super::state_machine::{ReflectorRequest, RefusalRetry};
 use crate::api::{Call, Resource, Verb};
 
 /// Objects per list page.
@@ -65,19 +65,19 @@ impl Selection {
     }
 
     /// Builds the request, and returns the requested duration of the watch (zero for a list); `chance` is in 0..1.
-    pub fn call(&self, ask: &Request, chance: f64) -> (Call, Duration) {
+    pub fn call(&self, ask: &ReflectorRequest, chance: f64) -> (Call, Duration) {
         let seconds = spread(&self.seconds, chance);
         let watch = |call: Call| {
             let call = call.query("allowWatchBookmarks", "true").query("timeoutSeconds", seconds.to_string());
             (call.query("watch", "true").within(BEGIN_LIMIT), Duration::from_secs(u64::from(seconds)))
         };
         match ask {
-            Request::Stream(version) => {
+            ReflectorRequest::Stream(version) => {
                 let call = self.plain(Verb::Watch).query("resourceVersionMatch", "NotOlderThan");
                 watch(with_version(call.query("sendInitialEvents", "true"), version))
             }
-            Request::Watch(version) => watch(with_version(self.plain(Verb::Watch), version)),
-            Request::List(version) => {
+            ReflectorRequest::Watch(version) => watch(with_version(self.plain(Verb::Watch), version)),
+            ReflectorRequest::List(version) => {
                 let call = with_version(self.plain(Verb::List), version);
                 let whole = !matches!(version.as_str(), "" | "0");
                 (if whole { call } else { call.query("limit", PAGE) }, Duration::ZERO)
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     /// Query as sent, without percent-encoding.
-    fn query(selection: &Selection, ask: Request) -> String {
+    fn query(selection: &Selection, ask: ReflectorRequest) -> String {
         shown(selection.call(&ask, 0.0).0)
     }
 
@@ -125,21 +125,21 @@ mod tests {
         let pods = Selection::matching(Resource::PODS, "spec.nodeName=n");
         for (ask, expected) in [
             (
-                Request::Stream(String::new()),
+                ReflectorRequest::Stream(String::new()),
                 "allowWatchBookmarks=true&fieldSelector=spec.nodeName=n&resourceVersionMatch=NotOlderThan&\
                  sendInitialEvents=true&timeoutSeconds=300&watch=true",
             ),
             (
-                Request::Stream("500".into()),
+                ReflectorRequest::Stream("500".into()),
                 "allowWatchBookmarks=true&fieldSelector=spec.nodeName=n&resourceVersion=500&\
                  resourceVersionMatch=NotOlderThan&sendInitialEvents=true&timeoutSeconds=300&watch=true",
             ),
             // AC-10-8
-            (Request::List("0".into()), "fieldSelector=spec.nodeName=n&limit=500&resourceVersion=0"),
-            (Request::List(String::new()), "fieldSelector=spec.nodeName=n&limit=500"),
-            (Request::List("7".into()), "fieldSelector=spec.nodeName=n&resourceVersion=7"),
+            (ReflectorRequest::List("0".into()), "fieldSelector=spec.nodeName=n&limit=500&resourceVersion=0"),
+            (ReflectorRequest::List(String::new()), "fieldSelector=spec.nodeName=n&limit=500"),
+            (ReflectorRequest::List("7".into()), "fieldSelector=spec.nodeName=n&resourceVersion=7"),
             (
-                Request::Watch("7".into()),
+                ReflectorRequest::Watch("7".into()),
                 "allowWatchBookmarks=true&fieldSelector=spec.nodeName=n&resourceVersion=7&timeoutSeconds=300&watch=true",
             ),
         ] {
@@ -151,11 +151,11 @@ mod tests {
     #[test]
     fn single_objects_are_watched_longer() {
         let one = Selection::one(Resource::SECRETS, "ns", "s");
-        let (call, lasts) = one.call(&Request::Stream(String::new()), 0.5);
+        let (call, lasts) = one.call(&ReflectorRequest::Stream(String::new()), 0.5);
         assert_eq!((call.path().as_str(), lasts.as_secs()), ("/api/v1/namespaces/ns/secrets", 2700));
         assert!(call.query.contains(&("fieldSelector", "metadata.name=s".to_owned())));
         for chance in [0.0, 0.3, 0.999_999, 1.0] {
-            let (_, lasts) = Selection::all(Resource::PODS).call(&Request::Watch("1".into()), chance);
+            let (_, lasts) = Selection::all(Resource::PODS).call(&ReflectorRequest::Watch("1".into()), chance);
             assert!((300..=600).contains(&lasts.as_secs()), "{lasts:?}");
         }
     }

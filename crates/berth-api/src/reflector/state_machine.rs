@@ -23,7 +23,7 @@ const SHORT: Duration = Duration::from_secs(1);
 
 /// Request of a reflector.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Request {
+pub enum ReflectorRequest {
     /// Watch with initial events (`sendInitialEvents`), at least as new as that version (if any).
     Stream(String),
     /// List at least as new as that version: `"0"` for the server's watch cache, empty for the most recent.
@@ -34,7 +34,7 @@ pub enum Request {
 
 /// Cause of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cause {
+pub enum RequestCause {
     /// First request.
     Start,
     /// The last watch ended regularly, or is retried from its last version.
@@ -51,7 +51,7 @@ pub enum Cause {
     Failed,
 }
 
-impl Cause {
+impl RequestCause {
     /// Label of the relist metric; `None` if no objects are read again.
     pub fn relist(self) -> Option<&'static str> {
         match self {
@@ -71,9 +71,9 @@ pub struct Next {
     /// Delay before the request.
     pub pause: Duration,
     /// Request to perform.
-    pub ask: Request,
+    pub ask: ReflectorRequest,
     /// Cause, for the metric.
-    pub why: Cause,
+    pub why: RequestCause,
 }
 
 /// Class of a failure, which determines the next request.
@@ -95,14 +95,14 @@ pub enum Fault {
 
 /// Failure and the delay that the server requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Failure {
+pub struct RequestFailure {
     /// Class of the failure.
     pub fault: Fault,
     /// `Retry-After`.
     pub retry_after: Option<Duration>,
 }
 
-impl From<&ApiError> for Failure {
+impl From<&ApiError> for RequestFailure {
     fn from(error: &ApiError) -> Self {
         let fault = match error {
             ApiError::Unreachable(_) | ApiError::Lost(_) | ApiError::Timeout(_) => Fault::Unreachable,
@@ -169,7 +169,7 @@ impl StateMachine {
 
     /// First request.
     pub fn first(&self) -> Next {
-        Next { pause: Duration::ZERO, ask: Request::Stream(self.known()), why: Cause::Start }
+        Next { pause: Duration::ZERO, ask: ReflectorRequest::Stream(self.known()), why: RequestCause::Start }
     }
 
     /// Last seen version; empty if there is none.
@@ -213,49 +213,49 @@ impl StateMachine {
     /// Records a complete list; returns the watch to start.
     pub fn listed(&mut self, version: &str) -> Next {
         self.streamed(version);
-        self.at_once(Request::Watch(self.known()), Cause::Resume)
+        self.at_once(ReflectorRequest::Watch(self.known()), RequestCause::Resume)
     }
 
     /// Next request after a request failed or an ERROR event ended the watch.
-    pub fn failed(&mut self, failure: Failure, at: OutcomeTime) -> Next {
+    pub fn failed(&mut self, failure: RequestFailure, at: OutcomeTime) -> Next {
         if failure.fault == Fault::Forbidden
             && self.patience == RefusalRetry::Quick
             && let Some(pause) = self.quick.pause(at.now)
         {
             self.phase = Phase::Streaming;
-            return Next { pause, ask: Request::Stream(self.known()), why: Cause::Failed };
+            return Next { pause, ask: ReflectorRequest::Stream(self.known()), why: RequestCause::Failed };
         }
         match (self.phase, failure.fault) {
             (Phase::Watching, Fault::Throttled | Fault::Unreachable | Fault::Unauthenticated) => {
-                self.later(Request::Watch(self.known()), Cause::Resume, failure, at)
+                self.later(ReflectorRequest::Watch(self.known()), RequestCause::Resume, failure, at)
             }
             (Phase::Streaming, Fault::Version) if !self.version().is_empty() => {
                 self.version = Some(String::new());
-                self.at_once(Request::Stream(String::new()), Cause::Version)
+                self.at_once(ReflectorRequest::Stream(String::new()), RequestCause::Version)
             }
-            (Phase::Streaming, Fault::Forbidden | Fault::Other) => self.list(Cause::Fallback),
+            (Phase::Streaming, Fault::Forbidden | Fault::Other) => self.list(RequestCause::Fallback),
             (Phase::Listing { newest: false }, Fault::Version) => {
                 self.phase = Phase::Listing { newest: true };
-                self.at_once(Request::List(String::new()), Cause::Version)
+                self.at_once(ReflectorRequest::List(String::new()), RequestCause::Version)
             }
-            _ => self.again(Cause::Failed, failure, at),
+            _ => self.again(RequestCause::Failed, failure, at),
         }
     }
 
     /// Next request after a watch ended; `silent`: no event with a version was received.
     pub fn ended(&mut self, lasted: Duration, silent: bool, at: OutcomeTime) -> Next {
-        let none = Failure { fault: Fault::Other, retry_after: None };
+        let none = RequestFailure { fault: Fault::Other, retry_after: None };
         match (self.phase, silent && lasted < SHORT) {
-            (Phase::Watching, false) => self.at_once(Request::Watch(self.known()), Cause::Resume),
-            (Phase::Watching, true) => self.again(Cause::Short, none, at),
-            (_, true) => self.list(Cause::Fallback),
+            (Phase::Watching, false) => self.at_once(ReflectorRequest::Watch(self.known()), RequestCause::Resume),
+            (Phase::Watching, true) => self.again(RequestCause::Short, none, at),
+            (_, true) => self.list(RequestCause::Fallback),
             (_, false) => {
                 self.cuts = self.cuts.saturating_add(1);
                 // A stream that is cut repeatedly is not retried in a busy loop.
                 if self.cuts == 1 {
-                    self.at_once(Request::Stream(self.known()), Cause::Cut)
+                    self.at_once(ReflectorRequest::Stream(self.known()), RequestCause::Cut)
                 } else {
-                    self.again(Cause::Cut, none, at)
+                    self.again(RequestCause::Cut, none, at)
                 }
             }
         }
@@ -265,24 +265,24 @@ impl StateMachine {
         self.version().to_owned()
     }
 
-    fn list(&mut self, why: Cause) -> Next {
+    fn list(&mut self, why: RequestCause) -> Next {
         self.phase = Phase::Listing { newest: false };
         // Without a version the server's watch cache is sufficient. After a version was dropped, only the most recent
         // state is certain not to be older.
         let version = self.version.clone().unwrap_or_else(|| "0".to_owned());
-        self.at_once(Request::List(version), why)
+        self.at_once(ReflectorRequest::List(version), why)
     }
 
-    fn again(&mut self, why: Cause, failure: Failure, at: OutcomeTime) -> Next {
+    fn again(&mut self, why: RequestCause, failure: RequestFailure, at: OutcomeTime) -> Next {
         self.phase = Phase::Streaming;
-        self.later(Request::Stream(self.known()), why, failure, at)
+        self.later(ReflectorRequest::Stream(self.known()), why, failure, at)
     }
 
-    fn at_once(&self, ask: Request, why: Cause) -> Next {
+    fn at_once(&self, ask: ReflectorRequest, why: RequestCause) -> Next {
         Next { pause: Duration::ZERO, ask, why }
     }
 
-    fn later(&mut self, ask: Request, why: Cause, failure: Failure, at: OutcomeTime) -> Next {
+    fn later(&mut self, ask: ReflectorRequest, why: RequestCause, failure: RequestFailure, at: OutcomeTime) -> Next {
         let pause = self.backoff.pause(at.now, at.chance);
         Next { pause: pause.max(failure.retry_after.unwrap_or_default()), ask, why }
     }
@@ -295,8 +295,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const AT: OutcomeTime = OutcomeTime { now: SECOND, chance: 0.0 };
 
-    fn fails(fault: Fault) -> Failure {
-        Failure { fault, retry_after: None }
+    fn fails(fault: Fault) -> RequestFailure {
+        RequestFailure { fault, retry_after: None }
     }
 
     fn watching(version: &str) -> StateMachine {
@@ -305,20 +305,20 @@ mod tests {
         machine
     }
 
-    fn stream(version: &str) -> Request {
-        Request::Stream(version.to_owned())
+    fn stream(version: &str) -> ReflectorRequest {
+        ReflectorRequest::Stream(version.to_owned())
     }
 
-    fn list(version: &str) -> Request {
-        Request::List(version.to_owned())
+    fn list(version: &str) -> ReflectorRequest {
+        ReflectorRequest::List(version.to_owned())
     }
 
-    fn watch(version: &str) -> Request {
-        Request::Watch(version.to_owned())
+    fn watch(version: &str) -> ReflectorRequest {
+        ReflectorRequest::Watch(version.to_owned())
     }
 
     /// Next request, and its delay in milliseconds.
-    fn shown(next: Next) -> (Request, u128) {
+    fn shown(next: Next) -> (ReflectorRequest, u128) {
         (next.ask, next.pause.as_millis())
     }
 
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn the_server_is_left_alone_as_long_as_it_asks() {
         // AC-10-13
-        let failure = Failure { fault: Fault::Throttled, retry_after: Some(2 * SECOND) };
+        let failure = RequestFailure { fault: Fault::Throttled, retry_after: Some(2 * SECOND) };
         assert_eq!(shown(watching("5").failed(failure, AT)), (watch("5"), 2000));
     }
 
@@ -390,7 +390,7 @@ mod tests {
         let mut now = SECOND;
         for _ in 0..8 {
             let next = machine.ended(SECOND / 2, true, OutcomeTime { now, chance: 0.0 });
-            assert_eq!((next.ask, next.why), (stream("5"), Cause::Short));
+            assert_eq!((next.ask, next.why), (stream("5"), RequestCause::Short));
             now += next.pause;
             pauses.push(next.pause.as_millis());
             machine.streamed("5");
@@ -427,9 +427,9 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_apart() {
+    fn errors_are_classified() {
         use crate::testing::refused;
-        let of = |error: ApiError| Failure::from(&error).fault;
+        let of = |error: ApiError| RequestFailure::from(&error).fault;
         for (code, reason, fault) in [
             (429, "TooManyRequests", Fault::Throttled),
             (410, "Expired", Fault::Version),

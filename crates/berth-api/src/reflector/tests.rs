@@ -16,7 +16,7 @@ use berth_types::api;
 
 struct Bench {
     api: Arc<FakeApi>,
-    store: Store<api::ConfigMap>,
+    store: ReflectorStore<api::ConfigMap>,
     nudge: Arc<Notify>,
     stop: CancellationToken,
     task: JoinHandle<()>,
@@ -89,7 +89,7 @@ fn end(version: &str) -> Value {
     marker("v1", "ConfigMap", version)
 }
 
-fn say(watch: &UnboundedSender<Value>, events: impl IntoIterator<Item = Value>) {
+fn send_events(watch: &UnboundedSender<Value>, events: impl IntoIterator<Item = Value>) {
     for event in events {
         watch.send(event).expect("somebody listens");
     }
@@ -107,19 +107,19 @@ fn is_stream(call: &Call) -> bool {
 async fn all_is_there_at_the_marker_and_changes_are_followed() {
     let mut bench = follow(|_| {}, no_list);
     let watch = bench.api.next_watch();
-    say(&watch, [event("ADDED", map("a", "3", "1")), event("ADDED", map("b", "4", "1"))]);
+    send_events(&watch, [event("ADDED", map("a", "3", "1")), event("ADDED", map("b", "4", "1"))]);
     let (call, began) = bench.asked(1).await;
     assert!(is_stream(&call) && version(&call).is_none());
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(!bench.store.snapshot().synced && bench.names().is_empty(), "AC-10-9: not before the marker");
     assert_eq!(bench.state(), Some(0.0));
-    say(&watch, [end("5")]);
+    send_events(&watch, [end("5")]);
     let snapshot = bench.until(|snapshot| snapshot.synced).await;
     assert_eq!((snapshot.objects.len(), snapshot.version.as_str()), (2, "5"));
     assert!(snapshot.objects.values().all(|object| object.metadata.managed_fields.is_none()));
     assert_eq!(bench.state(), Some(1.0));
     let sent = Instant::now();
-    say(&watch, [event("MODIFIED", map("a", "6", "2")), event("DELETED", map("b", "7", "1"))]);
+    send_events(&watch, [event("MODIFIED", map("a", "6", "2")), event("DELETED", map("b", "7", "1"))]);
     let snapshot = bench.until(|snapshot| snapshot.version == "7").await;
     assert_eq!((value(&snapshot, "a").as_deref(), snapshot.objects.len()), (Some("2"), 1));
     assert_eq!(sent.elapsed(), Duration::ZERO, "AC-10-16: nothing is waited for");
@@ -131,7 +131,7 @@ async fn a_stream_cut_before_the_marker_leaves_nothing_behind() {
     // AC-10-9
     let mut bench = follow(|_| {}, no_list);
     let cut = bench.api.next_watch();
-    say(&cut, [event("ADDED", map("a", "3", "1")), event("ADDED", map("b", "4", "1"))]);
+    send_events(&cut, [event("ADDED", map("a", "3", "1")), event("ADDED", map("b", "4", "1"))]);
     bench.asked(1).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let fresh = bench.api.next_watch();
@@ -142,10 +142,10 @@ async fn a_stream_cut_before_the_marker_leaves_nothing_behind() {
     // AC-10-10: a bookmark with the value "false" ends nothing.
     let mut not_yet = end("8");
     not_yet["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"] = json!("false");
-    say(&fresh, [event("ADDED", map("a", "3", "1")), not_yet]);
+    send_events(&fresh, [event("ADDED", map("a", "3", "1")), not_yet]);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!bench.store.snapshot().synced);
-    say(&fresh, [end("9")]);
+    send_events(&fresh, [end("9")]);
     bench.until(|snapshot| snapshot.synced).await;
     assert_eq!(bench.names(), ["a"], "b was deleted in between");
 }
@@ -184,14 +184,17 @@ async fn a_forgotten_version_empties_nothing() {
     // AC-10-11
     let mut bench = follow(|_| {}, no_list);
     let first = bench.api.next_watch();
-    say(&first, [event("ADDED", map("a", "3", "1")), event("ADDED", map("b", "4", "1")), end("500")]);
+    send_events(&first, [event("ADDED", map("a", "3", "1")), event("ADDED", map("b", "4", "1")), end("500")]);
     let before = bench.until(|snapshot| snapshot.synced).await;
     let second = bench.api.next_watch();
-    say(&first, [event("ERROR", json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}))]);
+    send_events(
+        &first,
+        [event("ERROR", json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}))],
+    );
     let (call, _) = bench.asked(2).await;
     assert!(is_stream(&call) && version(&call) == Some("500"));
     assert_eq!(bench.names(), ["a", "b"]);
-    say(&second, [event("ADDED", map("a", "3", "1")), event("ADDED", map("b", "501", "2")), end("510")]);
+    send_events(&second, [event("ADDED", map("a", "3", "1")), event("ADDED", map("b", "501", "2")), end("510")]);
     let after = bench.until(|snapshot| snapshot.version == "510").await;
     let object = |snapshot: &Snapshot<api::ConfigMap>, name: &str| snapshot.get("ns", name).expect("there").clone();
     assert!(Arc::ptr_eq(&object(&before, "a"), &object(&after, "a")), "what is the same stays the same");
@@ -200,13 +203,14 @@ async fn a_forgotten_version_empties_nothing() {
     let third = bench.api.next_watch();
     let mut too_new = refused(504, "Timeout", "Too large resource version");
     if let ApiError::Refused(status) = &mut too_new {
-        status.causes = vec![crate::api::Cause { reason: "ResourceVersionTooLarge".into(), ..Default::default() }];
+        status.causes =
+            vec![crate::api::ApiStatusCause { reason: "ResourceVersionTooLarge".into(), ..Default::default() }];
     }
     let gone = event("ERROR", json!({"kind": "Status", "code": 500, "reason": "InternalError", "message": "x"}));
     bench.api.next_watch_fails(too_new);
     drop(third);
     let fourth = bench.api.next_watch();
-    say(&second, [gone]);
+    send_events(&second, [gone]);
     let (call, _) = bench.asked(3).await;
     assert!(is_stream(&call) && version(&call) == Some("510"));
     let (call, _) = bench.asked(4).await;
@@ -219,12 +223,12 @@ async fn watches_that_end_are_taken_up_where_they_were() {
     // AC-10-14
     let mut bench = follow(|_| {}, no_list);
     let mut watch = bench.api.next_watch();
-    say(&watch, [end("5")]);
+    send_events(&watch, [end("5")]);
     bench.until(|snapshot| snapshot.synced).await;
     for round in 2..8 {
         tokio::time::sleep(Duration::from_secs(2)).await;
         let next = bench.api.next_watch();
-        say(&watch, [event("ADDED", map("a", &format!("{round}0"), "1"))]);
+        send_events(&watch, [event("ADDED", map("a", &format!("{round}0"), "1"))]);
         let ended = Instant::now();
         drop(std::mem::replace(&mut watch, next));
         let (call, at) = bench.asked(round).await;
@@ -234,7 +238,7 @@ async fn watches_that_end_are_taken_up_where_they_were() {
     // AC-10-28 of part B: a truncated line loses only its own event.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let next = bench.api.next_watch();
-    say(&watch, [json!("half a li")]);
+    send_events(&watch, [json!("half a li")]);
     let (call, _) = bench.asked(8).await;
     assert_eq!((is_stream(&call), version(&call)), (false, Some("70")));
     // AC-10-13
@@ -262,7 +266,7 @@ async fn who_may_not_read_yet_is_let_in_soon() {
         |api| {
             (0..3).for_each(|_| api.next_watch_fails(forbidden()));
             let watch = api.next_watch();
-            say(&watch, [event("ADDED", map("a", "3", "1")), end("5")]);
+            send_events(&watch, [event("ADDED", map("a", "3", "1")), end("5")]);
             kept = Some(watch);
         },
         no_list,
@@ -281,7 +285,7 @@ async fn a_nudge_ends_a_wait() {
     bench.asked(12).await;
     let asked = bench.api.calls().len();
     let watch = bench.api.next_watch();
-    say(&watch, [end("5")]);
+    send_events(&watch, [end("5")]);
     let nudged = Instant::now();
     bench.nudge.notify_one();
     bench.asked(asked + 1).await;
@@ -297,7 +301,7 @@ async fn other_credentials_end_a_wait() {
     bench.asked(12).await;
     let asked = bench.api.calls().len();
     let watch = bench.api.next_watch();
-    say(&watch, [end("5")]);
+    send_events(&watch, [end("5")]);
     let changed = Instant::now();
     bench.api.credentials.send_modify(|count| *count += 1);
     bench.asked(asked + 1).await;
@@ -312,9 +316,9 @@ async fn what_cannot_be_read_costs_only_itself() {
     let mut broken = map("b", "4", "1");
     broken["data"] = json!(["not", "a", "map"]);
     let unknown = event("RENAMED", json!({"metadata": {"name": "a"}}));
-    say(&watch, [event("ADDED", map("a", "3", "1")), event("ADDED", broken.clone()), unknown, end("5")]);
+    send_events(&watch, [event("ADDED", map("a", "3", "1")), event("ADDED", broken.clone()), unknown, end("5")]);
     bench.until(|snapshot| snapshot.synced).await;
-    say(&watch, [event("ADDED", broken), event("ADDED", map("c", "6", "1"))]);
+    send_events(&watch, [event("ADDED", broken), event("ADDED", map("c", "6", "1"))]);
     bench.until(|snapshot| snapshot.version == "6").await;
     assert_eq!(bench.names(), ["a", "c"]);
     bench.stop.cancel();

@@ -30,17 +30,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use self::{
-    next_step::{ComparedVersions, Step},
+    next_step::{ComparedVersions, StatusStep},
     pod_state::PodStatusState,
-    retry_policy::{Verdict, after_delete, after_patch, cause_of},
+    retry_policy::{WriteFailureAction, after_delete, after_patch, cause_of},
     server_pod::WriteResponse,
 };
 use super::{
-    Store,
+    ReflectorStore,
     api::{ApiClient, ApiError, Call, Resource, parse},
 };
 use berth_metrics::ApiWriteMetrics;
-use berth_ports::{Clock, Event, EventSink, TaskLiveness};
+use berth_ports::{Clock, EventRecord, EventSink, TaskLiveness};
 use berth_status::StatusManager;
 use berth_types::{Pod, PodRef, PodUid, api};
 
@@ -64,17 +64,17 @@ pub struct StatusWriterDeps {
     /// Client of the API server.
     pub api: Arc<dyn ApiClient>,
     /// Pods of this node, from the watch.
-    pub pods: Store<Pod>,
+    pub pods: ReflectorStore<Pod>,
     /// Receives `StatusUpdateRejected`.
     pub events: Arc<dyn EventSink>,
     /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Metrics.
+    /// Gauge of pending statuses, and counter of rejected status patches.
     pub metrics: ApiWriteMetrics,
     /// Called for each status that was written (startup latency, spec 02b §9).
     pub on_written: Option<OnWritten>,
     /// Reports liveness of the task.
-    pub pulse: TaskLiveness,
+    pub liveness: TaskLiveness,
 }
 
 /// Only writer of pod statuses; see the module's documentation.
@@ -88,11 +88,11 @@ pub struct StatusWriter {
 /// Request of a write in flight.
 #[derive(Clone, Debug)]
 enum WriteRequest {
-    Patch { held: ComparedVersions, status: Arc<api::PodStatus> },
+    Patch { versions: ComparedVersions, status: Arc<api::PodStatus> },
     Delete,
 }
 
-/// Completed write.
+/// Response to a status patch or a pod deletion, with the request it answers.
 struct CompletedWrite {
     pod: PodRef,
     asked: WriteRequest,
@@ -109,29 +109,29 @@ impl StatusWriter {
     pub async fn run(mut self, stop: CancellationToken) {
         let mut changes = self.deps.status.changes();
         let mut pods = self.deps.pods.clone();
-        self.look();
+        self.refresh();
         loop {
-            self.deps.pulse.report_progress();
+            self.deps.liveness.report_progress();
             let wake = self.launch();
             if self.flights.is_empty() {
-                self.deps.pulse.mark_idle();
+                self.deps.liveness.mark_idle();
             }
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 Some(landing) = self.flights.next(), if !self.flights.is_empty() => self.landed(landing),
                 changed = changes.changed() => match changed {
-                    Ok(()) => self.look(),
+                    Ok(()) => self.refresh(),
                     Err(_) => return, // the status manager is gone
                 },
-                () = pods.changed() => self.look(),
+                () = pods.changed() => self.refresh(),
                 () = super::sleep_until(wake) => {}
             }
         }
     }
 
     /// Reads the local statuses and the watched pods; marks changed pods as due.
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         let snapshot = self.deps.pods.snapshot();
         let room = HashMap::with_capacity(self.tracks.len());
         let mut before = std::mem::replace(&mut self.tracks, room);
@@ -139,7 +139,7 @@ impl StatusWriter {
             let uid = kept.pod.uid.clone();
             let shown = snapshot.get(&kept.pod.namespace, &kept.pod.name).cloned();
             let mut track = before.remove(&uid).unwrap_or_else(|| Box::new(PodStatusState::new(kept.clone())));
-            track.look(kept, snapshot.synced, shown);
+            track.observe(kept, snapshot.synced, shown);
             self.tracks.insert(uid, track);
         }
     }
@@ -155,18 +155,18 @@ impl StatusWriter {
             let step = track.next(self.deps.clock.now());
             let (pod, status) = (track.kept.pod.clone(), track.kept.status.clone());
             match step {
-                Step::Rest(_) => {}
-                Step::AlreadySent(held) => {
-                    let version = held.status;
-                    track.memory.settled = Some(held);
+                StatusStep::Rest(_) => {}
+                StatusStep::AlreadySent(versions) => {
+                    let version = versions.status;
+                    track.memory.settled = Some(versions);
                     self.record_sent(&pod.uid, version);
                 }
-                Step::Patch { body, held } => {
+                StatusStep::Patch { body, versions } => {
                     track.launched(now);
                     let call = Call::patch(Resource::PODS, &pod.namespace, &pod.name, body).sub("status");
-                    self.send(pod, call, WriteRequest::Patch { held, status });
+                    self.send(pod, call, WriteRequest::Patch { versions, status });
                 }
-                Step::Delete { uid } => {
+                StatusStep::Delete { uid } => {
                     track.launched(now);
                     let call = Call::delete_now(Resource::PODS, &pod.namespace, &pod.name, &uid);
                     self.send(pod, call, WriteRequest::Delete);
@@ -178,8 +178,8 @@ impl StatusWriter {
         if self.flights.len() == IN_FLIGHT {
             return None;
         }
-        let held_back = self.tracks.values().any(|track| track.is_ready(now));
-        let relief = self.under_way(now).min().filter(|_| held_back).map(|began| began + STUCK);
+        let has_ready = self.tracks.values().any(|track| track.is_ready(now));
+        let relief = self.under_way(now).min().filter(|_| has_ready).map(|began| began + STUCK);
         self.tracks.values().filter_map(|track| track.wakes_at()).chain(relief).min()
     }
 
@@ -207,23 +207,23 @@ impl StatusWriter {
     fn landed(&mut self, landing: CompletedWrite) {
         let CompletedWrite { pod, asked, answer } = landing;
         match (asked, answer) {
-            (WriteRequest::Patch { held, status }, Ok(body)) => match parse::<WriteResponse>(&body) {
-                Ok(answer) => self.written(&pod, held, &status, answer),
+            (WriteRequest::Patch { versions, status }, Ok(body)) => match parse::<WriteResponse>(&body) {
+                Ok(answer) => self.written(&pod, versions, &status, answer),
                 // A malformed response may come from a server that wrote nothing: the watch decides.
-                Err(error) => self.not_written(&pod, held, &error),
+                Err(error) => self.not_written(&pod, versions, &error),
             },
-            (WriteRequest::Patch { held, .. }, Err(error)) => self.not_written(&pod, held, &error),
+            (WriteRequest::Patch { versions, .. }, Err(error)) => self.not_written(&pod, versions, &error),
             (WriteRequest::Delete, Ok(_)) => self.deleted(&pod),
             (WriteRequest::Delete, Err(error)) => self.not_deleted(&pod, &error),
         }
     }
 
-    fn written(&mut self, pod: &PodRef, held: ComparedVersions, status: &api::PodStatus, answer: WriteResponse) {
-        let version = held.status;
+    fn written(&mut self, pod: &PodRef, versions: ComparedVersions, status: &api::PodStatus, answer: WriteResponse) {
+        let version = versions.status;
         debug!(pod = %pod.object_name(), podUID = %pod.uid, statusVersion = version, "Status for pod updated successfully");
         if let Some(track) = self.tracks.get_mut(&pod.uid) {
             track.landed();
-            track.memory.settled = Some(ComparedVersions { server: answer.pod().version.to_owned(), ..held });
+            track.memory.settled = Some(ComparedVersions { server: answer.pod().version.to_owned(), ..versions });
             track.answered(answer);
         }
         self.record_sent(&pod.uid, version);
@@ -240,22 +240,22 @@ impl StatusWriter {
         }
     }
 
-    fn not_written(&mut self, pod: &PodRef, held: ComparedVersions, error: &ApiError) {
+    fn not_written(&mut self, pod: &PodRef, versions: ComparedVersions, error: &ApiError) {
         let Some(track) = self.tracks.get_mut(&pod.uid) else { return };
         match after_patch(error, track.holder()) {
-            Verdict::Gone | Verdict::Done => {
+            WriteFailureAction::Gone | WriteFailureAction::Done => {
                 debug!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, "Pod no longer exists on the server, skipping status update");
                 track.landed();
-                track.memory.gone = Some(held.server);
+                track.memory.gone = Some(versions.server);
             }
-            Verdict::Refused => {
+            WriteFailureAction::Refused => {
                 track.landed();
-                track.memory.settled = Some(held);
+                track.memory.settled = Some(versions);
                 error!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, "API server rejected pod status");
                 self.deps.metrics.refused("pods/status", "patch", error.reason());
-                self.deps.events.record(Event::warning(pod, "StatusUpdateRejected", cause_of(error)));
+                self.deps.events.record(EventRecord::warning(pod, "StatusUpdateRejected", cause_of(error)));
             }
-            Verdict::Retry(wait) => {
+            WriteFailureAction::Retry(wait) => {
                 let next = track.failed(wait, error, Instant::now());
                 log_failure(pod, error, next, "Failed to update status for pod");
             }
@@ -275,8 +275,8 @@ impl StatusWriter {
     fn not_deleted(&mut self, pod: &PodRef, error: &ApiError) {
         let Some(track) = self.tracks.get_mut(&pod.uid) else { return };
         match after_delete(error, track.holder()) {
-            Verdict::Done | Verdict::Gone | Verdict::Refused => self.deleted(pod),
-            Verdict::Retry(wait) => {
+            WriteFailureAction::Done | WriteFailureAction::Gone | WriteFailureAction::Refused => self.deleted(pod),
+            WriteFailureAction::Retry(wait) => {
                 let next = track.failed(wait, error, Instant::now());
                 log_failure(pod, error, next, "Failed to delete pod");
             }

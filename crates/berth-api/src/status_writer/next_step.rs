@@ -48,13 +48,13 @@ pub struct StatusHistory {
 
 /// Next step.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum StatusStep {
     /// Patch the status of the server's pod.
     Patch {
         /// Body of the patch.
         body: Vec<u8>,
         /// Versions that the write settles.
-        held: ComparedVersions,
+        versions: ComparedVersions,
     },
     /// Delete the server's pod, with a UID precondition.
     Delete {
@@ -80,32 +80,32 @@ pub enum IdleReason {
 }
 
 /// Computes the next step for one pod.
-pub fn next(kept: &CachedStatus, sight: ObservedPod<'_>, memory: &StatusHistory, now: Timestamp) -> Step {
+pub fn next(kept: &CachedStatus, sight: ObservedPod<'_>, memory: &StatusHistory, now: Timestamp) -> StatusStep {
     let server = match sight {
-        ObservedPod::Unknown => return Step::Rest(IdleReason::Waits),
-        ObservedPod::Absent if kept.is_static => return Step::Rest(IdleReason::Waits),
-        ObservedPod::Absent => return Step::Rest(IdleReason::Gone),
+        ObservedPod::Unknown => return StatusStep::Rest(IdleReason::Waits),
+        ObservedPod::Absent if kept.is_static => return StatusStep::Rest(IdleReason::Waits),
+        ObservedPod::Absent => return StatusStep::Rest(IdleReason::Gone),
         ObservedPod::Seen(server) => server,
     };
     if kept.is_static && server.mirror_of != Some(kept.pod.uid.as_str()) {
-        return Step::Rest(IdleReason::Waits); // a mirror of an earlier version, or another pod with the name
+        return StatusStep::Rest(IdleReason::Waits); // a mirror of an earlier version, or another pod with the name
     }
-    if kept.is_static && server.status.is_some_and(|told| waits_for(&kept.status, told)) {
-        return Step::Rest(IdleReason::Waits); // the local status is about to catch up with the one an earlier agent wrote
+    if kept.is_static && server.status.is_some_and(|reported| waits_for(&kept.status, reported)) {
+        return StatusStep::Rest(IdleReason::Waits); // the local status is about to catch up with the one an earlier agent wrote
     }
     let is_other = !kept.is_static && server.uid != kept.pod.uid.as_str();
     if is_other || memory.deleted || memory.gone.as_deref() == Some(server.version) {
-        return Step::Rest(IdleReason::Gone);
+        return StatusStep::Rest(IdleReason::Gone);
     }
-    let held = ComparedVersions { status: kept.version, server: server.version.to_owned() };
-    let settled = memory.settled.as_ref() == Some(&held);
+    let versions = ComparedVersions { status: kept.version, server: server.version.to_owned() };
+    let settled = memory.settled.as_ref() == Some(&versions);
     if !settled && let Some(body) = change(kept, &server, now) {
-        return Step::Patch { body, held };
+        return StatusStep::Patch { body, versions };
     }
     if may_be_deleted(&server, kept.finished) {
-        return Step::Delete { uid: server.uid.to_owned() };
+        return StatusStep::Delete { uid: server.uid.to_owned() };
     }
-    if settled { Step::Rest(IdleReason::Settled) } else { Step::AlreadySent(held) }
+    if settled { StatusStep::Rest(IdleReason::Settled) } else { StatusStep::AlreadySent(versions) }
 }
 
 /// Builds the patch from the server's status to ours; `None` if none is needed. A status that was sent before is sent
@@ -163,18 +163,18 @@ mod tests {
         PodHead::new(read.metadata, read.status)
     }
 
-    fn step(kept: &CachedStatus, pod: &PodHead, memory: &StatusHistory) -> Step {
+    fn step(kept: &CachedStatus, pod: &PodHead, memory: &StatusHistory) -> StatusStep {
         next(kept, ObservedPod::Seen(ServerPod::watched(pod)), memory, Timestamp::UNIX_EPOCH)
     }
 
-    fn held() -> ComparedVersions {
+    fn versions() -> ComparedVersions {
         ComparedVersions { status: 3, server: "7".to_owned() }
     }
 
-    fn patch_of(step: Step) -> Value {
+    fn patch_of(step: StatusStep) -> Value {
         match step {
-            Step::Patch { body, held: of } => {
-                assert_eq!(of, held());
+            StatusStep::Patch { body, versions: of } => {
+                assert_eq!(of, versions());
                 serde_json::from_slice(&body).expect("JSON")
             }
             other => panic!("{other:?}"),
@@ -189,13 +189,13 @@ mod tests {
         assert_eq!(body, json!({"metadata": {"uid": "u"}, "status": {"phase": "Running"}}));
         let same = object(json!({}), json!({"phase": "Running"}));
         // AC-10-42: a status equal to the watched one is not sent.
-        assert_eq!(step(&running, &same, &StatusHistory::default()), Step::AlreadySent(held()));
+        assert_eq!(step(&running, &same, &StatusHistory::default()), StatusStep::AlreadySent(versions()));
         // AC-02b-14, AC-10-20: another pod of that name is not touched.
         let other = object(json!({"uid": "v"}), json!({"phase": "Pending"}));
-        assert_eq!(step(&running, &other, &StatusHistory::default()), Step::Rest(IdleReason::Gone));
+        assert_eq!(step(&running, &other, &StatusHistory::default()), StatusStep::Rest(IdleReason::Gone));
         for (sight, rest) in [(ObservedPod::Unknown, IdleReason::Waits), (ObservedPod::Absent, IdleReason::Gone)] {
             let step = next(&running, sight, &StatusHistory::default(), Timestamp::UNIX_EPOCH);
-            assert_eq!(step, Step::Rest(rest), "{sight:?}");
+            assert_eq!(step, StatusStep::Rest(rest), "{sight:?}");
         }
     }
 
@@ -209,11 +209,11 @@ mod tests {
         let body = patch_of(step(&fixed, &annotated("u"), &StatusHistory::default()));
         assert_eq!(body, json!({"metadata": {"uid": "m"}, "status": {"phase": "Running"}}));
         for (case, pod) in [("of its past", annotated("old")), ("no mirror", object(json!({}), json!({})))] {
-            assert_eq!(step(&fixed, &pod, &StatusHistory::default()), Step::Rest(IdleReason::Waits), "{case}");
+            assert_eq!(step(&fixed, &pod, &StatusHistory::default()), StatusStep::Rest(IdleReason::Waits), "{case}");
         }
         assert_eq!(
             next(&fixed, ObservedPod::Absent, &StatusHistory::default(), Timestamp::UNIX_EPOCH),
-            Step::Rest(IdleReason::Waits),
+            StatusStep::Rest(IdleReason::Waits),
             "no mirror yet"
         );
         let over = CachedStatus { is_static: true, finished: true, ..kept(json!({"phase": "Failed"})) };
@@ -222,27 +222,28 @@ mod tests {
         let mirror = object(deleted, json!({"phase": "Failed"}));
         assert_eq!(
             step(&over, &mirror, &StatusHistory::default()),
-            Step::AlreadySent(held()),
+            StatusStep::AlreadySent(versions()),
             "mirrors have their own end"
         );
     }
 
     #[test]
-    fn what_does_not_know_its_mirror_is_not_told() {
+    fn a_status_that_lags_behind_its_mirror_is_not_sent() {
         // AC-10a-38: row 7
         let status =
             |second: u32, phase: &str| json!({"phase": phase, "startTime": format!("2026-01-01T00:00:{second:02}Z")});
-        let mirror =
-            |told: Value| object(json!({"uid": "m", "annotations": {"kubernetes.io/config.mirror": "u"}}), told);
-        for (case, own, told, waits) in [
+        let mirror = |reported: Value| {
+            object(json!({"uid": "m", "annotations": {"kubernetes.io/config.mirror": "u"}}), reported)
+        };
+        for (case, own, reported, waits) in [
             ("an agent that was restarted", status(20, "Pending"), status(10, "Running"), true),
             ("following it", status(10, "Pending"), status(10, "Running"), false),
             ("a life after another", status(20, "Running"), status(10, "Failed"), false),
             ("over meanwhile", status(20, "Failed"), status(10, "Running"), false),
         ] {
             let fixed = CachedStatus { is_static: true, remains: RemainingResources::Nothing, ..kept(own) };
-            let step = step(&fixed, &mirror(told), &StatusHistory::default());
-            assert_eq!(step == Step::Rest(IdleReason::Waits), waits, "{case}: {step:?}");
+            let step = step(&fixed, &mirror(reported), &StatusHistory::default());
+            assert_eq!(step == StatusStep::Rest(IdleReason::Waits), waits, "{case}: {step:?}");
         }
     }
 
@@ -250,16 +251,16 @@ mod tests {
     fn what_was_settled_is_not_sent_again() {
         let running = kept(json!({"phase": "Running"}));
         let pending = object(json!({}), json!({"phase": "Pending"}));
-        let settled = StatusHistory { settled: Some(held()), ..StatusHistory::default() };
-        assert_eq!(step(&running, &pending, &settled), Step::Rest(IdleReason::Settled));
+        let settled = StatusHistory { settled: Some(versions()), ..StatusHistory::default() };
+        assert_eq!(step(&running, &pending, &settled), StatusStep::Rest(IdleReason::Settled));
         // AC-10-22: a new version, or a newer object, is tried again.
         let newer = CachedStatus { version: 4, ..running.clone() };
-        assert!(matches!(step(&newer, &pending, &settled), Step::Patch { .. }));
+        assert!(matches!(step(&newer, &pending, &settled), StatusStep::Patch { .. }));
         let changed = object(json!({"resourceVersion": "8"}), json!({"phase": "Pending"}));
-        assert!(matches!(step(&running, &changed, &settled), Step::Patch { .. }));
+        assert!(matches!(step(&running, &changed, &settled), StatusStep::Patch { .. }));
         // AC-10-21: a deleted pod is never written, whatever is new locally.
         let gone = StatusHistory { gone: Some("7".to_owned()), ..StatusHistory::default() };
-        assert_eq!(step(&newer, &pending, &gone), Step::Rest(IdleReason::Gone));
+        assert_eq!(step(&newer, &pending, &gone), StatusStep::Rest(IdleReason::Gone));
     }
 
     #[test]
@@ -275,39 +276,53 @@ mod tests {
         let theirs = json!([{"type": "example.com/x", "status": "True"}]);
         let mut later = ready(theirs);
         later["conditions"][0]["lastTransitionTime"] = "2026-01-02T00:00:00Z".into();
-        assert_eq!(step(&sent, &object(json!({}), later), &StatusHistory::default()), Step::AlreadySent(held()));
+        assert_eq!(
+            step(&sent, &object(json!({}), later), &StatusHistory::default()),
+            StatusStep::AlreadySent(versions())
+        );
         let meddled = object(json!({}), json!({"phase": "Pending", "conditions": []}));
         let body = patch_of(step(&sent, &meddled, &StatusHistory::default()));
         assert_eq!(body["status"]["phase"], "Running");
     }
 
     #[test]
-    fn the_end_is_told_then_the_pod_is_deleted() {
+    fn the_terminal_status_is_sent_before_the_pod_is_deleted() {
         // AC-02b-12, AC-02b-13, AC-10-24
         let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
         let runs = object(deleting.clone(), json!({"phase": "Running"}));
         let over = object(deleting, json!({"phase": "Failed"}));
         let failed = kept(json!({"phase": "Failed"}));
-        assert_eq!(step(&failed, &runs, &StatusHistory::default()), Step::AlreadySent(held()), "something may run");
+        assert_eq!(
+            step(&failed, &runs, &StatusHistory::default()),
+            StatusStep::AlreadySent(versions()),
+            "something may run"
+        );
         let stopped = CachedStatus { remains: RemainingResources::Nothing, ..failed };
         let body = patch_of(step(&stopped, &runs, &StatusHistory::default()));
         assert_eq!(body["status"]["phase"], "Failed");
-        assert_eq!(step(&stopped, &over, &StatusHistory::default()), Step::AlreadySent(held()), "not finished");
-        let finished = CachedStatus { finished: true, ..stopped };
-        assert!(matches!(step(&finished, &runs, &StatusHistory::default()), Step::Patch { .. }), "the end comes first");
-        let delete = Step::Delete { uid: "u".to_owned() };
-        assert_eq!(step(&finished, &over, &StatusHistory::default()), delete);
-        let settled = StatusHistory { settled: Some(held()), ..StatusHistory::default() };
-        assert_eq!(step(&finished, &over, &settled), delete);
-        let nobody = object(json!({}), json!({"phase": "Failed"}));
         assert_eq!(
-            step(&finished, &nobody, &StatusHistory::default()),
-            Step::AlreadySent(held()),
+            step(&stopped, &over, &StatusHistory::default()),
+            StatusStep::AlreadySent(versions()),
+            "not finished"
+        );
+        let finished = CachedStatus { finished: true, ..stopped };
+        assert!(
+            matches!(step(&finished, &runs, &StatusHistory::default()), StatusStep::Patch { .. }),
+            "the end comes first"
+        );
+        let delete = StatusStep::Delete { uid: "u".to_owned() };
+        assert_eq!(step(&finished, &over, &StatusHistory::default()), delete);
+        let settled = StatusHistory { settled: Some(versions()), ..StatusHistory::default() };
+        assert_eq!(step(&finished, &over, &settled), delete);
+        let without_deletion = object(json!({}), json!({"phase": "Failed"}));
+        assert_eq!(
+            step(&finished, &without_deletion, &StatusHistory::default()),
+            StatusStep::AlreadySent(versions()),
             "no deletion requested"
         );
         // AC-10-25: even while finalizers keep the object.
         let deleted = StatusHistory { deleted: true, ..StatusHistory::default() };
-        assert_eq!(step(&finished, &over, &deleted), Step::Rest(IdleReason::Gone));
+        assert_eq!(step(&finished, &over, &deleted), StatusStep::Rest(IdleReason::Gone));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{
-    next_step::{self, IdleReason, ObservedPod, StatusHistory, Step},
+    next_step::{self, IdleReason, ObservedPod, StatusHistory, StatusStep},
     retry_policy::NameOwner,
     server_pod::{ServerPod, WriteResponse, newest},
 };
@@ -55,7 +55,7 @@ impl PodStatusState {
     }
 
     /// Records the latest status and the watched pod. A watch event that repeats our own write is no change.
-    pub fn look(&mut self, kept: CachedStatus, synced: bool, shown: Option<Arc<Pod>>) {
+    pub fn observe(&mut self, kept: CachedStatus, synced: bool, shown: Option<Arc<Pod>>) {
         let same_pod = match (&self.shown, &shown) {
             (Some(before), Some(now)) => Arc::ptr_eq(before, now),
             (None, None) => true,
@@ -82,18 +82,18 @@ impl PodStatusState {
 
     fn take(&mut self, kept: CachedStatus) {
         // Equal content may be a shared copy: the status manager may store the watched status in place of its own.
-        let says_the_same = || Arc::ptr_eq(&kept.status, &self.kept.status) || kept.status == self.kept.status;
-        if kept.version < self.kept.version || (kept.version == self.kept.version && !says_the_same()) {
+        let has_same_status = || Arc::ptr_eq(&kept.status, &self.kept.status) || kept.status == self.kept.status;
+        if kept.version < self.kept.version || (kept.version == self.kept.version && !has_same_status()) {
             self.memory.settled = None; // the pod was forgotten and added again: its versions restarted at 1
         }
         self.kept = kept;
     }
 
     /// Computes the next step.
-    pub fn next(&mut self, now: Timestamp) -> Step {
+    pub fn next(&mut self, now: Timestamp) -> StatusStep {
         self.due = false;
         let step = next_step::next(&self.kept, self.sight(), &self.memory, now);
-        self.gone = step == Step::Rest(IdleReason::Gone);
+        self.gone = step == StatusStep::Rest(IdleReason::Gone);
         step
     }
 
@@ -157,7 +157,7 @@ impl PodStatusState {
     /// Which pod the watch shows under the name.
     pub fn holder(&self) -> NameOwner {
         match self.shown.as_deref().map(|pod| ServerPod::watched(pod)) {
-            None => NameOwner::Nobody,
+            None => NameOwner::NoPod,
             Some(shown) if shown.uid == self.kept.pod.uid.as_str() => NameOwner::Same,
             Some(shown) if shown.mirror_of == Some(self.kept.pod.uid.as_str()) => NameOwner::Same,
             Some(_) => NameOwner::Another,
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_settled_stays_so_while_it_says_the_same() {
+    fn a_settled_version_stays_settled_while_the_status_is_the_same() {
         let settled = next_step::ComparedVersions { status: 3, server: "7".to_owned() };
         for (name, next, stays) in [
             ("a copy of it", kept(3, "Running"), true),
@@ -208,7 +208,7 @@ mod tests {
             ("begun anew", kept(1, "Running"), false),
         ] {
             for way in [
-                |track: &mut PodStatusState, next| track.look(next, true, None),
+                |track: &mut PodStatusState, next| track.observe(next, true, None),
                 |track: &mut PodStatusState, next| track.keep(next),
             ] {
                 let mut track = PodStatusState::new(kept(3, "Running"));

@@ -8,7 +8,7 @@ use crate::api::ApiError;
 
 /// Action after a failed write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum WriteFailureAction {
     /// None: the desired state is reached.
     Done,
     /// None: the pod no longer exists.
@@ -27,27 +27,27 @@ pub enum NameOwner {
     /// Another pod.
     Another,
     /// No pod.
-    Nobody,
+    NoPod,
 }
 
 /// Classifies a failed PATCH of the status.
-pub fn after_patch(error: &ApiError, holder: NameOwner) -> Verdict {
+pub fn after_patch(error: &ApiError, holder: NameOwner) -> WriteFailureAction {
     match error.code() {
-        404 => Verdict::Gone,
+        404 => WriteFailureAction::Gone,
         // Access to objects that do not exist is forbidden too (spec 10 §6.1): the watch distinguishes the cases.
-        403 if holder != NameOwner::Same => Verdict::Gone,
-        422 if is_other_uid(error) => Verdict::Gone,
-        400 | 413 | 415 | 422 => Verdict::Refused,
-        _ => Verdict::Retry(error.retry_after()),
+        403 if holder != NameOwner::Same => WriteFailureAction::Gone,
+        422 if is_other_uid(error) => WriteFailureAction::Gone,
+        400 | 413 | 415 | 422 => WriteFailureAction::Refused,
+        _ => WriteFailureAction::Retry(error.retry_after()),
     }
 }
 
 /// Classifies a failed final DELETE. The request has a UID precondition, so a retry is safe.
-pub fn after_delete(error: &ApiError, holder: NameOwner) -> Verdict {
+pub fn after_delete(error: &ApiError, holder: NameOwner) -> WriteFailureAction {
     match error.code() {
-        404 => Verdict::Done,
-        409 if holder != NameOwner::Same => Verdict::Done,
-        _ => Verdict::Retry(error.retry_after()),
+        404 => WriteFailureAction::Done,
+        409 if holder != NameOwner::Same => WriteFailureAction::Done,
+        _ => WriteFailureAction::Retry(error.retry_after()),
     }
 }
 
@@ -71,12 +71,12 @@ pub fn cause_of(error: &ApiError) -> String {
 mod tests {
     use super::*;
     use crate::{
-        api::{ApiStatus, Cause},
+        api::{ApiStatus, ApiStatusCause},
         testing::refused,
     };
 
     fn invalid(field: &str) -> ApiError {
-        let cause = Cause { reason: "FieldValueInvalid".into(), message: "no".into(), field: field.into() };
+        let cause = ApiStatusCause { reason: "FieldValueInvalid".into(), message: "no".into(), field: field.into() };
         let status = ApiStatus { code: 422, reason: "Invalid".into(), causes: vec![cause], ..ApiStatus::default() };
         ApiError::Refused(Box::new(status))
     }
@@ -92,13 +92,13 @@ mod tests {
 
     #[test]
     fn a_patch_by_its_answer() {
-        use NameOwner::{Another, Nobody, Same};
-        use Verdict::{Gone, Refused, Retry};
+        use NameOwner::{Another, NoPod, Same};
+        use WriteFailureAction::{Gone, Refused, Retry};
         for (error, holder, verdict) in [
             (code(401), Same, Retry(None)),
             (code(403), Same, Retry(None)),
             (code(403), Another, Gone), // AC-10-21
-            (code(403), Nobody, Gone),
+            (code(403), NoPod, Gone),
             (code(404), Same, Gone), // AC-10-21
             (code(409), Same, Retry(None)),
             (invalid("metadata.uid"), Same, Gone), // AC-10-20
@@ -117,12 +117,12 @@ mod tests {
 
     #[test]
     fn a_delete_by_its_answer() {
-        use NameOwner::{Another, Nobody, Same};
-        use Verdict::{Done, Retry};
+        use NameOwner::{Another, NoPod, Same};
+        use WriteFailureAction::{Done, Retry};
         for (error, holder, verdict) in [
             (code(404), Same, Done), // AC-10-26
             (code(409), Another, Done),
-            (code(409), Nobody, Done),
+            (code(409), NoPod, Done),
             (code(409), Same, Retry(None)),
             (code(401), Same, Retry(None)),
             (code(403), Same, Retry(None)),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_are_what_is_said() {
+    fn the_cause_is_the_message_with_its_field() {
         assert_eq!(cause_of(&invalid("status.qosClass")), "status.qosClass: no");
         assert_eq!(cause_of(&refused(422, "Invalid", "bad")), "bad");
     }

@@ -28,10 +28,10 @@ impl Clock for At {
 }
 
 #[derive(Default)]
-struct Told(Mutex<Vec<Event>>);
+struct StatusEventSink(Mutex<Vec<EventRecord>>);
 
-impl EventSink for Told {
-    fn record(&self, event: Event) {
+impl EventSink for StatusEventSink {
+    fn record(&self, event: EventRecord) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 }
@@ -40,7 +40,7 @@ impl EventSink for Told {
 struct World {
     status: Arc<StatusManager>,
     store: watch::Sender<Arc<Snapshot<Pod>>>,
-    events: Arc<Told>,
+    events: Arc<StatusEventSink>,
     registry: Registry,
     stop: CancellationToken,
     objects: Mutex<HashMap<String, Value>>,
@@ -79,16 +79,16 @@ impl World {
         let registry = Registry::new();
         let status = Arc::new(StatusManager::new(StatusMetrics::new(&registry)));
         let (store, shown) = watch::channel(Arc::default());
-        let (events, stop) = (Arc::new(Told::default()), CancellationToken::new());
+        let (events, stop) = (Arc::new(StatusEventSink::default()), CancellationToken::new());
         let deps = StatusWriterDeps {
             status: status.clone(),
             api,
-            pods: Store::new(shown),
+            pods: ReflectorStore::new(shown),
             events: events.clone(),
             clock: Arc::new(At(1000)),
             metrics: ApiWriteMetrics::new(&registry),
             on_written: None,
-            pulse: TaskLiveness::default(),
+            liveness: TaskLiveness::default(),
         };
         tokio::spawn(StatusWriter::new(deps).run(stop.clone()));
         Self { status, store, events, registry, stop, objects: Mutex::default() }
@@ -186,7 +186,7 @@ async fn a_change_is_one_patch_and_its_echo_is_no_work() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_second_change_is_held_against_the_answer_not_the_watch() {
+async fn a_second_change_is_compared_with_the_response_not_the_watch() {
     let mut version = 5;
     let api = FakeApi::new(move |call| {
         version += 1;
@@ -270,9 +270,9 @@ async fn what_the_server_refuses_is_not_repeated() {
     world.set("p", "Running");
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!((api.calls().len(), world.pending()), (1, 1.0));
-    let told: Vec<String> =
+    let events: Vec<String> =
         world.events.0.lock().expect("whole").iter().map(|e| format!("{}: {}", e.reason, e.message)).collect();
-    assert_eq!(told, ["StatusUpdateRejected: may not be transitioned to non-terminated state"]);
+    assert_eq!(events, ["StatusUpdateRejected: may not be transitioned to non-terminated state"]);
     world.set("p", "Failed");
     settle().await;
     assert_eq!(api.calls().len(), 2, "a new version is another try");
@@ -318,7 +318,7 @@ async fn a_forbidden_write_is_repeated_while_the_pod_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_servers_wish_to_be_left_alone_is_heeded() {
+async fn the_retry_after_of_the_server_is_respected() {
     // AC-10-35
     let mut first = true;
     let api = FakeApi::new(move |_| {
@@ -405,7 +405,7 @@ async fn a_call_that_hangs_holds_up_its_own_pod_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_without_sense_says_nothing_of_what_was_written() {
+async fn a_malformed_response_does_not_count_as_written() {
     let count = std::sync::atomic::AtomicUsize::new(0);
     let api = FakeApi::new(move |_| match count.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
         0 => Ok(json!([])),

@@ -27,7 +27,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    api::{ApiClient, ApiError, Call, Resource, Typed},
+    api::{ApiClient, ApiError, Call, Resource, TypedClient},
     reflector::QuickRetry,
 };
 use berth_ports::{Clock, ServiceAccount, TokenRequest};
@@ -45,7 +45,7 @@ const SPREAD: i64 = 10;
 /// First and longest back-off between failed renewals, in seconds.
 const PAUSE: (i64, i64) = (1, 60);
 /// Longest interval between reads of the wall clock, which may jump.
-const LOOK: Duration = Duration::from_secs(60);
+const RECHECK: Duration = Duration::from_secs(60);
 
 /// Why there is no token.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -64,14 +64,14 @@ pub enum TokenError {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Key {
+struct TokenKey {
     pod: PodUid,
     account: String,
     audience: String,
     seconds: Option<i64>,
 }
 
-impl Key {
+impl TokenKey {
     fn new(pod: &Pod, ask: &TokenRequest) -> Self {
         let account = pod.spec().service_account_name.clone().filter(|name| !name.is_empty());
         let account = account.unwrap_or_else(|| "default".to_owned());
@@ -79,14 +79,14 @@ impl Key {
     }
 }
 
-struct Entry {
+struct TokenEntry {
     token: Arc<str>,
     /// Expiry, in seconds of wall time like the fields below.
     expires: i64,
     /// When to renew; `None` for never.
     due: Option<i64>,
     /// When the pod is next notified that renewal is due.
-    tell: Option<i64>,
+    notify_at: Option<i64>,
     failures: u32,
 }
 
@@ -94,7 +94,7 @@ struct Entry {
 pub struct Tokens {
     api: Arc<dyn ApiClient>,
     clock: Arc<dyn Clock>,
-    entries: Mutex<HashMap<Key, Entry>>,
+    entries: Mutex<HashMap<TokenKey, TokenEntry>>,
     /// Notified when the earliest notification time may have changed.
     changed: Notify,
 }
@@ -130,7 +130,7 @@ impl Tokens {
     /// # Errors
     /// There is no valid token, and the request for a new one failed.
     pub async fn token(&self, pod: &Pod, ask: &TokenRequest) -> Result<String, TokenError> {
-        let key = Key::new(pod, ask);
+        let key = TokenKey::new(pod, ask);
         let now = self.now();
         let known = self.locked().get(&key).map(|entry| (entry.token.clone(), entry.expires, entry.due));
         let usable = known.as_ref().filter(|(_, expires, _)| now <= *expires).map(|(token, ..)| token.clone());
@@ -168,12 +168,12 @@ impl Tokens {
 
     /// Adopts a token from the pod's volume, unless a token is already cached or its claims make it unusable
     /// (spec 10 §11).
-    pub fn adopt(&self, pod: &Pod, ask: &TokenRequest, held: &str) {
-        let key = Key::new(pod, ask);
-        let Key { account, audience, seconds, .. } = &key;
+    pub fn adopt(&self, pod: &Pod, ask: &TokenRequest, token: &str) {
+        let key = TokenKey::new(pod, ask);
+        let TokenKey { account, audience, seconds, .. } = &key;
         let (namespace, pod) = (pod.namespace(), pod.uid().as_str());
         let life = match validate(
-            held,
+            token,
             &ExpectedClaims { namespace, account, pod, audience, seconds: *seconds },
             self.now(),
         ) {
@@ -184,7 +184,7 @@ impl Tokens {
             }
         };
         let due = Some(renewal(life.expires, life.seconds, earlier(life.seconds)));
-        let adopted = Entry { token: Arc::from(held), expires: life.expires, due, tell: due, failures: 0 };
+        let adopted = TokenEntry { token: Arc::from(token), expires: life.expires, due, notify_at: due, failures: 0 };
         self.locked().entry(key).or_insert(adopted);
         self.changed.notify_one();
     }
@@ -202,11 +202,11 @@ impl Tokens {
             let now = self.now();
             let (mut pods, mut next) = (Vec::new(), None);
             for (key, entry) in &mut *self.locked() {
-                if entry.tell.is_some_and(|at| at <= now) {
-                    entry.tell = Some(now.saturating_add(PAUSE.1));
+                if entry.notify_at.is_some_and(|at| at <= now) {
+                    entry.notify_at = Some(now.saturating_add(PAUSE.1));
                     pods.push(key.pod.clone());
                 }
-                next = [next, entry.tell].into_iter().flatten().min();
+                next = [next, entry.notify_at].into_iter().flatten().min();
             }
             if !pods.is_empty() {
                 return pods;
@@ -223,28 +223,28 @@ impl Tokens {
         self.clock.now().as_second()
     }
 
-    fn locked(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
+    fn locked(&self) -> MutexGuard<'_, HashMap<TokenKey, TokenEntry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, key: Key, answer: Answer) -> String {
+    fn keep(&self, key: TokenKey, answer: Answer) -> String {
         let expires = answer.status.expiration_timestamp.as_second();
         let seconds = answer.spec.expiration_seconds.or(key.seconds);
         let due = seconds.map(|seconds| renewal(expires, seconds, earlier(seconds)));
         let token = Arc::from(answer.status.token.as_str());
-        self.locked().insert(key, Entry { token, expires, due, tell: due, failures: 0 });
+        self.locked().insert(key, TokenEntry { token, expires, due, notify_at: due, failures: 0 });
         self.changed.notify_one();
         answer.status.token
     }
 
-    fn note_failure(&self, key: &Key, error: &ApiError) {
+    fn note_failure(&self, key: &TokenKey, error: &ApiError) {
         let now = self.now();
         let mut entries = self.locked();
         let Some(entry) = entries.get_mut(key) else { return };
         let pause = PAUSE.0.saturating_mul(2_i64.saturating_pow(entry.failures.min(10))).min(PAUSE.1);
         entry.failures = entry.failures.saturating_add(1);
         entry.due = Some(now.saturating_add(pause));
-        entry.tell = entry.due;
+        entry.notify_at = entry.due;
         let (account, left) = (&key.account, entry.expires.saturating_sub(now));
         warn!(podUID = %key.pod, serviceAccount = %account, err = %error, secondsLeft = left, "Couldn't update token");
         drop(entries);
@@ -252,7 +252,7 @@ impl Tokens {
     }
 
     /// Requests a new token; retries only if no valid one is left.
-    async fn fetch(&self, pod: &Pod, key: &Key, has_old: bool) -> Result<Answer, ApiError> {
+    async fn fetch(&self, pod: &Pod, key: &TokenKey, has_old: bool) -> Result<Answer, ApiError> {
         let began = Instant::now();
         let (mut authorizer, mut trouble) = (QuickRetry::default(), QuickRetry::default());
         loop {
@@ -277,12 +277,12 @@ impl Tokens {
 
 async fn sleep_some(seconds: Option<u64>) {
     match seconds {
-        Some(seconds) => sleep(Duration::from_secs(seconds).min(LOOK)).await,
+        Some(seconds) => sleep(Duration::from_secs(seconds).min(RECHECK)).await,
         None => std::future::pending().await,
     }
 }
 
-fn request(pod: &Pod, key: &Key) -> Call {
+fn request(pod: &Pod, key: &TokenKey) -> Call {
     let audiences: Vec<&str> = Some(key.audience.as_str()).filter(|a| !a.is_empty()).into_iter().collect();
     let mut spec = json!({"audiences": audiences,
         "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": pod.name(), "uid": pod.uid().as_str()}});

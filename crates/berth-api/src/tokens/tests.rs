@@ -148,25 +148,25 @@ fn on_disk(age: i64, seconds: i64) -> String {
 async fn a_token_on_disk_serves_until_it_is_due() {
     // AC-10a-38: row 9
     let (api, tokens) = bench(|number, _| Ok(issued(number, 2387, 3607)));
-    let (pod, held) = (pod(), on_disk(500, 3607));
+    let (pod, stored) = (pod(), on_disk(500, 3607));
     let get = async || tokens.token(&pod, &ask("", 3607)).await.expect("a token");
-    tokens.adopt(&pod, &ask("", 3607), &held);
+    tokens.adopt(&pod, &ask("", 3607), &stored);
     pass(2376).await;
-    assert_eq!((get().await, api.calls().len()), (held.clone(), 0));
+    assert_eq!((get().await, api.calls().len()), (stored.clone(), 0));
     assert_eq!(tokens.due().await, [PodUid::from("u")], "in time");
     pass(10).await;
     assert_eq!((get().await, api.calls().len()), ("t1".to_owned(), 1));
-    tokens.adopt(&pod, &ask("", 3607), &held);
+    tokens.adopt(&pod, &ask("", 3607), &stored);
     assert_eq!((get().await, api.calls().len()), ("t1".to_owned(), 1), "what was asked for is newer");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_token_on_disk_that_is_due_serves_while_no_other_is_to_be_had() {
     let (api, tokens) = bench(|_, _| Err(refused(500, "InternalError", "no")));
-    let (pod, held) = (pod(), on_disk(500, 600));
-    tokens.adopt(&pod, &ask("", 600), &held);
+    let (pod, stored) = (pod(), on_disk(500, 600));
+    tokens.adopt(&pod, &ask("", 600), &stored);
     let get = async || tokens.token(&pod, &ask("", 600)).await;
-    assert_eq!((get().await, api.calls().len()), (Ok(held), 1));
+    assert_eq!((get().await, api.calls().len()), (Ok(stored), 1));
     pass(101).await;
     let failed = get().await.expect_err("expired");
     assert_eq!(failed.to_string(), "token sa expired and refresh failed: no");
@@ -176,8 +176,8 @@ async fn a_token_on_disk_that_is_due_serves_while_no_other_is_to_be_had() {
 async fn a_token_on_disk_that_does_not_serve_is_not_taken() {
     let (api, tokens) = bench(|number, _| Ok(issued(number, 0, 600)));
     let pod = pod();
-    for held in ["", "t0", &on_disk(601, 600), &on_disk(0, 601)] {
-        tokens.adopt(&pod, &ask("", 600), held);
+    for stored in ["", "t0", &on_disk(601, 600), &on_disk(0, 601)] {
+        tokens.adopt(&pod, &ask("", 600), stored);
     }
     assert_eq!(tokens.token(&pod, &ask("", 600)).await, Ok("t1".to_owned()));
     assert_eq!(api.calls().len(), 1);

@@ -71,7 +71,7 @@ struct Claims {
     exp: i64,
     iat: i64,
     #[serde(rename = "kubernetes.io")]
-    bound: Bound,
+    bound: KubernetesClaims,
 }
 
 #[derive(Deserialize)]
@@ -82,17 +82,17 @@ enum Audiences {
 }
 
 #[derive(Deserialize)]
-struct Bound {
+struct KubernetesClaims {
     namespace: String,
-    serviceaccount: Reference,
-    pod: Reference,
+    serviceaccount: BoundObjectRef,
+    pod: BoundObjectRef,
     /// Reported expiry, if the actual one (`exp`) is later: the server logs clients that use the token in between, and
     /// does not reject them.
     warnafter: Option<i64>,
 }
 
 #[derive(Deserialize)]
-struct Reference {
+struct BoundObjectRef {
     name: String,
     uid: String,
 }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_told_end_counts_where_the_token_lives_longer() {
+    fn the_reported_expiry_applies_if_the_token_is_valid_longer() {
         // Spec 10 §4.7: 3607 s with the server's own audience.
         let mut claims = claims_of(100, 365 * 24 * 3600);
         claims["kubernetes.io"]["warnafter"] = json!(NOW - 100 + 3607);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_token_does_not_serve() {
+    fn a_token_of_another_pod_is_rejected() {
         for (case, token) in [
             ("pod", changed("/kubernetes.io/pod/uid", json!("v"))),
             ("namespace", changed("/kubernetes.io/namespace", json!("other"))),
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_token_is_for_one_audience() {
-        for (asked, held, fits) in [
+        for (asked, audiences, fits) in [
             ("", json!(["a", "b"]), true),
             ("", json!([]), false),
             ("a", json!(["a"]), true),
@@ -220,8 +220,9 @@ mod tests {
             ("a", json!(["a", "b"]), false),
             ("a", json!(["b"]), false),
         ] {
-            let judged = validate(&changed("/aud", held.clone()), &ExpectedClaims { audience: asked, ..whose() }, NOW);
-            assert_eq!(judged.is_ok(), fits, "{asked:?} {held}: {judged:?}");
+            let judged =
+                validate(&changed("/aud", audiences.clone()), &ExpectedClaims { audience: asked, ..whose() }, NOW);
+            assert_eq!(judged.is_ok(), fits, "{asked:?} {audiences}: {judged:?}");
         }
     }
 

@@ -12,12 +12,12 @@ use super::connection::chain;
 use crate::api::ApiError;
 
 /// Buffer with a size limit.
-struct Limited {
+struct LimitedBuffer {
     bytes: Vec<u8>,
     limit: usize,
 }
 
-impl Write for Limited {
+impl Write for LimitedBuffer {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
         if self.bytes.len().saturating_add(piece.len()) > self.limit {
             return Err(io::Error::other(TooLarge));
@@ -36,13 +36,13 @@ impl Write for Limited {
 struct TooLarge;
 
 enum Sink {
-    Plain(Limited),
-    Packed(Box<GzDecoder<Limited>>),
+    Plain(LimitedBuffer),
+    Packed(Box<GzDecoder<LimitedBuffer>>),
 }
 
 impl Sink {
     fn new(headers: &HeaderMap, limit: usize) -> Result<Self, ApiError> {
-        let limited = Limited { bytes: Vec::new(), limit };
+        let limited = LimitedBuffer { bytes: Vec::new(), limit };
         match headers.get(CONTENT_ENCODING).map(|value| value.as_bytes().to_ascii_lowercase()).as_deref() {
             None | Some(b"" | b"identity") => Ok(Self::Plain(limited)),
             Some(b"gzip") => Ok(Self::Packed(Box::new(GzDecoder::new(limited)))),

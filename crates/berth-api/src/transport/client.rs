@@ -26,14 +26,14 @@ use tracing::{Instrument, Span, debug, debug_span, field, warn};
 
 use super::{
     body::read,
-    connection::{Connection, SendError},
+    connection::{ApiConnection, SendError},
     connection_choice::TrafficType,
-    credentials::Credentials,
+    credentials::CredentialSource,
     error_response::{check_content_type, refusal},
     keep_alive_pinger::KeepAlivePinger,
-    pool::{Pool, SPREAD, Slot, SlotRequirements, Unavailable},
+    pool::{Pool, PoolSlot, SPREAD, SlotRequirements, Unavailable},
     rate_limiter::{DeadlineExceeded, RateLimiter},
-    request::{self, Address, Compression, Outgoing},
+    request::{self, Address, Compression, OutgoingRequest},
     request_metrics::RequestTimer,
     retry::pause,
     warning_dedup::WarningDedup,
@@ -69,12 +69,12 @@ pub struct Transport {
     /// Impersonation headers.
     pub(super) acting: HeaderMap,
     pub(super) compression: Compression,
-    pub(super) credentials: Credentials,
+    pub(super) credentials: CredentialSource,
     pub(super) pace: RateLimiter,
     pub(super) pools: Pools,
     pub(super) epoch: watch::Receiver<u64>,
     pub(super) reached: watch::Receiver<u64>,
-    pub(super) hurry: KeepAlivePinger,
+    pub(super) pinger: KeepAlivePinger,
     pub(super) stop: CancellationToken,
     pub(super) reload: Arc<Notify>,
     pub(super) clock: Arc<dyn Clock>,
@@ -198,14 +198,14 @@ impl Transport {
 
     fn refused(&self, call: &Call, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> ApiError {
         let status = refusal(call, code, headers, body, self.clock.now());
-        let said = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let header_text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         // The priority level identifies the queue in which a throttled request waited.
-        let queue = |name: &str| if status.code == 429 { said(name) } else { "" };
+        let queue = |name: &str| if status.code == 429 { header_text(name) } else { "" };
         debug!(
             verb = request::verb(call.verb),
             path = call.path(),
             code = status.code,
-            auditID = said("audit-id"),
+            auditID = header_text("audit-id"),
             flowSchema = queue("x-kubernetes-pf-flowschema-uid"),
             priorityLevel = queue("x-kubernetes-pf-prioritylevel-uid"),
             err = %status,
@@ -215,7 +215,7 @@ impl Transport {
     }
 
     /// Sends a call and waits for the response head; resends it if the server has not processed it.
-    async fn exchange(&self, way: &CallContext<'_>) -> Result<(Slot, Response<Incoming>, RequestTimer), ApiError> {
+    async fn exchange(&self, way: &CallContext<'_>) -> Result<(PoolSlot, Response<Incoming>, RequestTimer), ApiError> {
         let begun = Instant::now();
         if way.call.verb != Verb::Watch {
             let turn = self.pace.acquire(way.call.line, way.latest, &way.call.resource).await;
@@ -251,11 +251,11 @@ impl Transport {
 
     async fn send(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         way: &CallContext<'_>,
-        slot: &mut Slot,
+        slot: &mut PoolSlot,
     ) -> Result<(Response<Incoming>, RequestTimer), SendError> {
-        let connection: Arc<Connection> = slot.connection().clone();
+        let connection: Arc<ApiConnection> = slot.connection().clone();
         let request = outgoing.made(&self.address, connection.is_http2());
         // A heartbeat that is cancelled has found the connection dead.
         slot.suspect(way.pool.kind == TrafficType::Beat);
@@ -280,12 +280,12 @@ impl Transport {
     }
 
     /// Whether the response refuses outdated credentials.
-    fn is_outdated(&self, response: &Response<Incoming>, slot: &Slot) -> bool {
+    fn is_outdated(&self, response: &Response<Incoming>, slot: &PoolSlot) -> bool {
         response.status() == StatusCode::UNAUTHORIZED && slot.connection().epoch != *self.epoch.borrow()
     }
 
-    async fn outgoing(&self, call: &Call) -> Result<Outgoing, ApiError> {
-        let outgoing = Outgoing::new(&self.address, call, &self.agent, self.compression);
+    async fn outgoing(&self, call: &Call) -> Result<OutgoingRequest, ApiError> {
+        let outgoing = OutgoingRequest::new(&self.address, call, &self.agent, self.compression);
         let mut outgoing = outgoing.map_err(ApiError::Unreachable)?.with(&self.acting);
         if let Some(header) = self.credentials.header().await.map_err(ApiError::Unreachable)? {
             outgoing = outgoing.with(&HeaderMap::from_iter([(AUTHORIZATION, header)]));
@@ -297,8 +297,8 @@ impl Transport {
         if !headers.contains_key("warning") {
             return;
         }
-        let mut told = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
-        for text in told.fresh(headers, self.begun.elapsed()) {
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        for text in warnings.fresh(headers, self.begun.elapsed()) {
             warn!(text, "Warning from the API server");
         }
     }
@@ -312,7 +312,7 @@ impl Transport {
             return outcome;
         }
         if way.on.load(Ordering::Relaxed) != 0 {
-            self.hurry.trigger();
+            self.pinger.trigger();
         }
         if let Ok(outcome) = timeout(HEDGE - DOUBT, &mut first).await {
             return outcome;
@@ -408,7 +408,7 @@ impl ApiClient for Transport {
     async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
         let latest = Instant::now() + call.deadline;
         let late = |_| {
-            self.hurry.trigger();
+            self.pinger.trigger();
             Err(ApiError::Timeout(call.deadline))
         };
         let outcome = match call.line {

@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     dialer::Pings,
-    identity::Identity,
-    kubeconfig::{Cluster, ConnectError, Kubeconfig, Source, User},
+    identity::ClientIdentity,
+    kubeconfig::{Cluster, ConnectError, InlineOrFile, Kubeconfig, User},
     proxy::{Proxy, proxy_of, proxy_url},
     rate_limiter::Rates,
     request::Address,
@@ -30,7 +30,7 @@ pub struct TransportConfig {
     /// Credentials; ignored if `identity` is set.
     pub user: User,
     /// Client certificate managed elsewhere: by the certificate manager.
-    pub identity: Option<Identity>,
+    pub identity: Option<ClientIdentity>,
     /// Rate limits.
     pub rates: Rates,
     /// `User-Agent`; its product name is the field manager of our writes.
@@ -126,7 +126,7 @@ impl TransportConfig {
     /// Uses a managed client certificate: tokens, passwords, and exec plugins of the kubeconfig are not used then
     /// (spec 01 §10.2). Its proxy is, unlike in the kubelet: the server may be unreachable without it.
     #[must_use]
-    pub fn with_identity(mut self, identity: Identity) -> Self {
+    pub fn with_identity(mut self, identity: ClientIdentity) -> Self {
         self.identity = Some(identity);
         self.user = User::default();
         self
@@ -179,7 +179,7 @@ fn in_cluster(variable: impl Fn(&str) -> Option<String>) -> Option<(Cluster, Use
     let authorities = Some(Path::new(IN_CLUSTER).join("ca.crt")).filter(|file| file.exists());
     let cluster = Cluster {
         server: format!("https://{host}:{port}"),
-        authorities: authorities.map(Source::File),
+        authorities: authorities.map(InlineOrFile::File),
         ..Cluster::default()
     };
     Some((cluster, User { token_file: Some(token), ..User::default() }))
@@ -189,7 +189,7 @@ fn in_cluster(variable: impl Fn(&str) -> Option<String>) -> Option<(Cluster, Use
 mod tests {
     use super::*;
 
-    fn address(server: &str, authorities: Option<Source>) -> Result<(String, String, u16), String> {
+    fn address(server: &str, authorities: Option<InlineOrFile>) -> Result<(String, String, u16), String> {
         let cluster = Cluster { server: server.to_owned(), authorities, ..Cluster::default() };
         let (address, host, port) =
             TransportConfig::new(cluster, User::default()).address().map_err(|e| e.to_string())?;
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn servers_are_named_in_many_ways() {
-        let ca = || Some(Source::Text(Vec::new()));
+        let ca = || Some(InlineOrFile::Text(Vec::new()));
         for (server, authorities, url, host, port) in [
             ("https://api:6443", None, "https://api:6443", "api", 6443),
             ("https://api/prefix/", None, "https://api/prefix", "api", 443),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_heard() {
+    fn the_environment_configures_http2() {
         let of = |given: &[(&str, &str)]| {
             Http::of(|name| given.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
         };

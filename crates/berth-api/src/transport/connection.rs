@@ -29,7 +29,7 @@ pub enum Sender {
 }
 
 /// Connection to the API server.
-pub struct Connection {
+pub struct ApiConnection {
     /// Number of the connection attempt, unique per dialer.
     pub id: u64,
     /// Request sender.
@@ -53,7 +53,7 @@ pub enum SendError {
     Lost(String),
 }
 
-impl Connection {
+impl ApiConnection {
     /// Whether it uses HTTP/2.
     pub fn is_http2(&self) -> bool {
         matches!(self.sender, Sender::Http2(..))
@@ -113,7 +113,7 @@ impl Connection {
 #[derive(Default)]
 pub struct Http1Lease(Option<http1::SendRequest<Body>>);
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for ApiConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("id", &self.id).field("is_http2", &self.is_http2()).finish_non_exhaustive()
     }

@@ -18,13 +18,13 @@ use super::{
     client::{Pools, Transport},
     config::{TransportConfig, TransportDeps},
     connection_choice::TrafficType,
-    credentials::{Credentials, TokenFile, bearer},
+    credentials::{CredentialSource, TokenFile, bearer},
     dialer::Dialer,
     exec_plugin::ExecPlugin,
-    identity::{CertifiedPair, Identity},
+    identity::{CertifiedPair, ClientIdentity},
     keep_alive_pinger::KeepAlivePinger,
-    kubeconfig::{Cluster, ConnectError, Source, User},
-    pool::{PoolTask, Shared, pool},
+    kubeconfig::{Cluster, ConnectError, InlineOrFile, User},
+    pool::{PoolTask, SharedPoolState, pool},
     proxy::{Proxy, ProxyKind},
     rate_limiter::RateLimiter,
     request::{self, Compression},
@@ -52,8 +52,8 @@ impl Transport {
     ) -> Result<(Arc<Self>, impl Future<Output = ()> + Send + 'static), ConnectError> {
         let (address, host, port) = config.address()?;
         let is_tls = address.scheme == Scheme::HTTPS;
-        let files = Files::read(&config, is_tls).await?;
-        let identity = config.identity.clone().unwrap_or_else(Identity::anonymous);
+        let files = TlsFiles::read(&config, is_tls).await?;
+        let identity = config.identity.clone().unwrap_or_else(ClientIdentity::anonymous);
         if let Some(pair) = files.pair {
             identity.set(Some(pair));
         }
@@ -62,7 +62,7 @@ impl Transport {
         let trust = Arc::new(files.trust);
         let tasks = TaskTracker::new();
         let (epoch, changes) = watch::channel(0);
-        let hurry = KeepAlivePinger::default();
+        let pinger = KeepAlivePinger::default();
         let proxy = config.proxy(&address.scheme, &host, port)?;
         // A server in cleartext has no trust configuration, so the proxy is verified by the system's authorities.
         let of_proxy = if is_tls { trust.clone() } else { machine(proxy.as_ref()).await? };
@@ -72,12 +72,12 @@ impl Transport {
             host,
             port,
             pings: config.http.pings,
-            hurry: hurry.clone(),
+            pinger: pinger.clone(),
             tasks: tasks.clone(),
             stop: deps.stop.child_token(),
             attempts: AtomicU64::new(0),
         };
-        let shared = Shared {
+        let shared = SharedPoolState {
             dialer: Arc::new(dialer),
             metrics: deps.connections.clone(),
             epoch: changes.clone(),
@@ -115,7 +115,7 @@ impl Transport {
             pools,
             epoch: changes,
             reached: shared.reached.subscribe(),
-            hurry,
+            pinger,
             stop: deps.stop.clone(),
             reload,
             clock: deps.clock,
@@ -148,14 +148,14 @@ async fn run(pools: [PoolTask; 3], follower: TlsFileReloader, tasks: TaskTracker
 }
 
 /// Content of the TLS files at start.
-struct Files {
+struct TlsFiles {
     pair: Option<CertifiedPair>,
     trust: ServerTrust,
     /// CA bundle, PEM.
     bundle: Vec<u8>,
 }
 
-impl Files {
+impl TlsFiles {
     async fn read(config: &TransportConfig, is_tls: bool) -> Result<Self, ConnectError> {
         if !is_tls {
             return Ok(Self { pair: None, trust: ServerTrust::no_verification(), bundle: Vec::new() });
@@ -166,7 +166,7 @@ impl Files {
     }
 
     fn read_now(cluster: &Cluster, user: &User) -> Result<Self, String> {
-        let text = |source: &Source| {
+        let text = |source: &InlineOrFile| {
             source.read().map_err(|e| match source.file() {
                 Some(file) => format!("open {}: {e}", file.display()),
                 None => e.to_string(),
@@ -190,7 +190,7 @@ impl Files {
 
 fn tls(
     config: &TransportConfig,
-    identity: &Identity,
+    identity: &ClientIdentity,
     trust: &Arc<ServerTrust>,
     host: &str,
 ) -> Result<(Arc<ClientConfig>, ServerName<'static>), ConnectError> {
@@ -219,33 +219,33 @@ fn tls(
 fn credentials(
     config: &TransportConfig,
     is_tls: bool,
-    identity: Identity,
+    identity: ClientIdentity,
     deps: &TransportDeps,
-) -> Result<Credentials, String> {
+) -> Result<CredentialSource, String> {
     let User { token, token_file, basic, exec, .. } = &config.user;
     if !is_tls {
-        return Ok(Credentials::None);
+        return Ok(CredentialSource::None);
     }
     if let Some(file) = token_file {
         let first = (!token.is_empty()).then(|| bearer(token)).transpose()?;
-        return Ok(Credentials::File(TokenFile::new(file.clone(), first)));
+        return Ok(CredentialSource::File(TokenFile::new(file.clone(), first)));
     }
     if !token.is_empty() {
-        return Credentials::token(token);
+        return CredentialSource::token(token);
     }
     if let Some(exec) = exec {
         let counted = (deps.clock.clone(), deps.requests.transports.clone());
-        let plugin = ExecPlugin::new(exec.clone(), Some(told(&config.cluster)), identity, counted);
-        return Ok(Credentials::Exec(Box::new(plugin)));
+        let plugin = ExecPlugin::new(exec.clone(), Some(cluster_info(&config.cluster)), identity, counted);
+        return Ok(CredentialSource::Exec(Box::new(plugin)));
     }
     match basic {
-        Some((user, password)) => Credentials::basic(user, password),
-        None => Ok(Credentials::None),
+        Some((user, password)) => CredentialSource::basic(user, password),
+        None => Ok(CredentialSource::None),
     }
 }
 
 /// Cluster information for an exec plugin.
-fn told(cluster: &Cluster) -> serde_json::Value {
+fn cluster_info(cluster: &Cluster) -> serde_json::Value {
     use base64::{Engine, engine::general_purpose::STANDARD};
     let authorities = match &cluster.authorities {
         Some(source) => source.read().unwrap_or_default(),

@@ -21,7 +21,7 @@ const GOOD: Duration = Duration::from_secs(50);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Source of the `Authorization` header.
-pub enum Credentials {
+pub enum CredentialSource {
     /// No header.
     None,
     /// Constant header.
@@ -32,7 +32,7 @@ pub enum Credentials {
     Exec(Box<ExecPlugin>),
 }
 
-impl Credentials {
+impl CredentialSource {
     /// Uses a static token.
     ///
     /// # Errors
@@ -151,25 +151,25 @@ mod tests {
         tokio::time::pause();
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("token");
-        let credentials = Credentials::File(TokenFile::new(path.clone(), None));
-        let said =
+        let credentials = CredentialSource::File(TokenFile::new(path.clone(), None));
+        let header_text =
             || async { credentials.header().await.expect("a header").expect("one").to_str().expect("text").to_owned() };
         assert!(credentials.header().await.expect_err("missing").contains("failed to read token file"));
         std::fs::write(&path, "one\n").expect("written");
-        assert_eq!(said().await, "Bearer one");
+        assert_eq!(header_text().await, "Bearer one");
         std::fs::write(&path, "two\n").expect("written");
-        assert_eq!(said().await, "Bearer one", "it is known for 50 s");
+        assert_eq!(header_text().await, "Bearer one", "it is known for 50 s");
         tokio::time::advance(GOOD).await;
-        assert_eq!(said().await, "Bearer two");
+        assert_eq!(header_text().await, "Bearer two");
         std::fs::write(&path, " \n").expect("written");
         credentials.refused();
-        assert_eq!(said().await, "Bearer two", "the last one that could be read");
+        assert_eq!(header_text().await, "Bearer two", "the last one that could be read");
     }
 
     #[tokio::test]
-    async fn what_is_said_is_secret() {
-        let basic = Credentials::basic("u", "p").expect("a header").header().await.expect("said").expect("one");
+    async fn basic_credentials_are_sensitive() {
+        let basic = CredentialSource::basic("u", "p").expect("a header").header().await.expect("said").expect("one");
         assert_eq!((basic.to_str().expect("text"), basic.is_sensitive()), ("Basic dTpw", true));
-        assert!(Credentials::token("a\nb").is_err());
+        assert!(CredentialSource::token("a\nb").is_err());
     }
 }

@@ -33,7 +33,7 @@ use tracing::debug;
 
 use super::{
     addresses::ordered,
-    connection::{Body, Connection, Sender, chain},
+    connection::{ApiConnection, Body, Sender, chain},
     keep_alive_pinger::KeepAlivePinger,
     tunnel::Tunnel,
 };
@@ -47,9 +47,9 @@ const HEADERS: u32 = 1 << 20;
 /// Head start of an address before the next one is tried.
 const HEAD_START: Duration = Duration::from_millis(300);
 /// Poll interval while waiting for the peer's HTTP/2 settings.
-const LOOK: Duration = Duration::from_millis(2);
+const SETTINGS_POLL: Duration = Duration::from_millis(2);
 /// Sentinel stream limit that no server would send: the value before the peer's settings arrive.
-const UNTOLD: usize = 97;
+const INITIAL_STREAM_LIMIT: usize = 97;
 /// HTTP/2 receive window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
 /// HTTP/2 receive window of a connection, in bytes.
@@ -79,7 +79,7 @@ pub struct Dialer {
     /// Keep-alive settings.
     pub pings: Pings,
     /// Triggers immediate pings.
-    pub hurry: KeepAlivePinger,
+    pub pinger: KeepAlivePinger,
     /// Runs the connection tasks.
     pub tasks: TaskTracker,
     /// Stops all connections.
@@ -89,15 +89,15 @@ pub struct Dialer {
 }
 
 /// Bidirectional byte stream.
-pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for T {}
 
 impl Dialer {
     /// Establishes a connection within 10 s.
     ///
     /// # Errors
     /// Human-readable cause.
-    pub async fn dial(&self, epoch: u64) -> Result<Arc<Connection>, String> {
+    pub async fn dial(&self, epoch: u64) -> Result<Arc<ApiConnection>, String> {
         let id = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
         let late = |_| format!("dial tcp {}:{}: i/o timeout", self.host, self.port);
         timeout(PATIENCE, self.connect(id, epoch)).await.map_err(late)?
@@ -108,7 +108,7 @@ impl Dialer {
     ///
     /// # Errors
     /// Human-readable cause of the first attempt.
-    pub async fn dial_twice(&self, epoch: u64) -> Result<Arc<Connection>, String> {
+    pub async fn dial_twice(&self, epoch: u64) -> Result<Arc<ApiConnection>, String> {
         let mut first = pin!(self.dial(epoch));
         if let Ok(outcome) = timeout(SECOND, &mut first).await {
             return outcome;
@@ -121,12 +121,12 @@ impl Dialer {
         }
     }
 
-    async fn connect(&self, id: u64, epoch: u64) -> Result<Arc<Connection>, String> {
-        let stream: Box<dyn Stream> = match &self.proxy {
+    async fn connect(&self, id: u64, epoch: u64) -> Result<Arc<ApiConnection>, String> {
+        let stream: Box<dyn ByteStream> = match &self.proxy {
             Some(tunnel) => tunnel.http_connect(&self.host, self.port).await?,
             None => Box::new(race(&self.host, self.port).await?),
         };
-        let (stream, is_http2): (Box<dyn Stream>, bool) = match &self.tls {
+        let (stream, is_http2): (Box<dyn ByteStream>, bool) = match &self.tls {
             None => (stream, false),
             Some((config, name)) => {
                 let shaking = TlsConnector::from(config.clone()).connect(name.clone(), stream);
@@ -144,20 +144,20 @@ impl Dialer {
             false => self.http1(stream, &closed, &over).await?,
         };
         opening.disarm();
-        Ok(Arc::new(Connection { id, sender, epoch, draining: CancellationToken::new(), closed, over }))
+        Ok(Arc::new(ApiConnection { id, sender, epoch, draining: CancellationToken::new(), closed, over }))
     }
 
     async fn http2(
         &self,
-        stream: Box<dyn Stream>,
+        stream: Box<dyn ByteStream>,
         closed: &CancellationToken,
         over: &CancellationToken,
     ) -> Result<Sender, String> {
         let spawner = Spawner { tasks: self.tasks.clone(), closed: closed.clone() };
         let mut builder = http2::Builder::new(spawner);
         builder
-            .timer(self.hurry.timer(self.pings))
-            .initial_max_send_streams(UNTOLD)
+            .timer(self.pinger.timer(self.pings))
+            .initial_max_send_streams(INITIAL_STREAM_LIMIT)
             .max_header_list_size(HEADERS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -165,19 +165,19 @@ impl Dialer {
             .keep_alive_timeout(self.pings.patience)
             .keep_alive_while_idle(true);
         let (sender, driver) = builder.handshake::<_, Body>(TokioIo::new(stream)).await.map_err(|e| chain(&e))?;
-        let limit = Arc::new(AtomicUsize::new(UNTOLD));
-        let (told, is_told) = oneshot::channel();
-        self.drive(followed(driver, limit.clone(), told), closed, over);
+        let limit = Arc::new(AtomicUsize::new(INITIAL_STREAM_LIMIT));
+        let (ready, is_ready) = oneshot::channel();
+        self.drive(followed(driver, limit.clone(), ready), closed, over);
         // Without the peer's settings more streams would be opened than it accepts; and a peer that never sends any is
         // no HTTP/2 server.
         let ended = |_| "connection closed before the server sent HTTP/2 settings".to_owned();
-        is_told.await.map_err(ended)?;
+        is_ready.await.map_err(ended)?;
         Ok(Sender::Http2(sender, limit))
     }
 
     async fn http1(
         &self,
-        stream: Box<dyn Stream>,
+        stream: Box<dyn ByteStream>,
         closed: &CancellationToken,
         over: &CancellationToken,
     ) -> Result<Sender, String> {
@@ -202,20 +202,20 @@ impl Dialer {
     }
 }
 
-type Driver = http2::Connection<TokioIo<Box<dyn Stream>>, Body, Spawner>;
+type Driver = http2::Connection<TokioIo<Box<dyn ByteStream>>, Body, Spawner>;
 
-/// Drives a connection and keeps `limit` at the peer's maximum of concurrent streams; notifies `told` once the peer's
+/// Drives a connection and keeps `limit` at the peer's maximum of concurrent streams; notifies `ready` once the peer's
 /// settings have arrived. Polls, because hyper has no event for that.
-async fn followed(driver: Driver, limit: Arc<AtomicUsize>, told: oneshot::Sender<()>) -> hyper::Result<()> {
+async fn followed(driver: Driver, limit: Arc<AtomicUsize>, ready: oneshot::Sender<()>) -> hyper::Result<()> {
     let mut driver = pin!(driver);
-    while driver.current_max_send_streams() == UNTOLD {
+    while driver.current_max_send_streams() == INITIAL_STREAM_LIMIT {
         tokio::select! {
             ended = &mut driver => return ended,
-            () = sleep(LOOK) => {}
+            () = sleep(SETTINGS_POLL) => {}
         }
     }
     limit.store(driver.current_max_send_streams(), Ordering::Relaxed);
-    let _ = told.send(()); // the dial was cancelled
+    let _ = ready.send(()); // the dial was cancelled
     poll_fn(|context| {
         let polled = driver.as_mut().poll(context);
         limit.store(driver.current_max_send_streams(), Ordering::Relaxed);
@@ -271,11 +271,11 @@ pub async fn race(host: &str, port: u16) -> Result<TcpStream, String> {
 }
 
 async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
-    let told = |error: std::io::Error| match error.kind() {
+    let describe = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::ConnectionRefused => format!("dial tcp {address}: connect: connection refused"),
         _ => format!("dial tcp {address}: connect: {error}"),
     };
-    let stream = TcpStream::connect(address).await.map_err(told)?;
+    let stream = TcpStream::connect(address).await.map_err(describe)?;
     for outcome in tuned(&stream) {
         if let Err(error) = outcome {
             debug!(err = %error, "Failed to set socket options on connection to the API server");

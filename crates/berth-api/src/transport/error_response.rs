@@ -8,7 +8,7 @@ use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use crate::api::{ApiStatus, Call, Cause, Verb};
+use crate::api::{ApiStatus, ApiStatusCause, Call, Verb};
 
 /// Bytes kept of an error body that is no `Status`.
 const TEXT_LIMIT: usize = 2048;
@@ -42,20 +42,20 @@ struct RawCause {
 
 /// Converts an HTTP error response to an API status.
 pub fn refusal(call: &Call, code: StatusCode, headers: &HeaderMap, body: &[u8], now: Timestamp) -> ApiStatus {
-    let told = serde_json::from_slice::<Status>(body).ok();
+    let parsed = serde_json::from_slice::<Status>(body).ok();
     // A `Status` of success, or another object, contradicts the error code and is ignored.
-    let told = told.filter(|told| told.kind == "Status" && told.status != "Success");
-    let mut status = match told {
-        Some(told) => of_status(told, call, code),
+    let parsed = parsed.filter(|told| told.kind == "Status" && told.status != "Success");
+    let mut status = match parsed {
+        Some(parsed) => of_status(parsed, call, code),
         None => made_up(call, code, text(body)),
     };
     status.retry_after = header(headers, now).or(status.retry_after).map(|asked| asked.min(LONGEST));
     status
 }
 
-fn of_status(told: Status, call: &Call, code: StatusCode) -> ApiStatus {
-    let details = told.details.unwrap_or_default();
-    let cause = |raw: RawCause| Cause {
+fn of_status(status: Status, call: &Call, code: StatusCode) -> ApiStatus {
+    let details = status.details.unwrap_or_default();
+    let cause = |raw: RawCause| ApiStatusCause {
         reason: raw.reason.unwrap_or_default(),
         message: raw.message.unwrap_or_default(),
         field: raw.field.unwrap_or_default(),
@@ -63,8 +63,8 @@ fn of_status(told: Status, call: &Call, code: StatusCode) -> ApiStatus {
     let plain = made_up(call, code, String::new());
     ApiStatus {
         code: code.as_u16(),
-        reason: told.reason.filter(|reason| !reason.is_empty()).unwrap_or(plain.reason),
-        message: told.message.filter(|message| !message.is_empty()).unwrap_or(plain.message),
+        reason: status.reason.filter(|reason| !reason.is_empty()).unwrap_or(plain.reason),
+        message: status.message.filter(|message| !message.is_empty()).unwrap_or(plain.message),
         causes: details.causes.unwrap_or_default().into_iter().map(cause).collect(),
         retry_after: details.retry_after_seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs),
     }
@@ -72,19 +72,19 @@ fn of_status(told: Status, call: &Call, code: StatusCode) -> ApiStatus {
 
 /// Synthesizes a status from the HTTP code alone, with client-go's texts.
 fn made_up(call: &Call, code: StatusCode, text: String) -> ApiStatus {
-    let said = if text.is_empty() { "unknown" } else { text.as_str() };
+    let detail = if text.is_empty() { "unknown" } else { text.as_str() };
     let (reason, message) = match code.as_u16() {
         400 => ("BadRequest", "the server rejected our request for an unknown reason".to_owned()),
         401 => ("Unauthorized", "the server has asked for the client to provide credentials".to_owned()),
-        403 => ("Forbidden", said.to_owned()),
+        403 => ("Forbidden", detail.to_owned()),
         404 => ("NotFound", "the server could not find the requested resource".to_owned()),
         405 => ("MethodNotAllowed", "the server does not allow this method on the requested resource".to_owned()),
-        406 => ("NotAcceptable", said.to_owned()),
+        406 => ("NotAcceptable", detail.to_owned()),
         409 if call.verb == Verb::Create => ("AlreadyExists", "the server reported a conflict".to_owned()),
         409 => ("Conflict", "the server reported a conflict".to_owned()),
         410 => ("Gone", "the server reported that the requested version is gone".to_owned()),
-        413 => ("RequestEntityTooLarge", said.to_owned()),
-        415 => ("UnsupportedMediaType", said.to_owned()),
+        413 => ("RequestEntityTooLarge", detail.to_owned()),
+        415 => ("UnsupportedMediaType", detail.to_owned()),
         422 => ("Invalid", "the server rejected our request due to an error in our request".to_owned()),
         429 => (
             "TooManyRequests",
@@ -97,7 +97,7 @@ fn made_up(call: &Call, code: StatusCode, text: String) -> ApiStatus {
                 .to_owned(),
         ),
         500.. => {
-            let text = format!("an error on the server ({said:?}) has prevented the request from succeeding");
+            let text = format!("an error on the server ({detail:?}) has prevented the request from succeeding");
             ("InternalError", text)
         }
         other => (
@@ -105,7 +105,11 @@ fn made_up(call: &Call, code: StatusCode, text: String) -> ApiStatus {
             format!("the server responded with the status code {other} but did not return more information"),
         ),
     };
-    let cause = Cause { reason: "UnexpectedServerResponse".to_owned(), message: said.to_owned(), field: String::new() };
+    let cause = ApiStatusCause {
+        reason: "UnexpectedServerResponse".to_owned(),
+        message: detail.to_owned(),
+        field: String::new(),
+    };
     ApiStatus {
         code: code.as_u16(),
         reason: reason.to_owned(),
@@ -158,7 +162,7 @@ mod tests {
     use super::*;
     use crate::api::Resource;
 
-    fn told(verb: Verb, code: u16, after: Option<&str>, body: &str) -> ApiStatus {
+    fn refusal_of(verb: Verb, code: u16, after: Option<&str>, body: &str) -> ApiStatus {
         let mut headers = HeaderMap::new();
         headers.extend(after.map(|value| (RETRY_AFTER, value.parse().expect("a value"))));
         let code = StatusCode::from_u16(code).expect("a code");
@@ -215,13 +219,13 @@ mod tests {
                 "the server responded with the status code 418 but did not return more information (get pods p)",
             ),
         ] {
-            let status = told(verb, code, None, body);
+            let status = refusal_of(verb, code, None, body);
             assert_eq!((status.code, status.reason.as_str(), status.message.as_str()), (code, reason, message));
             assert_eq!(status.causes[0].reason, "UnexpectedServerResponse");
         }
-        let long = told(Verb::Get, 403, None, &"x".repeat(5000));
+        let long = refusal_of(Verb::Get, 403, None, &"x".repeat(5000));
         assert_eq!(long.causes[0].message.len(), TEXT_LIMIT);
-        let throttled = told(Verb::Patch, 429, Some("3"), "Too many requests, please try again later.\n");
+        let throttled = refusal_of(Verb::Patch, 429, Some("3"), "Too many requests, please try again later.\n");
         assert_eq!(
             (throttled.reason.as_str(), throttled.retry_after),
             ("TooManyRequests", Some(Duration::from_secs(3)))
@@ -232,10 +236,10 @@ mod tests {
     fn a_status_speaks_for_itself() {
         let body = r#"{"kind":"Status","status":"Failure","message":"m","reason":"Expired","code":410,
             "details":{"retryAfterSeconds":4,"causes":[{"reason":"ResourceVersionTooLarge","message":"c","field":"f"}]}}"#;
-        let status = told(Verb::Get, 410, None, body);
+        let status = refusal_of(Verb::Get, 410, None, body);
         assert_eq!((status.reason.as_str(), status.message.as_str()), ("Expired", "m"));
         assert_eq!(status.retry_after, Some(Duration::from_secs(4)));
-        let cause = Cause { reason: "ResourceVersionTooLarge".into(), message: "c".into(), field: "f".into() };
+        let cause = ApiStatusCause { reason: "ResourceVersionTooLarge".into(), message: "c".into(), field: "f".into() };
         assert_eq!(status.causes, [cause]);
         for useless in [
             r#"{"kind":"Status","status":"Success","reason":"Odd"}"#,
@@ -243,16 +247,16 @@ mod tests {
             r#"{"kind":"Pod"}"#,
             r#"{"kind":7}"#,
         ] {
-            assert_eq!(told(Verb::Get, 404, None, useless).reason, "NotFound", "{useless}");
+            assert_eq!(refusal_of(Verb::Get, 404, None, useless).reason, "NotFound", "{useless}");
         }
         let silent =
-            told(Verb::Get, 403, None, r#"{"kind":"Status","status":"Failure","message":null,"details":null}"#);
+            refusal_of(Verb::Get, 403, None, r#"{"kind":"Status","status":"Failure","message":null,"details":null}"#);
         assert_eq!((silent.reason.as_str(), silent.causes.len()), ("Forbidden", 0));
     }
 
     #[test]
     fn when_to_come_back_may_be_a_date() {
-        let after = |value| told(Verb::Get, 503, Some(value), "").retry_after.map(|asked| asked.as_secs());
+        let after = |value| refusal_of(Verb::Get, 503, Some(value), "").retry_after.map(|asked| asked.as_secs());
         for (value, expected) in [
             ("7", Some(7)),
             ("0", Some(0)),
@@ -272,7 +276,7 @@ mod tests {
             assert!(check_content_type(fine).is_ok());
         }
         // AC-10-44
-        let told = check_content_type(Some("application/vnd.kubernetes.protobuf;stream=watch")).expect_err("not JSON");
-        assert_eq!(told, "unsupported content type: application/vnd.kubernetes.protobuf");
+        let error = check_content_type(Some("application/vnd.kubernetes.protobuf;stream=watch")).expect_err("not JSON");
+        assert_eq!(error, "unsupported content type: application/vnd.kubernetes.protobuf");
     }
 }

@@ -12,7 +12,7 @@ use tokio::{io::AsyncReadExt, process::Command, sync::Mutex, time::timeout};
 
 use super::{
     credentials::bearer,
-    identity::{CertifiedPair, Identity},
+    identity::{CertifiedPair, ClientIdentity},
     kubeconfig::Exec,
 };
 use berth_metrics::{ExecCall, TransportMetrics};
@@ -29,10 +29,10 @@ pub struct ExecPlugin {
     /// Cluster information passed to the plugin; `None` unless it is requested.
     cluster: Option<Value>,
     /// Receives the client certificate that the plugin provides.
-    identity: Identity,
+    identity: ClientIdentity,
     clock: Arc<dyn Clock>,
     metrics: TransportMetrics,
-    said: Mutex<Option<ExecCredentials>>,
+    cached: Mutex<Option<ExecCredentials>>,
     doubted: std::sync::atomic::AtomicBool,
 }
 
@@ -65,11 +65,11 @@ impl ExecPlugin {
     pub fn new(
         exec: Exec,
         cluster: Option<Value>,
-        identity: Identity,
+        identity: ClientIdentity,
         (clock, metrics): (Arc<dyn Clock>, TransportMetrics),
     ) -> Self {
         let cluster = cluster.filter(|_| exec.provide_cluster_info);
-        Self { exec, cluster, identity, clock, metrics, said: Mutex::default(), doubted: false.into() }
+        Self { exec, cluster, identity, clock, metrics, cached: Mutex::default(), doubted: false.into() }
     }
 
     /// Header for the next request; `None` if the plugin provides a certificate only. A certificate is stored in the
@@ -78,16 +78,17 @@ impl ExecPlugin {
     /// # Errors
     /// The plugin cannot be run, or provides no usable credentials.
     pub async fn header(&self) -> Result<Option<HeaderValue>, String> {
-        let mut said = self.said.lock().await;
+        let mut cached = self.cached.lock().await;
         let doubted = self.doubted.swap(false, std::sync::atomic::Ordering::Relaxed);
         let now = self.clock.now();
-        if let Some(said) = said.as_ref().filter(|said| !doubted && said.until.is_none_or(|until| now < until)) {
-            return Ok(said.header.clone());
+        if let Some(cached) = cached.as_ref().filter(|cached| !doubted && cached.until.is_none_or(|until| now < until))
+        {
+            return Ok(cached.header.clone());
         }
-        let shown = said.as_ref().and_then(|said| said.shown);
+        let shown = cached.as_ref().and_then(|cached| cached.shown);
         let fresh = self.ask(shown).await.map_err(|cause| format!("getting credentials: {cause}"))?;
         let header = fresh.header.clone();
-        *said = Some(fresh);
+        *cached = Some(fresh);
         Ok(header)
     }
 
@@ -131,12 +132,12 @@ impl ExecPlugin {
     }
 
     async fn run(&self) -> Result<Vec<u8>, String> {
-        let (outcome, said) = match self.run_once().await {
+        let (outcome, result) = match self.run_once().await {
             Ok(text) => (ExecCall::Good, Ok(text)),
             Err((outcome, cause)) => (outcome, Err(cause)),
         };
         self.metrics.ran_exec(outcome);
-        said
+        result
     }
 
     async fn run_once(&self) -> Result<Vec<u8>, (ExecCall, String)> {
@@ -214,12 +215,12 @@ mod tests {
         ExecPlugin::new(
             exec,
             Some(json!({"server": "s"})),
-            Identity::anonymous(),
+            ClientIdentity::anonymous(),
             (clock, TransportMetrics::new(registry)),
         )
     }
 
-    fn said(status: &str) -> String {
+    fn credential_script(status: &str) -> String {
         format!(
             r#"printf '{{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{status}}}'"#
         )
@@ -234,7 +235,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let runs = folder.path().join("runs");
         let status = r#"{"token":"'"$WORD$(wc -l < RUNS)"'","expirationTimestamp":"2026-01-01T01:00:00Z"}"#;
-        let script = format!("echo \"$KUBERNETES_EXEC_INFO\" >> RUNS; {}", said(status));
+        let script = format!("echo \"$KUBERNETES_EXEC_INFO\" >> RUNS; {}", credential_script(status));
         let clock = clock();
         let plugin = plugin(&script.replace("RUNS", &runs.display().to_string()), clock.clone());
         let token =
@@ -245,54 +246,57 @@ mod tests {
         assert_eq!(token().await, Ok("Bearer word2".to_owned()), "it has expired");
         plugin.forget();
         assert_eq!(token().await, Ok("Bearer word3".to_owned()));
-        let told = std::fs::read_to_string(&runs).expect("it was run");
-        let told: Value = serde_json::from_str(told.lines().next().expect("a line")).expect("JSON");
-        assert_eq!(told["spec"], json!({"interactive": false, "cluster": {"server": "s"}}));
+        let exec_infos = std::fs::read_to_string(&runs).expect("it was run");
+        let exec_info: Value = serde_json::from_str(exec_infos.lines().next().expect("a line")).expect("JSON");
+        assert_eq!(exec_info["spec"], json!({"interactive": false, "cluster": {"server": "s"}}));
     }
 
     #[tokio::test]
-    async fn what_it_does_wrong_is_told() {
+    async fn plugin_failures_are_errors_with_their_cause() {
         for (script, expected) in [
             ("exit 3".to_owned(), "getting credentials: exec: executable sh failed with exit code 3"),
             ("echo nonsense".to_owned(), "getting credentials: decoding stdout of sh: "),
-            (said("{}"), "getting credentials: exec plugin didn't return a token or cert/key pair"),
-            (said("null"), "getting credentials: exec plugin didn't return a status field"),
-            (said(r#"{"clientKeyData":"x"}"#), "getting credentials: exec plugin returned only certificate or key"),
+            (credential_script("{}"), "getting credentials: exec plugin didn't return a token or cert/key pair"),
+            (credential_script("null"), "getting credentials: exec plugin didn't return a status field"),
+            (
+                credential_script(r#"{"clientKeyData":"x"}"#),
+                "getting credentials: exec plugin returned only certificate or key",
+            ),
             (
                 r#"echo '{"kind":"ExecCredential","apiVersion":"v7"}'"#.to_owned(),
                 "getting credentials: exec plugin is configured to use API version client.authentication.k8s.io/v1, \
                  plugin returned version v7",
             ),
         ] {
-            let told = plugin(&script, clock()).header().await.expect_err(expected);
-            assert!(told.starts_with(expected), "{script}: {told}");
+            let error = plugin(&script, clock()).header().await.expect_err(expected);
+            assert!(error.starts_with(expected), "{script}: {error}");
         }
         let mut missing = plugin("", clock());
         missing.exec.command = "/nonexistent/plugin".into();
-        let told = missing.header().await.expect_err("missing");
-        assert_eq!(told, "getting credentials: exec: executable /nonexistent/plugin not found\n\ninstall it");
+        let error = missing.header().await.expect_err("missing");
+        assert_eq!(error, "getting credentials: exec: executable /nonexistent/plugin not found\n\ninstall it");
     }
     #[tokio::test]
     async fn its_certificates_are_counted() {
         let folder = tempfile::tempdir().expect("a folder");
         let (answer, clock, registry) = (folder.path().join("answer"), clock(), Registry::new());
         let plugin = counted(&format!("cat {}", answer.display()), clock.clone(), &registry);
-        let tell = || {
+        let write_credential = || {
             let made = rcgen::generate_simple_self_signed(["n".to_owned()]).expect("a pair");
             let status =
                 json!({"clientCertificateData": made.cert.pem(), "clientKeyData": made.signing_key.serialize_pem()});
-            let said =
+            let credential =
                 json!({"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1", "status": status});
-            std::fs::write(&answer, said.to_string()).expect("written");
+            std::fs::write(&answer, credential.to_string()).expect("written");
         };
-        tell();
+        write_credential();
         for _ in 0..2 {
             assert_eq!(plugin.header().await, Ok(None));
             plugin.forget(); // the plugin provides the same certificate again: that is no change
         }
         assert_eq!(plugin.header().await, Ok(None));
         *clock.0.lock().expect("whole") = "2026-01-01T00:15:00Z".parse().expect("a time");
-        tell();
+        write_credential();
         plugin.forget();
         assert_eq!(plugin.header().await, Ok(None));
         std::fs::remove_file(&answer).expect("removed");

@@ -1,6 +1,6 @@
 //! Client identity: TLS client certificate that may change at any time (spec 10 §8.3).
 //!
-//! One [`Identity`] is shared by its writer (a file watcher, the certificate manager, an exec plugin) and by every TLS
+//! One [`ClientIdentity`] is shared by its writer (a file watcher, the certificate manager, an exec plugin) and by every TLS
 //! handshake, which uses the current certificate.
 
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl PartialEq for CertifiedPair {
 
 /// Current client identity; anonymous until a certificate is set. Cheap to clone; clones share their state.
 #[derive(Clone, Debug)]
-pub struct Identity(Arc<Current>);
+pub struct ClientIdentity(Arc<Current>);
 
 #[derive(Debug)]
 struct Current {
@@ -76,7 +76,7 @@ struct Current {
     changes: watch::Sender<u64>,
 }
 
-impl Identity {
+impl ClientIdentity {
     /// Returns an anonymous identity.
     pub fn anonymous() -> Self {
         Self(Arc::new(Current { pair: ArcSwapOption::empty(), changes: watch::Sender::new(0) }))
@@ -114,7 +114,7 @@ impl Identity {
     }
 }
 
-impl ResolvesClientCert for Identity {
+impl ResolvesClientCert for ClientIdentity {
     fn resolve(&self, _hints: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         let pair = self.current()?;
         pair.0.key.choose_scheme(schemes).map(|_| pair.0.clone())
@@ -135,25 +135,25 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_told() {
+    fn unusable_pairs_are_rejected() {
         let ((certificate, key), (_, other)) = (pair(), pair());
         for (certificate, key, expected) in [
             ("", "", "tls: failed to find any PEM data in certificate input"),
             (&certificate, "", "tls: failed to find any PEM data in key input"),
             (&certificate, &other, "tls: private key does not match public key"),
         ] {
-            let told = CertifiedPair::from_pem(certificate.as_bytes(), key.as_bytes()).expect_err(expected);
-            assert_eq!(told.to_string(), expected);
+            let error = CertifiedPair::from_pem(certificate.as_bytes(), key.as_bytes()).expect_err(expected);
+            assert_eq!(error.to_string(), expected);
         }
         let both = format!("{certificate}{key}");
         assert!(CertifiedPair::from_pem(both.as_bytes(), both.as_bytes()).is_ok(), "one file has both");
     }
 
     #[test]
-    fn only_somebody_else_is_a_change() {
+    fn only_another_certificate_is_a_change() {
         let ((certificate, key), (second, second_key)) = (pair(), pair());
         let read = |c: &str, k: &str| CertifiedPair::from_pem(c.as_bytes(), k.as_bytes()).expect("a pair");
-        let identity = Identity::anonymous();
+        let identity = ClientIdentity::anonymous();
         let changes = identity.changes();
         assert!((identity.current().is_none(), identity.has_certs()) == (true, false));
         assert!(!identity.set(None));

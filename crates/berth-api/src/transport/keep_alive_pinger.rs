@@ -67,7 +67,7 @@ impl Timer for PingTimer {
     fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn Sleep>> {
         let (deadline, mut calls) = (Instant::from_std(deadline), self.calls.clone());
         let wait = Wait::of(deadline, Instant::now(), self.pings);
-        Box::pin(Sleeping(Box::pin(async move {
+        Box::pin(TokioSleep(Box::pin(async move {
             loop {
                 let called = *calls.borrow_and_update();
                 tokio::select! {
@@ -83,9 +83,9 @@ impl Timer for PingTimer {
     }
 }
 
-struct Sleeping(Pin<Box<dyn Future<Output = ()> + Send + Sync>>);
+struct TokioSleep(Pin<Box<dyn Future<Output = ()> + Send + Sync>>);
 
-impl Future for Sleeping {
+impl Future for TokioSleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -93,7 +93,7 @@ impl Future for Sleeping {
     }
 }
 
-impl Sleep for Sleeping {}
+impl Sleep for TokioSleep {}
 
 /// What a sleep of hyper waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,7 +118,7 @@ impl Wait {
     /// When the sleep ends.
     fn ends(self, deadline: Instant, called: Option<Instant>) -> Instant {
         match (self, called) {
-            (Self::Silence(heard), Some(called)) if heard < called => called.min(deadline),
+            (Self::Silence(since), Some(called)) if since < called => called.min(deadline),
             // Sent before the trigger, or because of it.
             (Self::Answer(sent), Some(called)) if sent < called + APART => deadline.min(sent.max(called) + PATIENCE),
             _ => deadline,
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hurry_ends_what_is_silent_and_spares_what_was_heard() {
+    fn a_trigger_pings_silent_connections_and_spares_active_ones() {
         let pings = Pings { idle: Duration::from_secs(30), patience: Duration::from_secs(15) };
         let start = Instant::now();
         let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
@@ -154,12 +154,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_sleeps_is_woken() {
-        let (hurry, begun) = (KeepAlivePinger::default(), Instant::now());
-        let timer = hurry.timer(Pings { idle: Duration::from_secs(30), patience: Duration::from_secs(15) });
+    async fn a_trigger_wakes_sleeping_timers() {
+        let (pinger, begun) = (KeepAlivePinger::default(), Instant::now());
+        let timer = pinger.timer(Pings { idle: Duration::from_secs(30), patience: Duration::from_secs(15) });
         let sleeping = tokio::spawn(timer.sleep(Duration::from_secs(30)));
         tokio::time::sleep(Duration::from_secs(5)).await;
-        hurry.trigger();
+        pinger.trigger();
         sleeping.await.expect("no panic");
         assert_eq!(begun.elapsed(), Duration::from_secs(5));
         timer.sleep(Duration::from_secs(15)).await;

@@ -23,7 +23,7 @@ pub enum ConnectError {
     Missing {
         /// Path of the file.
         path: String,
-        /// Cause.
+        /// Reason why `stat` of the file failed.
         cause: String,
     },
     /// The file has no usable configuration.
@@ -33,7 +33,7 @@ pub enum ConnectError {
 
 /// Content that is inline or in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum InlineOrFile {
     /// Inline content, decoded.
     Text(Vec<u8>),
     /// Path of the file.
@@ -52,7 +52,7 @@ pub struct Cluster {
     /// Disables certificate verification.
     pub insecure_skip_tls_verify: bool,
     /// CA bundle; `None`: the system's.
-    pub authorities: Option<Source>,
+    pub authorities: Option<InlineOrFile>,
     /// URL of a proxy: `http`, `https` or `socks5`.
     pub proxy_url: String,
     /// Disables response compression.
@@ -67,7 +67,7 @@ pub struct User {
     /// Name of the entry.
     pub name: String,
     /// Client certificate and key.
-    pub pair: Option<(Source, Source)>,
+    pub pair: Option<(InlineOrFile, InlineOrFile)>,
     /// Bearer token; empty: none.
     pub token: String,
     /// Token file, which is reread periodically.
@@ -134,16 +134,16 @@ pub struct Kubeconfig {
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "kebab-case")]
-struct Document {
+struct KubeconfigDocument {
     current_context: Option<String>,
-    contexts: Option<Vec<Named>>,
-    clusters: Option<Vec<Named>>,
-    users: Option<Vec<Named>>,
+    contexts: Option<Vec<NamedEntry>>,
+    clusters: Option<Vec<NamedEntry>>,
+    users: Option<Vec<NamedEntry>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Named {
+struct NamedEntry {
     name: String,
     context: Option<RawContext>,
     cluster: Option<RawCluster>,
@@ -240,11 +240,11 @@ impl Kubeconfig {
     /// A text that names the defect, as client-go words it where it has a text.
     pub fn parse(text: &str, base: &Path) -> Result<Self, String> {
         // A snippet in the error could reveal secrets.
-        let document: Document = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
+        let document: KubeconfigDocument = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
         let Some(name) = document.current_context.filter(|name| !name.is_empty()) else {
             return Err("no configuration has been provided: current-context is not set".to_owned());
         };
-        let of = |list: Option<Vec<Named>>, name: &str| list?.into_iter().find(|named| named.name == name);
+        let of = |list: Option<Vec<NamedEntry>>, name: &str| list?.into_iter().find(|named| named.name == name);
         let Some(context) = of(document.contexts, &name).and_then(|named| named.context) else {
             return Err(format!("context was not found for specified context: {name}"));
         };
@@ -366,15 +366,15 @@ fn only_one(what: &str, [file, data]: [&str; 2], name: &str) -> Result<(), Strin
 }
 
 /// Returns inline data if there is any, else the file.
-fn source(file: Option<PathBuf>, data: &str, what: &str) -> Result<Option<Source>, String> {
+fn source(file: Option<PathBuf>, data: &str, what: &str) -> Result<Option<InlineOrFile>, String> {
     if data.is_empty() {
-        return Ok(file.map(Source::File));
+        return Ok(file.map(InlineOrFile::File));
     }
     let data: String = data.chars().filter(|c| !c.is_ascii_whitespace()).collect();
-    STANDARD.decode(data).map(|text| Some(Source::Text(text))).map_err(|e| format!("{what}: {e}"))
+    STANDARD.decode(data).map(|text| Some(InlineOrFile::Text(text))).map_err(|e| format!("{what}: {e}"))
 }
 
-impl Source {
+impl InlineOrFile {
     /// Reads the content. Blocking.
     ///
     /// # Errors
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_wrong_with_a_kubeconfig_is_told() {
+    async fn an_invalid_kubeconfig_is_an_error_with_its_cause() {
         let missing = Kubeconfig::read(Path::new("/nonexistent/kubeconfig")).await.expect_err("missing").to_string();
         assert_eq!(missing, "invalid kubeconfig: stat /nonexistent/kubeconfig: no such file or directory");
         let context = format!("{HEAD}contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n");
@@ -489,26 +489,26 @@ mod tests {
             ),
             ("{".to_owned(), ""),
         ] {
-            let told = found(&content).expect_err(expected);
-            assert!(told.starts_with(expected), "{content}: {told}");
+            let message = found(&content).expect_err(expected);
+            assert!(message.starts_with(expected), "{content}: {message}");
         }
         assert!(found(&with_user("{token: t}")).is_ok());
     }
 
     #[tokio::test]
-    async fn what_is_wrong_names_the_file_and_tells_no_secret() {
+    async fn errors_name_the_file_and_contain_no_secret() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("kubeconfig");
         for content in [with_user("{token: [s3cret}"), with_user("{token: {s3cret: 1}}"), HEAD.to_owned()] {
             std::fs::write(&path, &content).expect("written");
-            let told = Kubeconfig::read(&path).await.expect_err("invalid").to_string();
-            assert!(told.starts_with("invalid configuration: ") && !told.contains("s3cret"), "{told}");
-            assert!(told.contains(&path.display().to_string()) && !told.contains('\n'), "{told}");
+            let message = Kubeconfig::read(&path).await.expect_err("invalid").to_string();
+            assert!(message.starts_with("invalid configuration: ") && !message.contains("s3cret"), "{message}");
+            assert!(message.contains(&path.display().to_string()) && !message.contains('\n'), "{message}");
         }
     }
 
     #[test]
-    fn everything_a_kubeconfig_says_is_heard() {
+    fn all_fields_of_a_kubeconfig_are_parsed() {
         let text = format!(
             "{HEAD}contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nclusters:\n- name: other\n- name: k\n  \
              cluster:\n    server: https://api:6443/prefix\n    tls-server-name: kubernetes\n    \
@@ -527,7 +527,7 @@ mod tests {
                 server: "https://api:6443/prefix".into(),
                 tls_server_name: "kubernetes".into(),
                 insecure_skip_tls_verify: false,
-                authorities: Some(Source::Text(b"ca".to_vec())),
+                authorities: Some(InlineOrFile::Text(b"ca".to_vec())),
                 proxy_url: "http://proxy:1".into(),
                 disable_compression: true,
                 exec_config: Some(serde_json::json!({"a": 1})),

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    connection::{Connection, Http1Lease},
+    connection::{ApiConnection, Http1Lease},
     connection_choice::{Choice, Load, TrafficType, choose, pause},
     dial_backoff::DialBackoff,
     dialer::Dialer,
@@ -50,7 +50,7 @@ const STALE: Duration = Duration::from_secs(1);
 /// Maximum number of waiting requests.
 const ASKS: usize = 4096;
 
-/// Requirements for a slot.
+/// Constraints on the connection that carries a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SlotRequirements {
     /// ID of a connection to avoid.
@@ -65,10 +65,10 @@ pub struct Unavailable(pub String);
 
 struct SlotRequest {
     want: SlotRequirements,
-    reply: oneshot::Sender<Result<Slot, Unavailable>>,
+    reply: oneshot::Sender<Result<PoolSlot, Unavailable>>,
 }
 
-enum Event {
+enum PoolEvent {
     /// A slot was released.
     Back { id: u64, is_fit: bool },
     /// Drain all connections.
@@ -78,20 +78,20 @@ enum Event {
 }
 
 /// Slot on a connection; released when dropped.
-pub struct Slot {
-    connection: Arc<Connection>,
+pub struct PoolSlot {
+    connection: Arc<ApiConnection>,
     /// Occupies an HTTP/1.1 connection.
     pub turn: Http1Lease,
     /// Earliest time of use.
     pub not_before: Instant,
-    events: mpsc::UnboundedSender<Event>,
+    events: mpsc::UnboundedSender<PoolEvent>,
     is_read: bool,
     is_suspect: bool,
 }
 
-impl Slot {
+impl PoolSlot {
     /// Connection of the slot.
-    pub fn connection(&self) -> &Arc<Connection> {
+    pub fn connection(&self) -> &Arc<ApiConnection> {
         &self.connection
     }
 
@@ -107,11 +107,11 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for PoolSlot {
     fn drop(&mut self) {
         // On HTTP/1.1 an unread response blocks the next request.
         let is_stuck = !self.is_read && !self.connection.is_http2();
-        let event = Event::Back { id: self.connection.id, is_fit: !is_stuck && !self.is_suspect };
+        let event = PoolEvent::Back { id: self.connection.id, is_fit: !is_stuck && !self.is_suspect };
         let _ = self.events.send(event); // the pool is gone, and its connections with it
     }
 }
@@ -123,21 +123,21 @@ pub struct Pool {
     /// When the server last responded.
     pub contact: LastContact,
     asks: mpsc::Sender<SlotRequest>,
-    events: mpsc::UnboundedSender<Event>,
+    events: mpsc::UnboundedSender<PoolEvent>,
     trouble: Arc<Mutex<Option<String>>>,
 }
 
 impl Pool {
     /// Drains all connections, so that new requests use new ones.
     pub fn renew(&self) {
-        let _ = self.events.send(Event::Renew); // the pool is gone
+        let _ = self.events.send(PoolEvent::Renew); // the pool is gone
     }
 
     /// Waits for a slot.
     ///
     /// # Errors
     /// No connection can be established. Watches fail only at `latest`, other requests as soon as a dial fails.
-    pub async fn take(&self, want: SlotRequirements, latest: Instant) -> Result<Slot, Unavailable> {
+    pub async fn take(&self, want: SlotRequirements, latest: Instant) -> Result<PoolSlot, Unavailable> {
         let (reply, answer) = oneshot::channel();
         let taking = async {
             let gone = || Unavailable("the client is closed".to_owned());
@@ -159,7 +159,7 @@ impl Pool {
 
 /// State shared by all pools of a transport.
 #[derive(Clone)]
-pub struct Shared {
+pub struct SharedPoolState {
     /// Dialer of the server.
     pub dialer: Arc<Dialer>,
     /// Metrics of connections.
@@ -174,7 +174,7 @@ pub struct Shared {
 
 /// Connection and its load.
 struct PooledConnection {
-    connection: Arc<Connection>,
+    connection: Arc<ApiConnection>,
     streams: usize,
     idle: Instant,
     retires: Instant,
@@ -182,20 +182,20 @@ struct PooledConnection {
     ends: Option<Instant>,
 }
 
-/// Dial in progress.
+/// Pending connection attempt; a pool has at most one.
 struct DialInProgress {
     begun: Instant,
-    outcome: BoxFuture<'static, Result<Arc<Connection>, String>>,
+    outcome: BoxFuture<'static, Result<Arc<ApiConnection>, String>>,
 }
 
 /// Task that owns the connections.
 pub struct PoolTask {
     kind: TrafficType,
-    shared: Shared,
+    shared: SharedPoolState,
     asks: mpsc::Receiver<SlotRequest>,
-    events: mpsc::UnboundedReceiver<Event>,
-    sender: mpsc::UnboundedSender<Event>,
-    held: Vec<PooledConnection>,
+    events: mpsc::UnboundedReceiver<PoolEvent>,
+    sender: mpsc::UnboundedSender<PoolEvent>,
+    connections: Vec<PooledConnection>,
     waiting: Vec<SlotRequest>,
     dialling: Option<DialInProgress>,
     gate: DialBackoff,
@@ -203,7 +203,7 @@ pub struct PoolTask {
 }
 
 /// Returns a pool, and the task that must run for it.
-pub fn pool(kind: TrafficType, shared: Shared) -> (Pool, PoolTask) {
+pub fn pool(kind: TrafficType, shared: SharedPoolState) -> (Pool, PoolTask) {
     let (asks, inbox) = mpsc::channel(ASKS);
     let (sender, events) = mpsc::unbounded_channel(); // one event per slot, and slots are bounded
     let trouble: Arc<Mutex<Option<String>>> = Arc::default();
@@ -213,7 +213,7 @@ pub fn pool(kind: TrafficType, shared: Shared) -> (Pool, PoolTask) {
         asks: inbox,
         events,
         sender: sender.clone(),
-        held: Vec::new(),
+        connections: Vec::new(),
         waiting: Vec::new(),
         dialling: None,
         gate: DialBackoff::default(),
@@ -226,13 +226,13 @@ impl PoolTask {
     /// Runs until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         let (mut reached, mut missed) = (self.shared.reached.subscribe(), self.shared.missed.subscribe());
-        let mut hurried = self.shared.dialer.hurry.triggers();
+        let mut triggers = self.shared.dialer.pinger.triggers();
         let mut epoch = self.shared.epoch.clone();
         loop {
             self.close_expired(Instant::now());
             self.serve(Instant::now());
-            let streams = self.held.iter().map(|held| held.streams).sum();
-            self.shared.metrics.set_connections(self.kind.label(), self.held.len(), streams);
+            let streams = self.connections.iter().map(|pooled| pooled.streams).sum();
+            self.shared.metrics.set_connections(self.kind.label(), self.connections.len(), streams);
             let wake = self.wake(Instant::now());
             tokio::select! {
                 biased;
@@ -249,49 +249,49 @@ impl PoolTask {
                     let who = *missed.borrow_and_update();
                     self.missed(who, Instant::now());
                 }
-                Ok(()) = hurried.changed() => self.hurried(),
+                Ok(()) = triggers.changed() => self.close_unpingable(),
                 () = sleep_until(wake) => {}
             }
         }
-        for held in &self.held {
-            held.connection.closed.cancel();
+        for pooled in &self.connections {
+            pooled.connection.closed.cancel();
         }
         self.shared.metrics.set_connections(self.kind.label(), 0, 0);
     }
 
     /// Time of the next timeout.
     fn wake(&self, now: Instant) -> Instant {
-        let ends = |held: &PooledConnection| match held.ends {
+        let ends = |pooled: &PooledConnection| match pooled.ends {
             Some(ends) => ends,
-            None if held.streams == 0 && self.kind != TrafficType::Beat => (held.idle + IDLE).min(held.retires),
-            None => held.retires,
+            None if pooled.streams == 0 && self.kind != TrafficType::Beat => (pooled.idle + IDLE).min(pooled.retires),
+            None => pooled.retires,
         };
         let opens = self.gate.opens.filter(|_| self.gate.is_wanted || !self.waiting.is_empty());
-        self.held.iter().map(ends).chain(opens).min().unwrap_or(now + LONG)
+        self.connections.iter().map(ends).chain(opens).min().unwrap_or(now + LONG)
     }
 
     /// Drains and closes connections that are lost, idle, or too old.
     fn close_expired(&mut self, now: Instant) {
-        let (kind, mut lost, mut is_hurried) = (self.kind, 0, false);
-        for held in &mut self.held {
-            let is_over = held.connection.is_over();
-            if is_over && held.ends.is_none() {
+        let (kind, mut lost, mut needs_ping) = (self.kind, 0, false);
+        for pooled in &mut self.connections {
+            let is_over = pooled.connection.is_over();
+            if is_over && pooled.ends.is_none() {
                 // The server may still finish the requests in flight.
-                held.ends = Some(now + FAREWELL);
-                lost += held.streams;
-                is_hurried = true;
+                pooled.ends = Some(now + FAREWELL);
+                lost += pooled.streams;
+                needs_ping = true;
             }
-            if now >= held.retires && held.ends.is_none() {
-                drain(held, now);
+            if now >= pooled.retires && pooled.ends.is_none() {
+                drain(pooled, now);
             }
-            let is_idle = held.streams == 0 && kind != TrafficType::Beat && now.duration_since(held.idle) >= IDLE;
-            if is_idle || held.ends.is_some_and(|ends| held.streams == 0 || now >= ends) {
-                held.connection.closed.cancel();
+            let is_idle = pooled.streams == 0 && kind != TrafficType::Beat && now.duration_since(pooled.idle) >= IDLE;
+            if is_idle || pooled.ends.is_some_and(|ends| pooled.streams == 0 || now >= ends) {
+                pooled.connection.closed.cancel();
             }
         }
-        self.held.retain(|held| !held.connection.closed.is_cancelled());
-        if is_hurried {
-            self.shared.dialer.hurry.trigger();
+        self.connections.retain(|pooled| !pooled.connection.closed.is_cancelled());
+        if needs_ping {
+            self.shared.dialer.pinger.trigger();
         }
         if lost > 0 {
             debug!(pool = kind.label(), requests = lost, "API server closed connection");
@@ -341,23 +341,23 @@ impl PoolTask {
     }
 
     fn loads(&self) -> Vec<Load> {
-        let usable = self.held.iter().filter(|held| held.ends.is_none() && !held.connection.is_over());
-        let load = |held: &PooledConnection| Load {
-            id: held.connection.id,
-            streams: held.streams,
-            limit: held.connection.limit(),
-            is_http2: held.connection.is_http2(),
+        let usable = self.connections.iter().filter(|pooled| pooled.ends.is_none() && !pooled.connection.is_over());
+        let load = |pooled: &PooledConnection| Load {
+            id: pooled.connection.id,
+            streams: pooled.streams,
+            limit: pooled.connection.limit(),
+            is_http2: pooled.connection.is_http2(),
         };
         usable.map(load).collect()
     }
 
     fn grant(&mut self, ask: SlotRequest, id: u64, now: Instant) {
-        let Some(held) = self.held.iter_mut().find(|held| held.connection.id == id) else { return };
+        let Some(pooled) = self.connections.iter_mut().find(|pooled| pooled.connection.id == id) else { return };
         let spread = self.gate.spread.filter(|end| *end > now && !ask.want.is_first && self.kind == TrafficType::Watch);
         let not_before = spread.map_or(now, |end| now + (end - now).mul_f64(rand::random()));
-        held.streams += 1;
-        let slot = Slot {
-            connection: held.connection.clone(),
+        pooled.streams += 1;
+        let slot = PoolSlot {
+            connection: pooled.connection.clone(),
             turn: Http1Lease::default(),
             not_before,
             events: self.sender.clone(),
@@ -367,7 +367,7 @@ impl PoolTask {
         let _ = ask.reply.send(Ok(slot)); // if the caller is gone, dropping the slot releases it
     }
 
-    fn dialled(&mut self, made: Result<Arc<Connection>, String>, now: Instant) {
+    fn dialled(&mut self, made: Result<Arc<ApiConnection>, String>, now: Instant) {
         self.dialling = None;
         match made {
             Ok(connection) => self.opened(connection, now),
@@ -375,7 +375,7 @@ impl PoolTask {
         }
     }
 
-    fn opened(&mut self, connection: Arc<Connection>, now: Instant) {
+    fn opened(&mut self, connection: Arc<ApiConnection>, now: Instant) {
         let gate = std::mem::take(&mut self.gate);
         if gate.failures > 0 {
             info!(pool = self.kind.label(), "API server is reachable again");
@@ -397,9 +397,9 @@ impl PoolTask {
         let (over, events) = (connection.over.clone(), self.sender.clone());
         self.shared.dialer.tasks.spawn(async move {
             over.cancelled().await;
-            let _ = events.send(Event::Over); // the pool is gone
+            let _ = events.send(PoolEvent::Over); // the pool is gone
         });
-        self.held.push(PooledConnection { connection, streams: 0, idle: now, retires: now + age, ends: None });
+        self.connections.push(PooledConnection { connection, streams: 0, idle: now, retires: now + age, ends: None });
     }
 
     fn failed(&mut self, cause: String, now: Instant) {
@@ -444,26 +444,26 @@ impl PoolTask {
     }
 
     /// Closes idle connections that cannot be pinged (HTTP/1.1).
-    fn hurried(&mut self) {
-        for held in self.held.iter().filter(|held| held.streams == 0 && !held.connection.is_http2()) {
-            held.connection.closed.cancel();
+    fn close_unpingable(&mut self) {
+        for pooled in self.connections.iter().filter(|pooled| pooled.streams == 0 && !pooled.connection.is_http2()) {
+            pooled.connection.closed.cancel();
         }
     }
 
-    fn happened(&mut self, event: Event, now: Instant) {
+    fn happened(&mut self, event: PoolEvent, now: Instant) {
         let (id, is_fit) = match event {
-            Event::Back { id, is_fit } => (id, is_fit),
-            Event::Renew => return self.renew(now),
-            Event::Over => return,
+            PoolEvent::Back { id, is_fit } => (id, is_fit),
+            PoolEvent::Renew => return self.renew(now),
+            PoolEvent::Over => return,
         };
-        if let Some(held) = self.held.iter_mut().find(|held| held.connection.id == id) {
-            held.streams = held.streams.saturating_sub(1);
-            held.idle = now;
+        if let Some(pooled) = self.connections.iter_mut().find(|pooled| pooled.connection.id == id) {
+            pooled.streams = pooled.streams.saturating_sub(1);
+            pooled.idle = now;
             if !is_fit {
-                held.connection.closed.cancel();
+                pooled.connection.closed.cancel();
                 // It did not answer a heartbeat.
                 if self.kind == TrafficType::Beat {
-                    self.shared.dialer.hurry.trigger();
+                    self.shared.dialer.pinger.trigger();
                 }
             }
         }
@@ -471,20 +471,20 @@ impl PoolTask {
 
     /// Drains all connections after a change of identity or authorities.
     fn renew(&mut self, now: Instant) {
-        for held in self.held.iter_mut().filter(|held| held.ends.is_none()) {
-            drain(held, now);
+        for pooled in self.connections.iter_mut().filter(|pooled| pooled.ends.is_none()) {
+            drain(pooled, now);
         }
         // The change may fix the cause of the last failure.
         (self.dialling, self.gate.opens) = (None, None);
     }
 }
 
-fn drain(held: &mut PooledConnection, now: Instant) {
-    held.ends = Some(held.ends.unwrap_or(now + DRAIN));
-    held.connection.draining.cancel();
+fn drain(pooled: &mut PooledConnection, now: Instant) {
+    pooled.ends = Some(pooled.ends.unwrap_or(now + DRAIN));
+    pooled.connection.draining.cancel();
 }
 
-async fn dialled(dialling: &mut Option<DialInProgress>) -> Result<Arc<Connection>, String> {
+async fn dialled(dialling: &mut Option<DialInProgress>) -> Result<Arc<ApiConnection>, String> {
     match dialling {
         Some(dialling) => dialling.outcome.as_mut().await,
         None => std::future::pending().await,
@@ -503,19 +503,19 @@ mod tests {
     use berth_metrics::Registry;
 
     /// A port without a listener.
-    fn nowhere() -> Shared {
+    fn nowhere() -> SharedPoolState {
         let dialer = Dialer {
             host: "127.0.0.1".to_owned(),
             port: 1,
             tls: None,
             proxy: None,
             pings: Pings { idle: Duration::from_secs(30), patience: Duration::from_secs(15) },
-            hurry: KeepAlivePinger::default(),
+            pinger: KeepAlivePinger::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             attempts: AtomicU64::new(0),
         };
-        Shared {
+        SharedPoolState {
             dialer: Arc::new(dialer),
             metrics: ApiClientMetrics::new(&Registry::new()),
             epoch: watch::channel(0).1,

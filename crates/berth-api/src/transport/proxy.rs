@@ -174,8 +174,8 @@ mod tests {
             assert_eq!(proxy_url(url), Ok(Proxy { kind, host: host.to_owned(), port, credentials }), "{url}");
         }
         for wrong in ["socks4://u:secret@p:1", "ftp://u:secret@p", "http://", "http://u:secret@p:x"] {
-            let told = proxy_url(wrong).expect_err(wrong);
-            assert!(!told.contains("secret"), "{told}");
+            let error = proxy_url(wrong).expect_err(wrong);
+            assert!(!error.contains("secret"), "{error}");
         }
         assert_eq!(format!("{:?}", proxy_url("http://u:secret@p").expect("a proxy")), "Proxy(Http p:80)");
     }

@@ -17,7 +17,7 @@ use berth_sys::token_bucket::TokenBucket;
 /// Wait from which on a request is logged.
 const LONG: Duration = Duration::from_secs(1);
 /// Minimum interval of that log line.
-const SAID: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Rate limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Rate {
 
 /// Which requests share the main rate limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sharing {
+pub enum RateLimitScope {
     /// All requests share one bucket.
     #[default]
     All,
@@ -60,7 +60,7 @@ pub enum Sharing {
     Groups,
 }
 
-impl Sharing {
+impl RateLimitScope {
     /// Sharing that follows from the configured main rate.
     pub fn of(qps: i32) -> Self {
         if qps == 0 { Self::Groups } else { Self::All }
@@ -79,8 +79,8 @@ pub struct Rates {
     /// Requests that belong to no other class.
     pub main: Rate,
     /// Which requests share the main rate limit.
-    pub sharing: Sharing,
-    /// Events.
+    pub sharing: RateLimitScope,
+    /// Limit of event writes, from `eventRecordQPS` and `eventBurst`.
     pub events: Rate,
     /// Certificate signing requests; `None`: they share the main rate limit.
     pub certificates: Option<Rate>,
@@ -89,23 +89,23 @@ pub struct Rates {
 /// Key of a bucket: request class, and API group if the main rate is per group.
 type BucketKey = (RequestClass, &'static str);
 
-/// Rate limiter.
+/// Client-side rate limiter with a token bucket per request class, or per API group.
 #[derive(Debug)]
 pub struct RateLimiter {
     rates: Rates,
     buckets: Mutex<HashMap<BucketKey, TokenBucket>>,
-    said: Mutex<Option<Instant>>,
+    last_logged: Mutex<Option<Instant>>,
 }
 
 impl RateLimiter {
     /// Returns a limiter with full buckets.
     pub fn new(rates: Rates) -> Self {
-        Self { rates, buckets: Mutex::default(), said: Mutex::new(None) }
+        Self { rates, buckets: Mutex::default(), last_logged: Mutex::new(None) }
     }
 
     /// Bucket and rate of a request; `None` for heartbeats.
     fn bucket(&self, line: RequestClass, resource: &Resource) -> Option<(BucketKey, Rate)> {
-        let group = if self.rates.sharing == Sharing::Groups { resource.group } else { "" };
+        let group = if self.rates.sharing == RateLimitScope::Groups { resource.group } else { "" };
         let main = ((RequestClass::Main, group), self.rates.main);
         match line {
             RequestClass::Heartbeat => None,
@@ -137,17 +137,17 @@ impl RateLimiter {
         if !wait.is_zero() {
             sleep_until(now + wait).await;
         }
-        if wait > LONG && self.is_to_be_said(now) {
+        if wait > LONG && self.should_log(now) {
             info!(delay = ?wait, request = resource.plural, "Waited before sending request");
         }
         Ok(())
     }
 
-    fn is_to_be_said(&self, now: Instant) -> bool {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = said.is_none_or(|last| now.duration_since(last) >= SAID);
+    fn should_log(&self, now: Instant) -> bool {
+        let mut last_logged = self.last_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last_logged.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL);
         if is_due {
-            *said = Some(now);
+            *last_logged = Some(now);
         }
         is_due
     }
@@ -175,7 +175,10 @@ mod tests {
         ] {
             assert_eq!((Rate::of(qps, burst), Rate::of_events(qps, burst)), (main, events), "{qps} {burst}");
         }
-        assert_eq!((Sharing::of(0), Sharing::of(50), Sharing::of(-1)), (Sharing::Groups, Sharing::All, Sharing::All));
+        assert_eq!(
+            (RateLimitScope::of(0), RateLimitScope::of(50), RateLimitScope::of(-1)),
+            (RateLimitScope::Groups, RateLimitScope::All, RateLimitScope::All)
+        );
     }
 
     async fn took(pace: &RateLimiter, line: RequestClass, turns: u32) -> Vec<u128> {
@@ -226,7 +229,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn groups_may_have_a_rate_each() {
-        let pace = RateLimiter::new(Rates { main: Rate::of(1, 1), sharing: Sharing::Groups, ..Rates::default() });
+        let pace =
+            RateLimiter::new(Rates { main: Rate::of(1, 1), sharing: RateLimitScope::Groups, ..Rates::default() });
         let latest = Instant::now();
         for resource in [PODS, &Resource::LEASES, &Resource::CSI_NODES] {
             assert_eq!(pace.acquire(RequestClass::Main, latest, resource).await, Ok(()), "{resource:?}");

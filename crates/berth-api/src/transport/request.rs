@@ -26,7 +26,7 @@ pub struct Address {
 
 /// Request that can be sent repeatedly.
 #[derive(Clone, Debug)]
-pub struct Outgoing {
+pub struct OutgoingRequest {
     method: Method,
     target: PathAndQuery,
     headers: HeaderMap,
@@ -118,7 +118,7 @@ pub enum Compression {
     None,
 }
 
-impl Outgoing {
+impl OutgoingRequest {
     /// Builds the request of a call, with the headers common to all requests.
     ///
     /// # Errors
@@ -210,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn a_request_says_what_the_reference_says() {
+    fn a_request_has_the_url_and_headers_of_the_kubelet() {
         let agent = HeaderValue::from_static("kubelet/v1");
         let call = Call::new(Verb::Watch, Resource::PODS, "", "")
             .query("watch", "true")
             .query("fieldSelector", "spec.nodeName=n 1")
             .query("allowWatchBookmarks", "true");
-        let outgoing = Outgoing::new(&address(), &call, &agent, Compression::Gzip).expect("a request");
+        let outgoing = OutgoingRequest::new(&address(), &call, &agent, Compression::Gzip).expect("a request");
         let expected = "/prefix/api/v1/pods?allowWatchBookmarks=true&fieldSelector=spec.nodeName%3Dn+1&watch=true";
         let second = outgoing.made(&address(), true);
         assert_eq!(second.uri().to_string(), format!("https://api:6443{expected}"));
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(first.uri().to_string(), expected);
         assert_eq!(first.headers()[HOST], "api:6443");
         let patch = Call::patch(Resource::NODES, "", "n/../x", "{}").sub("status");
-        let patch = Outgoing::new(&address(), &patch, &agent, Compression::Gzip).expect("a request");
+        let patch = OutgoingRequest::new(&address(), &patch, &agent, Compression::Gzip).expect("a request");
         let patch = patch.made(&address(), true);
         assert_eq!(patch.method(), "PATCH");
         assert_eq!(patch.headers()[CONTENT_TYPE], "application/strategic-merge-patch+json");
@@ -250,14 +250,14 @@ mod tests {
     }
 
     #[test]
-    fn whom_we_act_for_is_said() {
-        let told = impersonation_headers(&Impersonation {
+    fn impersonation_headers_are_built() {
+        let result = impersonation_headers(&Impersonation {
             user: "u".into(),
             uid: "7".into(),
             groups: vec!["a".into(), "b".into()],
             extra: [("k/Y".to_owned(), vec!["v".to_owned()])].into(),
         });
-        let headers = told.expect("headers");
+        let headers = result.expect("headers");
         assert_eq!(headers.get_all("impersonate-group").iter().count(), 2);
         assert_eq!(headers["impersonate-user"], "u");
         assert_eq!(headers["impersonate-extra-k%2fy"], "v");

@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::{
-    identity::{CertifiedPair, Identity},
-    kubeconfig::Source,
+    identity::{CertifiedPair, ClientIdentity},
+    kubeconfig::InlineOrFile,
     trust::ServerTrust,
 };
 use berth_metrics::{CaReload, TransportMetrics};
@@ -33,11 +33,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Reloader task and its targets.
 pub struct TlsFileReloader {
     /// Client certificate and key, if the transport reads them itself.
-    pub pair: Option<(Source, Source)>,
+    pub pair: Option<(InlineOrFile, InlineOrFile)>,
     /// CA bundle.
-    pub authorities: Option<Source>,
+    pub authorities: Option<InlineOrFile>,
     /// Receives the client certificate.
-    pub identity: Identity,
+    pub identity: ClientIdentity,
     /// Changes when the identity changes.
     pub changes: watch::Receiver<u64>,
     /// Receives the CA bundle.
@@ -73,11 +73,11 @@ impl TlsFileReloader {
                 () = watch.changed() => sleep(SETTLE).await,
             }
             watch.arm();
-            let told = self.read().await.err();
-            if let Some(cause) = told.as_ref().filter(|_| told != complaint) {
+            let failure = self.read().await.err();
+            if let Some(cause) = failure.as_ref().filter(|_| failure != complaint) {
                 error!(err = %cause, "Failed to reload TLS files, using the previous ones");
             }
-            complaint = told;
+            complaint = failure;
         }
     }
 
@@ -93,7 +93,7 @@ impl TlsFileReloader {
         }
         let (pair, authorities) = (self.pair.clone(), self.authorities.clone());
         let reading = tokio::task::spawn_blocking(move || {
-            let text = |source: &Source| source.read().map_err(|e| e.to_string());
+            let text = |source: &InlineOrFile| source.read().map_err(|e| e.to_string());
             let pair = pair.map(|(certificate, key)| Ok::<_, String>((text(&certificate)?, text(&key)?)));
             (pair, authorities.map(|source| text(&source)))
         });

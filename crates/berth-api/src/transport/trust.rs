@@ -63,11 +63,11 @@ impl ServerTrust {
 }
 
 fn authorities(pem: &[u8]) -> Result<Verifier, String> {
-    let told = |e: &dyn std::fmt::Display| format!("unable to load root certificates: {e}");
+    let load_error = |e: &dyn std::fmt::Display| format!("unable to load root certificates: {e}");
     let mut known = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|e| told(&e))?;
-        RootCertStore::empty().add(certificate.clone()).map_err(|e| told(&e))?;
+        let certificate = certificate.map_err(|e| load_error(&e))?;
+        RootCertStore::empty().add(certificate.clone()).map_err(|e| load_error(&e))?;
         known.push(certificate);
     }
     judge(known)

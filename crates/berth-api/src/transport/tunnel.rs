@@ -13,7 +13,7 @@ use tokio_socks::tcp::Socks5Stream;
 
 use super::{
     connection::chain,
-    dialer::{Stream, race},
+    dialer::{ByteStream, race},
     proxy::{Proxy, ProxyKind},
     trust::ServerTrust,
 };
@@ -58,7 +58,7 @@ impl Tunnel {
     ///
     /// # Errors
     /// Human-readable cause.
-    pub async fn http_connect(&self, host: &str, port: u16) -> Result<Box<dyn Stream>, String> {
+    pub async fn http_connect(&self, host: &str, port: u16) -> Result<Box<dyn ByteStream>, String> {
         let stream = race(&self.proxy.host, self.proxy.port).await?;
         match (self.proxy.kind, &self.tls) {
             (ProxyKind::Socks5, _) => self.socks(stream, host, port).await,
@@ -71,7 +71,12 @@ impl Tunnel {
         }
     }
 
-    async fn socks(&self, stream: impl Stream + 'static, host: &str, port: u16) -> Result<Box<dyn Stream>, String> {
+    async fn socks(
+        &self,
+        stream: impl ByteStream + 'static,
+        host: &str,
+        port: u16,
+    ) -> Result<Box<dyn ByteStream>, String> {
         let target = (bare(host), port);
         let connected = match &self.proxy.credentials {
             None => Socks5Stream::connect_with_socket(stream, target).await,
@@ -86,10 +91,10 @@ impl Tunnel {
 
     async fn connect(
         &self,
-        mut stream: impl Stream + 'static,
+        mut stream: impl ByteStream + 'static,
         host: &str,
         port: u16,
-    ) -> Result<Box<dyn Stream>, String> {
+    ) -> Result<Box<dyn ByteStream>, String> {
         let failed = |e: std::io::Error| format!("proxyconnect tcp: {e}");
         let mut request = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n");
         if let Some((user, password)) = &self.proxy.credentials {

@@ -27,7 +27,7 @@ impl WarningDedup {
         let texts = headers.get_all("warning").iter().filter_map(|value| text(value.to_str().ok()?));
         let mut fresh = Vec::new();
         for text in texts {
-            let is_known = self.0.get(&text).is_some_and(|told| now.saturating_sub(*told) < AGAIN);
+            let is_known = self.0.get(&text).is_some_and(|logged_at| now.saturating_sub(*logged_at) < AGAIN);
             if !is_known {
                 self.0.put(text.clone(), now);
                 fresh.push(text);
@@ -59,15 +59,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warning_is_told_once_an_hour() {
-        let mut told = WarningDedup::default();
+    fn a_warning_is_logged_once_an_hour() {
+        let mut dedup = WarningDedup::default();
         let mut headers = HeaderMap::new();
         for value in
             ["299 - \"unknown field \\\"status.foo\\\"\" \"date\"", "299 - \"b\"", "199 - \"c\"", "299 -", "nonsense"]
         {
             headers.append("warning", value.parse().expect("a value"));
         }
-        let mut at = |seconds| told.fresh(&headers, Duration::from_secs(seconds));
+        let mut at = |seconds| dedup.fresh(&headers, Duration::from_secs(seconds));
         assert_eq!(at(0), ["unknown field \"status.foo\"", "b"]);
         assert_eq!(at(3599), [""; 0]);
         assert_eq!(at(3600).len(), 2);
@@ -75,12 +75,12 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let mut told = WarningDedup::default();
+        let mut dedup = WarningDedup::default();
         for number in 0..1000 {
             let mut headers = HeaderMap::new();
             headers.insert("warning", format!("299 - \"{number}\"").parse().expect("a value"));
-            assert_eq!(told.fresh(&headers, Duration::ZERO).len(), 1);
+            assert_eq!(dedup.fresh(&headers, Duration::ZERO).len(), 1);
         }
-        assert_eq!(told.0.len(), 256);
+        assert_eq!(dedup.0.len(), 256);
     }
 }

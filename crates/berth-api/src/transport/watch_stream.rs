@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use super::{client::SHUTDOWN_ERROR_DELAY, connection::chain, line_splitter::Lines, pool::Slot};
+use super::{client::SHUTDOWN_ERROR_DELAY, connection::chain, line_splitter::Lines, pool::PoolSlot};
 use crate::api::{ApiError, WatchStream};
 use berth_metrics::LastContact;
 
@@ -27,7 +27,7 @@ type StreamItem = Option<Result<Bytes, ApiError>>;
 pub struct HttpWatchStream {
     body: Incoming,
     lines: Lines,
-    slot: Slot,
+    slot: PoolSlot,
     contact: LastContact,
     leave: DrainTimer,
     stop: CancellationToken,
@@ -65,7 +65,13 @@ struct DelayedItem {
 impl HttpWatchStream {
     /// Returns the events of a body. When its connection starts to drain, the watch continues for `lingers`, so that
     /// reconnects are spread.
-    pub fn new(body: Incoming, slot: Slot, contact: LastContact, lingers: Duration, stop: CancellationToken) -> Self {
+    pub fn new(
+        body: Incoming,
+        slot: PoolSlot,
+        contact: LastContact,
+        lingers: Duration,
+        stop: CancellationToken,
+    ) -> Self {
         let condemned = slot.connection().draining.clone().cancelled_owned();
         let leave = DrainTimer::Condemned(Box::pin(condemned), lingers);
         Self { body, lines: Lines::default(), slot, contact, leave, stop, parting: None, is_over: false }

@@ -2,12 +2,12 @@
 
 use std::ffi::OsString;
 
-use super::{FLAGS, Flag, Settings, find, values};
+use super::{FLAGS, Flag, KubeletSettings, find, values};
 use crate::text::quote;
 
 /// Result of parsing a command line, beside the settings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Parsed {
+pub struct ParsedArguments {
     /// Arguments that are not flags, in order.
     pub words: Vec<String>,
     /// Names of the given flags, in order of first use.
@@ -20,9 +20,9 @@ pub struct Parsed {
 ///
 /// # Errors
 /// The first malformed argument, with the reference's text; `settings` then has the values of the preceding ones.
-pub fn parse(args: &[OsString], settings: &mut Settings) -> Result<Parsed, String> {
+pub fn parse(args: &[OsString], settings: &mut KubeletSettings) -> Result<ParsedArguments, String> {
     let words: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
-    let mut reader = Reader { rest: &words, parsed: Parsed::default(), settings };
+    let mut reader = FlagParser { rest: &words, parsed: ParsedArguments::default(), settings };
     while let Some((word, rest)) = reader.rest.split_first() {
         reader.rest = rest;
         match word.strip_prefix("--") {
@@ -40,13 +40,13 @@ pub fn parse(args: &[OsString], settings: &mut Settings) -> Result<Parsed, Strin
     Ok(reader.parsed)
 }
 
-struct Reader<'a> {
+struct FlagParser<'a> {
     rest: &'a [String],
-    parsed: Parsed,
-    settings: &'a mut Settings,
+    parsed: ParsedArguments,
+    settings: &'a mut KubeletSettings,
 }
 
-impl Reader<'_> {
+impl FlagParser<'_> {
     /// Parses `--name`, `--name=value`, `--name value`.
     fn long(&mut self, word: &str, long: &str) -> Result<(), String> {
         if long.starts_with(['-', '=']) {

@@ -10,7 +10,7 @@ mod values;
 
 use std::collections::BTreeMap;
 
-pub use grammar::{Parsed, parse};
+pub use grammar::{ParsedArguments, parse};
 pub use help::{help, values};
 pub use table::FLAGS;
 pub use values::sloppy_ip;
@@ -23,7 +23,7 @@ use super::{
 
 /// Settings that the command line can change.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Settings {
+pub struct KubeletSettings {
     /// Settings with a field in the configuration file.
     pub config: KubeletConfiguration,
     /// Settings that exist as flags only.
@@ -189,11 +189,11 @@ pub enum Pairs {
 }
 
 /// Accessor of a setting of type `T`.
-pub type Lens<T> = fn(&mut Settings) -> &mut T;
+pub type Lens<T> = fn(&mut KubeletSettings) -> &mut T;
 
 /// Setting that a flag changes; determines the syntax of its value (spec 01 §2.2).
 #[derive(Clone, Copy)]
-pub enum Slot {
+pub enum FlagTarget {
     /// A boolean, `true` or `false` and their short forms; without a value it is true.
     Bool(Lens<bool>),
     /// A 32-bit integer.
@@ -229,19 +229,19 @@ pub enum Slot {
     /// `--version`.
     Version(Lens<VersionRequest>),
     /// Validated and without effect; with the default that is shown.
-    Ignored(Ignored, &'static str),
+    Ignored(ValueSyntax, &'static str),
 }
 
 /// Value syntax of a flag without effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ignored {
+pub enum ValueSyntax {
     /// A boolean.
     Bool,
     /// An integer.
     Int,
     /// Any text.
     Text,
-    /// A duration.
+    /// Go duration, such as `1m0s`.
     Duration,
 }
 
@@ -253,7 +253,7 @@ pub struct Flag {
     /// One-letter shorthand.
     pub shorthand: Option<char>,
     /// Setting that the flag changes.
-    pub slot: Slot,
+    pub slot: FlagTarget,
     /// Help text.
     pub help: &'static str,
     /// Deprecation message; `None` if the flag is not deprecated.
@@ -263,7 +263,8 @@ pub struct Flag {
 impl Flag {
     /// Value of the flag when it is given without one; `None` if it requires a value.
     fn value_if_bare(&self) -> Option<&'static str> {
-        matches!(self.slot, Slot::Bool(_) | Slot::Version(_) | Slot::Ignored(Ignored::Bool, _)).then_some("true")
+        matches!(self.slot, FlagTarget::Bool(_) | FlagTarget::Version(_) | FlagTarget::Ignored(ValueSyntax::Bool, _))
+            .then_some("true")
     }
 
     /// Warning for the use of a deprecated flag.

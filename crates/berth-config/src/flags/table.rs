@@ -1,37 +1,38 @@
 //! Table of all flags: names, settings, and help. Pure. Spec 01 §2.3 and the flag column of §4.
 
 use super::{
-    Flag, Ignored, Pairs, Slot,
-    Slot::{
+    Flag, FlagTarget,
+    FlagTarget::{
         Bool, Duration, Gates, Headers, Int32, Int64, Ip, Labels, Level, Pairs as Map, Quantity, ReservedMemory,
         Taints, Text, Texts, VModule, Version,
     },
+    Pairs, ValueSyntax,
 };
 
 const USE_THE_FILE: &str = "This parameter should be set via the config file specified by the Kubelet's --config flag. See https://kubernetes.io/docs/tasks/administer-cluster/kubelet-config-file/ for more information.";
 const USE_EVICTION: &str = "Use --eviction-hard or --eviction-soft instead. Will be removed in a future version.";
 const LEGACY_STATS: &str = "This is a cadvisor flag that was mistakenly registered with the Kubelet. Due to legacy concerns, it will follow the standard CLI deprecation timeline before being removed.";
 
-const fn plain(name: &'static str, slot: Slot, help: &'static str) -> Flag {
+const fn plain(name: &'static str, slot: FlagTarget, help: &'static str) -> Flag {
     Flag { name, shorthand: None, slot, help, deprecated: None }
 }
 
-const fn short(name: &'static str, shorthand: char, slot: Slot, help: &'static str) -> Flag {
+const fn short(name: &'static str, shorthand: char, slot: FlagTarget, help: &'static str) -> Flag {
     Flag { name, shorthand: Some(shorthand), slot, help, deprecated: None }
 }
 
-const fn deprecated(name: &'static str, slot: Slot, help: &'static str, message: &'static str) -> Flag {
+const fn deprecated(name: &'static str, slot: FlagTarget, help: &'static str, message: &'static str) -> Flag {
     Flag { name, shorthand: None, slot, help, deprecated: Some(message) }
 }
 
 /// A flag that also has a field in the configuration file.
-const fn config(name: &'static str, slot: Slot, help: &'static str) -> Flag {
+const fn config(name: &'static str, slot: FlagTarget, help: &'static str) -> Flag {
     deprecated(name, slot, help, USE_THE_FILE)
 }
 
 /// A legacy flag without effect.
-const fn legacy(name: &'static str, syntax: Ignored, default: &'static str) -> Flag {
-    deprecated(name, Slot::Ignored(syntax, default), "No effect", LEGACY_STATS)
+const fn legacy(name: &'static str, syntax: ValueSyntax, default: &'static str) -> Flag {
+    deprecated(name, FlagTarget::Ignored(syntax, default), "No effect", LEGACY_STATS)
 }
 
 /// All flags: first those with a field in the file, then those without, then the legacy ones.
@@ -561,20 +562,20 @@ pub const FLAGS: &[Flag] = &[
         "Comma-separated list of files to check for the machine ID",
         LEGACY_STATS,
     ),
-    legacy("application-metrics-count-limit", Ignored::Int, "100"),
-    legacy("container-hints", Ignored::Text, "/etc/cadvisor/container_hints.json"),
-    legacy("containerd", Ignored::Text, "/run/containerd/containerd.sock"),
-    legacy("containerd-namespace", Ignored::Text, "k8s.io"),
-    legacy("enable-load-reader", Ignored::Bool, "false"),
-    legacy("event-storage-age-limit", Ignored::Text, "default=0"),
-    legacy("event-storage-event-limit", Ignored::Text, "default=0"),
-    legacy("global-housekeeping-interval", Ignored::Duration, "1m0s"),
-    legacy("log-cadvisor-usage", Ignored::Bool, "false"),
-    legacy("storage-driver-user", Ignored::Text, "root"),
-    legacy("storage-driver-password", Ignored::Text, "root"),
-    legacy("storage-driver-host", Ignored::Text, "localhost:8086"),
-    legacy("storage-driver-db", Ignored::Text, "cadvisor"),
-    legacy("storage-driver-table", Ignored::Text, "stats"),
-    legacy("storage-driver-secure", Ignored::Bool, "false"),
-    legacy("storage-driver-buffer-duration", Ignored::Duration, "1m0s"),
+    legacy("application-metrics-count-limit", ValueSyntax::Int, "100"),
+    legacy("container-hints", ValueSyntax::Text, "/etc/cadvisor/container_hints.json"),
+    legacy("containerd", ValueSyntax::Text, "/run/containerd/containerd.sock"),
+    legacy("containerd-namespace", ValueSyntax::Text, "k8s.io"),
+    legacy("enable-load-reader", ValueSyntax::Bool, "false"),
+    legacy("event-storage-age-limit", ValueSyntax::Text, "default=0"),
+    legacy("event-storage-event-limit", ValueSyntax::Text, "default=0"),
+    legacy("global-housekeeping-interval", ValueSyntax::Duration, "1m0s"),
+    legacy("log-cadvisor-usage", ValueSyntax::Bool, "false"),
+    legacy("storage-driver-user", ValueSyntax::Text, "root"),
+    legacy("storage-driver-password", ValueSyntax::Text, "root"),
+    legacy("storage-driver-host", ValueSyntax::Text, "localhost:8086"),
+    legacy("storage-driver-db", ValueSyntax::Text, "cadvisor"),
+    legacy("storage-driver-table", ValueSyntax::Text, "stats"),
+    legacy("storage-driver-secure", ValueSyntax::Bool, "false"),
+    legacy("storage-driver-buffer-duration", ValueSyntax::Duration, "1m0s"),
 ];

@@ -5,13 +5,13 @@ use std::ffi::OsString;
 use super::*;
 use crate::defaults;
 
-fn parsed(args: &[&str]) -> Result<(Parsed, Settings), String> {
-    let mut settings = Settings { config: defaults::defaults(), flags: KubeletFlags::default() };
+fn parsed(args: &[&str]) -> Result<(ParsedArguments, KubeletSettings), String> {
+    let mut settings = KubeletSettings { config: defaults::defaults(), flags: KubeletFlags::default() };
     let args: Vec<OsString> = args.iter().map(OsString::from).collect();
     parse(&args, &mut settings).map(|parsed| (parsed, settings))
 }
 
-fn settings(args: &[&str]) -> Settings {
+fn settings(args: &[&str]) -> KubeletSettings {
     parsed(args).expect("good flags").1
 }
 
@@ -21,7 +21,7 @@ fn the_table_is_complete_and_every_flag_accepts_its_own_default() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), FLAGS.len(), "no name twice");
-    let shown = values(&Settings { config: defaults::defaults(), flags: KubeletFlags::default() });
+    let shown = values(&KubeletSettings { config: defaults::defaults(), flags: KubeletFlags::default() });
     for (name, default) in shown {
         let default = default.trim_matches(['[', ']']);
         assert_eq!(parsed(&[&format!("--{name}={default}")]).map(drop), Ok(()), "{name}={default}");
@@ -45,7 +45,7 @@ fn flags_are_read_the_posix_way() {
 }
 
 #[test]
-fn mistakes_are_told_in_the_reference_s_words() {
+fn errors_have_the_reference_texts() {
     for (args, error) in [
         (&["--foo"][..], "unknown flag: --foo"),
         (&["--foo=1"], "unknown flag: --foo"),
@@ -109,7 +109,7 @@ fn mistakes_are_told_in_the_reference_s_words() {
 fn lists_and_maps_replace_first_and_then_add() {
     let s = settings(&["--enforce-node-allocatable=a", "--enforce-node-allocatable=b,c"]);
     assert_eq!(s.config.enforce_node_allocatable, ["a", "b", "c"]);
-    let mut base = Settings { config: defaults::defaults(), flags: KubeletFlags::default() };
+    let mut base = KubeletSettings { config: defaults::defaults(), flags: KubeletFlags::default() };
     base.config.kube_reserved.insert("memory".to_owned(), "1Gi".to_owned());
     let args = [OsString::from("--kube-reserved= cpu = 1 ,,"), OsString::from("--kube-reserved=pid=5")];
     parse(&args, &mut base).expect("good flags");
@@ -175,7 +175,7 @@ fn taints_are_keys_values_and_effects() {
 }
 
 #[test]
-fn deprecated_flags_say_so_once() {
+fn deprecated_flags_warn_once() {
     let (found, _) =
         parsed(&["--max-pods=1", "--max-pods=2", "--storage-driver-db=x", "-v=1", "--provider-id=x"]).expect("good");
     assert_eq!(
@@ -193,7 +193,7 @@ fn deprecated_flags_say_so_once() {
 
 #[test]
 fn help_names_every_flag() {
-    let text = help(&Settings { config: defaults::defaults(), flags: KubeletFlags::default() });
+    let text = help(&KubeletSettings { config: defaults::defaults(), flags: KubeletFlags::default() });
     assert!(FLAGS.iter().all(|flag| text.contains(&format!("--{}", flag.name))));
     assert!(text.contains("-v, --v int") && text.contains("(default 110)"));
 }

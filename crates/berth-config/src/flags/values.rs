@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use super::{Flag, Ignored, Pairs, Settings, Slot, VersionRequest};
+use super::{Flag, FlagTarget, KubeletSettings, Pairs, ValueSyntax, VersionRequest};
 use crate::{
     fields::{ConfigQuantity, MemoryReservation, Taint, VModuleItem},
     names,
@@ -14,32 +14,32 @@ use crate::{
 ///
 /// # Errors
 /// The value is malformed; contains the reference's text.
-pub(super) fn set(flag: &'static Flag, value: &str, first: bool, s: &mut Settings) -> Result<(), String> {
+pub(super) fn set(flag: &'static Flag, value: &str, first: bool, s: &mut KubeletSettings) -> Result<(), String> {
     match flag.slot {
-        Slot::Bool(lens) => *lens(s) = boolean(value)?,
-        Slot::Int32(lens) => *lens(s) = integer::<i32>(value)?,
-        Slot::Int64(lens) => *lens(s) = integer::<i64>(value)?,
-        Slot::Level(lens) => *lens(s) = level::<u32>(value)?,
-        Slot::Text(lens) => value.clone_into(lens(s)),
-        Slot::Duration(lens) => *lens(s) = value.parse().map_err(text)?,
-        Slot::Quantity(lens) => *lens(s) = ConfigQuantity::parse(value).map_err(text)?,
-        Slot::Texts(lens) => extend(lens(s), csv(value)?, first),
-        Slot::Pairs(pairs, lens) => fill(lens(s), map(pairs, value)?, first),
-        Slot::Gates(lens) => fill(lens(s), gates(value)?, first),
-        Slot::Headers(lens) => headers(lens(s), value, first)?,
-        Slot::Labels(lens) => lens(s).extend(labels(value)),
-        Slot::Ip(lens) => {
+        FlagTarget::Bool(lens) => *lens(s) = boolean(value)?,
+        FlagTarget::Int32(lens) => *lens(s) = integer::<i32>(value)?,
+        FlagTarget::Int64(lens) => *lens(s) = integer::<i64>(value)?,
+        FlagTarget::Level(lens) => *lens(s) = level::<u32>(value)?,
+        FlagTarget::Text(lens) => value.clone_into(lens(s)),
+        FlagTarget::Duration(lens) => *lens(s) = value.parse().map_err(text)?,
+        FlagTarget::Quantity(lens) => *lens(s) = ConfigQuantity::parse(value).map_err(text)?,
+        FlagTarget::Texts(lens) => extend(lens(s), csv(value)?, first),
+        FlagTarget::Pairs(pairs, lens) => fill(lens(s), map(pairs, value)?, first),
+        FlagTarget::Gates(lens) => fill(lens(s), gates(value)?, first),
+        FlagTarget::Headers(lens) => headers(lens(s), value, first)?,
+        FlagTarget::Labels(lens) => lens(s).extend(labels(value)),
+        FlagTarget::Ip(lens) => {
             if let Some(ip) = address(value)? {
                 *lens(s) = ip;
             }
         }
         // An empty value has no effect, so it does not clear the list either.
-        Slot::ReservedMemory(lens) if !value.is_empty() => extend(lens(s), reserved_memory(value)?, first),
-        Slot::ReservedMemory(_) => {}
-        Slot::Taints(lens) => *lens(s) = taints(value)?,
-        Slot::VModule(lens) => lens(s).extend(vmodule(value)?),
-        Slot::Version(lens) => *lens(s) = version_request(value)?,
-        Slot::Ignored(syntax, _) => {
+        FlagTarget::ReservedMemory(lens) if !value.is_empty() => extend(lens(s), reserved_memory(value)?, first),
+        FlagTarget::ReservedMemory(_) => {}
+        FlagTarget::Taints(lens) => *lens(s) = taints(value)?,
+        FlagTarget::VModule(lens) => lens(s).extend(vmodule(value)?),
+        FlagTarget::Version(lens) => *lens(s) = version_request(value)?,
+        FlagTarget::Ignored(syntax, _) => {
             ignored(syntax, value)?;
             s.flags.ignored.insert(flag.name, value.to_owned());
         }
@@ -324,11 +324,11 @@ fn version_request(value: &str) -> Result<VersionRequest, String> {
     }
 }
 
-fn ignored(syntax: Ignored, value: &str) -> Result<(), String> {
+fn ignored(syntax: ValueSyntax, value: &str) -> Result<(), String> {
     match syntax {
-        Ignored::Bool => boolean(value).map(drop),
-        Ignored::Int => integer::<i64>(value).map(drop),
-        Ignored::Duration => value.parse::<crate::GoDuration>().map(drop).map_err(text),
-        Ignored::Text => Ok(()),
+        ValueSyntax::Bool => boolean(value).map(drop),
+        ValueSyntax::Int => integer::<i64>(value).map(drop),
+        ValueSyntax::Duration => value.parse::<crate::GoDuration>().map(drop).map_err(text),
+        ValueSyntax::Text => Ok(()),
     }
 }

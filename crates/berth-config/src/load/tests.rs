@@ -7,7 +7,7 @@ const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConf
 const OPEN: &str = "authentication: {webhook: {enabled: false}}\nauthorization: {mode: AlwaysAllow}\n";
 
 /// Loads with `body` as the main file and `drop_ins` beside it.
-fn with_files(body: Option<&str>, drop_ins: &[(&str, &str)], args: &[&str]) -> Loading {
+fn with_files(body: Option<&str>, drop_ins: &[(&str, &str)], args: &[&str]) -> LoadResult {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut all: Vec<OsString> = args.iter().map(OsString::from).collect();
     if let Some(body) = body {
@@ -27,9 +27,9 @@ fn with_files(body: Option<&str>, drop_ins: &[(&str, &str)], args: &[&str]) -> L
 }
 
 #[track_caller]
-fn run(loading: Loading) -> Loaded {
+fn run(loading: LoadResult) -> LoadedConfig {
     match loading.outcome {
-        Ok(Request::Run(loaded)) => *loaded,
+        Ok(StartupAction::Run(loaded)) => *loaded,
         other => panic!("{other:?}"),
     }
 }
@@ -91,7 +91,7 @@ fn the_burst_of_the_client_may_not_be_zero() {
         matches!(&loading.outcome, Err(StartupError::Run(e)) if e.starts_with("failed to initialize kubelet client: burst")),
         "AC-01-42"
     );
-    assert!(matches!(with_files(None, &[], &["--help"]).outcome, Ok(Request::Print(_))));
+    assert!(matches!(with_files(None, &[], &["--help"]).outcome, Ok(StartupAction::Print(_))));
 }
 
 #[test]

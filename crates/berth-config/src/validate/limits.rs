@@ -1,6 +1,6 @@
 //! Validation of numeric bounds and related settings. Pure.
 
-use super::{Failures, Subject};
+use super::{Failures, ValidationInput};
 use crate::{
     GoDuration,
     flags::{is_taint_effect, shown_taint},
@@ -9,8 +9,8 @@ use crate::{
 };
 
 /// Applies the rules from the lease to the taints.
-pub(super) fn check(subject: Subject<'_>, f: &mut Failures) {
-    let Subject { config: c, .. } = subject;
+pub(super) fn check(subject: ValidationInput<'_>, f: &mut Failures) {
+    let ValidationInput { config: c, .. } = subject;
     if c.node_lease_duration_seconds <= 0 {
         f.invalid("nodeLeaseDurationSeconds must be greater than 0");
     }
@@ -46,7 +46,7 @@ pub(super) fn check(subject: Subject<'_>, f: &mut Failures) {
     taints(subject, f);
 }
 
-fn quota_period(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failures) {
+fn quota_period(ValidationInput { config: c, gates, .. }: ValidationInput<'_>, f: &mut Failures) {
     let period = c.cpu_cfs_quota_period;
     let shown = format!("cpuCFSQuotaPeriod (--cpu-cfs-quota-period) {{{period}}}");
     if !gates.enabled("CustomCPUCFSQuotaPeriod") {
@@ -58,7 +58,7 @@ fn quota_period(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failures)
     }
 }
 
-fn image_gc(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
+fn image_gc(ValidationInput { config: c, .. }: ValidationInput<'_>, f: &mut Failures) {
     let (high, low) = (c.image_gc_high_threshold_percent, c.image_gc_low_threshold_percent);
     f.within("imageGCHighThresholdPercent", "image-gc-high-threshold", high, (0, 100));
     f.within("imageGCLowThresholdPercent", "image-gc-low-threshold", low, (0, 100));
@@ -80,7 +80,7 @@ fn image_gc(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
     }
 }
 
-fn pulls_and_bootstrap(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failures) {
+fn pulls_and_bootstrap(ValidationInput { config: c, gates, .. }: ValidationInput<'_>, f: &mut Failures) {
     if let Some(pulls) = c.max_parallel_image_pulls {
         if pulls < 1 {
             f.invalid(format!("maxParallelImagePulls {pulls} must be a positive number"));
@@ -100,7 +100,7 @@ fn pulls_and_bootstrap(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Fa
     }
 }
 
-fn taints(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
+fn taints(ValidationInput { config: c, .. }: ValidationInput<'_>, f: &mut Failures) {
     for taint in &c.register_with_taints {
         let named = names::qualified_name(&taint.key).is_empty() && names::label_value(&taint.value).is_empty();
         if !named || !(taint.effect.is_empty() || is_taint_effect(&taint.effect)) {
@@ -113,7 +113,7 @@ fn taints(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
 }
 
 /// Applies the rules after logging: endpoint, log query, container logs, pod logs.
-pub(super) fn check_late(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
+pub(super) fn check_late(ValidationInput { config: c, .. }: ValidationInput<'_>, f: &mut Failures) {
     if c.container_runtime_endpoint.is_empty() {
         f.invalid("the containerRuntimeEndpoint was not specified or empty");
     }

@@ -1,6 +1,6 @@
 //! Validation of logging, tracing, and memory QoS settings. Pure. Spec 01 §6.3, §16.
 
-use super::{Failures, Subject};
+use super::{Failures, ValidationInput};
 use crate::{
     fields::{LoggingConfiguration, OutputRoutingOptions, TracingConfiguration},
     gates::FeatureGates,
@@ -10,7 +10,7 @@ use crate::{
 const NAMING: &str = "See https://github.com/grpc/grpc/blob/master/doc/naming.md";
 
 /// Applies the rules from logging to memory QoS.
-pub(super) fn check(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failures) {
+pub(super) fn check(ValidationInput { config: c, gates, .. }: ValidationInput<'_>, f: &mut Failures) {
     for failure in logging(&c.logging, gates) {
         f.bare(failure);
     }

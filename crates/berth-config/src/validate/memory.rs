@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::{Failures, Subject, cpus};
+use super::{Failures, ValidationInput, cpus};
 use crate::{text::quote, version};
 
 /// Applies the rules from the reserved CPUs to the hidden metrics.
-pub(super) fn check(subject: Subject<'_>, f: &mut Failures) {
-    let Subject { config: c, .. } = subject;
+pub(super) fn check(subject: ValidationInput<'_>, f: &mut Failures) {
+    let ValidationInput { config: c, .. } = subject;
     if !c.reserved_system_cpus.is_empty() {
         if !c.system_reserved_cgroup.is_empty() || !c.kube_reserved_cgroup.is_empty() {
             f.invalid(
@@ -37,7 +37,7 @@ pub(super) fn check(subject: Subject<'_>, f: &mut Failures) {
     }
 }
 
-fn reserved_memory(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
+fn reserved_memory(ValidationInput { config: c, .. }: ValidationInput<'_>, f: &mut Failures) {
     let mut seen = BTreeSet::new();
     for reservation in &c.reserved_memory {
         let node = reservation.numa_node;
@@ -62,7 +62,7 @@ fn reserved_memory(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
 }
 
 /// Returns the first failure of the rules about the kernel: they report one at most.
-fn kernel(Subject { config: c, host, .. }: Subject<'_>) -> Option<String> {
+fn kernel(ValidationInput { config: c, host, .. }: ValidationInput<'_>) -> Option<String> {
     if host.cgroup_v1 && c.fail_cgroup_v1 {
         return Some(
             "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be \

@@ -44,7 +44,7 @@ impl Failures {
 
 /// Input of the rules.
 #[derive(Clone, Copy)]
-pub(super) struct Subject<'a> {
+pub(super) struct ValidationInput<'a> {
     config: &'a KubeletConfiguration,
     gates: &'a FeatureGates,
     host: &'a HostFacts,
@@ -58,7 +58,7 @@ pub fn validate(config: &KubeletConfiguration, gates: &FeatureGates, host: &Host
     let mut gates = gates.clone();
     gates.set_from_map(&config.feature_gates).map_err(|e| e.to_string())?;
     let mut failures = Failures(gates.unmet_dependencies());
-    let subject = Subject { config, gates: &gates, host };
+    let subject = ValidationInput { config, gates: &gates, host };
     limits::check(subject, &mut failures);
     policies::check(subject, &mut failures);
     memory::check(subject, &mut failures);

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::{Failures, Subject};
+use super::{Failures, ValidationInput};
 use crate::{GoDuration, text::quote};
 
 /// Applies the rules from the topology manager to the pull policy.
-pub(super) fn check(subject: Subject<'_>, f: &mut Failures) {
+pub(super) fn check(subject: ValidationInput<'_>, f: &mut Failures) {
     topology(subject, f);
     shutdown(subject, f);
     swap_and_restarts(subject, f);
     enforcement(subject, f);
-    let Subject { config: c, .. } = subject;
+    let ValidationInput { config: c, .. } = subject;
     if !matches!(c.hairpin_mode.as_str(), "none" | "hairpin-veth" | "promiscuous-bridge") {
         f.invalid(format!(
             "option {} specified for hairpinMode (--hairpin-mode). Valid options are \"none\", \"hairpin-veth\" or \
@@ -22,7 +22,7 @@ pub(super) fn check(subject: Subject<'_>, f: &mut Failures) {
     pull_policy(subject, f);
 }
 
-fn topology(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
+fn topology(ValidationInput { config: c, .. }: ValidationInput<'_>, f: &mut Failures) {
     if !matches!(c.topology_manager_policy.as_str(), "none" | "best-effort" | "restricted" | "single-numa-node") {
         f.invalid(format!(
             "topologyManagerPolicy (--topology-manager-policy) {} must be one of: [\"none\" \"best-effort\" \
@@ -38,7 +38,7 @@ fn topology(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
     }
 }
 
-fn shutdown(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failures) {
+fn shutdown(ValidationInput { config: c, gates, .. }: ValidationInput<'_>, f: &mut Failures) {
     let (total, critical) = (c.shutdown_grace_period, c.shutdown_grace_period_critical_pods);
     let is_set = total > GoDuration::ZERO || critical > GoDuration::ZERO;
     if gates.enabled("GracefulNodeShutdown") {
@@ -69,7 +69,7 @@ fn shutdown(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failures) {
     }
 }
 
-fn swap_and_restarts(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failures) {
+fn swap_and_restarts(ValidationInput { config: c, gates, .. }: ValidationInput<'_>, f: &mut Failures) {
     let swap = &c.memory_swap.swap_behavior;
     if !matches!(swap.as_str(), "" | "NoSwap" | "LimitedSwap") {
         f.invalid(format!(
@@ -96,7 +96,7 @@ fn swap_and_restarts(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Fail
 const ENFORCE: &str = "enforceNodeAllocatable (--enforce-node-allocatable)";
 
 /// Validates `enforceNodeAllocatable` (spec 01 §4.2).
-fn enforcement(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
+fn enforcement(ValidationInput { config: c, .. }: ValidationInput<'_>, f: &mut Failures) {
     let wanted: Vec<&str> = c.enforce_node_allocatable.iter().map(String::as_str).collect();
     for (whole, compressible) in
         [("system-reserved", "system-reserved-compressible"), ("kube-reserved", "kube-reserved-compressible")]
@@ -150,7 +150,7 @@ fn reserved_cgroup(who: &str, cgroup: &str, f: &mut Failures) {
     }
 }
 
-fn pull_policy(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failures) {
+fn pull_policy(ValidationInput { config: c, gates, .. }: ValidationInput<'_>, f: &mut Failures) {
     let (policy, list) = (&c.image_pull_credentials_verification_policy, &c.preloaded_images_verification_allowlist);
     if !gates.enabled("KubeletEnsureSecretPulledImages") {
         for (field, is_set) in [

@@ -340,15 +340,15 @@ fn kubelet_object(c: &KubeletConfiguration) -> Result<Vec<Notice>, String> {
 /// Returns a notice per setting that permits access without authentication or authorization.
 fn insecure(c: &KubeletConfiguration) -> Vec<Notice> {
     let mut notices = Vec::new();
-    let mut tell = |field, value: String| notices.push(Notice::Insecure { field, value });
+    let mut report = |field, value: String| notices.push(Notice::Insecure { field, value });
     if c.authentication.anonymous.enabled {
-        tell("authentication.anonymous.enabled", "true".to_owned());
+        report("authentication.anonymous.enabled", "true".to_owned());
     }
     if c.authorization.mode == "AlwaysAllow" {
-        tell("authorization.mode", "AlwaysAllow".to_owned());
+        report("authorization.mode", "AlwaysAllow".to_owned());
     }
     if c.read_only_port != 0 {
-        tell("readOnlyPort", c.read_only_port.to_string());
+        report("readOnlyPort", c.read_only_port.to_string());
     }
     notices
 }
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_checked_last_is_told_in_order() {
+    fn the_last_checks_report_in_order() {
         let standalone = KubeletFlags::default();
         let lock = KubeletFlags { exit_on_lock_contention: true, ..KubeletFlags::default() };
         let cloud = KubeletFlags { cloud_provider: "aws".to_owned(), ..KubeletFlags::default() };
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_nobody_would_ask_is_refused() {
+    fn a_policy_that_is_never_consulted_is_refused() {
         let policy = "policy.yaml".to_owned();
         let alone = KubeletFlags { standalone_authorization: policy, ..KubeletFlags::default() };
         let clustered = KubeletFlags { kubeconfig: "k".to_owned(), ..alone.clone() };

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_idle_makes_room_for_others_and_nobody_else() {
+    async fn only_idle_connections_are_closed_for_new_ones() {
         let places = ConnectionLimiter::new(2);
         let pair = || UnixStream::pair().expect("a pair");
         let ((leaked, _one), (busy, mut other)) = (pair(), pair());

@@ -34,8 +34,8 @@ pub async fn create(runtime: &Arc<Runtime>, request: cri::CreateContainerRequest
     sandbox.ready()?;
     let (config, id) = (Arc::new(config), ids::new_id());
     let asked = (config.clone(), sandbox.id().to_owned());
-    let told = match runtime.container_names.claim(&name, &id, asked)? {
-        Claim::Acquired(told) => told,
+    let result_sender = match runtime.container_names.claim(&name, &id, asked)? {
+        Claim::Acquired(result_sender) => result_sender,
         Claim::InProgress(flight) => return name_reservations::join(flight).await,
         Claim::Existing(old) => {
             let now = pod.now();
@@ -51,7 +51,7 @@ pub async fn create(runtime: &Arc<Runtime>, request: cri::CreateContainerRequest
                 Ok(_) => making.container_names.complete(&name),
                 Err(_) => making.container_names.release(&name, &id),
             }
-            told.send_replace(Some(outcome.clone()));
+            result_sender.send_replace(Some(outcome.clone()));
             outcome
         })
         .await

@@ -11,7 +11,7 @@ use crate::{
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     runtime::{Runtime, blocking},
 };
-use berth_shim::plan::{Request, Scope, Target};
+use berth_shim::plan::{ProcessTarget, Scope, ShimRequest};
 use berth_sys::failpoint;
 
 /// How long a killed process may take to exit.
@@ -89,7 +89,7 @@ pub async fn settle_start(pod: &SandboxHandle, id: &str) -> RuntimeResult<()> {
 }
 
 async fn send(pod: &SandboxHandle, id: &str, signal: i32, scope: Scope) -> RuntimeResult<()> {
-    let request = Request::Signal { to: Target::Container(id.to_owned()), signal, scope };
+    let request = ShimRequest::Signal { to: ProcessTarget::Container(id.to_owned()), signal, scope };
     match pod.shim()?.request(request, Vec::new(), SHIM_ANSWER).await {
         // It has exited in the meantime; the shim reports the exit separately.
         Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::State) => Ok(()),
@@ -139,7 +139,7 @@ pub async fn remove_from(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) 
     failpoint::reached("remove.marked");
     if let Ok(shim) = pod.shim() {
         // A shim that is gone has nothing to forget.
-        let _ = shim.request(Request::Forget(id.to_owned()), Vec::new(), SHIM_ANSWER).await;
+        let _ = shim.request(ShimRequest::Forget(id.to_owned()), Vec::new(), SHIM_ANSWER).await;
     }
     let (shell, sandbox, container) = (runtime.shell.clone(), pod.now(), id.to_owned());
     let group = meta.group.clone();

@@ -29,7 +29,7 @@ use crate::{
     streams,
 };
 use berth_proto::cri;
-use berth_shim::plan::{Exit, Reply, Request, Scope, Target};
+use berth_shim::plan::{Exit, ProcessTarget, Reply, Scope, ShimRequest};
 
 /// Maximum bytes kept of each stream.
 const MOST: usize = 16 << 20;
@@ -78,13 +78,13 @@ async fn run(
     let planner = &runtime.ports.planner;
     let mut plan = planner.exec(&sandbox.container(container)?.plan, &exec, &request.cmd, false)?;
     plan.keeps_orphans = request.timeout > 0; // otherwise a program that times out could leave processes behind
-    let target = Target::Exec(container.to_owned(), exec.clone());
+    let target = ProcessTarget::Exec(container.to_owned(), exec.clone());
     let exit = pod.await_exit(target.clone());
     let (files, out, err) = streams()?;
     let begun = Instant::now();
     let (reply, _) = pod
         .shim()?
-        .request(Request::Exec(Box::new(plan)), files, SHIM_ANSWER)
+        .request(ShimRequest::Exec(Box::new(plan)), files, SHIM_ANSWER)
         .await
         .map_err(|error| error.during(&format!("failed to start exec \"{exec}\"")))?;
     if !matches!(reply, Reply::Started(_)) {
@@ -118,12 +118,12 @@ fn answer(exit: Exit, stdout: Vec<u8>, mut stderr: Vec<u8>) -> cri::ExecSyncResp
 /// Kills the program that timed out, its process group, and its remaining descendants.
 async fn kill_timed_out(
     pod: &SandboxHandle,
-    target: Target,
+    target: ProcessTarget,
     exit: tokio::sync::oneshot::Receiver<Exit>,
     seconds: u64,
 ) -> RuntimeError {
     if let Ok(shim) = pod.shim() {
-        let kill = Request::Signal { to: target, signal: KILL, scope: Scope::Group };
+        let kill = ShimRequest::Signal { to: target, signal: KILL, scope: Scope::Group };
         // The program may have exited in the meantime.
         let _ = shim.request(kill, Vec::new(), SHIM_ANSWER).await;
     }
@@ -149,7 +149,7 @@ fn streams() -> RuntimeResult<Streams> {
 }
 
 /// Bytes kept now and counted against [`BUDGET`].
-static HELD: AtomicUsize = AtomicUsize::new(0);
+static BUFFERED: AtomicUsize = AtomicUsize::new(0);
 
 /// First bytes of a stream.
 #[derive(Default)]
@@ -163,13 +163,13 @@ struct OutputBuffer {
 
 impl OutputBuffer {
     /// Appends a chunk; drops it and all later ones if the budget is exhausted.
-    fn add(&mut self, piece: &[u8], held: &AtomicUsize) {
+    fn add(&mut self, piece: &[u8], buffered: &AtomicUsize) {
         if self.is_cut {
             return;
         }
         let counted = (self.bytes.len() + piece.len()).saturating_sub(SMALL) - self.counted;
-        if held.fetch_add(counted, Ordering::Relaxed) + counted > BUDGET && counted > 0 {
-            held.fetch_sub(counted, Ordering::Relaxed);
+        if buffered.fetch_add(counted, Ordering::Relaxed) + counted > BUDGET && counted > 0 {
+            buffered.fetch_sub(counted, Ordering::Relaxed);
             self.is_cut = true;
             let rest = SMALL.saturating_sub(self.bytes.len());
             self.bytes.extend_from_slice(piece.get(..rest).unwrap_or_default());
@@ -181,7 +181,7 @@ impl OutputBuffer {
 
     /// Returns the bytes and releases their share of the budget.
     fn take(&mut self) -> Vec<u8> {
-        HELD.fetch_sub(std::mem::take(&mut self.counted), Ordering::Relaxed);
+        BUFFERED.fetch_sub(std::mem::take(&mut self.counted), Ordering::Relaxed);
         std::mem::take(&mut self.bytes)
     }
 }
@@ -208,7 +208,7 @@ fn collect(runtime: &Runtime, mut from: pipe::Receiver, most: usize) -> OutputCo
             let mut kept = bytes.lock().unwrap_or_else(PoisonError::into_inner);
             // Once nobody reads the result, the output is drained and dropped.
             let room = if ended.is_closed() { 0 } else { most.saturating_sub(kept.bytes.len()) };
-            kept.add(piece.get(..count.min(room)).unwrap_or_default(), &HELD);
+            kept.add(piece.get(..count.min(room)).unwrap_or_default(), &BUFFERED);
         }
         ended.send_replace(true);
     });
@@ -237,26 +237,26 @@ mod tests {
 
     #[test]
     fn all_callers_share_a_budget_but_for_the_small_ones() {
-        let held = AtomicUsize::new(0);
+        let buffered = AtomicUsize::new(0);
         let fill = |bytes: usize| {
             // The test's own counter keeps these bytes: they are never released.
             let mut kept = std::mem::ManuallyDrop::new(OutputBuffer::default());
             for _ in 0..bytes / 1024 {
-                kept.add(&[0; 1024], &held);
+                kept.add(&[0; 1024], &buffered);
             }
             kept.bytes.len()
         };
-        assert_eq!([fill(SMALL), held.load(Ordering::Relaxed)], [SMALL, 0], "probes and hooks are not counted");
+        assert_eq!([fill(SMALL), buffered.load(Ordering::Relaxed)], [SMALL, 0], "probes and hooks are not counted");
         for _ in 0..4 {
             assert_eq!(fill(MOST), MOST);
         }
         assert_eq!(fill(MOST), 5 * SMALL, "the rest of the budget, and what is never counted");
         assert_eq!(fill(MOST), SMALL);
-        assert_eq!(held.load(Ordering::Relaxed), BUDGET);
+        assert_eq!(buffered.load(Ordering::Relaxed), BUDGET);
         let mut cut = std::mem::ManuallyDrop::new(OutputBuffer::default());
-        cut.add(&[1; SMALL + 100], &held);
-        held.store(0, Ordering::Relaxed);
-        cut.add(&[2], &held);
+        cut.add(&[1; SMALL + 100], &buffered);
+        buffered.store(0, Ordering::Relaxed);
+        cut.add(&[2], &buffered);
         assert_eq!(cut.bytes, [1; SMALL], "nothing is kept behind a gap");
     }
 

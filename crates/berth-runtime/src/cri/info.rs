@@ -69,7 +69,7 @@ fn network(trouble: Option<String>, warning: Option<String>) -> cri::RuntimeCond
 
 fn info(runtime: &Runtime) -> HashMap<String, String> {
     let (config, driver) = (&runtime.shell.config, runtime.host.driver);
-    let told = json!({
+    let config_json = json!({
         "stateDir": config.state,
         "rootDir": config.root,
         "cgroupDriver": driver.as_str_name().to_lowercase(),
@@ -77,7 +77,7 @@ fn info(runtime: &Runtime) -> HashMap<String, String> {
         "network": config.network,
     });
     HashMap::from([
-        ("config".to_owned(), told.to_string()),
+        ("config".to_owned(), config_json.to_string()),
         ("version".to_owned(), json!(env!("CARGO_PKG_VERSION")).to_string()),
         ("lastCNILoadStatus".to_owned(), json!(runtime.ports.network.last_cni_load()).to_string()),
         ("kernel".to_owned(), json!(uname().release().to_string_lossy()).to_string()),

@@ -118,8 +118,8 @@ pub fn sandbox_status(
     let sandbox = runtime.pod(&request.pod_sandbox_id)?.now();
     let mut info = HashMap::new();
     if request.verbose {
-        let told = verbose::sandbox(&sandbox);
-        info.insert("info".to_owned(), told.to_string());
+        let details = verbose::sandbox(&sandbox);
+        info.insert("info".to_owned(), details.to_string());
     }
     Ok(cri::PodSandboxStatusResponse {
         status: Some(cri_conversions::sandbox_status(&sandbox)),
@@ -142,8 +142,8 @@ pub fn container_status(
     let container = sandbox.container(&id)?;
     let mut info = HashMap::new();
     if request.verbose {
-        let told = verbose::container(&sandbox, container);
-        info.insert("info".to_owned(), told.to_string());
+        let details = verbose::container(&sandbox, container);
+        info.insert("info".to_owned(), details.to_string());
     }
     Ok(cri::ContainerStatusResponse { status: Some(cri_conversions::container_status(container)), info })
 }

@@ -13,7 +13,7 @@ use crate::{
         Depth,
         layer_usage::LayerUsage,
         link_counters::LinkCounterReader,
-        metrics::{self, Labels, Subject},
+        metrics::{self, ContainerSample, Labels},
         open_files, volume,
     },
 };
@@ -77,9 +77,9 @@ fn subject(
     container: &Container,
     volume: Option<&volume::Volume>,
     written: Option<&LayerUsage>,
-) -> Subject {
+) -> ContainerSample {
     let reading = runtime.ports.groups.read(&container.meta.group, Depth::Metrics);
-    Subject {
+    ContainerSample {
         started_ns: container.running().map(|started| started.at_ns).unwrap_or_default(),
         open: open_files::count(Path::new("/proc"), reading.processes.iter().copied().take(MOST_PROCESSES)),
         volume: volume.cloned(),

@@ -23,4 +23,4 @@ mod update;
 mod verbose;
 
 pub use container::delete as delete_container;
-pub use serve::{Memory, over_memory, over_socket};
+pub use serve::{InProcessConnector, over_memory, over_socket};

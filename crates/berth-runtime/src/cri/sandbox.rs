@@ -13,7 +13,7 @@ use crate::{
     errors::{RuntimeError, RuntimeResult, outcome},
     ids,
     name_reservations::{self, Claim},
-    ports::{AttachedNetwork, Limits, NetworkPod},
+    ports::{AttachedNetwork, CgroupLimits, NetworkPod},
     runtime::{Runtime, blocking, now_ns},
     sandbox::{Sandbox, sandbox_name},
     store::{
@@ -23,7 +23,7 @@ use crate::{
 };
 use berth_metrics::{LaunchStep, NetworkOperation};
 use berth_proto::cri;
-use berth_shim::plan::{Namespace, NamespacePlan, Reply, Request};
+use berth_shim::plan::{Namespace, NamespacePlan, Reply, ShimRequest};
 use berth_sys::failpoint;
 
 /// Runs a sandbox; an identical request returns the same sandbox.
@@ -39,8 +39,8 @@ pub async fn run(runtime: &Arc<Runtime>, config: cri::PodSandboxConfig, handler:
     let plan = runtime.ports.planner.namespaces(&config)?;
     let (config, id) = (Arc::new(config), ids::new_id());
     let request = (config.clone(), handler.clone());
-    let told = match runtime.sandbox_names.claim(&name, &id, request)? {
-        Claim::Acquired(told) => told,
+    let result_sender = match runtime.sandbox_names.claim(&name, &id, request)? {
+        Claim::Acquired(result_sender) => result_sender,
         Claim::InProgress(flight) => return name_reservations::join(flight).await,
         Claim::Existing(old) => {
             let is_ready = runtime.pod(&old).is_ok_and(|pod| pod.now().is_ready());
@@ -58,7 +58,7 @@ pub async fn run(runtime: &Arc<Runtime>, config: cri::PodSandboxConfig, handler:
                 Err(_) if making.pod(&id).is_ok() => making.sandbox_names.complete(&name),
                 Err(_) => making.sandbox_names.release(&name, &id),
             }
-            told.send_replace(Some(outcome.clone()));
+            result_sender.send_replace(Some(outcome.clone()));
             outcome
         })
         .await
@@ -132,7 +132,7 @@ async fn bring_up(
         store::make_directory(&shell.layout.shim(&first.id).join("exits"), 0o700)?;
         sandbox_files::mount_shared_memory(&config, &shell.layout.shared_memory(&first.id))?;
         failpoint::reached("run.memory");
-        let groups = shell.groups.create(&group, &Limits::Smallest)?;
+        let groups = shell.groups.create(&group, &CgroupLimits::Smallest)?;
         failpoint::reached("run.group");
         Ok(groups)
     })
@@ -175,7 +175,7 @@ async fn connect(
     plan.groups = groups;
     let has_network = plan.made.contains(&Namespace::Network);
     let begun = Instant::now();
-    let (reply, files) = pod.shim()?.request(Request::MakeNamespaces(plan), Vec::new(), SHIM_ANSWER).await?;
+    let (reply, files) = pod.shim()?.request(ShimRequest::MakeNamespaces(plan), Vec::new(), SHIM_ANSWER).await?;
     runtime.shell.metrics.launched(LaunchStep::Namespaces, begun.elapsed());
     super::start::settle(runtime, pod.now().meta.group.clone());
     failpoint::reached("run.namespaces");

@@ -16,7 +16,7 @@ use crate::{
     store::{self, objects::SandboxPhase},
 };
 use berth_metrics::NetworkOperation;
-use berth_shim::plan::Request;
+use berth_shim::plan::ShimRequest;
 use berth_sys::failpoint;
 
 /// How long a shim may take to answer the shutdown request.
@@ -87,7 +87,7 @@ fn has_network(sandbox: &crate::sandbox::Sandbox) -> bool {
 /// Shuts the shim down, which releases its namespaces; then kills and removes its cgroup in any case.
 async fn end_shim(runtime: &Arc<Runtime>, pod: &SandboxHandle) -> RuntimeResult<()> {
     if let Some(shim) = pod.detach_shim()
-        && let Err(cause) = shim.request(Request::Shutdown, Vec::new(), GONE_LIMIT).await
+        && let Err(cause) = shim.request(ShimRequest::Shutdown, Vec::new(), GONE_LIMIT).await
     {
         warn!(podSandboxID = pod.now().id(), err = %cause, "Failed to shut down the shim of the sandbox, killing its cgroup");
     }
@@ -128,15 +128,15 @@ async fn delete_records(runtime: &Arc<Runtime>, pod: &SandboxHandle) -> RuntimeR
     }
     let (shell, id, group) = (runtime.shell.clone(), now.id().to_owned(), now.meta.group.clone());
     blocking("deleting sandbox", move || {
-        failpoint::reached("bury.begun");
+        failpoint::reached("teardown.begun");
         shell.groups.remove(&group)?;
         sandbox_files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
-        failpoint::reached("bury.freed");
+        failpoint::reached("teardown.freed");
         shell.logs.add_deleted_pod(&shell.layout, &id);
         store::delete(&shell.layout.shim(&id))?;
-        failpoint::reached("bury.shim");
+        failpoint::reached("teardown.shim");
         store::delete(&shell.layout.sandbox(&id))?;
-        failpoint::reached("bury.deleted");
+        failpoint::reached("teardown.deleted");
         Ok(())
     })
     .await?;

@@ -35,9 +35,9 @@ const MODE: u32 = 0o660;
 
 /// Connects to the services inside this process.
 #[derive(Clone, Debug)]
-pub struct Memory(mpsc::Sender<io::Result<DuplexStream>>);
+pub struct InProcessConnector(mpsc::Sender<io::Result<DuplexStream>>);
 
-impl Memory {
+impl InProcessConnector {
     /// Opens a new connection.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ fn router(runtime: &Arc<Runtime>, largest: usize, streams: Arc<str>) -> Router {
 }
 
 /// Serves connections within this process until `stop` is cancelled. Streaming URLs begin with [`IN_PROCESS`].
-pub fn over_memory(runtime: &Arc<Runtime>, stop: CancellationToken) -> Memory {
+pub fn over_memory(runtime: &Arc<Runtime>, stop: CancellationToken) -> InProcessConnector {
     let (sender, incoming) = mpsc::channel(WAITING);
     let serving = router(runtime, usize::MAX, IN_PROCESS.into())
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async move { stop.cancelled().await });
@@ -70,7 +70,7 @@ pub fn over_memory(runtime: &Arc<Runtime>, stop: CancellationToken) -> Memory {
             tracing::error!(err = %error, "CRI server of the embedded runtime stopped");
         }
     });
-    Memory(sender)
+    InProcessConnector(sender)
 }
 
 /// Serves the Unix socket until `stop` is cancelled; replaces an existing socket. Streaming URLs begin with `streams`

@@ -244,50 +244,50 @@ impl RuntimeService for RuntimeCalls {
         &self,
         request: Request<cri::ContainerStatsRequest>,
     ) -> Answer<cri::ContainerStatsResponse> {
-        let told = stats::container(self.ready().await, &request.into_inner().container_id).await;
-        answer(told.map(|stats| cri::ContainerStatsResponse { stats: Some(stats) }))
+        let stats = stats::container(self.ready().await, &request.into_inner().container_id).await;
+        answer(stats.map(|stats| cri::ContainerStatsResponse { stats: Some(stats) }))
     }
 
     async fn list_container_stats(
         &self,
         request: Request<cri::ListContainerStatsRequest>,
     ) -> Answer<cri::ListContainerStatsResponse> {
-        let told = stats::containers(self.ready().await, request.into_inner().filter).await;
-        answer(told.map(|stats| cri::ListContainerStatsResponse { stats }))
+        let stats = stats::containers(self.ready().await, request.into_inner().filter).await;
+        answer(stats.map(|stats| cri::ListContainerStatsResponse { stats }))
     }
 
     async fn stream_container_stats(
         &self,
         request: Request<cri::StreamContainerStatsRequest>,
     ) -> Answer<Self::StreamContainerStatsStream> {
-        let told = stats::containers(self.ready().await, request.into_inner().filter).await;
+        let stats = stats::containers(self.ready().await, request.into_inner().filter).await;
         let chunk = |container_stats| cri::StreamContainerStatsResponse { container_stats };
-        answer(told.map(|told| lists::in_chunks(told, chunk)))
+        answer(stats.map(|stats| lists::in_chunks(stats, chunk)))
     }
 
     async fn pod_sandbox_stats(
         &self,
         request: Request<cri::PodSandboxStatsRequest>,
     ) -> Answer<cri::PodSandboxStatsResponse> {
-        let told = stats::sandbox(self.ready().await, &request.into_inner().pod_sandbox_id).await;
-        answer(told.map(|stats| cri::PodSandboxStatsResponse { stats: Some(stats) }))
+        let stats = stats::sandbox(self.ready().await, &request.into_inner().pod_sandbox_id).await;
+        answer(stats.map(|stats| cri::PodSandboxStatsResponse { stats: Some(stats) }))
     }
 
     async fn list_pod_sandbox_stats(
         &self,
         request: Request<cri::ListPodSandboxStatsRequest>,
     ) -> Answer<cri::ListPodSandboxStatsResponse> {
-        let told = stats::sandboxes(self.ready().await, request.into_inner().filter).await;
-        answer(told.map(|stats| cri::ListPodSandboxStatsResponse { stats }))
+        let stats = stats::sandboxes(self.ready().await, request.into_inner().filter).await;
+        answer(stats.map(|stats| cri::ListPodSandboxStatsResponse { stats }))
     }
 
     async fn stream_pod_sandbox_stats(
         &self,
         request: Request<cri::StreamPodSandboxStatsRequest>,
     ) -> Answer<Self::StreamPodSandboxStatsStream> {
-        let told = stats::sandboxes(self.ready().await, request.into_inner().filter).await;
+        let stats = stats::sandboxes(self.ready().await, request.into_inner().filter).await;
         let chunk = |pod_sandbox_stats| cri::StreamPodSandboxStatsResponse { pod_sandbox_stats };
-        answer(told.map(|told| lists::in_chunks(told, chunk)))
+        answer(stats.map(|stats| lists::in_chunks(stats, chunk)))
     }
 
     async fn list_metric_descriptors(
@@ -302,17 +302,17 @@ impl RuntimeService for RuntimeCalls {
         &self,
         _: Request<cri::ListPodSandboxMetricsRequest>,
     ) -> Answer<cri::ListPodSandboxMetricsResponse> {
-        let told = metrics::sandboxes(self.ready().await).await;
-        answer(told.map(|pod_metrics| cri::ListPodSandboxMetricsResponse { pod_metrics }))
+        let pod_metrics = metrics::sandboxes(self.ready().await).await;
+        answer(pod_metrics.map(|pod_metrics| cri::ListPodSandboxMetricsResponse { pod_metrics }))
     }
 
     async fn stream_pod_sandbox_metrics(
         &self,
         _: Request<cri::StreamPodSandboxMetricsRequest>,
     ) -> Answer<Self::StreamPodSandboxMetricsStream> {
-        let told = metrics::sandboxes(self.ready().await).await;
+        let pod_metrics = metrics::sandboxes(self.ready().await).await;
         let chunk = |pod_sandbox_metrics| cri::StreamPodSandboxMetricsResponse { pod_sandbox_metrics };
-        answer(told.map(|told| lists::in_chunks(told, chunk)))
+        answer(pod_metrics.map(|pod_metrics| lists::in_chunks(pod_metrics, chunk)))
     }
 
     async fn checkpoint_container(

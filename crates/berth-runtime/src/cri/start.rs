@@ -11,12 +11,12 @@ use crate::{
     actor::SandboxHandle,
     container::Phase,
     errors::{RuntimeError, RuntimeResult},
-    ports::Limits,
+    ports::CgroupLimits,
     runtime::{Runtime, blocking, now_ns},
     sandbox::Sandbox,
 };
 use berth_metrics::LaunchStep;
-use berth_shim::plan::{LaunchPlan, Reply, Request, StartTimings, Started};
+use berth_shim::plan::{LaunchPlan, Reply, ShimRequest, StartTimings, StartedProcess};
 use berth_sys::failpoint;
 
 /// Time added to the shim's own launch timeout before the request to it times out.
@@ -76,11 +76,11 @@ async fn launch(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) -> Runtim
     }
 }
 
-async fn attempt(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) -> RuntimeResult<Started> {
+async fn attempt(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) -> RuntimeResult<StartedProcess> {
     let sandbox = pod.now();
     let container = sandbox.container(id)?;
     let (shell, group) = (runtime.shell.clone(), container.meta.group.clone());
-    let limits = Limits::Container(container.resources.clone());
+    let limits = CgroupLimits::Container(container.resources.clone());
     let devices = container.devices.clone();
     let groups = blocking("creating cgroup", move || {
         let groups = shell.groups.create(&group, &limits)?;
@@ -96,7 +96,7 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) -> Runti
     }
     let limit = Duration::from_millis(plan.limit_ms).saturating_add(GRACE);
     let begun = Instant::now();
-    let launched = pod.shim()?.request(Request::Launch(Box::new(plan)), Vec::new(), limit).await;
+    let launched = pod.shim()?.request(ShimRequest::Launch(Box::new(plan)), Vec::new(), limit).await;
     let whole = begun.elapsed();
     settle(runtime, container.meta.group.clone());
     match launched? {

@@ -26,8 +26,8 @@ pub(super) type SelectedContainer = (Arc<Sandbox>, String);
 /// There is no such container.
 pub async fn container(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<cri::ContainerStats> {
     let (pod, id) = runtime.container(id)?;
-    let told = of_containers(runtime, vec![(pod.now(), id.clone())]).await?;
-    told.into_iter().next().ok_or_else(|| RuntimeError::no_container(&id))
+    let container_stats = of_containers(runtime, vec![(pod.now(), id.clone())]).await?;
+    container_stats.into_iter().next().ok_or_else(|| RuntimeError::no_container(&id))
 }
 
 /// Response to `ListContainerStats`, newest first.
@@ -59,8 +59,8 @@ async fn of_containers(
     })
     .await?;
     let known = chosen.iter().zip(readings);
-    let told = known.filter_map(|((sandbox, id), reading)| Some((sandbox.containers.get(id)?, reading)));
-    Ok(told.map(|(container, reading)| stats(runtime, container, reading.as_ref(), &written)).collect())
+    let pairs = known.filter_map(|((sandbox, id), reading)| Some((sandbox.containers.get(id)?, reading)));
+    Ok(pairs.map(|(container, reading)| stats(runtime, container, reading.as_ref(), &written)).collect())
 }
 
 /// Reads a container's cgroup; `None` if it does not run. Blocking.
@@ -81,12 +81,12 @@ fn stats(
     reading: Option<&Reading>,
     written: &BTreeMap<String, LayerUsage>,
 ) -> cri::ContainerStats {
-    let told = reading.map(|reading| cri_messages::container(reading, rate(runtime, container.id(), reading)));
+    let usage = reading.map(|reading| cri_messages::container(reading, rate(runtime, container.id(), reading)));
     let mountpoint = runtime.shell.layout.snapshots().display().to_string();
     cri::ContainerStats {
         attributes: Some(attributes(container)),
         writable_layer: written.get(container.id()).map(|used| cri_messages::written(used, &mountpoint)),
-        ..told.unwrap_or_default()
+        ..usage.unwrap_or_default()
     }
 }
 
@@ -113,8 +113,8 @@ pub async fn sandbox(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<cri::Pod
         let text = format!("sandbox container \"{}\" is not running", sandbox.id());
         return Err(RuntimeError::new(ErrorKind::Unavailable, text));
     }
-    let told = of_sandboxes(runtime, vec![sandbox]).await?;
-    told.into_iter().next().ok_or_else(|| RuntimeError::no_sandbox(id))
+    let pod_stats = of_sandboxes(runtime, vec![sandbox]).await?;
+    pod_stats.into_iter().next().ok_or_else(|| RuntimeError::no_sandbox(id))
 }
 
 /// Response to `ListPodSandboxStats`: sandboxes that are ready, newest first.
@@ -156,8 +156,8 @@ async fn of_sandboxes(runtime: &Arc<Runtime>, chosen: Vec<Arc<Sandbox>>) -> Runt
         Ok(reading.iter().map(|sandbox| read_sandbox(&asked, sandbox, &mut asker)).collect::<Vec<_>>())
     })
     .await?;
-    let told = chosen.iter().zip(readings).map(|(sandbox, read)| sandbox_stats(runtime, sandbox, &read, &written));
-    Ok(told.collect())
+    let pod_stats = chosen.iter().zip(readings).map(|(sandbox, read)| sandbox_stats(runtime, sandbox, &read, &written));
+    Ok(pod_stats.collect())
 }
 
 /// Blocking: reads cgroups and network interfaces.
@@ -165,10 +165,10 @@ fn read_sandbox(runtime: &Runtime, sandbox: &Sandbox, asker: &mut LinkCounterRea
     let containers = sandbox.containers.iter();
     let containers = containers.filter_map(|(id, container)| Some((id.clone(), read(runtime, Some(container))?)));
     let containers: BTreeMap<String, Reading> = containers.collect();
-    let look = |group: &str| runtime.ports.groups.read(group, Depth::Statistics);
+    let read_group = |group: &str| runtime.ports.groups.read(group, Depth::Statistics);
     let pod = match pod_group(sandbox) {
-        Some(group) => look(&group),
-        None => containers.values().fold(look(&sandbox.meta.group), |sum, one| sum.with(one)),
+        Some(group) => read_group(&group),
+        None => containers.values().fold(read_group(&sandbox.meta.group), |sum, one| sum.with(one)),
     };
     let links = sandbox.meta.netns.as_deref().and_then(|netns: &Path| asker.links(netns));
     SandboxReading { pod, containers, links, at_ns: now_ns() }

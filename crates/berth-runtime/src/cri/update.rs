@@ -9,11 +9,11 @@ use crate::{
     actor::SHIM_ANSWER,
     container::{Phase, merge},
     errors::{RuntimeError, RuntimeResult},
-    ports::Limits,
+    ports::CgroupLimits,
     runtime::{Runtime, blocking},
 };
 use berth_proto::cri;
-use berth_shim::plan::Request;
+use berth_shim::plan::ShimRequest;
 
 /// Updates a container's resources: immediately if it runs, otherwise at its start.
 ///
@@ -36,7 +36,7 @@ pub async fn update(runtime: &Arc<Runtime>, id: &str, new: cri::LinuxContainerRe
             let all = merge(&container.resources.clone().unwrap_or_default(), &new);
             if matches!(container.phase, Phase::Running(_)) {
                 let (shell, group) = (changing.shell.clone(), container.meta.group.clone());
-                let limits = Limits::Container(Some(all.clone()));
+                let limits = CgroupLimits::Container(Some(all.clone()));
                 blocking("updating container resources", move || shell.groups.limit(&group, &limits)).await?;
             }
             pod.turn(move |sandbox| {
@@ -74,5 +74,5 @@ pub async fn reopen_log(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
     let (pod, id) = runtime.container(id)?;
     let not_running = |_| RuntimeError::state("container is not running");
     pod.now().container(&id)?.running().map_err(not_running)?;
-    pod.shim()?.request(Request::ReopenLog(id), Vec::new(), SHIM_ANSWER).await.map(drop)
+    pod.shim()?.request(ShimRequest::ReopenLog(id), Vec::new(), SHIM_ANSWER).await.map(drop)
 }

@@ -112,8 +112,8 @@ fn namespace(kind: &str, path: Option<String>) -> Value {
 /// The pod's addresses by interface, in the format of containerd's go-cni.
 fn network(sandbox: &Sandbox) -> Value {
     let Some(netns) = &sandbox.meta.netns else { return Value::Null };
-    let told = sandbox.meta.network.get("result").cloned().unwrap_or_default();
-    let list = |name: &str| told[name].as_array().cloned().unwrap_or_default();
+    let result = sandbox.meta.network.get("result").cloned().unwrap_or_default();
+    let list = |name: &str| result[name].as_array().cloned().unwrap_or_default();
     let links = list("interfaces");
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let mut interfaces = Map::new();
@@ -140,7 +140,7 @@ fn network(sandbox: &Sandbox) -> Value {
         }
         interfaces.insert("eth0".to_owned(), one);
     }
-    json!({"Interfaces": interfaces, "DNS": [told["dns"]], "Routes": told["routes"]})
+    json!({"Interfaces": interfaces, "DNS": [result["dns"]], "Routes": result["routes"]})
 }
 
 fn add(interface: &mut Value, config: Value) {
@@ -150,17 +150,21 @@ fn add(interface: &mut Value, config: Value) {
 }
 
 /// Resources as in an OCI runtime spec, with containerd's keys.
-fn resources(told: &cri::LinuxContainerResources) -> Value {
-    let memory = told.memory_limit_in_bytes;
+fn resources(linux_resources: &cri::LinuxContainerResources) -> Value {
+    let memory = linux_resources.memory_limit_in_bytes;
     // A memory limit without a swap limit limits both together: there is no swap beyond it.
-    let both = if told.memory_swap_limit_in_bytes == 0 { memory } else { told.memory_swap_limit_in_bytes };
+    let both = if linux_resources.memory_swap_limit_in_bytes == 0 {
+        memory
+    } else {
+        linux_resources.memory_swap_limit_in_bytes
+    };
     json!({
         "cpu": {
-            "shares": told.cpu_shares, "quota": told.cpu_quota, "period": told.cpu_period,
-            "cpus": told.cpuset_cpus, "mems": told.cpuset_mems,
+            "shares": linux_resources.cpu_shares, "quota": linux_resources.cpu_quota, "period": linux_resources.cpu_period,
+            "cpus": linux_resources.cpuset_cpus, "mems": linux_resources.cpuset_mems,
         },
         "memory": {"limit": memory, "swap": both},
-        "unified": told.unified,
+        "unified": linux_resources.unified,
     })
 }
 

@@ -16,17 +16,17 @@ use serde::Deserialize;
 
 use super::{
     apply::path::parts,
-    compression::Unpacked,
-    content::{self, Content},
+    compression::Decompressor,
+    content::{self, ContentStore},
     digest::{Digest, Hasher},
-    error::{ImageError, IoContext, Kind},
+    error::{ImageError, ImageErrorKind, IoContext},
     model::{
         self, Descriptor, LONGEST_CONFIG, LONGEST_MANIFEST, Manifest, ManifestOrIndex, OCI_CONFIG, OCI_LAYER,
         OCI_MANIFEST,
     },
     names::Name,
     platform::{self, PlatformSelection},
-    tar::reader::{Kind as TarKind, Reader},
+    tar::reader::{TarEntryKind as TarKind, TarReader},
 };
 
 /// Maximum number of files in an archive.
@@ -37,7 +37,7 @@ const IMAGE_NAME: &str = "io.containerd.image.name";
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 /// Location of an archive's files.
-enum Files {
+enum ArchiveFiles {
     Folder(PathBuf),
     /// Offset and length of each file in an uncompressed tar archive.
     Tar(Arc<File>, BTreeMap<String, (u64, u64)>),
@@ -45,7 +45,7 @@ enum Files {
 
 /// An open image archive.
 pub struct Archive {
-    files: Files,
+    files: ArchiveFiles,
     scratch: Option<PathBuf>,
 }
 
@@ -104,7 +104,7 @@ struct Layout {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Saved {
+struct SavedImage {
     config: String,
     repo_tags: Option<Vec<String>>,
     #[serde(default)]
@@ -116,10 +116,10 @@ impl Archive {
     ///
     /// # Errors
     /// The path is neither, cannot be read, or its compression is not supported.
-    pub fn open(path: &Path, content: &Content) -> Result<Self, ImageError> {
+    pub fn open(path: &Path, content: &ContentStore) -> Result<Self, ImageError> {
         let metadata = fs::metadata(path).attempt(format!("open {}", path.display()))?;
         if metadata.is_dir() {
-            return Ok(Self { files: Files::Folder(path.to_owned()), scratch: None });
+            return Ok(Self { files: ArchiveFiles::Folder(path.to_owned()), scratch: None });
         }
         let file = File::open(path).attempt(format!("open {}", path.display()))?;
         let is_file = metadata.is_file();
@@ -127,9 +127,9 @@ impl Archive {
     }
 
     /// Opens a stream; an uncompressed seekable file is read in place.
-    fn from_stream(file: File, is_seekable: bool, content: &Content) -> Result<Self, ImageError> {
-        let mut unpacked = Unpacked::new(file)?;
-        if is_seekable && matches!(unpacked, Unpacked::Plain(_)) {
+    fn from_stream(file: File, is_seekable: bool, content: &ContentStore) -> Result<Self, ImageError> {
+        let mut unpacked = Decompressor::new(file)?;
+        if is_seekable && matches!(unpacked, Decompressor::Plain(_)) {
             let mut file = unpacked.into_packed();
             file.seek(SeekFrom::Start(0)).attempt("rewind archive")?;
             return Self::index(file, None);
@@ -137,7 +137,7 @@ impl Archive {
         let scratch = content.scratch();
         let mut file = content::create(&scratch)?;
         // From here on the scratch file is deleted on every path.
-        let holder = Self { files: Files::Folder(PathBuf::new()), scratch: Some(scratch.clone()) };
+        let holder = Self { files: ArchiveFiles::Folder(PathBuf::new()), scratch: Some(scratch.clone()) };
         let mut buffer = vec![0; 1 << 20];
         loop {
             let count = unpacked.read(&mut buffer).map_err(|error| broken(&error))?;
@@ -146,7 +146,7 @@ impl Archive {
             }
             let disk = rustix::fs::fstatvfs(&file).attempt("stat filesystem")?;
             if disk.f_bavail.saturating_mul(disk.f_frsize) < 1 << 30 {
-                return Err(ImageError::new(Kind::ResourceExhausted, "not enough disk space"));
+                return Err(ImageError::new(ImageErrorKind::ResourceExhausted, "not enough disk space"));
             }
             file.write_all(buffer.get(..count).unwrap_or_default()).attempt("unpack archive")?;
         }
@@ -156,11 +156,11 @@ impl Archive {
     }
 
     fn index(mut file: File, scratch: Option<PathBuf>) -> Result<Self, ImageError> {
-        let mut out = Self { files: Files::Folder(PathBuf::new()), scratch };
+        let mut out = Self { files: ArchiveFiles::Folder(PathBuf::new()), scratch };
         let mut found = BTreeMap::new();
         let mut links: Vec<(String, String)> = Vec::new();
         // Unbuffered, so that the file offset is at the start of the content.
-        let mut reader = Reader::new(&mut file);
+        let mut reader = TarReader::new(&mut file);
         while let Some(entry) = reader.next_entry().map_err(|error| broken(&error))? {
             let name = normal(&entry.name)?;
             if found.len() >= MOST_FILES {
@@ -187,7 +187,7 @@ impl Archive {
                 found.insert(name, place);
             }
         }
-        out.files = Files::Tar(Arc::new(file), found);
+        out.files = ArchiveFiles::Tar(Arc::new(file), found);
         Ok(out)
     }
 
@@ -197,10 +197,10 @@ impl Archive {
     /// The name is invalid, or the file cannot be opened.
     pub fn file(&self, name: &str) -> Result<Option<FileRange>, ImageError> {
         match &self.files {
-            Files::Tar(file, found) => {
+            ArchiveFiles::Tar(file, found) => {
                 Ok(found.get(name).map(|(at, left)| FileRange { file: Arc::clone(file), at: *at, left: *left }))
             }
-            Files::Folder(folder) => {
+            ArchiveFiles::Folder(folder) => {
                 let plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
                 if !plain {
                     return Err(ImageError::bad_content(format!("invalid name {name:?} in archive")));
@@ -246,7 +246,7 @@ impl Archive {
             return self.oci(wanted, reference);
         }
         if let Some(saved) = self.bytes("manifest.json", LONGEST_MANIFEST)? {
-            let saved: Vec<Saved> = model::json(&saved, "manifest.json")?;
+            let saved: Vec<SavedImage> = model::json(&saved, "manifest.json")?;
             return collect_images(
                 saved
                     .iter()
@@ -324,7 +324,7 @@ impl Archive {
         Ok(bytes)
     }
 
-    fn docker(&self, saved: &Saved, reference: Option<&Name>) -> Result<ArchiveImage, ImageError> {
+    fn docker(&self, saved: &SavedImage, reference: Option<&Name>) -> Result<ArchiveImage, ImageError> {
         let missing = |name: &str| ImageError::bad_content(format!("{name:?} is not in the archive"));
         let config = self.bytes(&normal(saved.config.as_bytes())?, LONGEST_CONFIG)?;
         let config = config.ok_or_else(|| missing(&saved.config))?;
@@ -386,7 +386,7 @@ fn collect_images(
                 Some(known) => known.names.append(&mut found.names),
                 None => out.push(found),
             },
-            Err(error) if error.kind == Kind::NotFound => others = Some(error),
+            Err(error) if error.kind == ImageErrorKind::NotFound => others = Some(error),
             Err(error) => return Err(error),
         }
     }

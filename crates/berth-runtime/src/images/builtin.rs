@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     archive::ArchiveImage,
-    digest::{Digest, Hashing},
+    digest::{Digest, HashingReader},
     elf,
     error::{ImageError, IoContext},
     model::{Descriptor, Manifest, OCI_CONFIG, OCI_LAYER, OCI_MANIFEST},
@@ -72,7 +72,7 @@ impl Layer {
             (out.diff_id, out.size) = (known.diff_id, known.size);
             return Ok(out);
         }
-        let mut stream = Hashing::new(out.stream()?);
+        let mut stream = HashingReader::new(out.stream()?);
         out.size = io::copy(&mut stream, &mut io::sink()).attempt("read own executable")?;
         out.diff_id = stream.finish();
         let known = CachedDigest { v: record::VERSION, fingerprint, diff_id: out.diff_id, size: out.size };

@@ -9,26 +9,26 @@ use super::{
     digest::Digest,
     error::ImageError,
     names::{Name, id_prefix},
-    record::{Record, Reference},
+    record::{ImageRecord, ImageReference},
 };
 
 /// Index of images by ID and by name.
 #[derive(Clone, Debug, Default)]
 pub struct Catalogue {
-    images: BTreeMap<Digest, Arc<Record>>,
+    images: BTreeMap<Digest, Arc<ImageRecord>>,
     names: BTreeMap<String, Digest>,
 }
 
 impl Catalogue {
     /// Builds the index from the records on disk. A record that loses a name changes in memory only.
-    pub fn new(records: impl IntoIterator<Item = Record>) -> Self {
-        let mut all: Vec<Record> = records.into_iter().collect();
+    pub fn new(records: impl IntoIterator<Item = ImageRecord>) -> Self {
+        let mut all: Vec<ImageRecord> = records.into_iter().collect();
         let mut latest: BTreeMap<String, (i64, Digest)> = BTreeMap::new();
         for record in &all {
             for reference in record.refs.iter().filter(|reference| !reference.name.contains('@')) {
                 let claim = (reference.ref_time, record.id);
-                let held = latest.entry(reference.name.clone()).or_insert(claim);
-                *held = claim.max(*held);
+                let newest = latest.entry(reference.name.clone()).or_insert(claim);
+                *newest = claim.max(*newest);
             }
         }
         for record in &mut all {
@@ -41,7 +41,7 @@ impl Catalogue {
     }
 
     /// Adds or replaces an image.
-    fn put(&mut self, record: Record) {
+    fn put(&mut self, record: ImageRecord) {
         for reference in &record.refs {
             self.names.insert(reference.name.clone(), record.id);
         }
@@ -49,21 +49,21 @@ impl Catalogue {
     }
 
     /// All images, newest first.
-    pub fn list(&self) -> Vec<Arc<Record>> {
+    pub fn list(&self) -> Vec<Arc<ImageRecord>> {
         let mut out: Vec<_> = self.images.values().cloned().collect();
         out.sort_by_key(|record| std::cmp::Reverse((record.created, record.id)));
         out
     }
 
     /// Images of a repository given without tag or digest, newest first; empty for any other text.
-    pub fn of_repository(&self, text: &str) -> Vec<Arc<Record>> {
+    pub fn of_repository(&self, text: &str) -> Vec<Arc<ImageRecord>> {
         let Some(wanted) = Name::repository_in(text) else { return Vec::new() };
         let is_of = |name: &str| Name::parse(name).is_ok_and(|name| name.repository() == wanted);
         self.list().into_iter().filter(|image| image.refs.iter().any(|reference| is_of(&reference.name))).collect()
     }
 
     /// The image with this ID.
-    pub fn get(&self, id: &Digest) -> Option<Arc<Record>> {
+    pub fn get(&self, id: &Digest) -> Option<Arc<ImageRecord>> {
         self.images.get(id).cloned()
     }
 
@@ -71,7 +71,7 @@ impl Catalogue {
     ///
     /// # Errors
     /// The ID prefix is ambiguous.
-    pub fn find(&self, text: &str) -> Result<Option<Arc<Record>>, ImageError> {
+    pub fn find(&self, text: &str) -> Result<Option<Arc<ImageRecord>>, ImageError> {
         if let Some(prefix) = id_prefix(text) {
             let mut found = self.images.values().filter(|record| record.id.hex().starts_with(prefix));
             match (found.next(), found.next()) {
@@ -85,13 +85,13 @@ impl Catalogue {
     }
 
     /// The image with this normalized name.
-    pub fn named(&self, name: &str) -> Option<Arc<Record>> {
+    pub fn named(&self, name: &str) -> Option<Arc<ImageRecord>> {
         self.names.get(name).and_then(|id| self.get(id))
     }
 
     /// The image pulled from this manifest or index; for an index the image must have the given manifest.
-    pub fn targeting(&self, target: &Digest, manifest: &Digest) -> Option<Arc<Record>> {
-        let leads = |record: &&Arc<Record>| {
+    pub fn targeting(&self, target: &Digest, manifest: &Digest) -> Option<Arc<ImageRecord>> {
+        let leads = |record: &&Arc<ImageRecord>| {
             let names_it =
                 record.target.digest == *target || record.refs.iter().any(|reference| reference.target == *target);
             names_it && (target == manifest || record.manifest.digest == *manifest)
@@ -101,7 +101,7 @@ impl Catalogue {
 
     /// Adds an image, or names to an existing one. Returns the records to write in this order: the image that gains a
     /// name comes before the one that loses it.
-    pub fn add(&mut self, mut record: Record) -> Vec<Arc<Record>> {
+    pub fn add(&mut self, mut record: ImageRecord) -> Vec<Arc<ImageRecord>> {
         if let Some(old) = self.images.get(&record.id) {
             let mut refs = old.refs.clone();
             refs.retain(|reference| record.refs.iter().all(|new| new.name != reference.name));
@@ -114,7 +114,7 @@ impl Catalogue {
         for reference in &record.refs {
             let Some(holder) = self.names.get(&reference.name).filter(|holder| **holder != record.id) else { continue };
             if let Some(other) = self.images.get_mut(holder) {
-                let mut without = Record::clone(other);
+                let mut without = ImageRecord::clone(other);
                 without.refs.retain(|known| known.name != reference.name);
                 written.push(without.id);
                 *other = Arc::new(without);
@@ -126,14 +126,14 @@ impl Catalogue {
     }
 
     /// Removes an image with all its names.
-    pub fn remove(&mut self, id: &Digest) -> Option<Arc<Record>> {
+    pub fn remove(&mut self, id: &Digest) -> Option<Arc<ImageRecord>> {
         let record = self.images.remove(id)?;
         self.names.retain(|_, holder| holder != id);
         Some(record)
     }
 
     /// Modifies one image.
-    pub fn update(&mut self, id: &Digest, change: impl FnOnce(&mut Record)) -> Option<Arc<Record>> {
+    pub fn update(&mut self, id: &Digest, change: impl FnOnce(&mut ImageRecord)) -> Option<Arc<ImageRecord>> {
         let record = self.images.get_mut(id)?;
         change(Arc::make_mut(record));
         Some(Arc::clone(record))
@@ -141,8 +141,8 @@ impl Catalogue {
 }
 
 /// References for an image requested by `name`: the tag, if any, and one digest (spec 09b §2).
-pub fn references(name: &Name, target: Digest, now: i64) -> Vec<Reference> {
-    let reference = |name: &Name| Reference { name: name.to_string(), target, ref_time: now };
+pub fn references(name: &Name, target: Digest, now: i64) -> Vec<ImageReference> {
+    let reference = |name: &Name| ImageReference { name: name.to_string(), target, ref_time: now };
     match name.tag() {
         Some(_) => vec![reference(name), reference(&name.at(target))],
         None => vec![reference(name)],
@@ -154,15 +154,15 @@ pub(crate) mod tests {
     use super::*;
     use crate::images::{
         model::Descriptor,
-        record::{Origin, Platform, StoredFile},
+        record::{ImageOrigin, Platform, StoredFile},
     };
     use crate::launch::image::ImageConfig;
 
-    pub(crate) fn record(id: &str, names: &[&str], ref_time: i64) -> Record {
+    pub(crate) fn record(id: &str, names: &[&str], ref_time: i64) -> ImageRecord {
         let target = Descriptor::of("m", id.as_bytes());
         let refs =
             names.iter().flat_map(|name| references(&Name::parse(name).expect("a name"), target.digest, ref_time));
-        Record {
+        ImageRecord {
             v: 1,
             id: Digest::of(id.as_bytes()),
             refs: refs.collect(),
@@ -176,7 +176,7 @@ pub(crate) mod tests {
             passwd: StoredFile::Missing,
             group: StoredFile::Missing,
             pinned: false,
-            source: Origin::Pull,
+            source: ImageOrigin::Pull,
             created: ref_time,
             last_used: 0,
         }
@@ -231,7 +231,7 @@ pub(crate) mod tests {
             assert!(catalogue.find(text).expect("no error").is_none(), "{text}");
         }
         let ambiguous = (0..16).map(|digit| format!("{digit:x}")).find_map(|prefix| catalogue.find(&prefix).err());
-        assert_eq!(ambiguous.map(|error| error.kind), Some(super::super::error::Kind::InvalidArgument));
+        assert_eq!(ambiguous.map(|error| error.kind), Some(super::super::error::ImageErrorKind::InvalidArgument));
     }
 
     #[test]

@@ -15,26 +15,26 @@ use tokio::sync::mpsc;
 
 use super::{
     builtin,
-    error::{ImageError, IoContext, Kind},
+    error::{ImageError, ImageErrorKind, IoContext},
     inspect,
     names::Name,
     platform::PlatformSelection,
-    progress::{LayerProgress, Progress},
-    record::{Origin, Platform, Record},
-    registry::Credentials,
+    progress::{ImageProgress, LayerProgress},
+    record::{ImageOrigin, ImageRecord, Platform},
+    registry::RegistryCredentials,
     store::{
         ImageStore, ImportOptions,
         export::TimedPipeWriter,
-        verify::{RepairMode, Verified},
+        verify::{RepairMode, VerificationReport},
     },
 };
 
 /// Interval of progress responses.
-const TELL_EVERY: Duration = Duration::from_millis(100);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum size of a chunk of image details, bytes: fits into a message even if every byte is escaped.
 const LONGEST_PIECE: usize = 16 << 10;
 
-/// A command.
+/// Subcommand of `berth images` with its arguments, as the control socket receives it.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ImageCommand {
@@ -49,7 +49,7 @@ pub enum ImageCommand {
         name: String,
         /// Username for the registry; empty: anonymous.
         user: String,
-        /// Password.
+        /// Password for the registry; unused if `user` is empty.
         password: String,
         /// Platform to pull; none: this machine's.
         #[serde(default)]
@@ -97,7 +97,7 @@ pub enum CommandResponse {
     Piece(String),
     /// A verification failure.
     Broken {
-        /// The image.
+        /// First tag or digest reference of the broken image, or its ID.
         image: String,
         /// The broken part and the reason.
         cause: String,
@@ -127,7 +127,7 @@ pub struct Image {
     /// Whether the image is exempt from garbage collection.
     pub pinned: bool,
     /// Where the image came from.
-    pub source: Origin,
+    pub source: ImageOrigin,
     /// Platform of the image.
     pub platform: Platform,
     /// When it was added to the store, RFC 3339.
@@ -136,8 +136,8 @@ pub struct Image {
     pub last_used: String,
 }
 
-impl From<&Record> for Image {
-    fn from(record: &Record) -> Self {
+impl From<&ImageRecord> for Image {
+    fn from(record: &ImageRecord) -> Self {
         let time = |nanoseconds: i64| {
             jiff::Timestamp::from_nanosecond(nanoseconds.into()).map(|at| at.to_string()).unwrap_or_default()
         };
@@ -166,27 +166,27 @@ pub async fn execute(
     store: &ImageStore,
     order: ImageCommand,
     file: Option<OwnedFd>,
-    tell: &ResponseSender,
+    sender: &ResponseSender,
 ) -> Result<(), ImageError> {
-    let said = match order {
+    let responses = match order {
         ImageCommand::List { name } => images(&store.list(&name)?),
         ImageCommand::Pull { name, user, password, platform } => {
-            let credentials = Credentials { username: user, password, ..Credentials::default() };
-            images(&[pull(store, &name, &credentials, platform, tell).await?])
+            let credentials = RegistryCredentials { username: user, password, ..RegistryCredentials::default() };
+            images(&[pull(store, &name, &credentials, platform, sender).await?])
         }
         ImageCommand::Inspect { name } => pieces(&inspect::of(store, &name).await?.to_string()),
         ImageCommand::Import { name, platforms } => {
             let file = file.ok_or_else(|| ImageError::invalid("archive descriptor is missing"))?;
-            let progress: Arc<Progress> = Arc::default();
+            let progress: Arc<ImageProgress> = Arc::default();
             let choice = ImportOptions { name: name.as_deref().map(Name::parse).transpose()?, platforms };
             let work = store.import_watched(file, choice, Arc::clone(&progress));
-            images(&watched(work, &progress, tell).await?)
+            images(&watched(work, &progress, sender).await?)
         }
         ImageCommand::Export { names } => {
             let file = file.ok_or_else(|| ImageError::invalid("file descriptor is missing"))?;
-            let progress: Arc<Progress> = Arc::default();
+            let progress: Arc<ImageProgress> = Arc::default();
             let into = TimedPipeWriter { inner: File::from(file) };
-            let file = watched(store.export(names, into, Arc::clone(&progress)), &progress, tell).await?;
+            let file = watched(store.export(names, into, Arc::clone(&progress)), &progress, sender).await?;
             sync(file.inner)?;
             Vec::new()
         }
@@ -197,10 +197,10 @@ pub async fn execute(
             images(&[record])
         }
         ImageCommand::Verify { repair } => {
-            let progress: Arc<Progress> = Arc::default();
-            let mending = if repair { RepairMode::Yes } else { RepairMode::No };
-            let Verified { images, layers, findings } =
-                watched(store.verify(mending, Arc::clone(&progress)), &progress, tell).await?;
+            let progress: Arc<ImageProgress> = Arc::default();
+            let mode = if repair { RepairMode::Yes } else { RepairMode::No };
+            let VerificationReport { images, layers, findings } =
+                watched(store.verify(mode, Arc::clone(&progress)), &progress, sender).await?;
             let broken = findings.into_iter().map(|finding| CommandResponse::Broken {
                 image: finding.image,
                 cause: finding.cause,
@@ -209,14 +209,14 @@ pub async fn execute(
             broken.chain([CommandResponse::Verified(images, layers)]).collect()
         }
     };
-    for told in said {
+    for response in responses {
         // The client may have disconnected.
-        let _ = tell.send(told).await;
+        let _ = sender.send(response).await;
     }
     Ok(())
 }
 
-fn images(records: &[Arc<Record>]) -> Vec<CommandResponse> {
+fn images(records: &[Arc<ImageRecord>]) -> Vec<CommandResponse> {
     records.iter().map(|record| CommandResponse::Image(Box::new(Image::from(&**record)))).collect()
 }
 
@@ -238,32 +238,32 @@ fn pieces(text: &str) -> Vec<CommandResponse> {
 async fn pull(
     store: &ImageStore,
     name: &str,
-    credentials: &Credentials,
+    credentials: &RegistryCredentials,
     platform: Option<Platform>,
-    tell: &ResponseSender,
-) -> Result<Arc<Record>, ImageError> {
+    sender: &ResponseSender,
+) -> Result<Arc<ImageRecord>, ImageError> {
     if builtin::HOSTS.contains(&Name::parse(name)?.host.as_str()) {
         return store.pull(name, credentials).await;
     }
     let (pull, progress) = store.pull_watched(name, credentials, platform)?;
-    watched(pull, &progress, tell).await
+    watched(pull, &progress, sender).await
 }
 
 /// Sends progress responses until the work completes.
 async fn watched<T>(
     work: impl Future<Output = Result<T, ImageError>>,
-    progress: &Progress,
-    tell: &ResponseSender,
+    progress: &ImageProgress,
+    sender: &ResponseSender,
 ) -> Result<T, ImageError> {
     let mut work = std::pin::pin!(work);
     let mut last = Vec::new();
     loop {
-        let done = tokio::time::timeout(TELL_EVERY, &mut work).await;
+        let done = tokio::time::timeout(PROGRESS_INTERVAL, &mut work).await;
         let shown = progress.snapshot();
         if shown != last {
             last.clone_from(&shown);
             // A slow client misses intermediate progress; the result is not sent here.
-            let _ = tell.try_send(CommandResponse::Progress(shown));
+            let _ = sender.try_send(CommandResponse::Progress(shown));
         }
         if let Ok(result) = done {
             return result;
@@ -284,6 +284,6 @@ fn sync(file: File) -> Result<(), ImageError> {
 pub fn final_response(outcome: Result<(), ImageError>) -> CommandResponse {
     match outcome {
         Ok(()) => CommandResponse::Done,
-        Err(error) => CommandResponse::Failed(error.kind == Kind::NotFound, error.text),
+        Err(error) => CommandResponse::Failed(error.kind == ImageErrorKind::NotFound, error.text),
     }
 }

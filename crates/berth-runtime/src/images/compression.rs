@@ -44,7 +44,7 @@ impl Compression {
 }
 
 /// A decompressed stream.
-pub enum Unpacked<R: Read> {
+pub enum Decompressor<R: Read> {
     /// Uncompressed input.
     Plain(BufReader<R>),
     /// gzip input.
@@ -53,7 +53,7 @@ pub enum Unpacked<R: Read> {
     Zstd(Box<zstd::Decoder<'static, BufReader<R>>>),
 }
 
-impl<R: Read> Unpacked<R> {
+impl<R: Read> Decompressor<R> {
     /// Detects the compression of a stream and decompresses it on read.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl<R: Read> Unpacked<R> {
     }
 }
 
-impl<R: Read> Read for Unpacked<R> {
+impl<R: Read> Read for Decompressor<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(inner) => inner.read(buffer),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn every_packing_is_told_by_its_magic() {
+    fn compression_is_detected_by_magic_number() {
         let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 1).expect("in memory");
         for (what, packed) in [
             ("plain", b"hello world".to_vec()),
@@ -124,11 +124,11 @@ mod tests {
             ("zstd of two frames", [zstd(b"hello "), zstd(b"world")].concat()),
         ] {
             let mut out = String::new();
-            Unpacked::new(&packed[..]).expect(what).read_to_string(&mut out).expect(what);
+            Decompressor::new(&packed[..]).expect(what).read_to_string(&mut out).expect(what);
             assert_eq!(out, "hello world", "{what}");
         }
         for (head, name) in [(&b"BZh91AY"[..], "bzip2"), (b"\xfd7zXZ\0", "xz")] {
-            let Err(error) = Unpacked::new(head) else { panic!("{name} is refused") };
+            let Err(error) = Decompressor::new(head) else { panic!("{name} is refused") };
             assert!(error.text.contains(name), "{error}");
         }
     }

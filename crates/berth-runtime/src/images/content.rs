@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     digest::{Digest, Hasher},
-    error::{ImageError, IoContext, Kind},
+    error::{ImageError, ImageErrorKind, IoContext},
     model::Descriptor,
 };
 use berth_sys::failpoint;
@@ -23,12 +23,12 @@ const KEEP_PARTS: Duration = Duration::from_secs(24 * 3600);
 
 /// The content store.
 #[derive(Clone, Debug)]
-pub struct Content {
+pub struct ContentStore {
     blobs: PathBuf,
     ingest: PathBuf,
 }
 
-impl Content {
+impl ContentStore {
     /// Opens the store below `$ROOT/content`; creates its directories.
     ///
     /// # Errors
@@ -276,12 +276,12 @@ pub fn create(path: &Path) -> Result<File, ImageError> {
 pub fn check(expected: &Digest, size: Option<u64>, actual: Digest, length: u64) -> Result<(), ImageError> {
     if let Some(size) = size.filter(|size| *size != length) {
         let text = format!("blob {expected}: {length} bytes instead of {size}: size mismatch");
-        return Err(ImageError::new(Kind::DataLoss, text));
+        return Err(ImageError::new(ImageErrorKind::DataLoss, text));
     }
     if *expected == actual {
         return Ok(());
     }
-    Err(ImageError::new(Kind::DataLoss, format!("blob {expected}: digest mismatch: content has {actual}")))
+    Err(ImageError::new(ImageErrorKind::DataLoss, format!("blob {expected}: digest mismatch: content has {actual}")))
 }
 
 #[cfg(test)]
@@ -291,34 +291,34 @@ mod tests {
     #[test]
     fn a_blob_is_whole_or_not_there() {
         let root = tempfile::tempdir().expect("a directory");
-        let content = Content::open(root.path()).expect("makeable");
+        let content = ContentStore::open(root.path()).expect("makeable");
         let digest = content.put(b"hello").expect("writable");
         assert_eq!(content.read(&digest, 100).expect("whole").as_deref(), Some(&b"hello"[..]));
         fs::write(content.path(&digest), b"hellO").expect("writable");
-        assert_eq!(content.read(&digest, 100).expect_err("changed").kind, Kind::DataLoss);
+        assert_eq!(content.read(&digest, 100).expect_err("changed").kind, ImageErrorKind::DataLoss);
         assert!(content.read(&Digest::of(b"other"), 100).expect("no error").is_none());
     }
 
     #[test]
     fn a_stream_is_kept_if_it_is_what_it_is_announced_as() {
         let root = tempfile::tempdir().expect("a directory");
-        let content = Content::open(root.path()).expect("makeable");
+        let content = ContentStore::open(root.path()).expect("makeable");
         let announced = Descriptor::of("", b"hello");
         for wrong in [&b"hell"[..], b"hello!", b"hellO"] {
-            assert_eq!(content.keep(wrong, &announced).expect_err("another").kind, Kind::DataLoss);
+            assert_eq!(content.keep(wrong, &announced).expect_err("another").kind, ImageErrorKind::DataLoss);
             assert!(!content.has(&announced.digest));
         }
         assert_eq!(fs::read_dir(root.path().join("content/ingest")).expect("there").count(), 0, "nothing stays");
         content.keep(&b"hello"[..], &announced).expect("kept");
         content.verify(&announced.digest).expect("whole");
         fs::write(content.path(&announced.digest), b"hellO").expect("writable");
-        assert_eq!(content.verify(&announced.digest).expect_err("changed").kind, Kind::DataLoss);
+        assert_eq!(content.verify(&announced.digest).expect_err("changed").kind, ImageErrorKind::DataLoss);
     }
 
     #[test]
     fn a_download_goes_on_where_it_stopped() {
         let root = tempfile::tempdir().expect("a directory");
-        let content = Content::open(root.path()).expect("makeable");
+        let content = ContentStore::open(root.path()).expect("makeable");
         let digest = Digest::of(b"hello world");
         let (mut file, hasher) = content.resume(&digest, 11).expect("new");
         assert_eq!(hasher.length(), 0);

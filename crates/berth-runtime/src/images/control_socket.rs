@@ -26,7 +26,7 @@ use super::{
     commands::{self, CommandResponse, ImageCommand},
     store::ImageStore,
 };
-use berth_shim::socket::{self, Received};
+use berth_shim::socket::{self, ReceiveResult};
 use berth_sys::polled_fd::PolledFd;
 
 /// Concurrent commands; further connections wait.
@@ -68,9 +68,9 @@ impl MessageStream {
         loop {
             let mut ready = self.0.readable().await?;
             match socket::receive(self.0.get_ref().as_fd())? {
-                Received::Nothing => ready.clear_ready(),
-                Received::End => return Ok(None),
-                Received::Datagram(bytes, files) => {
+                ReceiveResult::Nothing => ready.clear_ready(),
+                ReceiveResult::End => return Ok(None),
+                ReceiveResult::Datagram(bytes, files) => {
                     let message = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
                     return Ok(Some((message, files)));
                 }
@@ -131,21 +131,21 @@ async fn accept(listener: &PolledFd) -> io::Result<OwnedFd> {
 
 async fn serve_connection(store: &ImageStore, socket: OwnedFd) -> io::Result<()> {
     let line = MessageStream::new(socket)?;
-    let heard = timeout(PATIENCE, line.receive::<ImageCommand>())
+    let received = timeout(PATIENCE, line.receive::<ImageCommand>())
         .await
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
-    let Some((order, files)) = heard? else { return Ok(()) };
-    let (tell, mut told) = mpsc::channel(WAITING);
+    let Some((order, files)) = received? else { return Ok(()) };
+    let (sender, mut responses) = mpsc::channel(WAITING);
     let work = async {
-        let outcome = commands::execute(store, order, files.into_iter().next(), &tell).await;
+        let outcome = commands::execute(store, order, files.into_iter().next(), &sender).await;
         // The receiver lives as long as this future.
-        let _ = tell.send(commands::final_response(outcome)).await;
+        let _ = sender.send(commands::final_response(outcome)).await;
     };
     let mut work = std::pin::pin!(work);
     let mut is_done = false;
     loop {
         tokio::select! {
-            word = told.recv() => {
+            word = responses.recv() => {
                 let Some(word) = word else { return Ok(()) };
                 line.send(&word, &[]).await?;
                 if matches!(word, CommandResponse::Done | CommandResponse::Failed(..)) {
@@ -191,7 +191,7 @@ pub async fn send_command(
     folder: &Path,
     order: &ImageCommand,
     file: Option<BorrowedFd<'_>>,
-    mut hear: impl FnMut(CommandResponse),
+    mut receive: impl FnMut(CommandResponse),
 ) -> Result<(), CommandError> {
     let refused = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -208,7 +208,7 @@ pub async fn send_command(
             return Err(CommandError::Broken("closed by the runtime".to_owned()));
         };
         let is_last = matches!(word, CommandResponse::Done | CommandResponse::Failed(..));
-        hear(word);
+        receive(word);
         if is_last {
             return Ok(());
         }

@@ -241,7 +241,7 @@ mod tests {
         };
         copy(Budget { bytes: 2 << 20, deadline: None }).expect("it is enough");
         let error = copy(Budget { bytes: (2 << 20) - 1, deadline: None }).expect_err("not enough");
-        assert_eq!(error.kind, super::super::error::Kind::ResourceExhausted, "{error}");
+        assert_eq!(error.kind, super::super::error::ImageErrorKind::ResourceExhausted, "{error}");
         let error = copy(Budget { bytes: u64::MAX, deadline: Some(Instant::now()) }).expect_err("too late");
         assert!(error.text.contains("timed out"), "{error}");
         assert_eq!(fs::read_dir(at("3")).expect("there").count(), 0);

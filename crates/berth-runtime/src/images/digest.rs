@@ -92,12 +92,12 @@ impl Hasher {
 }
 
 /// A reader that hashes the bytes read.
-pub struct Hashing<R> {
+pub struct HashingReader<R> {
     inner: R,
     hasher: Hasher,
 }
 
-impl<R: Read> Hashing<R> {
+impl<R: Read> HashingReader<R> {
     /// Wraps a reader.
     pub fn new(inner: R) -> Self {
         Self { inner, hasher: Hasher::default() }
@@ -119,7 +119,7 @@ impl<R: Read> Hashing<R> {
     }
 }
 
-impl<R: Read> Read for Hashing<R> {
+impl<R: Read> Read for HashingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.hasher.update(buffer.get(..count).unwrap_or_default());
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_hashed_as_it_is_read() {
-        let mut reader = Hashing::new(&b"hello"[..]);
+        let mut reader = HashingReader::new(&b"hello"[..]);
         std::io::copy(&mut reader, &mut std::io::sink()).expect("readable");
         assert_eq!(reader.length(), 5);
         assert_eq!(reader.finish(), Digest::of(b"hello"));

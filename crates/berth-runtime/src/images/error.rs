@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// Kind of an error, as CRI distinguishes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Kind {
+pub enum ImageErrorKind {
     /// No such image, tag, or layer.
     NotFound,
     /// The request is malformed or ambiguous.
@@ -36,36 +36,39 @@ pub enum Kind {
 #[error("{text}")]
 pub struct ImageError {
     /// Kind of the error.
-    pub kind: Kind,
+    pub kind: ImageErrorKind,
     /// Message for people.
     pub text: String,
 }
 
 impl ImageError {
     /// An error of that kind.
-    pub fn new(kind: Kind, text: impl Into<String>) -> Self {
+    pub fn new(kind: ImageErrorKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }
 
     /// The object does not exist.
     pub fn not_found(text: impl Into<String>) -> Self {
-        Self::new(Kind::NotFound, text)
+        Self::new(ImageErrorKind::NotFound, text)
     }
 
     /// The request is invalid.
     pub fn invalid(text: impl Into<String>) -> Self {
-        Self::new(Kind::InvalidArgument, text)
+        Self::new(ImageErrorKind::InvalidArgument, text)
     }
 
     /// Content violates its format.
     pub fn bad_content(text: impl Into<String>) -> Self {
-        Self::new(Kind::Unknown, text)
+        Self::new(ImageErrorKind::Unknown, text)
     }
 
-    /// An I/O error during an operation; a full disk or quota is [`Kind::ResourceExhausted`].
+    /// An I/O error during an operation; a full disk or quota is [`ImageErrorKind::ResourceExhausted`].
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         let full = [Errno::NOSPC, Errno::DQUOT].iter().any(|e| error.raw_os_error() == Some(e.raw_os_error()));
-        Self::new(if full { Kind::ResourceExhausted } else { Kind::Unknown }, format!("{what}: {error}"))
+        Self::new(
+            if full { ImageErrorKind::ResourceExhausted } else { ImageErrorKind::Unknown },
+            format!("{what}: {error}"),
+        )
     }
 
     /// Prefixes the text with the operation that failed.
@@ -92,11 +95,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_as_such() {
+    fn a_full_disk_is_resource_exhausted() {
         for (errno, kind) in [
-            (Errno::NOSPC, Kind::ResourceExhausted),
-            (Errno::DQUOT, Kind::ResourceExhausted),
-            (Errno::IO, Kind::Unknown),
+            (Errno::NOSPC, ImageErrorKind::ResourceExhausted),
+            (Errno::DQUOT, ImageErrorKind::ResourceExhausted),
+            (Errno::IO, ImageErrorKind::Unknown),
         ] {
             let error = ImageError::io("write blob", &errno.into());
             assert_eq!(error.kind, kind, "{errno}");

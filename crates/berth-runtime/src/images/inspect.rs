@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{commands::Image, error::ImageError, record::Record, store::ImageStore};
+use super::{commands::Image, error::ImageError, record::ImageRecord, store::ImageStore};
 
 /// Details of one image as JSON.
 ///
@@ -19,7 +19,7 @@ pub async fn of(store: &ImageStore, name: &str) -> Result<Value, ImageError> {
     Ok(shown(&record, store, spec))
 }
 
-fn shown(record: &Record, store: &ImageStore, spec: Option<Value>) -> Value {
+fn shown(record: &ImageRecord, store: &ImageStore, spec: Option<Value>) -> Value {
     let layers = record.layers.iter().map(|number| {
         let meta = store.layer(*number);
         json!({

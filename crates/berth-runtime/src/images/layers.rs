@@ -19,12 +19,12 @@ use tracing::warn;
 
 use super::{
     apply::{
-        self, LayerFormat, Policy,
+        self, LayerFormat, UnpackPolicy,
         root::RootDir,
         unpack_process::{self, UnpackJob},
     },
     digest::Digest,
-    error::{ImageError, IoContext, Kind},
+    error::{ImageError, ImageErrorKind, IoContext},
     tar_split::RestoredStream,
 };
 use crate::store::record::{self, Durability};
@@ -61,7 +61,7 @@ pub struct LayerMeta {
 }
 
 #[derive(Default)]
-struct Table {
+struct LayerTable {
     layers: BTreeMap<u64, LayerMeta>,
     chains: BTreeMap<Digest, u64>,
     /// Chains being unpacked now.
@@ -83,9 +83,9 @@ pub struct UnpackHelpers {
 /// The store of unpacked layers.
 pub struct Layers {
     folder: PathBuf,
-    policy: Policy,
+    policy: UnpackPolicy,
     helpers: UnpackHelpers,
-    table: Mutex<Table>,
+    table: Mutex<LayerTable>,
     freed: Condvar,
 }
 
@@ -138,10 +138,10 @@ impl Layers {
     ///
     /// # Errors
     /// The directory cannot be created or read.
-    pub fn open(root: &Path, policy: Policy, helpers: UnpackHelpers) -> Result<Arc<Self>, ImageError> {
+    pub fn open(root: &Path, policy: UnpackPolicy, helpers: UnpackHelpers) -> Result<Arc<Self>, ImageError> {
         let folder = root.join("layers");
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).attempt("create layers")?;
-        let mut table = Table { next: 1, ..Table::default() };
+        let mut table = LayerTable { next: 1, ..LayerTable::default() };
         for entry in fs::read_dir(&folder).attempt("list layers")? {
             let name = entry.attempt("list layers")?.file_name();
             let name = name.to_string_lossy().into_owned();
@@ -160,7 +160,7 @@ impl Layers {
         Ok(Arc::new(Self { folder, policy, helpers, table: Mutex::new(table), freed: Condvar::new() }))
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, LayerTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -170,7 +170,7 @@ impl Layers {
     }
 
     /// Limits and format for unpacking.
-    pub fn policy(&self) -> &Policy {
+    pub fn policy(&self) -> &UnpackPolicy {
         &self.policy
     }
 
@@ -339,7 +339,7 @@ impl Layers {
         };
         if applied.diff_id != diff_id {
             let text = format!("layer digest mismatch: {} instead of {diff_id}", applied.diff_id);
-            return Err(ImageError::new(Kind::DataLoss, text));
+            return Err(ImageError::new(ImageErrorKind::DataLoss, text));
         }
         let (size, inodes) = (applied.bytes, applied.entries);
         let stream = if applied.is_noted { applied.stream } else { 0 };

@@ -37,11 +37,11 @@ enum MergedEntry {
 }
 
 /// Stacked layer directories, topmost first.
-pub struct Merged {
+pub struct MergedLayers {
     layers: Vec<RootDir>,
 }
 
-impl Merged {
+impl MergedLayers {
     /// Opens the directories, topmost first.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Merged {
                 }
                 _ => done.push(next),
             }
-            match self.look(&done).ok()? {
+            match self.lookup(&done).ok()? {
                 MergedEntry::Folder => {}
                 MergedEntry::File(fd) => return left.is_empty().then_some(MergedEntry::File(fd)),
                 MergedEntry::Nothing => return None,
@@ -108,7 +108,7 @@ impl Merged {
     }
 
     /// The entry of the merged root at a path without symbolic links in its parents.
-    fn look(&self, path: &[Vec<u8>]) -> Result<MergedEntry, Errno> {
+    fn lookup(&self, path: &[Vec<u8>]) -> Result<MergedEntry, Errno> {
         for layer in &self.layers {
             let (found, hides) = in_layer(layer, path)?;
             if hides || !matches!(found, MergedEntry::Nothing) {
@@ -185,7 +185,7 @@ mod tests {
         symlink("/usr/../usr/lib/shadow", at("top/etc/shadow")).expect("makeable");
         symlink("loop", at("top/etc/loop")).expect("makeable");
         symlink("../../../../usr/lib", at("top/etc/up")).expect("makeable");
-        let merged = Merged::open(&[at("top"), at("low")]).expect("there");
+        let merged = MergedLayers::open(&[at("top"), at("low")]).expect("there");
         for (path, expected) in [
             ("/etc/passwd", StoredFile::of(b"top")),
             ("etc/group", StoredFile::of(b"low group")),

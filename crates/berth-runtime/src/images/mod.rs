@@ -37,6 +37,6 @@ pub mod tar_split;
 pub mod usage;
 mod volume;
 
-pub use error::{ImageError, Kind};
-pub use registry::Credentials;
-pub use store::{FsInfo, FsUsage, ImageStore, Settings};
+pub use error::{ImageError, ImageErrorKind};
+pub use registry::RegistryCredentials;
+pub use store::{FsInfo, FsUsage, ImageStore, ImageStoreSettings};

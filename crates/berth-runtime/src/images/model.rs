@@ -43,7 +43,7 @@ pub struct Descriptor {
     /// Alternative download locations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
-    /// Annotations.
+    /// OCI annotations; those of an archive's index hold the image names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// Platform of the content, in an index.
@@ -113,18 +113,19 @@ struct Probe {
     config: Option<serde::de::IgnoredAny>,
 }
 
-/// Parses a manifest or an index; `told` is the media type from the response header.
+/// Parses a manifest or an index; `content_type` is the media type from the response header.
 ///
 /// # Errors
 /// The document is neither, is both at once, contradicts its media type, has too many layers, or is of schema 1.
-pub fn parse_manifest_or_index(bytes: &[u8], told: &str) -> Result<ManifestOrIndex, ImageError> {
+pub fn parse_manifest_or_index(bytes: &[u8], content_type: &str) -> Result<ManifestOrIndex, ImageError> {
     let probe: Probe = json(bytes, "manifest")?;
-    let told = told.split(';').next().unwrap_or_default().trim();
+    let content_type = content_type.split(';').next().unwrap_or_default().trim();
     if probe.schema_version == 1
-        || told.contains("manifest.v1+prettyjws")
-        || told.ends_with("docker.distribution.manifest.v1+json")
+        || content_type.contains("manifest.v1+prettyjws")
+        || content_type.ends_with("docker.distribution.manifest.v1+json")
     {
-        let kind = if told.is_empty() { "application/vnd.docker.distribution.manifest.v1+json" } else { told };
+        let kind =
+            if content_type.is_empty() { "application/vnd.docker.distribution.manifest.v1+json" } else { content_type };
         return Err(ImageError::bad_content(format!("media type {kind:?} is no longer supported, rebuild the image")));
     }
     // An ambiguous document could be parsed differently by other tools to hide content.
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_told_apart() {
+    fn manifests_and_indexes_are_distinguished() {
         let manifest = serde_json::json!({"schemaVersion": 2, "config": descriptor(), "layers": [descriptor()]});
         let index = serde_json::json!({"schemaVersion": 2, "manifests": [descriptor()]});
         let with = |value: &serde_json::Value, key: &str, more: serde_json::Value| {
@@ -253,7 +254,7 @@ mod tests {
             value
         };
         let many: Vec<_> = (0..130).map(|_| descriptor()).collect();
-        for (what, document, told, expected) in [
+        for (what, document, content_type, expected) in [
             ("manifest", manifest.clone(), "", Ok("manifest")),
             ("index", index.clone(), "", Ok("index")),
             ("both", with(&index, "layers", serde_json::json!([])), "", Err("both a manifest and an index")),
@@ -275,7 +276,7 @@ mod tests {
             ("nothing", serde_json::json!({}), "", Err("invalid manifest")),
         ] {
             let bytes = document.to_string();
-            let read = parse_manifest_or_index(bytes.as_bytes(), told).map(|top| match top {
+            let read = parse_manifest_or_index(bytes.as_bytes(), content_type).map(|top| match top {
                 ManifestOrIndex::Manifest(_) => "manifest",
                 ManifestOrIndex::Index(_) => "index",
             });

@@ -20,12 +20,12 @@ pub struct Name {
     /// Repository path at the registry: `library/busybox`.
     pub path: String,
     /// Tag or digest.
-    pub version: Version,
+    pub version: TagOrDigest,
 }
 
 /// Version of an image within a repository.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Version {
+pub enum TagOrDigest {
     /// The image that currently has the tag.
     Tag(String),
     /// The image with this digest.
@@ -57,14 +57,14 @@ impl Name {
     /// Reference to the image with this digest in the same repository.
     #[must_use]
     pub fn at(&self, digest: Digest) -> Self {
-        Self { version: Version::Digest(digest), ..self.clone() }
+        Self { version: TagOrDigest::Digest(digest), ..self.clone() }
     }
 
     /// The tag, unless the reference has a digest.
     pub fn tag(&self) -> Option<&str> {
         match &self.version {
-            Version::Tag(tag) => Some(tag),
-            Version::Digest(_) => None,
+            TagOrDigest::Tag(tag) => Some(tag),
+            TagOrDigest::Digest(_) => None,
         }
     }
 }
@@ -72,8 +72,8 @@ impl Name {
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.version {
-            Version::Tag(tag) => write!(f, "{}/{}:{tag}", self.host, self.path),
-            Version::Digest(digest) => write!(f, "{}/{}@{digest}", self.host, self.path),
+            TagOrDigest::Tag(tag) => write!(f, "{}/{}:{tag}", self.host, self.path),
+            TagOrDigest::Digest(digest) => write!(f, "{}/{}@{digest}", self.host, self.path),
         }
     }
 }
@@ -105,8 +105,8 @@ fn parse(text: &str) -> Option<Name> {
         && tag.is_none_or(is_tag)
         && host.len() + 1 + path.len() <= LONGEST;
     let version = match (digest, tag) {
-        (Some(digest), _) => Version::Digest(digest),
-        (None, tag) => Version::Tag(tag.unwrap_or("latest").to_owned()),
+        (Some(digest), _) => TagOrDigest::Digest(digest),
+        (None, tag) => TagOrDigest::Tag(tag.unwrap_or("latest").to_owned()),
     };
     good.then_some(Name { host, path, version })
 }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_told_by_their_digits() {
+    fn ids_are_recognized_by_hex_digits() {
         for (text, expected) in [
             (D, Some(&D[7..])),
             (&D[7..], Some(&D[7..])),

@@ -53,9 +53,9 @@ struct Layer {
 
 /// Progress shared by the operation and its observers; the layers are known once the manifest is.
 #[derive(Debug, Default)]
-pub struct Progress(OnceLock<Vec<Layer>>);
+pub struct ImageProgress(OnceLock<Vec<Layer>>);
 
-impl Progress {
+impl ImageProgress {
     /// Sets the layers; only the first call has an effect.
     pub fn begin<'a>(&self, layers: impl IntoIterator<Item = &'a Descriptor>) {
         let layer = |layer: &Descriptor| Layer {
@@ -103,12 +103,12 @@ impl Progress {
 pub struct ProgressReader<'a, R> {
     inner: R,
     digest: Digest,
-    progress: &'a Progress,
+    progress: &'a ImageProgress,
 }
 
 impl<'a, R> ProgressReader<'a, R> {
     /// Wraps a reader and starts the unpacking stage of the layer.
-    pub fn new(inner: R, digest: Digest, progress: &'a Progress) -> Self {
+    pub fn new(inner: R, digest: Digest, progress: &'a ImageProgress) -> Self {
         progress.enter(digest, Stage::Unpacking, 0);
         Self { inner, digest, progress }
     }
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn layers_are_watched_by_their_digest() {
-        let progress = Progress::default();
+        let progress = ImageProgress::default();
         let layer = |text: &str| Descriptor::of("x", text.as_bytes());
         let (a, b) = (layer("four"), layer("longer"));
         progress.add(a.digest, 3);

@@ -26,7 +26,7 @@ pub struct Platform {
 /// Source of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Origin {
+pub enum ImageOrigin {
     /// Pulled from a registry.
     Pull,
     /// Imported from an archive.
@@ -37,7 +37,7 @@ pub enum Origin {
 
 /// A reference to an image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Reference {
+pub struct ImageReference {
     /// `host/path:tag` or `host/path@digest`, normalized.
     pub name: String,
     /// Digest the name resolved to: the index if there is one.
@@ -76,13 +76,13 @@ impl StoredFile {
 
 /// Record of an image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Record {
+pub struct ImageRecord {
     /// Version of the format.
     pub v: u64,
     /// Image ID: digest of its configuration.
     pub id: Digest,
     /// References to the image.
-    pub refs: Vec<Reference>,
+    pub refs: Vec<ImageReference>,
     /// Descriptor that the references resolved to: an index or the manifest.
     pub target: Descriptor,
     /// Descriptor of the manifest.
@@ -104,14 +104,14 @@ pub struct Record {
     /// Whether the image is exempt from garbage collection.
     pub pinned: bool,
     /// Source of the image.
-    pub source: Origin,
+    pub source: ImageOrigin,
     /// When the image was added to this machine, nanoseconds since the epoch.
     pub created: i64,
     /// When a container was last created from it, nanoseconds since the epoch.
     pub last_used: i64,
 }
 
-impl Record {
+impl ImageRecord {
     /// Image ID as reported by CRI.
     pub fn id(&self) -> String {
         self.id.to_string()
@@ -151,7 +151,7 @@ impl Record {
         let is_number = !user.is_empty() && user.bytes().all(|byte| byte.is_ascii_digit());
         match user.parse::<i64>() {
             Ok(uid) => User::Id(uid),
-            Err(_) if user.is_empty() => User::Nobody,
+            Err(_) if user.is_empty() => User::Unset,
             // A number out of range is no name: the caller rejects the ID.
             Err(_) if is_number => User::Id(i64::MAX),
             Err(_) => User::Name(user.to_owned()),
@@ -163,7 +163,7 @@ impl Record {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum User {
     /// No user.
-    Nobody,
+    Unset,
     /// User ID.
     Id(i64),
     /// Username.

@@ -24,11 +24,11 @@ use tracing::{info, warn};
 use super::{
     apply::LayerFormat,
     copy,
-    error::{ImageError, IoContext, Kind},
+    error::{ImageError, ImageErrorKind, IoContext},
     layers::{self, Layers},
 };
 use crate::store::record::{self, Durability};
-use berth_shim::plan::{RootKind, Source};
+use berth_shim::plan::{MountKind, RootKind};
 
 /// How container roots are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -108,7 +108,7 @@ impl Snapshots {
         let folder = self.folder.join(container);
         if let Err(error) = fs::DirBuilder::new().mode(0o700).create(&folder) {
             let kind = match error.kind() {
-                std::io::ErrorKind::AlreadyExists => Kind::AlreadyExists,
+                std::io::ErrorKind::AlreadyExists => ImageErrorKind::AlreadyExists,
                 _ => ImageError::io("", &error).kind,
             };
             return Err(ImageError::new(kind, format!("create snapshot of container {container:?}: {error}")));
@@ -167,7 +167,7 @@ impl Snapshots {
         numbers: &[u64],
         sub_path: &str,
         layers: &Layers,
-    ) -> Result<Source, ImageError> {
+    ) -> Result<MountKind, ImageError> {
         let snapshot = {
             let mut known = self.known();
             let missing = || ImageError::not_found(format!("container {container:?} has no root filesystem"));
@@ -182,7 +182,7 @@ impl Snapshots {
             LayerFormat::Merged => numbers.split_at(numbers.len().saturating_sub(1)).1,
         };
         let (layers, sub_path) = (layers.folder().to_owned(), sub_path.to_owned());
-        Ok(Source::Layers { layers, lower: lower(shown), sub_path })
+        Ok(MountKind::Layers { layers, lower: lower(shown), sub_path })
     }
 
     /// Deletes a container's root; does nothing if there is none.

@@ -26,26 +26,26 @@ use self::{
     pull::PullGroup,
 };
 use super::{
-    apply::{LayerFormat, LayerLimits, Policy},
+    apply::{LayerFormat, LayerLimits, UnpackPolicy},
     archive::ArchiveImage,
     builtin,
     catalogue::{Catalogue, references},
-    content::Content,
+    content::ContentStore,
     digest::{Digest, chain_ids},
     error::{ImageError, IoContext},
     layers::{LayerMeta, Layers, Lease, UnpackHelpers},
-    merged::Merged,
+    merged::MergedLayers,
     model,
     names::Name,
-    progress::{Progress, ProgressReader, Stage},
-    record::{Origin, Record, Reference},
+    progress::{ImageProgress, ProgressReader, Stage},
+    record::{ImageOrigin, ImageRecord, ImageReference},
     snapshots::{self, Snapshots, Snapshotter},
 };
 use crate::{
     launch::image::LaunchImage,
     store::record::{self, Durability},
 };
-use berth_shim::plan::{RootKind, Source};
+use berth_shim::plan::{MountKind, RootKind};
 use berth_sys::failpoint;
 
 /// Debounce interval between a removal and the collection of unused content.
@@ -57,7 +57,7 @@ const KEEP_FREE: u64 = 1 << 30;
 
 /// Configuration of the store (spec 09 §5).
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ImageStoreSettings {
     /// Root directory, `$ROOT`.
     pub root: PathBuf,
     /// How container roots are made.
@@ -80,7 +80,7 @@ pub struct Settings {
     pub program: Option<PathBuf>,
 }
 
-impl Settings {
+impl ImageStoreSettings {
     /// Default settings with this root directory, without built-in images.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
@@ -98,9 +98,9 @@ impl Settings {
     }
 }
 
-struct Inner {
-    settings: Settings,
-    content: Content,
+struct ImageStoreInner {
+    settings: ImageStoreSettings,
+    content: ContentStore,
     layers: Arc<Layers>,
     snapshots: Snapshots,
     catalogue: Mutex<Catalogue>,
@@ -118,7 +118,7 @@ struct Inner {
 /// Handle of the image store. Clones share the same store.
 #[derive(Clone)]
 pub struct ImageStore {
-    inner: Arc<Inner>,
+    inner: Arc<ImageStoreInner>,
 }
 
 impl ImageStore {
@@ -126,23 +126,24 @@ impl ImageStore {
     ///
     /// # Errors
     /// A directory cannot be created or read, or the requested snapshotter is not supported.
-    pub async fn open(settings: Settings) -> Result<Self, ImageError> {
+    pub async fn open(settings: ImageStoreSettings) -> Result<Self, ImageError> {
         blocking(move || Self::open_now(settings)).await
     }
 
-    fn open_now(settings: Settings) -> Result<Self, ImageError> {
+    fn open_now(settings: ImageStoreSettings) -> Result<Self, ImageError> {
         let root = &settings.root;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(root).attempt(format!("create {}", root.display()))?;
         let form = snapshots::probe(root, settings.snapshotter)?;
         let disk = rustix::fs::statvfs(root).attempt("stat filesystem")?;
         let keep_free = KEEP_FREE.max(disk.f_blocks.saturating_mul(disk.f_frsize) / 50);
-        let content = Content::open(root)?;
+        let content = ContentStore::open(root)?;
         content.clean(SystemTime::now())?;
-        let layers = Layers::open(root, Policy { bounds: settings.bounds, form, keep_free }, settings.helpers.clone())?;
+        let layers =
+            Layers::open(root, UnpackPolicy { bounds: settings.bounds, form, keep_free }, settings.helpers.clone())?;
         let snapshots = Snapshots::open(root, form)?;
         let catalogue = load_records(&root.join("images"), &layers)?;
         let pinned = settings.pinned.iter().filter_map(|name| Name::parse(name).ok()).map(|name| name.to_string());
-        let inner = Inner {
+        let inner = ImageStoreInner {
             pinned: pinned.collect(),
             content,
             layers,
@@ -172,7 +173,7 @@ impl ImageStore {
     ///
     /// # Errors
     /// The filter is an ambiguous ID prefix.
-    pub fn list(&self, filter: &str) -> Result<Vec<Arc<Record>>, ImageError> {
+    pub fn list(&self, filter: &str) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
         if filter.is_empty() {
             return Ok(self.inner.catalogue().list());
         }
@@ -184,7 +185,7 @@ impl ImageStore {
     ///
     /// # Errors
     /// The ID prefix is ambiguous.
-    pub fn status(&self, reference: &str) -> Result<Option<Arc<Record>>, ImageError> {
+    pub fn status(&self, reference: &str) -> Result<Option<Arc<ImageRecord>>, ImageError> {
         self.inner.catalogue().find(reference)
     }
 
@@ -192,7 +193,7 @@ impl ImageStore {
     ///
     /// # Errors
     /// `failed to resolve image "x": not found`, or an ambiguous ID prefix.
-    pub fn image(&self, reference: &str) -> Result<(Arc<Record>, LaunchImage), ImageError> {
+    pub fn image(&self, reference: &str) -> Result<(Arc<ImageRecord>, LaunchImage), ImageError> {
         let missing = || ImageError::not_found(format!("failed to resolve image {reference:?}: not found"));
         let record = self.status(reference)?.ok_or_else(missing)?;
         let image = record.launch_image();
@@ -203,7 +204,7 @@ impl ImageStore {
     ///
     /// # Errors
     /// The blob cannot be read, or does not match its digest.
-    pub async fn spec(&self, image: &Record) -> Result<Option<serde_json::Value>, ImageError> {
+    pub async fn spec(&self, image: &ImageRecord) -> Result<Option<serde_json::Value>, ImageError> {
         let (inner, id) = (Arc::clone(&self.inner), image.id);
         blocking(move || {
             let bytes = inner.content.read(&id, model::LONGEST_CONFIG)?;
@@ -268,7 +269,7 @@ impl ImageStore {
         container: &str,
         image: &str,
         sub_path: &str,
-    ) -> Result<(Arc<Record>, Source), ImageError> {
+    ) -> Result<(Arc<ImageRecord>, MountKind), ImageError> {
         let inner = Arc::clone(&self.inner);
         let (container, image, sub_path) = (container.to_owned(), image.to_owned(), sub_path.to_owned());
         blocking(move || {
@@ -342,7 +343,7 @@ impl ImageStore {
     }
 }
 
-impl Inner {
+impl ImageStoreInner {
     fn catalogue(&self) -> MutexGuard<'_, Catalogue> {
         self.catalogue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -361,8 +362,8 @@ impl Inner {
     }
 
     /// Merged view of these layers, given bottom first.
-    fn merged(&self, numbers: &[u64]) -> Result<Merged, ImageError> {
-        Merged::open(&self.stacked_directories(numbers)).attempt("open layers")
+    fn merged(&self, numbers: &[u64]) -> Result<MergedLayers, ImageError> {
+        MergedLayers::open(&self.stacked_directories(numbers)).attempt("open layers")
     }
 
     /// Directories of layers to stack, topmost first.
@@ -399,12 +400,13 @@ impl Inner {
         for image in layer.images()? {
             let names: Vec<String> = image.names.iter().map(Name::to_string).collect();
             let here = self.catalogue().get(&image.parsed.config.digest);
-            let is_whole = |record: &Arc<Record>| names.iter().all(|name| record.repo_tags().contains(name));
+            let is_whole = |record: &Arc<ImageRecord>| names.iter().all(|name| record.repo_tags().contains(name));
             if here.is_none_or(|record| !is_whole(&record)) {
-                self.commit(&image, Origin::Builtin, &Progress::default(), |_| layer.stream())?;
+                self.commit(&image, ImageOrigin::Builtin, &ImageProgress::default(), |_| layer.stream())?;
             }
             // Images of an older program version have lost their names.
-            let stale = |record: &Arc<Record>| record.source == Origin::Builtin && record.repo_tags().is_empty();
+            let stale =
+                |record: &Arc<ImageRecord>| record.source == ImageOrigin::Builtin && record.repo_tags().is_empty();
             let stale: Vec<_> = self.catalogue().list().into_iter().filter(stale).collect();
             stale.iter().try_for_each(|record| self.remove(&record.id.to_string()))?;
         }
@@ -415,10 +417,10 @@ impl Inner {
     fn commit<R: Read>(
         &self,
         image: &ArchiveImage,
-        source: Origin,
-        progress: &Progress,
+        source: ImageOrigin,
+        progress: &ImageProgress,
         mut open: impl FnMut(usize) -> Result<R, ImageError>,
-    ) -> Result<Arc<Record>, ImageError> {
+    ) -> Result<Arc<ImageRecord>, ImageError> {
         let parsed = &image.parsed;
         let config = model::config(&image.config, parsed.layers.len())?;
         let chains = chain_ids(&config.diff_ids);
@@ -432,13 +434,14 @@ impl Inner {
         }
         let merged = self.merged(lease.numbers())?;
         let now = now_ns();
-        let refs: Vec<Reference> =
+        let refs: Vec<ImageReference> =
             image.names.iter().flat_map(|name| references(name, image.target.digest, now)).collect();
         let packed = parsed.layers.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.size));
-        let record = Record {
+        let record = ImageRecord {
             v: record::VERSION,
             id: parsed.config.digest,
-            pinned: source == Origin::Builtin || refs.iter().any(|reference| self.pinned.contains(&reference.name)),
+            pinned: source == ImageOrigin::Builtin
+                || refs.iter().any(|reference| self.pinned.contains(&reference.name)),
             refs,
             target: image.target.clone(),
             manifest: image.manifest.clone(),

@@ -34,9 +34,9 @@ const FILE: u8 = 1;
 const END: u8 = 2;
 
 /// Counts the compressed bytes of a recipe.
-struct Counted(File, u64);
+struct CountingWriter(File, u64);
 
-impl Write for Counted {
+impl Write for CountingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = self.0.write(bytes)?;
         self.1 = self.1.saturating_add(count as u64);
@@ -48,9 +48,9 @@ impl Write for Counted {
     }
 }
 
-/// Writer of a recipe.
+/// Writer of a recipe's records; it merges adjacent literal bytes into runs.
 struct RecipeWriter {
-    out: zstd::Encoder<'static, Counted>,
+    out: zstd::Encoder<'static, CountingWriter>,
     run: Vec<u8>,
 }
 
@@ -112,7 +112,7 @@ impl<R: Read> RecipeRecorder<R> {
     /// The compressor cannot be set up.
     pub fn new(inner: R, into: Option<File>) -> Result<Self, ImageError> {
         let notes = into
-            .map(|file| zstd::Encoder::new(Counted(file, 0), 1))
+            .map(|file| zstd::Encoder::new(CountingWriter(file, 0), 1))
             .transpose()
             .attempt("write recipe of the layer")?;
         let notes = notes.map(|out| RecipeWriter { out, run: Vec::with_capacity(LONGEST_RUN) });

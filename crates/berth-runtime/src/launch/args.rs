@@ -3,24 +3,24 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{image::ImageConfig, refusal::Refusal};
+use super::{image::ImageConfig, refusal::LaunchError};
 
 /// Merges the command and arguments of the request with `Entrypoint` and `Cmd` of the image. Protobuf cannot
 /// distinguish an absent list from an empty one: both count as absent.
 ///
 /// # Errors
 /// Nothing is left to execute, or an argument contains a NUL.
-pub fn args(command: &[String], args: &[String], image: &ImageConfig) -> Result<Vec<String>, Refusal> {
+pub fn args(command: &[String], args: &[String], image: &ImageConfig) -> Result<Vec<String>, LaunchError> {
     let of_image = command.is_empty();
     let entrypoint = if image.entrypoint == [""] { &[][..] } else { &image.entrypoint };
     let command = if of_image { entrypoint } else { command };
     let args = if of_image && args.is_empty() { &image.cmd } else { args };
     let words: Vec<String> = command.iter().chain(args).cloned().collect();
     if words.is_empty() {
-        return Err(Refusal::plain("no command specified"));
+        return Err(LaunchError::plain("no command specified"));
     }
     match words.iter().find(|word| word.contains('\0')) {
-        Some(word) => Err(Refusal::invalid(format!("argument {word:?} contains a NUL byte"))),
+        Some(word) => Err(LaunchError::invalid(format!("argument {word:?} contains a NUL byte"))),
         None => Ok(words),
     }
 }
@@ -29,15 +29,15 @@ pub fn args(command: &[String], args: &[String], image: &ImageConfig) -> Result<
 ///
 /// # Errors
 /// The request names a relative path, or a path contains a NUL.
-pub fn working_dir(requested: &str, image: &ImageConfig) -> Result<String, Refusal> {
+pub fn working_dir(requested: &str, image: &ImageConfig) -> Result<String, LaunchError> {
     if requested.contains('\0') || image.working_dir.contains('\0') {
-        return Err(Refusal::invalid("working directory contains a NUL byte"));
+        return Err(LaunchError::invalid("working directory contains a NUL byte"));
     }
     if requested.is_empty() {
         return Ok(absolute(&image.working_dir));
     }
     if !requested.starts_with('/') {
-        return Err(Refusal::invalid(format!("working directory {requested:?} is not absolute")));
+        return Err(LaunchError::invalid(format!("working directory {requested:?} is not absolute")));
     }
     Ok(absolute(requested))
 }
@@ -61,9 +61,9 @@ pub fn absolute(path: &str) -> String {
 ///
 /// # Errors
 /// The path escapes the pod's log directory.
-pub fn log_path(directory: &str, path: &str) -> Result<Option<PathBuf>, Refusal> {
+pub fn log_path(directory: &str, path: &str) -> Result<Option<PathBuf>, LaunchError> {
     if Path::new(path).components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
-        return Err(Refusal::invalid(format!("log path {path:?} is not below the log directory")));
+        return Err(LaunchError::invalid(format!("log path {path:?} is not below the log directory")));
     }
     Ok((!directory.is_empty() && !path.is_empty()).then(|| Path::new(directory).join(path)))
 }
@@ -96,7 +96,7 @@ mod tests {
         runs("nothing", "", "", "", "", "!");
         runs("nothing but an empty entrypoint", "''", "", "", "", "!");
         let nul = args(&["a\0".to_owned()], &[], &ImageConfig::default());
-        assert_eq!(nul.map_err(|r| r.kind), Err(super::super::refusal::RefusalKind::InvalidArgument));
+        assert_eq!(nul.map_err(|r| r.kind), Err(super::super::refusal::LaunchErrorKind::InvalidArgument));
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{inputs::Inputs, oci};
+use super::{inputs::LaunchInputs, oci};
 use berth_shim::plan::{Hooks, LaunchPlan};
 
 /// The CDI hooks of a container's devices; `None` where there are none.
-pub fn hooks(inputs: &Inputs<'_>) -> Option<Hooks> {
+pub fn hooks(inputs: &LaunchInputs<'_>) -> Option<Hooks> {
     let all = inputs.found.edits.hooks.clone();
     if all.is_empty() {
         return None;
@@ -28,7 +28,7 @@ pub fn hooks(inputs: &Inputs<'_>) -> Option<Hooks> {
 }
 
 /// The annotations of the request plus containerd's `io.kubernetes.cri.*` annotations, which identify the container.
-fn annotations(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
+fn annotations(inputs: &LaunchInputs<'_>) -> BTreeMap<String, String> {
     let mut all: BTreeMap<String, String> = inputs.config.annotations.clone().into_iter().collect();
     let pod = inputs.sandbox.config.metadata.clone().unwrap_or_default();
     let container = inputs.config.metadata.clone().unwrap_or_default();
@@ -46,7 +46,7 @@ fn annotations(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
 }
 
 /// The OCI runtime configuration (`config.json`) of the container.
-pub fn config(inputs: &Inputs<'_>, plan: &LaunchPlan) -> Value {
+pub fn config(inputs: &LaunchInputs<'_>, plan: &LaunchPlan) -> Value {
     let mut spec = oci::spec(plan);
     spec["hostname"] = json!(inputs.sandbox.hostname);
     spec["annotations"] = json!(annotations(inputs));
@@ -60,7 +60,7 @@ mod tests {
     use berth_shim::plan::{Hook, HookPoint};
 
     #[test]
-    fn hooks_are_told_which_container_it_is() {
+    fn hook_state_identifies_the_container() {
         let mut facts = fixture::Facts::default();
         let (container, sandbox) = (fixture::container_config(), fixture::sandbox_config());
         assert_eq!(hooks(&facts.inputs(&container, &sandbox)), None);

@@ -1,7 +1,7 @@
 //! Linux capability sets of a container's processes. Pure.
 //! Implements spec 09a §7.1, §7.2.
 
-use super::refusal::Refusal;
+use super::refusal::LaunchError;
 use berth_proto::cri;
 use berth_shim::plan::Capabilities;
 
@@ -90,7 +90,7 @@ pub fn capabilities(
     requested: Option<&cri::Capability>,
     is_privileged: bool,
     host: u64,
-) -> Result<Capabilities, Refusal> {
+) -> Result<Capabilities, LaunchError> {
     if is_privileged {
         return Ok(sets(host, 0));
     }
@@ -117,11 +117,11 @@ fn is_all(name: &str) -> bool {
     name.eq_ignore_ascii_case("ALL") || name.eq_ignore_ascii_case("CAP_ALL")
 }
 
-fn bits(names: &[String], all: u64) -> Result<u64, Refusal> {
+fn bits(names: &[String], all: u64) -> Result<u64, LaunchError> {
     names.iter().try_fold(0, |set, name| match bit(name) {
         Some(bit) => Ok(set | bit),
         None if is_all(name) => Ok(set | all),
-        None => Err(Refusal::invalid(format!("unknown capability {name:?}"))),
+        None => Err(LaunchError::invalid(format!("unknown capability {name:?}"))),
     })
 }
 
@@ -143,7 +143,7 @@ mod tests {
         let got = capabilities(Some(&requested), false, HOST);
         match (got, expected) {
             (Ok(got), Ok((set, ambient))) => assert_eq!(got, sets(set, ambient), "{name}"),
-            (Err(refusal), Err(text)) => assert_eq!(refusal, Refusal::invalid(text), "{name}"),
+            (Err(refusal), Err(text)) => assert_eq!(refusal, LaunchError::invalid(text), "{name}"),
             (got, _) => panic!("{name}: {got:?}"),
         }
     }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{args::absolute, inputs::LinuxDevice, refusal::Refusal};
+use super::{args::absolute, inputs::LinuxDevice, refusal::LaunchError};
 use berth_proto::cri;
-use berth_shim::plan::{self, Access, HookPoint, Mount, Propagation, Source};
+use berth_shim::plan::{self, Access, HookPoint, Mount, MountKind, Propagation};
 
 /// Prefix of the annotation keys whose values list CDI devices.
 const ANNOTATION: &str = "cdi.k8s.io/";
@@ -54,9 +54,9 @@ struct NamedDevice {
 pub struct ContainerEdits {
     /// Environment variables as `KEY=value`.
     pub env: Vec<String>,
-    /// Device nodes.
+    /// Devices to create in the container and to permit in its device cgroup.
     pub device_nodes: Vec<DeviceNode>,
-    /// Mounts.
+    /// Mounts to add to the container; of several at one target the last one counts.
     pub mounts: Vec<MountEdit>,
     /// OCI hooks.
     pub hooks: Vec<Hook>,
@@ -141,7 +141,7 @@ pub fn names(config: &cri::ContainerConfig) -> Vec<String> {
 ///
 /// # Errors
 /// No spec file defines one of the devices.
-pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Refusal> {
+pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, LaunchError> {
     let mut all = Vec::new();
     let mut unknown = Vec::new();
     let mut used: Vec<*const Spec> = Vec::new();
@@ -157,7 +157,7 @@ pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Re
         all.push(device.container_edits.clone());
     }
     if !unknown.is_empty() {
-        return Err(Refusal::plain(format!("unresolvable CDI devices {}", unknown.join(", "))));
+        return Err(LaunchError::plain(format!("unresolvable CDI devices {}", unknown.join(", "))));
     }
     Ok(all)
 }
@@ -166,8 +166,8 @@ pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Re
 ///
 /// # Errors
 /// The hook name is unknown, the path is not absolute, a variable has no name, or a string contains a NUL.
-pub fn hook(edit: &Hook) -> Result<plan::Hook, Refusal> {
-    let refuse = |what: &str| Refusal::plain(format!("invalid CDI hook {:?}: {what}", edit.hook_name));
+pub fn hook(edit: &Hook) -> Result<plan::Hook, LaunchError> {
+    let refuse = |what: &str| LaunchError::plain(format!("invalid CDI hook {:?}: {what}", edit.hook_name));
     let moment = HookPoint::ALL.into_iter().find(|moment| moment.name() == edit.hook_name);
     let moment = moment.ok_or_else(|| refuse("unknown hook name"))?;
     if !edit.path.starts_with('/') {
@@ -199,8 +199,8 @@ fn find<'a>(name: &str, specs: &'a [Spec]) -> Option<(&'a Spec, &'a NamedDevice)
 ///
 /// # Errors
 /// The host path is empty, the container path is not absolute, or a bind mount has an unknown option.
-pub fn mount(edit: &MountEdit) -> Result<Mount, Refusal> {
-    let refuse = |what: &str| Refusal::plain(format!("invalid CDI mount {:?}: {what}", edit.container_path));
+pub fn mount(edit: &MountEdit) -> Result<Mount, LaunchError> {
+    let refuse = |what: &str| LaunchError::plain(format!("invalid CDI mount {:?}: {what}", edit.container_path));
     if !edit.container_path.starts_with('/') || edit.host_path.is_empty() {
         return Err(refuse("host path and absolute container path are required"));
     }
@@ -222,8 +222,8 @@ pub fn mount(edit: &MountEdit) -> Result<Mount, Refusal> {
         }
     }
     let source = match is_bind {
-        true => Source::Bind(edit.host_path.clone().into()),
-        false => Source::New { kind: edit.kind.clone(), data: data.join(",") },
+        true => MountKind::Bind(edit.host_path.clone().into()),
+        false => MountKind::New { kind: edit.kind.clone(), data: data.join(",") },
     };
     Ok(Mount { target: absolute(&edit.container_path), source, access, propagation, flags, ids: None })
 }
@@ -314,9 +314,9 @@ mod tests {
             kind: kind.into(),
         };
         let got = mount(&edit(&["ro", "nosuid", "nodev", "bind"], "")).expect("a mount");
-        assert_eq!((got.access, got.flags, got.source), (Access::ReadOnly, 6, Source::Bind("/h".into())));
+        assert_eq!((got.access, got.flags, got.source), (Access::ReadOnly, 6, MountKind::Bind("/h".into())));
         let got = mount(&edit(&["size=1m", "noexec"], "tmpfs")).expect("a mount");
-        assert_eq!((got.flags, got.source), (8, Source::New { kind: "tmpfs".into(), data: "size=1m".into() }));
+        assert_eq!((got.flags, got.source), (8, MountKind::New { kind: "tmpfs".into(), data: "size=1m".into() }));
         assert!(mount(&edit(&["fancy"], "")).is_err());
         assert!(mount(&MountEdit { container_path: "c".into(), ..edit(&[], "") }).is_err());
     }

@@ -16,7 +16,7 @@ const EVERYTHING: i32 = MAKE | READ | WRITE;
 
 /// BPF registers: return value, context pointer from the kernel, device type, access, major and minor number.
 const ANSWER: u8 = 0;
-const TOLD: u8 = 1;
+const CONTEXT: u8 = 1;
 const KIND: u8 = 2;
 const ACCESS: u8 = 3;
 const MAJOR: u8 = 4;
@@ -25,12 +25,12 @@ const MINOR: u8 = 5;
 /// The BPF instructions, in the machine's byte order.
 pub fn device_program(rules: &[Rule]) -> Vec<u64> {
     let mut all = vec![
-        load(KIND, TOLD, 0),
+        load(KIND, CONTEXT, 0),
         instruction(0x54, KIND, 0, 0, 0xffff),
-        load(ACCESS, TOLD, 0),
+        load(ACCESS, CONTEXT, 0),
         instruction(0x74, ACCESS, 0, 0, 16),
-        load(MAJOR, TOLD, 4),
-        load(MINOR, TOLD, 8),
+        load(MAJOR, CONTEXT, 4),
+        load(MINOR, CONTEXT, 8),
     ];
     for rule in rules.iter().rev() {
         let tests = tests(rule);
@@ -64,9 +64,9 @@ impl Test {
         match *self {
             Self::Is(register, value) => instruction(0x55, register, 0, skip, value),
             // Move and mask are one 32-bit instruction each; the context register is no longer needed here.
-            Self::Keep(bits) if bits < 0 => instruction(0xbc, TOLD, ACCESS, 0, 0),
-            Self::Keep(bits) => instruction(0x54, TOLD, 0, 0, bits),
-            Self::IsKept => instruction(0x5d, TOLD, ACCESS, skip, 0),
+            Self::Keep(bits) if bits < 0 => instruction(0xbc, CONTEXT, ACCESS, 0, 0),
+            Self::Keep(bits) => instruction(0x54, CONTEXT, 0, 0, bits),
+            Self::IsKept => instruction(0x5d, CONTEXT, ACCESS, skip, 0),
         }
     }
 }
@@ -116,7 +116,7 @@ mod tests {
     /// Interprets a program as the kernel does.
     fn decide(program: &[u64], kind: i32, access: i32, numbers: (i32, i32)) -> bool {
         let mut registers = [0_i64; 11];
-        let told = [kind | (access << 16), numbers.0, numbers.1];
+        let context = [kind | (access << 16), numbers.0, numbers.1];
         let mut at = 0;
         loop {
             let bytes = program[at].to_ne_bytes();
@@ -126,7 +126,7 @@ mod tests {
             at += 1;
             let mut skip_if = |test: bool| at += if test { usize::try_from(offset).expect("forward") } else { 0 };
             match bytes[0] {
-                0x61 => registers[to] = i64::from(told[usize::try_from(offset).expect("a field") / 4]),
+                0x61 => registers[to] = i64::from(context[usize::try_from(offset).expect("a field") / 4]),
                 0x54 => registers[to] &= value,
                 0x74 => registers[to] >>= value,
                 0xbc => registers[to] = registers[from],

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{inputs::LinuxDevice, refusal::Refusal};
+use super::{inputs::LinuxDevice, refusal::LaunchError};
 use berth_proto::cri;
 use berth_shim::plan::Device;
 
@@ -130,11 +130,11 @@ pub fn rules(wanted: &DeviceInputs<'_>) -> Vec<Rule> {
 ///
 /// # Errors
 /// The permissions contain a letter other than `r`, `w`, and `m`.
-pub fn access(asked: &cri::Device) -> Result<String, Refusal> {
+pub fn access(asked: &cri::Device) -> Result<String, LaunchError> {
     match asked.permissions.as_str() {
         "" => Ok("rwm".to_owned()),
         text if text.chars().all(|c| "rwm".contains(c)) => Ok(text.to_owned()),
-        text => Err(Refusal::invalid(format!("invalid permissions {text:?} of device {:?}", asked.host_path))),
+        text => Err(LaunchError::invalid(format!("invalid permissions {text:?} of device {:?}", asked.host_path))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Environment variables of a container. Pure.
 //! Implements spec 09a §6.2.
 
-use super::refusal::Refusal;
+use super::refusal::LaunchError;
 use berth_proto::cri;
 
 /// Default `PATH`; the image or the request overrides it.
@@ -28,7 +28,7 @@ pub struct EnvironmentInputs<'a> {
 ///
 /// # Errors
 /// A variable contains a NUL, which no environment can carry, or is not UTF-8, which no pod spec can express.
-pub fn environment(from: &EnvironmentInputs<'_>) -> Result<Vec<String>, Refusal> {
+pub fn environment(from: &EnvironmentInputs<'_>) -> Result<Vec<String>, LaunchError> {
     let mut all = Vec::new();
     set(&mut all, "PATH", DEFAULT_PATH);
     if from.terminal {
@@ -40,7 +40,7 @@ pub fn environment(from: &EnvironmentInputs<'_>) -> Result<Vec<String>, Refusal>
     }
     for variable in from.requested {
         let value = std::str::from_utf8(&variable.value)
-            .map_err(|_| Refusal::invalid(format!("environment variable {:?} is not UTF-8", variable.key)))?;
+            .map_err(|_| LaunchError::invalid(format!("environment variable {:?} is not UTF-8", variable.key)))?;
         set(&mut all, &variable.key, value);
     }
     for text in from.devices {
@@ -51,7 +51,7 @@ pub fn environment(from: &EnvironmentInputs<'_>) -> Result<Vec<String>, Refusal>
         set(&mut all, "HOME", from.home.filter(|home| !home.is_empty()).unwrap_or("/"));
     }
     match all.iter().find(|text| text.contains('\0')) {
-        Some(text) => Err(Refusal::invalid(format!("environment variable {:?} contains a NUL byte", key(text)))),
+        Some(text) => Err(LaunchError::invalid(format!("environment variable {:?} contains a NUL byte", key(text)))),
         None => Ok(all),
     }
 }
@@ -121,7 +121,7 @@ mod tests {
         ] {
             let requested = pairs(&[("A", value)]);
             let refusal = environment(&EnvironmentInputs { requested: &requested, ..from }).expect_err("a refusal");
-            assert_eq!(refusal, Refusal::invalid(text));
+            assert_eq!(refusal, LaunchError::invalid(text));
         }
     }
 }

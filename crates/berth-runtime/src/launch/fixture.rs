@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use super::{
     image::LaunchImage,
-    inputs::{Groups, Host, Inputs, ResolvedResources, Sandbox},
+    inputs::{Groups, Host, LaunchInputs, ResolvedResources, Sandbox},
 };
-use crate::seccomp::Machine;
+use crate::seccomp::CpuArchitecture;
 use berth_proto::cri;
 use berth_shim::plan::{Root, RootKind};
 
@@ -17,7 +17,7 @@ pub const SANDBOX: &str = "sandbox-1";
 pub fn host() -> Host {
     Host {
         kernel: (6, 12),
-        machine: Machine::X86_64,
+        machine: CpuArchitecture::X86_64,
         capabilities: (1 << 41) - 1,
         has_seccomp: true,
         has_spec_allow: true,
@@ -57,11 +57,11 @@ pub fn container_config() -> cri::ContainerConfig {
 
 /// Launch inputs other than the requests.
 pub struct Facts {
-    /// The host.
+    /// Properties of the host; by default those of [`host()`].
     pub host: Host,
     /// The resolved resources.
     pub found: ResolvedResources,
-    /// The image.
+    /// Image data; empty by default.
     pub image: LaunchImage,
 }
 
@@ -73,14 +73,18 @@ impl Default for Facts {
 
 impl Facts {
     /// All inputs for a container.
-    pub fn inputs<'a>(&'a self, config: &'a cri::ContainerConfig, sandbox: &'a cri::PodSandboxConfig) -> Inputs<'a> {
+    pub fn inputs<'a>(
+        &'a self,
+        config: &'a cri::ContainerConfig,
+        sandbox: &'a cri::PodSandboxConfig,
+    ) -> LaunchInputs<'a> {
         let root = Root {
             stage: PathBuf::from("/run/stage"),
             kind: RootKind::Directory(PathBuf::from("/r")),
             is_read_only: false,
             is_shared: false,
         };
-        Inputs {
+        LaunchInputs {
             id: "container-1",
             config,
             sandbox: Sandbox {

@@ -7,7 +7,7 @@ use super::{
     capabilities::bit,
     inputs::{Groups, Host},
 };
-use crate::seccomp::Machine;
+use crate::seccomp::CpuArchitecture;
 use berth_sys::{cgroup::Hierarchy, mount_table};
 
 /// `RLIMIT_NOFILE`.
@@ -21,7 +21,7 @@ const SPEC_ALLOW: (u32, u32) = (4, 17);
 
 /// Settings for all containers (`embeddedRuntime`).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Settings {
+pub struct LaunchSettings {
     /// `restrictOOMScoreAdj`; `None`: enabled if the agent cannot lower `oom_score_adj`.
     pub restricts_oom_score_adj: Option<bool>,
     /// `defaultUlimits` as resource, soft and hard limit.
@@ -38,7 +38,7 @@ pub struct Settings {
     pub allows_32_bit: bool,
 }
 
-impl Default for Settings {
+impl Default for LaunchSettings {
     fn default() -> Self {
         Self {
             restricts_oom_score_adj: None,
@@ -56,7 +56,7 @@ impl Default for Settings {
 ///
 /// # Errors
 /// A file that every Linux has is unreadable or malformed, or the CPU architecture has no system call table.
-pub fn detect(settings: &Settings) -> io::Result<Host> {
+pub fn detect(settings: &LaunchSettings) -> io::Result<Host> {
     let odd = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("failed to parse {what}"));
     let kernel = version(&read("/proc/sys/kernel/osrelease")?).ok_or_else(|| odd("the kernel version"))?;
     let status = read("/proc/self/status")?;
@@ -67,7 +67,7 @@ pub fn detect(settings: &Settings) -> io::Result<Host> {
     let own = read("/proc/self/oom_score_adj")?.trim().parse().map_err(|_| odd("oom_score_adj"))?;
     Ok(Host {
         kernel,
-        machine: Machine::current().ok_or_else(|| odd("the processor architecture"))?,
+        machine: CpuArchitecture::current().ok_or_else(|| odd("the processor architecture"))?,
         capabilities: set("CapBnd")? & known,
         has_seccomp: Path::new("/proc/sys/kernel/seccomp/actions_avail").exists(),
         has_spec_allow: kernel >= SPEC_ALLOW,
@@ -154,12 +154,12 @@ mod tests {
 
     #[test]
     fn this_host_is_understood() {
-        let host = detect(&Settings::default()).expect("a host");
+        let host = detect(&LaunchSettings::default()).expect("a host");
         assert!(host.kernel >= (5, 0) && host.capabilities < 1 << 63);
         assert_eq!(host.limits.len(), 16);
         let open_files = host.limits.iter().find(|(at, ..)| *at == OPEN_FILES);
         assert_eq!(open_files, Some(&(OPEN_FILES, 1024, 524_288)));
-        let restricted = detect(&Settings { restricts_oom_score_adj: Some(true), ..Settings::default() });
+        let restricted = detect(&LaunchSettings { restricts_oom_score_adj: Some(true), ..LaunchSettings::default() });
         assert!(restricted.expect("a host").least_oom_score_adj.is_some());
     }
 }

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{cdi, image::LaunchImage};
-use crate::seccomp::Machine;
+use crate::seccomp::CpuArchitecture;
 use berth_proto::cri;
 use berth_shim::plan::Root;
 
@@ -16,7 +16,7 @@ pub struct Host {
     /// Major and minor version of the kernel.
     pub kernel: (u32, u32),
     /// CPU architecture, for seccomp filters.
-    pub machine: Machine,
+    pub machine: CpuArchitecture,
     /// Capabilities that the kernel knows and the agent has in its bounding set, as a bit mask.
     pub capabilities: u64,
     /// Whether the kernel supports seccomp filters.
@@ -91,14 +91,14 @@ pub struct TargetContainer<'a> {
 
 /// All inputs of a container's launch plan.
 #[derive(Clone, Debug)]
-pub struct Inputs<'a> {
+pub struct LaunchInputs<'a> {
     /// Container id.
     pub id: &'a str,
     /// CRI configuration of the container.
     pub config: &'a cri::ContainerConfig,
     /// The container's sandbox.
     pub sandbox: Sandbox<'a>,
-    /// Its image.
+    /// Container defaults, `/etc/passwd`, and `/etc/group` of the container's image.
     pub image: &'a LaunchImage,
     /// Properties of the host.
     pub host: &'a Host,

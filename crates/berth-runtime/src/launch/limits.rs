@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{inputs::Groups, refusal::Refusal};
+use super::{inputs::Groups, refusal::LaunchError};
 use berth_proto::cri::LinuxContainerResources;
 use berth_sys::cgroup::Controller;
 
@@ -64,11 +64,11 @@ pub struct Controllers {
 /// # Errors
 /// Huge pages cannot be limited and that is not tolerated, a page size is malformed, or `unified` does not fit the
 /// host.
-pub fn writes(resources: &LinuxContainerResources, on: &Controllers) -> Result<Vec<Write>, Refusal> {
+pub fn writes(resources: &LinuxContainerResources, on: &Controllers) -> Result<Vec<Write>, LaunchError> {
     let hugetlb = hugetlb(resources, on)?;
     if on.groups == Groups::V1 {
         if !resources.unified.is_empty() {
-            return Err(Refusal::invalid("unified resources require cgroup v2"));
+            return Err(LaunchError::invalid("unified resources require cgroup v2"));
         }
         return Ok(writes_v1(resources, on, hugetlb));
     }
@@ -92,7 +92,7 @@ pub fn writes(resources: &LinuxContainerResources, on: &Controllers) -> Result<V
     all.extend(hugetlb);
     for (file, value) in sorted(&resources.unified) {
         if file.is_empty() || file.contains(['/', '\0']) || matches!(file, "." | ".." | "cgroup.procs") {
-            return Err(Refusal::invalid(format!("unified resource {file:?} must be a file name")));
+            return Err(LaunchError::invalid(format!("unified resource {file:?} must be a file name")));
         }
         all.push(Write { controller: None, file: file.to_owned(), value: value.to_owned(), is_optional: false });
     }
@@ -151,21 +151,21 @@ fn cpusets(resources: &LinuxContainerResources) -> Vec<Write> {
         .collect()
 }
 
-fn hugetlb(resources: &LinuxContainerResources, on: &Controllers) -> Result<Vec<Write>, Refusal> {
+fn hugetlb(resources: &LinuxContainerResources, on: &Controllers) -> Result<Vec<Write>, LaunchError> {
     if resources.hugepage_limits.is_empty() || (!on.has_hugetlb && on.tolerates_missing_hugetlb) {
         return Ok(Vec::new());
     }
     if !on.has_hugetlb {
         let text = "huge pages limits are specified but hugetlb cgroup controller is missing. \
                     Please set tolerate_missing_hugetlb_controller to `true` to ignore this error";
-        return Err(Refusal::plain(text));
+        return Err(LaunchError::plain(text));
     }
     let file = if on.groups == Groups::V1 { "limit_in_bytes" } else { "max" };
     let mut all = Vec::new();
     for limit in &resources.hugepage_limits {
         let size = &limit.page_size;
         if size.is_empty() || !size.bytes().all(|b| b.is_ascii_alphanumeric()) {
-            return Err(Refusal::invalid(format!("invalid huge page size {size:?}")));
+            return Err(LaunchError::invalid(format!("invalid huge page size {size:?}")));
         }
         all.push(write(Controller::Hugetlb, format!("hugetlb.{size}.{file}"), limit.limit));
         let reserved = write(Controller::Hugetlb, format!("hugetlb.{size}.rsvd.{file}"), limit.limit);

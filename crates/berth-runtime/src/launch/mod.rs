@@ -34,8 +34,8 @@ pub mod users;
 
 pub use device_program::device_program;
 pub use image::{ImageConfig, LaunchImage};
-pub use inputs::{Groups, Host, Inputs, MountSource, ResolvedResources, Sandbox, TargetContainer};
+pub use inputs::{Groups, Host, LaunchInputs, MountSource, ResolvedResources, Sandbox, TargetContainer};
 pub use namespaces::namespaces;
 pub use plan::{Launch, exec, launch};
-pub use refusal::{Refusal, RefusalKind};
+pub use refusal::{LaunchError, LaunchErrorKind};
 pub use stop_signal::stop_signal;

@@ -7,12 +7,12 @@ use std::path::Path;
 
 use super::{
     args::absolute,
-    inputs::{Groups, Inputs, MountSource},
+    inputs::{Groups, LaunchInputs, MountSource},
     namespaces::range,
-    refusal::Refusal,
+    refusal::LaunchError,
 };
 use berth_proto::cri::{self, MountPropagation};
-use berth_shim::plan::{Access, IdMap, Mount, Propagation, Source};
+use berth_shim::plan::{Access, IdMap, Mount, MountKind, Propagation};
 
 /// `MS_*` bits.
 pub const NO_SUID: u64 = 1 << 1;
@@ -52,12 +52,12 @@ pub struct SharedHostNamespaces {
 ///
 /// # Errors
 /// The texts of spec 09a §8.2 and §8.3.
-pub fn mounts(inputs: &Inputs<'_>, style: &MountContext) -> Result<Vec<Mount>, Refusal> {
+pub fn mounts(inputs: &LaunchInputs<'_>, style: &MountContext) -> Result<Vec<Mount>, LaunchError> {
     let mut requested = Vec::new();
     for (index, mount) in inputs.config.mounts.iter().enumerate() {
         let place = inputs.found.places.get(index);
         let place =
-            place.ok_or_else(|| Refusal::plain(format!("mount {:?} was not resolved", mount.container_path)))?;
+            place.ok_or_else(|| LaunchError::plain(format!("mount {:?} was not resolved", mount.container_path)))?;
         requested.push(of_request(mount, place, inputs.host.has_recursive_read_only)?);
     }
     let is_free = |target: &str| !requested.iter().any(|mount| mount.target == target);
@@ -82,7 +82,7 @@ fn components(target: &str) -> usize {
     target.split('/').filter(|name| !name.is_empty()).count()
 }
 
-fn mount(target: &str, source: Source, flags: u64) -> Mount {
+fn mount(target: &str, source: MountKind, flags: u64) -> Mount {
     Mount {
         target: target.to_owned(),
         source,
@@ -94,11 +94,11 @@ fn mount(target: &str, source: Source, flags: u64) -> Mount {
 }
 
 fn new(target: &str, kind: &str, data: &str, flags: u64) -> Mount {
-    mount(target, Source::New { kind: kind.to_owned(), data: data.to_owned() }, flags)
+    mount(target, MountKind::New { kind: kind.to_owned(), data: data.to_owned() }, flags)
 }
 
 fn bind(target: &str, source: &Path) -> Mount {
-    mount(target, Source::Bind(source.to_owned()), 0)
+    mount(target, MountKind::Bind(source.to_owned()), 0)
 }
 
 /// Kernel file systems. Bind-mounts the host's where a user namespace may not mount a new instance.
@@ -134,7 +134,7 @@ fn kernel(style: &MountContext, groups: &Groups) -> Vec<Mount> {
 }
 
 /// `/etc/hostname`, `/etc/hosts`, `/etc/resolv.conf`, and `/dev/shm` of the sandbox.
-fn sandbox_files(inputs: &Inputs<'_>, style: &MountContext) -> Vec<Mount> {
+fn sandbox_files(inputs: &LaunchInputs<'_>, style: &MountContext) -> Vec<Mount> {
     let access = if style.has_read_only_root { Access::ReadOnly } else { Access::ReadWrite };
     let file = |name: &str| Mount {
         access,
@@ -146,32 +146,32 @@ fn sandbox_files(inputs: &Inputs<'_>, style: &MountContext) -> Vec<Mount> {
     all
 }
 
-fn volumes(inputs: &Inputs<'_>, users: Option<(IdMap, IdMap)>) -> Vec<Mount> {
+fn volumes(inputs: &LaunchInputs<'_>, users: Option<(IdMap, IdMap)>) -> Vec<Mount> {
     let volumes = inputs.found.volumes.iter();
     volumes.map(|(path, directory)| Mount { ids: users, ..bind(&absolute(path), directory) }).collect()
 }
 
-fn of_request(asked: &cri::Mount, place: &MountSource, has_recursive: bool) -> Result<Mount, Refusal> {
+fn of_request(asked: &cri::Mount, place: &MountSource, has_recursive: bool) -> Result<Mount, LaunchError> {
     if asked.container_path.is_empty() || asked.container_path.contains('\0') {
-        return Err(Refusal::invalid(format!("mount of {:?} has no container path", asked.host_path)));
+        return Err(LaunchError::invalid(format!("mount of {:?} has no container path", asked.host_path)));
     }
     check_target(&absolute(&asked.container_path))?;
     let propagation = MountPropagation::try_from(asked.propagation)
-        .map_err(|_| Refusal::invalid(format!("unknown mount propagation {}", asked.propagation)))?;
+        .map_err(|_| LaunchError::invalid(format!("unknown mount propagation {}", asked.propagation)))?;
     let ids = match (range(&asked.uid_mappings)?, range(&asked.gid_mappings)?) {
         (Some(uids), Some(gids)) => Some((uids, gids)),
         (None, None) => None,
-        _ => return Err(Refusal::invalid("mount must have both UID and GID mappings or neither")),
+        _ => return Err(LaunchError::invalid("mount must have both UID and GID mappings or neither")),
     };
     let source = match place {
         MountSource::Host { path, on, is_shared, is_slave } => {
             check_propagation(propagation, path, on, (*is_shared, *is_slave))?;
-            Source::Bind(path.clone())
+            MountKind::Bind(path.clone())
         }
         MountSource::Image { layers, lower } => {
             check_image(asked)?;
             let sub_path = absolute(&asked.image_sub_path).trim_start_matches('/').to_owned();
-            Source::Layers { layers: layers.clone(), lower: lower.clone(), sub_path }
+            MountKind::Layers { layers: layers.clone(), lower: lower.clone(), sub_path }
         }
     };
     let access = access(asked, propagation, has_recursive)?;
@@ -198,12 +198,12 @@ const OF_PROC: [&str; 10] = [
     "/proc/uptime",
 ];
 
-fn check_target(target: &str) -> Result<(), Refusal> {
+fn check_target(target: &str) -> Result<(), LaunchError> {
     if target == "/" {
-        return Err(Refusal::invalid("cannot mount on the root of the container"));
+        return Err(LaunchError::invalid("cannot mount on the root of the container"));
     }
     if target.starts_with("/proc/") && !OF_PROC.contains(&target) {
-        return Err(Refusal::invalid(format!("{target:?} cannot be mounted because it is inside /proc")));
+        return Err(LaunchError::invalid(format!("{target:?} cannot be mounted because it is inside /proc")));
     }
     Ok(())
 }
@@ -213,12 +213,12 @@ fn check_propagation(
     path: &Path,
     on: &Path,
     (is_shared, is_slave): (bool, bool),
-) -> Result<(), Refusal> {
+) -> Result<(), LaunchError> {
     let text = |what: &str| format!("path {path:?} is mounted on {on:?} but it is not a {what}");
     match wanted {
-        MountPropagation::PropagationBidirectional if !is_shared => Err(Refusal::plain(text("shared mount"))),
+        MountPropagation::PropagationBidirectional if !is_shared => Err(LaunchError::plain(text("shared mount"))),
         MountPropagation::PropagationHostToContainer if !is_shared && !is_slave => {
-            Err(Refusal::plain(text("shared or slave mount")))
+            Err(LaunchError::plain(text("shared or slave mount")))
         }
         _ => Ok(()),
     }
@@ -228,8 +228,8 @@ fn check_propagation(
 ///
 /// # Errors
 /// The text begins with `ImageVolumeMountFailed: `.
-pub fn check_image(asked: &cri::Mount) -> Result<(), Refusal> {
-    let refuse = |text: &str| Err(Refusal::plain(format!("ImageVolumeMountFailed: {text}")));
+pub fn check_image(asked: &cri::Mount) -> Result<(), LaunchError> {
+    let refuse = |text: &str| Err(LaunchError::plain(format!("ImageVolumeMountFailed: {text}")));
     let sub_path = Path::new(&asked.image_sub_path);
     if !asked.host_path.is_empty() {
         return refuse("host_path must be empty while mount image");
@@ -246,16 +246,16 @@ pub fn check_image(asked: &cri::Mount) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn access(asked: &cri::Mount, propagation: MountPropagation, has_recursive: bool) -> Result<Access, Refusal> {
+fn access(asked: &cri::Mount, propagation: MountPropagation, has_recursive: bool) -> Result<Access, LaunchError> {
     match (asked.recursive_read_only, asked.readonly) {
         (false, false) => Ok(Access::ReadWrite),
         (false, true) => Ok(Access::ReadOnly),
-        (true, false) => Err(Refusal::invalid("recursive read-only mount conflicts with RW mount")),
+        (true, false) => Err(LaunchError::invalid("recursive read-only mount conflicts with RW mount")),
         (true, true) if propagation != MountPropagation::PropagationPrivate => {
-            Err(Refusal::invalid("recursive read-only mount needs private propagation"))
+            Err(LaunchError::invalid("recursive read-only mount needs private propagation"))
         }
         (true, true) if !has_recursive => {
-            Err(Refusal::plain("RROUnsupported: recursive read-only mounts need Linux 5.12 or later"))
+            Err(LaunchError::plain("RROUnsupported: recursive read-only mounts need Linux 5.12 or later"))
         }
         (true, true) => Ok(Access::RecursivelyReadOnly),
     }

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    inputs::{Host, Inputs, Sandbox},
-    refusal::Refusal,
+    inputs::{Host, LaunchInputs, Sandbox},
+    refusal::LaunchError,
     security,
 };
 use berth_proto::cri::{self, NamespaceMode};
@@ -15,9 +15,9 @@ use berth_shim::plan::{IdMap, Namespace, NamespacePlan, PidNamespace};
 ///
 /// # Errors
 /// The texts of spec 09a §2.3, §2.4, and §7.7, or the sandbox has no metadata.
-pub fn namespaces(config: &cri::PodSandboxConfig, hostname: &str, host: &Host) -> Result<NamespacePlan, Refusal> {
+pub fn namespaces(config: &cri::PodSandboxConfig, hostname: &str, host: &Host) -> Result<NamespacePlan, LaunchError> {
     if config.metadata.is_none() {
-        return Err(Refusal::invalid("sandbox config must include metadata"));
+        return Err(LaunchError::invalid("sandbox config must include metadata"));
     }
     let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     security::check_selinux(context.and_then(|context| context.selinux_options.as_ref()), host)?;
@@ -30,7 +30,7 @@ pub fn namespaces(config: &cri::PodSandboxConfig, hostname: &str, host: &Host) -
     }
     let users = users(options.userns_options.as_ref())?;
     if users.is_some() && !host.has_user_namespaces {
-        return Err(Refusal::impossible("user namespaces are not supported by this host"));
+        return Err(LaunchError::impossible("user namespaces are not supported by this host"));
     }
     let mut made = Vec::new();
     made.extend(users.is_some().then_some(Namespace::User));
@@ -72,10 +72,10 @@ pub fn options(config: &cri::PodSandboxConfig) -> cri::NamespaceOption {
 /// # Errors
 /// The target container does not exist, belongs to another sandbox, or is not running, or the container's user
 /// namespace options differ from those of its sandbox.
-pub fn processes(inputs: &Inputs<'_>, asked: &cri::NamespaceOption) -> Result<PidNamespace, Refusal> {
+pub fn processes(inputs: &LaunchInputs<'_>, asked: &cri::NamespaceOption) -> Result<PidNamespace, LaunchError> {
     let of_sandbox = options(inputs.sandbox.config);
     if users(asked.userns_options.as_ref())? != users(of_sandbox.userns_options.as_ref())? {
-        return Err(Refusal::invalid("user namespace config for sandbox is different from container"));
+        return Err(LaunchError::invalid("user namespace config for sandbox is different from container"));
     }
     match mode("pid", asked.pid)? {
         NamespaceMode::Container => Ok(PidNamespace::Own),
@@ -90,20 +90,20 @@ pub fn processes(inputs: &Inputs<'_>, asked: &cri::NamespaceOption) -> Result<Pi
     }
 }
 
-fn target(inputs: &Inputs<'_>, id: &str) -> Result<PidNamespace, Refusal> {
+fn target(inputs: &LaunchInputs<'_>, id: &str) -> Result<PidNamespace, LaunchError> {
     let Some(target) = inputs.target else {
         let text = format!("an error occurred when try to find container {id:?}: not found");
-        return Err(Refusal::missing(text));
+        return Err(LaunchError::missing(text));
     };
     let Sandbox { id: sandbox, .. } = inputs.sandbox;
     if target.sandbox != sandbox {
         let text =
             format!("container {:?} (sandbox {}) does not belong to sandbox {sandbox}", target.id, target.sandbox);
-        return Err(Refusal::invalid(text));
+        return Err(LaunchError::invalid(text));
     }
     if target.pid.is_none() {
         let text = format!("container {:?} is not running - in state {}", target.id, target.state);
-        return Err(Refusal::state(text));
+        return Err(LaunchError::state(text));
     }
     Ok(PidNamespace::Of(target.id.to_owned()))
 }
@@ -112,7 +112,7 @@ fn target(inputs: &Inputs<'_>, id: &str) -> Result<PidNamespace, Refusal> {
 ///
 /// # Errors
 /// There is not exactly one range that begins at 0, for both users and groups, or the mode is unsupported.
-pub fn users(asked: Option<&cri::UserNamespace>) -> Result<Option<(IdMap, IdMap)>, Refusal> {
+pub fn users(asked: Option<&cri::UserNamespace>) -> Result<Option<(IdMap, IdMap)>, LaunchError> {
     let Some(asked) = asked else { return Ok(None) };
     let mode = match NamespaceMode::try_from(asked.mode) {
         Ok(mode @ (NamespaceMode::Pod | NamespaceMode::Node)) => mode,
@@ -123,10 +123,10 @@ pub fn users(asked: Option<&cri::UserNamespace>) -> Result<Option<(IdMap, IdMap)
     match (mode, uids, gids) {
         (NamespaceMode::Node, None, None) => Ok(None),
         (NamespaceMode::Node, ..) => {
-            Err(Refusal::invalid("can't use user namespace mode \"NODE\" with UID or GID mappings"))
+            Err(LaunchError::invalid("can't use user namespace mode \"NODE\" with UID or GID mappings"))
         }
         (_, Some(uids), Some(gids)) => Ok(Some((uids, gids))),
-        _ => Err(Refusal::invalid("can't use user namespace mode \"POD\" without UID and GID mappings")),
+        _ => Err(LaunchError::invalid("can't use user namespace mode \"POD\" without UID and GID mappings")),
     }
 }
 
@@ -134,30 +134,30 @@ pub fn users(asked: Option<&cri::UserNamespace>) -> Result<Option<(IdMap, IdMap)
 ///
 /// # Errors
 /// The list has more than one range, or the range is empty, does not begin at 0, or overflows.
-pub fn range(lines: &[cri::IdMapping]) -> Result<Option<IdMap>, Refusal> {
+pub fn range(lines: &[cri::IdMapping]) -> Result<Option<IdMap>, LaunchError> {
     let line = match lines {
         [] => return Ok(None),
         [line] => line,
         _ => {
             let text = format!("only one mapping line supported, got {} mapping lines", lines.len());
-            return Err(Refusal::invalid(text));
+            return Err(LaunchError::invalid(text));
         }
     };
     if line.length < 1 || line.host_id.checked_add(line.length - 1).is_none() {
-        return Err(Refusal::invalid(format!("invalid mapping length: {}", line.length)));
+        return Err(LaunchError::invalid(format!("invalid mapping length: {}", line.length)));
     }
     if line.container_id != 0 {
-        return Err(Refusal::invalid("container ID 0 is not mapped"));
+        return Err(LaunchError::invalid("container ID 0 is not mapped"));
     }
     Ok(Some(IdMap { inside: 0, outside: line.host_id, count: line.length }))
 }
 
-fn unsupported_users(mode: &str) -> Refusal {
-    Refusal::invalid(format!("unsupported user namespace mode: {mode:?}"))
+fn unsupported_users(mode: &str) -> LaunchError {
+    LaunchError::invalid(format!("unsupported user namespace mode: {mode:?}"))
 }
 
 /// Whether the pod has its own namespace of this kind.
-fn own_or_host(which: &str, number: i32) -> Result<bool, Refusal> {
+fn own_or_host(which: &str, number: i32) -> Result<bool, LaunchError> {
     match mode(which, number)? {
         NamespaceMode::Pod | NamespaceMode::Container => Ok(true),
         NamespaceMode::Node => Ok(false),
@@ -165,17 +165,17 @@ fn own_or_host(which: &str, number: i32) -> Result<bool, Refusal> {
     }
 }
 
-fn mode(which: &str, number: i32) -> Result<NamespaceMode, Refusal> {
+fn mode(which: &str, number: i32) -> Result<NamespaceMode, LaunchError> {
     NamespaceMode::try_from(number)
-        .map_err(|_| Refusal::invalid(format!("unsupported {which} namespace mode: {number}")))
+        .map_err(|_| LaunchError::invalid(format!("unsupported {which} namespace mode: {number}")))
 }
 
-fn unsupported(which: &str, mode: NamespaceMode) -> Refusal {
-    Refusal::invalid(format!("unsupported {which} namespace mode: {:?}", mode.as_str_name()))
+fn unsupported(which: &str, mode: NamespaceMode) -> LaunchError {
+    LaunchError::invalid(format!("unsupported {which} namespace mode: {:?}", mode.as_str_name()))
 }
 
 /// Validates a sysctl name and returns its file below `/proc/sys`.
-fn sysctl(name: &str, has_network: bool, has_ipc: bool) -> Result<String, Refusal> {
+fn sysctl(name: &str, has_network: bool, has_ipc: bool) -> Result<String, LaunchError> {
     // The first separator determines the notation: `net/ipv4/conf/eth0.1/forwarding`.
     let slashes_first = name.find(['.', '/']).is_some_and(|at| name.as_bytes().get(at) == Some(&b'/'));
     let swapped = |c| match c {
@@ -184,7 +184,7 @@ fn sysctl(name: &str, has_network: bool, has_ipc: bool) -> Result<String, Refusa
         c => c,
     };
     let file: String = if slashes_first { name.to_owned() } else { name.chars().map(swapped).collect() };
-    let separate = || Refusal::invalid(format!("sysctl {name:?} is not in a separate kernel namespace"));
+    let separate = || LaunchError::invalid(format!("sysctl {name:?} is not in a separate kernel namespace"));
     if file.contains('\0') || file.split('/').any(|part| matches!(part, "" | "." | "..")) {
         return Err(separate());
     }
@@ -194,9 +194,9 @@ fn sysctl(name: &str, has_network: bool, has_ipc: bool) -> Result<String, Refusa
         || file.starts_with("fs/mqueue/");
     match (is_ipc, file.starts_with("net/")) {
         (true, _) if has_ipc => Ok(file),
-        (true, _) => Err(Refusal::invalid(format!("sysctl {name:?} is not allowed in the host ipc namespace"))),
+        (true, _) => Err(LaunchError::invalid(format!("sysctl {name:?} is not allowed in the host ipc namespace"))),
         (_, true) if has_network => Ok(file),
-        (_, true) => Err(Refusal::invalid(format!("sysctl {name:?} is not allowed in the host network namespace"))),
+        (_, true) => Err(LaunchError::invalid(format!("sysctl {name:?} is not allowed in the host network namespace"))),
         _ => Err(separate()),
     }
 }

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 
 use super::{capabilities, limits::RESOURCES};
-use berth_shim::plan::{Access, Capabilities, LaunchPlan, Mount, Process, Propagation, Source};
+use berth_shim::plan::{Access, Capabilities, LaunchPlan, Mount, MountKind, ProcessPlan, Propagation};
 
 /// Version of the OCI runtime specification.
 pub const VERSION: &str = "1.2.0";
@@ -32,7 +32,7 @@ pub fn spec(plan: &LaunchPlan) -> Value {
     })
 }
 
-fn process(process: &Process) -> Value {
+fn process(process: &ProcessPlan) -> Value {
     let limits = process.limits.iter().filter_map(|(number, soft, hard)| {
         let name = RESOURCES.get(usize::try_from(*number).ok()?)?;
         Some(json!({"type": format!("RLIMIT_{}", name.to_uppercase()), "soft": soft, "hard": hard}))
@@ -64,12 +64,12 @@ fn sets(sets: &Capabilities) -> Value {
 
 fn mount(mount: &Mount) -> Value {
     let (kind, source, mut options) = match &mount.source {
-        Source::Bind(path) => ("bind", path.display().to_string(), vec!["rbind".to_owned()]),
-        Source::New { kind, data } => {
+        MountKind::Bind(path) => ("bind", path.display().to_string(), vec!["rbind".to_owned()]),
+        MountKind::New { kind, data } => {
             let options = data.split(',').filter(|option| !option.is_empty()).map(str::to_owned).collect();
             (kind.as_str(), kind.clone(), options)
         }
-        Source::Layers { .. } => ("overlay", "overlay".to_owned(), Vec::new()),
+        MountKind::Layers { .. } => ("overlay", "overlay".to_owned(), Vec::new()),
     };
     let access = match mount.access {
         Access::ReadWrite => "rw",
@@ -93,17 +93,17 @@ mod tests {
     use crate::launch::{self, fixture};
 
     #[test]
-    fn a_plan_is_told_as_a_runtime_specification() {
+    fn a_plan_is_rendered_as_runtime_spec() {
         let facts = fixture::Facts::default();
         let (container, sandbox) = (fixture::container_config(), fixture::sandbox_config());
         let mut plan = launch::launch(&facts.inputs(&container, &sandbox)).expect("a plan").plan;
         plan.process.limits = vec![(7, 1024, 4096)];
         plan.process.capabilities.bounding = 1 | (1 << 21);
-        let told = spec(&plan);
-        assert_eq!(told["process"]["rlimits"], json!([{"type": "RLIMIT_NOFILE", "soft": 1024, "hard": 4096}]));
-        assert_eq!(told["process"]["capabilities"]["bounding"], json!(["CAP_CHOWN", "CAP_SYS_ADMIN"]));
-        assert_eq!(told["process"]["args"], json!(["/bin/true"]));
-        let proc = told["mounts"].as_array().and_then(|all| all.iter().find(|m| m["destination"] == "/proc"));
+        let runtime_spec = spec(&plan);
+        assert_eq!(runtime_spec["process"]["rlimits"], json!([{"type": "RLIMIT_NOFILE", "soft": 1024, "hard": 4096}]));
+        assert_eq!(runtime_spec["process"]["capabilities"]["bounding"], json!(["CAP_CHOWN", "CAP_SYS_ADMIN"]));
+        assert_eq!(runtime_spec["process"]["args"], json!(["/bin/true"]));
+        let proc = runtime_spec["mounts"].as_array().and_then(|all| all.iter().find(|m| m["destination"] == "/proc"));
         let expected = json!({"destination": "/proc", "type": "proc", "source": "proc",
             "options": ["nosuid", "nodev", "noexec", "rw", "rprivate"]});
         assert_eq!(proc, Some(&expected));

@@ -7,16 +7,16 @@ use super::{
     capabilities::{capabilities, names},
     devices::{self, DeviceInputs, Rule},
     environment::{self, environment},
-    inputs::{Groups, Host, Inputs},
+    inputs::{Groups, Host, LaunchInputs},
     mounts::{self, MountContext, SharedHostNamespaces},
     namespaces,
-    refusal::Refusal,
+    refusal::LaunchError,
     security::{self, Filter},
-    users::{Identity, identity},
+    users::{ProcessUser, identity},
 };
 use crate::seccomp;
 use berth_proto::cri::{self, NamespaceMode};
-use berth_shim::plan::{Capabilities, ExecPlan, LaunchPlan, MAX_BODY, PidNamespace, Process, Root, Source};
+use berth_shim::plan::{Capabilities, ExecPlan, LaunchPlan, MAX_BODY, MountKind, PidNamespace, ProcessPlan, Root};
 
 /// Initial terminal size: columns, rows. Used until the client reports a size.
 const FIRST_SIZE: (u16, u16) = (80, 24);
@@ -39,10 +39,10 @@ pub struct Launch {
 ///
 /// # Errors
 /// The texts of spec 09a §2.4, §6, §7, and §8.
-pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
+pub fn launch(inputs: &LaunchInputs<'_>) -> Result<Launch, LaunchError> {
     let config = inputs.config;
     if config.metadata.is_none() {
-        return Err(Refusal::invalid("container config must include metadata"));
+        return Err(LaunchError::invalid("container config must include metadata"));
     }
     let context = security::context(config);
     let is_privileged = security::is_privileged(inputs, &context)?;
@@ -53,7 +53,7 @@ pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
     let process = process(inputs, &context, &identity)?;
     let style = style(inputs, &context, &processes)?;
     let mut all = mounts::mounts(inputs, &style)?;
-    let has_own_dev = all.iter().any(|m| m.target == "/dev" && matches!(m.source, Source::New { .. }));
+    let has_own_dev = all.iter().any(|m| m.target == "/dev" && matches!(m.source, MountKind::New { .. }));
     let edited = &inputs.found.edits.mounts;
     all.retain(|mount| !edited.iter().any(|edit| edit.target == mount.target));
     all.extend(edited.iter().cloned());
@@ -93,21 +93,21 @@ pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
 }
 
 /// Rejects at create what would exceed the shim's message size at start.
-fn check_length(process: &Process) -> Result<(), Refusal> {
+fn check_length(process: &ProcessPlan) -> Result<(), LaunchError> {
     let texts = process.args.iter().chain(&process.env);
     let length: usize = texts.map(|text| text.len() + TEXT_OVERHEAD).sum();
     if length > LONGEST_TEXTS {
         let text = format!("arguments and environment have {length} bytes, more than the maximum of {LONGEST_TEXTS}");
-        return Err(Refusal::invalid(text));
+        return Err(LaunchError::invalid(text));
     }
     Ok(())
 }
 
 fn process(
-    inputs: &Inputs<'_>,
+    inputs: &LaunchInputs<'_>,
     context: &cri::LinuxContainerSecurityContext,
-    identity: &Identity,
-) -> Result<Process, Refusal> {
+    identity: &ProcessUser,
+) -> Result<ProcessPlan, LaunchError> {
     let (config, image, host) = (inputs.config, inputs.image, inputs.host);
     let resources = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
     let sources = environment::EnvironmentInputs {
@@ -120,7 +120,7 @@ fn process(
     };
     let capabilities = capabilities(context.capabilities.as_ref(), context.privileged, host.capabilities)?;
     let filter = filter(inputs, context, &capabilities)?;
-    Ok(Process {
+    Ok(ProcessPlan {
         args: args(&config.command, &config.args, &image.config)?,
         env: environment(&sources)?,
         cwd: working_dir(&config.working_dir, &image.config)?,
@@ -140,10 +140,10 @@ fn process(
 
 /// Compiles the seccomp filter of a container.
 fn filter(
-    inputs: &Inputs<'_>,
+    inputs: &LaunchInputs<'_>,
     context: &cri::LinuxContainerSecurityContext,
     capabilities: &Capabilities,
-) -> Result<Option<seccomp::Filter>, Refusal> {
+) -> Result<Option<seccomp::Filter>, LaunchError> {
     let wanted = security::filter(context, inputs.host.has_seccomp)?;
     let is_built_in = matches!(wanted, Filter::BuiltIn);
     let text = match wanted {
@@ -153,7 +153,7 @@ fn filter(
             .found
             .profile
             .as_deref()
-            .ok_or_else(|| Refusal::plain(format!("failed to load seccomp profile {path:?}: not found")))?,
+            .ok_or_else(|| LaunchError::plain(format!("failed to load seccomp profile {path:?}: not found")))?,
     };
     let conditions = seccomp::Conditions {
         machine: inputs.host.machine,
@@ -163,20 +163,20 @@ fn filter(
     };
     let architecture = inputs.image.architecture.as_str();
     let is_native = architecture.is_empty() || architecture == conditions.machine.name();
-    let filter = seccomp::Profile::parse(text).and_then(|mut profile| {
+    let filter = seccomp::SeccompProfile::parse(text).and_then(|mut profile| {
         if is_built_in && is_native && !inputs.host.allows_32_bit {
             profile.restrict_to(conditions.machine);
         }
         seccomp::compile(&profile, &conditions)
     });
-    filter.map(Some).map_err(|error| Refusal::plain(format!("invalid seccomp profile: {error}")))
+    filter.map(Some).map_err(|error| LaunchError::plain(format!("invalid seccomp profile: {error}")))
 }
 
 fn style(
-    inputs: &Inputs<'_>,
+    inputs: &LaunchInputs<'_>,
     context: &cri::LinuxContainerSecurityContext,
     processes: &PidNamespace,
-) -> Result<MountContext, Refusal> {
+) -> Result<MountContext, LaunchError> {
     let of_sandbox = namespaces::options(inputs.sandbox.config);
     let is_host = |mode: i32| mode == i32::from(NamespaceMode::Node);
     Ok(MountContext {
@@ -193,7 +193,7 @@ fn style(
 }
 
 /// Owner of the request's devices: the requested user and group; `None` if neither is requested or the setting is off.
-fn owner(context: &cri::LinuxContainerSecurityContext, identity: &Identity, host: &Host) -> Option<(u32, u32)> {
+fn owner(context: &cri::LinuxContainerSecurityContext, identity: &ProcessUser, host: &Host) -> Option<(u32, u32)> {
     if !host.owns_devices {
         return None;
     }
@@ -211,14 +211,14 @@ pub fn exec(
     exec: &str,
     words: &[String],
     terminal: Option<(u16, u16)>,
-) -> Result<ExecPlan, Refusal> {
+) -> Result<ExecPlan, LaunchError> {
     if words.is_empty() {
-        return Err(Refusal::invalid("exec cmd must not be empty"));
+        return Err(LaunchError::invalid("exec cmd must not be empty"));
     }
     if let Some(word) = words.iter().find(|word| word.contains('\0')) {
-        return Err(Refusal::invalid(format!("argument {word:?} contains a NUL byte")));
+        return Err(LaunchError::invalid(format!("argument {word:?} contains a NUL byte")));
     }
-    let mut process = Process { args: words.to_vec(), terminal, ..first.process.clone() };
+    let mut process = ProcessPlan { args: words.to_vec(), terminal, ..first.process.clone() };
     if terminal.is_some() {
         environment::set(&mut process.env, "TERM", "xterm");
     }

@@ -4,16 +4,16 @@
 /// A rejected request, with the message that the client receives.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text}")]
-pub struct Refusal {
+pub struct LaunchError {
     /// Determines the gRPC status code.
-    pub kind: RefusalKind,
+    pub kind: LaunchErrorKind,
     /// Message for the client.
     pub text: String,
 }
 
 /// gRPC status codes of rejections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RefusalKind {
+pub enum LaunchErrorKind {
     /// The request contradicts itself or the interface.
     InvalidArgument,
     /// An object that the request names does not exist.
@@ -26,29 +26,29 @@ pub enum RefusalKind {
     Unknown,
 }
 
-impl Refusal {
+impl LaunchError {
     /// `INVALID_ARGUMENT`.
     pub fn invalid(text: impl Into<String>) -> Self {
-        Self { kind: RefusalKind::InvalidArgument, text: text.into() }
+        Self { kind: LaunchErrorKind::InvalidArgument, text: text.into() }
     }
 
     /// `NOT_FOUND`.
     pub fn missing(text: impl Into<String>) -> Self {
-        Self { kind: RefusalKind::NotFound, text: text.into() }
+        Self { kind: LaunchErrorKind::NotFound, text: text.into() }
     }
 
     /// `FAILED_PRECONDITION`.
     pub fn state(text: impl Into<String>) -> Self {
-        Self { kind: RefusalKind::FailedPrecondition, text: text.into() }
+        Self { kind: LaunchErrorKind::FailedPrecondition, text: text.into() }
     }
 
     /// `UNIMPLEMENTED`: this host does not support the request.
     pub fn impossible(text: impl Into<String>) -> Self {
-        Self { kind: RefusalKind::Unimplemented, text: text.into() }
+        Self { kind: LaunchErrorKind::Unimplemented, text: text.into() }
     }
 
     /// `UNKNOWN`, the code that other runtimes return for plain errors.
     pub fn plain(text: impl Into<String>) -> Self {
-        Self { kind: RefusalKind::Unknown, text: text.into() }
+        Self { kind: LaunchErrorKind::Unknown, text: text.into() }
     }
 }

@@ -16,7 +16,7 @@ use super::{
     devices,
     inputs::{Host, LinuxDevice, MountSource, ResolvedResources},
     mounts::check_image,
-    refusal::Refusal,
+    refusal::LaunchError,
     security::{self, Filter},
 };
 use berth_proto::cri;
@@ -40,8 +40,8 @@ pub fn resolve(
     config: &cri::ContainerConfig,
     host: &Host,
     cdi_directories: &[PathBuf],
-    image: &mut dyn FnMut(&cri::Mount) -> Result<MountSource, Refusal>,
-) -> Result<ResolvedResources, Refusal> {
+    image: &mut dyn FnMut(&cri::Mount) -> Result<MountSource, LaunchError>,
+) -> Result<ResolvedResources, LaunchError> {
     let context = security::context(config);
     let mut found = ResolvedResources::default();
     let mut table = None;
@@ -55,11 +55,12 @@ pub fn resolve(
         found.devices.extend(requested(device)?);
     }
     if context.privileged {
-        found.host_devices = below_dev().map_err(|error| Refusal::plain(format!("list host devices: {error}")))?;
+        found.host_devices = below_dev().map_err(|error| LaunchError::plain(format!("list host devices: {error}")))?;
     }
     if let Filter::File(path) = security::filter(&context, host.has_seccomp)? {
         let text = read(Path::new(&path));
-        let text = text.map_err(|error| Refusal::plain(format!("failed to load seccomp profile {path:?}: {error}")))?;
+        let text =
+            text.map_err(|error| LaunchError::plain(format!("failed to load seccomp profile {path:?}: {error}")))?;
         found.profile = Some(text);
     }
     if host.has_apparmor {
@@ -74,32 +75,32 @@ pub fn resolve(
 
 /// Names of the loaded AppArmor profiles. Logs one warning per process if no default profile is among them.
 fn loaded_profiles() -> Vec<String> {
-    static SAID: Once = Once::new();
+    static WARN_ONCE: Once = Once::new();
     // Unreadable inside some containers: then no profile counts as loaded.
     let text = read(Path::new("/sys/kernel/security/apparmor/profiles")).unwrap_or_default();
     let loaded = security::apparmor_profiles(&String::from_utf8_lossy(&text));
     if security::default_apparmor(&loaded).is_none() {
-        SAID.call_once(|| tracing::warn!("Default AppArmor profile is not loaded, containers run unconfined"));
+        WARN_ONCE.call_once(|| tracing::warn!("Default AppArmor profile is not loaded, containers run unconfined"));
     }
     loaded
 }
 
 /// Resolves a mount source: its path without symbolic links, and the propagation of the mount that contains it.
-fn place(mount: &cri::Mount, table: &mut Option<Vec<mount_table::Mount>>) -> Result<MountSource, Refusal> {
+fn place(mount: &cri::Mount, table: &mut Option<Vec<mount_table::Mount>>) -> Result<MountSource, LaunchError> {
     let asked = Path::new(&mount.host_path);
     if !asked.is_absolute() {
         let text = format!("mount of {:?} has no absolute host path: {:?}", mount.container_path, mount.host_path);
-        return Err(Refusal::invalid(text));
+        return Err(LaunchError::invalid(text));
     }
     let path = match fs::canonicalize(asked) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(asked);
-            made.map_err(|error| Refusal::plain(format!("failed to mkdir {asked:?}: {error}")))?;
+            made.map_err(|error| LaunchError::plain(format!("failed to mkdir {asked:?}: {error}")))?;
             fs::canonicalize(asked)
         }
         other => other,
     };
-    let path = path.map_err(|error| Refusal::plain(format!("failed to resolve symlink {asked:?}: {error}")))?;
+    let path = path.map_err(|error| LaunchError::plain(format!("failed to resolve symlink {asked:?}: {error}")))?;
     if mount.propagation() == cri::MountPropagation::PropagationPrivate {
         return Ok(MountSource::Host { path, on: PathBuf::from("/"), is_shared: false, is_slave: false });
     }
@@ -107,19 +108,19 @@ fn place(mount: &cri::Mount, table: &mut Option<Vec<mount_table::Mount>>) -> Res
         Some(table) => table,
         None => {
             let read = mount_table::read();
-            table.insert(read.map_err(|error| Refusal::plain(format!("read mount table: {error}")))?)
+            table.insert(read.map_err(|error| LaunchError::plain(format!("read mount table: {error}")))?)
         }
     };
     // Of several mounts on the same point, the last one is effective.
     let on = table.iter().filter(|m| path.starts_with(&m.target)).max_by_key(|m| m.target.components().count());
-    let on = on.ok_or_else(|| Refusal::plain(format!("{path:?} is not on any mount")))?;
+    let on = on.ok_or_else(|| LaunchError::plain(format!("{path:?} is not on any mount")))?;
     Ok(MountSource::Host { path, on: on.target.clone(), is_shared: on.is_shared, is_slave: on.is_slave })
 }
 
 /// The nodes of one requested device: a single node, or all nodes below a directory.
-fn requested(asked: &cri::Device) -> Result<Vec<LinuxDevice>, Refusal> {
+fn requested(asked: &cri::Device) -> Result<Vec<LinuxDevice>, LaunchError> {
     let access = devices::access(asked)?;
-    let refuse = |error: io::Error| Refusal::plain(format!("device {:?}: {error}", asked.host_path));
+    let refuse = |error: io::Error| LaunchError::plain(format!("device {:?}: {error}", asked.host_path));
     let source = fs::canonicalize(&asked.host_path).map_err(refuse)?;
     let target = if asked.container_path.is_empty() { &asked.host_path } else { &asked.container_path };
     if source.is_dir() {
@@ -225,7 +226,7 @@ fn spec(path: &Path) -> Result<Option<cdi::Spec>, String> {
 }
 
 /// Merges container edits and resolves their device nodes on the host.
-fn resolve_edits(all: &[ContainerEdits]) -> Result<Edits, Refusal> {
+fn resolve_edits(all: &[ContainerEdits]) -> Result<Edits, LaunchError> {
     let mut edits = Edits::default();
     for from in all {
         edits.env.extend(from.env.iter().cloned());
@@ -245,22 +246,22 @@ fn resolve_edits(all: &[ContainerEdits]) -> Result<Edits, Refusal> {
     Ok(edits)
 }
 
-fn edited(asked: &DeviceNode) -> Result<LinuxDevice, Refusal> {
+fn edited(asked: &DeviceNode) -> Result<LinuxDevice, LaunchError> {
     let source = if asked.host_path.is_empty() { &asked.path } else { &asked.host_path };
-    let refuse = |what: &str| Refusal::plain(format!("invalid CDI device node {:?}: {what}", asked.path));
+    let refuse = |what: &str| LaunchError::plain(format!("invalid CDI device node {:?}: {what}", asked.path));
     let access = if asked.permissions.is_empty() { "rwm" } else { &asked.permissions };
-    let said = match asked.kind.as_str() {
+    let node_type = match asked.kind.as_str() {
         "b" => Some('b'),
         "c" | "u" => Some('c'),
         "p" => Some('p'),
         "" => None,
         other => return Err(refuse(&format!("unknown type {other:?}"))),
     };
-    let is_whole = said == Some('p') || asked.major.zip(asked.minor).is_some();
+    let is_whole = node_type == Some('p') || asked.major.zip(asked.minor).is_some();
     let on_host = match node(Path::new(source), &asked.path, access) {
         Ok(Some(node)) => node,
         Ok(None) => return Err(refuse("host path is not a device node")),
-        Err(_) if said.is_some() && is_whole => LinuxDevice {
+        Err(_) if node_type.is_some() && is_whole => LinuxDevice {
             path: super::args::absolute(&asked.path),
             kind: 'c',
             numbers: (0, 0),
@@ -272,7 +273,7 @@ fn edited(asked: &DeviceNode) -> Result<LinuxDevice, Refusal> {
         Err(error) => return Err(refuse(&error.to_string())),
     };
     Ok(LinuxDevice {
-        kind: said.unwrap_or(on_host.kind),
+        kind: node_type.unwrap_or(on_host.kind),
         numbers: asked.major.zip(asked.minor).unwrap_or(on_host.numbers),
         mode: asked.file_mode.map_or(on_host.mode, |mode| mode & 0o7777),
         uid: asked.uid.unwrap_or(on_host.uid),
@@ -287,7 +288,8 @@ mod tests {
     use crate::launch::fixture;
 
     fn found(config: &cri::ContainerConfig, cdi: &[PathBuf]) -> Result<ResolvedResources, String> {
-        let mut image = |mount: &cri::Mount| Err(Refusal::missing(format!("no image for {}", mount.container_path)));
+        let mut image =
+            |mount: &cri::Mount| Err(LaunchError::missing(format!("no image for {}", mount.container_path)));
         resolve(config, &fixture::host(), cdi, &mut image).map_err(|refusal| refusal.text)
     }
 
@@ -328,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_looked_up() {
+    fn devices_are_resolved_on_the_host() {
         let device = |host_path: &str, container_path: &str| cri::ContainerConfig {
             devices: vec![cri::Device {
                 host_path: host_path.to_owned(),

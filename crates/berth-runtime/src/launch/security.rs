@@ -2,8 +2,8 @@
 //! Implements spec 09a §7.2, §7.6-§7.8.
 
 use super::{
-    inputs::{Host, Inputs},
-    refusal::Refusal,
+    inputs::{Host, LaunchInputs},
+    refusal::LaunchError,
 };
 use berth_proto::cri::{self, security_profile::ProfileType};
 
@@ -23,7 +23,7 @@ pub enum Filter {
 
 /// A requested profile, from either the current or the deprecated field.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Profile {
+enum ProfileSelection {
     Default,
     Unconfined,
     Localhost(String),
@@ -38,10 +38,13 @@ pub fn context(config: &cri::ContainerConfig) -> cri::LinuxContainerSecurityCont
 ///
 /// # Errors
 /// The container is privileged and its sandbox is not.
-pub fn is_privileged(inputs: &Inputs<'_>, context: &cri::LinuxContainerSecurityContext) -> Result<bool, Refusal> {
+pub fn is_privileged(
+    inputs: &LaunchInputs<'_>,
+    context: &cri::LinuxContainerSecurityContext,
+) -> Result<bool, LaunchError> {
     let of_sandbox = inputs.sandbox.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     if context.privileged && !of_sandbox.is_some_and(|sandbox| sandbox.privileged) {
-        return Err(Refusal::plain("no privileged container allowed in sandbox"));
+        return Err(LaunchError::plain("no privileged container allowed in sandbox"));
     }
     Ok(context.privileged)
 }
@@ -50,7 +53,7 @@ pub fn is_privileged(inputs: &Inputs<'_>, context: &cri::LinuxContainerSecurityC
 ///
 /// # Errors
 /// The profile field is inconsistent or malformed, or the kernel does not support seccomp.
-pub fn filter(context: &cri::LinuxContainerSecurityContext, has_seccomp: bool) -> Result<Filter, Refusal> {
+pub fn filter(context: &cri::LinuxContainerSecurityContext, has_seccomp: bool) -> Result<Filter, LaunchError> {
     if context.privileged {
         return Ok(Filter::None);
     }
@@ -61,12 +64,12 @@ pub fn filter(context: &cri::LinuxContainerSecurityContext, has_seccomp: bool) -
         None => of_text("seccomp", old)?,
     };
     match asked {
-        None | Some(Profile::Unconfined) => Ok(Filter::None),
-        Some(_) if !has_seccomp => Err(Refusal::plain("seccomp is not supported")),
-        Some(Profile::Default) => Ok(Filter::BuiltIn),
-        Some(Profile::Localhost(path)) if path.starts_with('/') => Ok(Filter::File(path)),
-        Some(Profile::Localhost(path)) => {
-            Err(Refusal::plain(format!("seccomp profile {path:?} is not an absolute path")))
+        None | Some(ProfileSelection::Unconfined) => Ok(Filter::None),
+        Some(_) if !has_seccomp => Err(LaunchError::plain("seccomp is not supported")),
+        Some(ProfileSelection::Default) => Ok(Filter::BuiltIn),
+        Some(ProfileSelection::Localhost(path)) if path.starts_with('/') => Ok(Filter::File(path)),
+        Some(ProfileSelection::Localhost(path)) => {
+            Err(LaunchError::plain(format!("seccomp profile {path:?} is not an absolute path")))
         }
     }
 }
@@ -78,7 +81,7 @@ pub fn filter(context: &cri::LinuxContainerSecurityContext, has_seccomp: bool) -
 pub fn apparmor(
     context: &cri::LinuxContainerSecurityContext,
     loaded: Option<&[String]>,
-) -> Result<Option<String>, Refusal> {
+) -> Result<Option<String>, LaunchError> {
     #[allow(deprecated, reason = "older clients use it")]
     let old = &context.apparmor_profile;
     let asked = match &context.apparmor {
@@ -87,16 +90,18 @@ pub fn apparmor(
     };
     let Some(loaded) = loaded else {
         return match asked {
-            None | Some(Profile::Unconfined) => Ok(None),
-            Some(_) => Err(Refusal::plain("apparmor is not supported")),
+            None | Some(ProfileSelection::Unconfined) => Ok(None),
+            Some(_) => Err(LaunchError::plain("apparmor is not supported")),
         };
     };
     match asked {
-        Some(Profile::Unconfined) => Ok(None),
-        Some(Profile::Localhost(name)) if loaded.contains(&name) => Ok(Some(name)),
-        Some(Profile::Localhost(name)) => Err(Refusal::plain(format!("apparmor profile not found {name}"))),
-        None | Some(Profile::Default) if context.privileged => Ok(None),
-        None | Some(Profile::Default) => Ok(default_apparmor(loaded).map(str::to_owned)),
+        Some(ProfileSelection::Unconfined) => Ok(None),
+        Some(ProfileSelection::Localhost(name)) if loaded.contains(&name) => Ok(Some(name)),
+        Some(ProfileSelection::Localhost(name)) => {
+            Err(LaunchError::plain(format!("apparmor profile not found {name}")))
+        }
+        None | Some(ProfileSelection::Default) if context.privileged => Ok(None),
+        None | Some(ProfileSelection::Default) => Ok(default_apparmor(loaded).map(str::to_owned)),
     }
 }
 
@@ -110,28 +115,28 @@ pub fn apparmor_profiles(text: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.rsplit_once(" (")).map(|(name, _)| name.to_owned()).collect()
 }
 
-fn of_field(which: &str, profile: &cri::SecurityProfile) -> Result<Profile, Refusal> {
+fn of_field(which: &str, profile: &cri::SecurityProfile) -> Result<ProfileSelection, LaunchError> {
     let kind = ProfileType::try_from(profile.profile_type)
-        .map_err(|_| Refusal::invalid(format!("{which} unknown ProfileType {}", profile.profile_type)))?;
+        .map_err(|_| LaunchError::invalid(format!("{which} unknown ProfileType {}", profile.profile_type)))?;
     if kind != ProfileType::Localhost && !profile.localhost_ref.is_empty() {
         let text = format!("{which} config invalid LocalhostRef must only be set if ProfileType is Localhost");
-        return Err(Refusal::invalid(text));
+        return Err(LaunchError::invalid(text));
     }
     Ok(match kind {
-        ProfileType::RuntimeDefault => Profile::Default,
-        ProfileType::Unconfined => Profile::Unconfined,
-        ProfileType::Localhost => Profile::Localhost(without_prefix(&profile.localhost_ref)),
+        ProfileType::RuntimeDefault => ProfileSelection::Default,
+        ProfileType::Unconfined => ProfileSelection::Unconfined,
+        ProfileType::Localhost => ProfileSelection::Localhost(without_prefix(&profile.localhost_ref)),
     })
 }
 
 /// Parses the deprecated string field; empty means no request.
-fn of_text(which: &str, text: &str) -> Result<Option<Profile>, Refusal> {
+fn of_text(which: &str, text: &str) -> Result<Option<ProfileSelection>, LaunchError> {
     match text {
         "" => Ok(None),
-        "runtime/default" | "docker/default" => Ok(Some(Profile::Default)),
-        "unconfined" => Ok(Some(Profile::Unconfined)),
-        text if text.starts_with("localhost/") => Ok(Some(Profile::Localhost(without_prefix(text)))),
-        text => Err(Refusal::plain(format!("invalid {which} profile {text:?}"))),
+        "runtime/default" | "docker/default" => Ok(Some(ProfileSelection::Default)),
+        "unconfined" => Ok(Some(ProfileSelection::Unconfined)),
+        text if text.starts_with("localhost/") => Ok(Some(ProfileSelection::Localhost(without_prefix(text)))),
+        text => Err(LaunchError::plain(format!("invalid {which} profile {text:?}"))),
     }
 }
 
@@ -143,15 +148,15 @@ fn without_prefix(reference: &str) -> String {
 ///
 /// # Errors
 /// The level is malformed, or any option is set on a host with SELinux.
-pub fn check_selinux(options: Option<&cri::SeLinuxOption>, host: &Host) -> Result<(), Refusal> {
+pub fn check_selinux(options: Option<&cri::SeLinuxOption>, host: &Host) -> Result<(), LaunchError> {
     let Some(options) = options else { return Ok(()) };
     let is_asked =
         [&options.user, &options.role, &options.r#type, &options.level].iter().any(|field| !field.is_empty());
     if !options.level.is_empty() && !is_level(&options.level) {
-        return Err(Refusal::plain(format!("the format of 'level' {:?} is not correct", options.level)));
+        return Err(LaunchError::plain(format!("the format of 'level' {:?} is not correct", options.level)));
     }
     if is_asked && host.has_selinux {
-        return Err(Refusal::invalid("selinux is not supported by the embedded runtime"));
+        return Err(LaunchError::invalid("selinux is not supported by the embedded runtime"));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Stop signal of a container: signal names and numbers. Pure.
 //! Implements spec 09a §3.2.
 
-use super::refusal::Refusal;
+use super::refusal::LaunchError;
 use berth_proto::cri::Signal;
 
 /// `SIGTERM`.
@@ -53,12 +53,12 @@ const NAMES: [(&str, i32); 34] = [
 ///
 /// # Errors
 /// The request contains a number that CRI does not define.
-pub fn stop_signal(requested: i32, image: &str) -> Result<i32, Refusal> {
-    let asked = Signal::try_from(requested).map_err(|_| Refusal::invalid(format!("unknown signal {requested}")))?;
+pub fn stop_signal(requested: i32, image: &str) -> Result<i32, LaunchError> {
+    let asked = Signal::try_from(requested).map_err(|_| LaunchError::invalid(format!("unknown signal {requested}")))?;
     if asked == Signal::RuntimeDefault {
         return Ok(number(image).unwrap_or(TERM));
     }
-    number(asked.as_str_name()).ok_or_else(|| Refusal::invalid(format!("unknown signal {}", asked.as_str_name())))
+    number(asked.as_str_name()).ok_or_else(|| LaunchError::invalid(format!("unknown signal {}", asked.as_str_name())))
 }
 
 /// The CRI signal that container status reports; SIGTERM where CRI has no name for the number.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{image::LaunchImage, refusal::Refusal};
+use super::{image::LaunchImage, refusal::LaunchError};
 use berth_proto::cri;
 
 /// Largest valid user or group id.
@@ -11,7 +11,7 @@ const LARGEST: i64 = (1 << 31) - 1;
 
 /// User and group ids of a container's processes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Identity {
+pub struct ProcessUser {
     /// User id.
     pub uid: u32,
     /// Primary group id.
@@ -47,13 +47,13 @@ pub fn identity(
     context: &cri::LinuxContainerSecurityContext,
     image: &LaunchImage,
     devices: &[u32],
-) -> Result<Identity, Refusal> {
+) -> Result<ProcessUser, LaunchError> {
     let wanted = wanted(context, image)?;
     let users = users(&image.passwd);
     let groups = groups(&image.group);
     let (name, group) = match wanted.split_once(':') {
         Some((_, group)) if group.contains(':') => {
-            return Err(Refusal::plain(format!("invalid USER value {wanted:?}")));
+            return Err(LaunchError::plain(format!("invalid USER value {wanted:?}")));
         }
         Some((name, group)) => (name, Some(group)),
         None => (wanted.as_str(), None),
@@ -67,7 +67,7 @@ pub fn identity(
     for &extra in &context.supplemental_groups {
         all.insert(
             in_range(extra)
-                .ok_or_else(|| Refusal::plain(format!("invalid supplemental group {extra}: gid out of range")))?,
+                .ok_or_else(|| LaunchError::plain(format!("invalid supplemental group {extra}: gid out of range")))?,
         );
     }
     match cri::SupplementalGroupsPolicy::try_from(context.supplemental_groups_policy) {
@@ -78,20 +78,20 @@ pub fn identity(
         Ok(cri::SupplementalGroupsPolicy::Strict) => {}
         Err(_) => {
             let number = context.supplemental_groups_policy;
-            return Err(Refusal::invalid(format!("not implemented: SupplementalGroupsPolicy={number}")));
+            return Err(LaunchError::invalid(format!("not implemented: SupplementalGroupsPolicy={number}")));
         }
     }
     let home = users.iter().find(|user| user.uid == uid).map(|user| user.home.clone());
-    Ok(Identity { uid, gid, groups: all.into_iter().collect(), home })
+    Ok(ProcessUser { uid, gid, groups: all.into_iter().collect(), home })
 }
 
 /// The effective USER value: `user`, `user:group`, or empty.
-fn wanted(context: &cri::LinuxContainerSecurityContext, image: &LaunchImage) -> Result<String, Refusal> {
+fn wanted(context: &cri::LinuxContainerSecurityContext, image: &LaunchImage) -> Result<String, LaunchError> {
     let number = context.run_as_user.as_ref().map(|id| id.value.to_string()).unwrap_or_default();
     let user = if context.run_as_username.is_empty() { number } else { context.run_as_username.clone() };
     match &context.run_as_group {
         Some(group) if user.is_empty() => {
-            Err(Refusal::plain(format!("user group \"{}\" is specified without user", group.value)))
+            Err(LaunchError::plain(format!("user group \"{}\" is specified without user", group.value)))
         }
         Some(group) => Ok(format!("{user}:{}", group.value)),
         None if user.is_empty() => Ok(image.config.user.clone()),
@@ -99,25 +99,25 @@ fn wanted(context: &cri::LinuxContainerSecurityContext, image: &LaunchImage) -> 
     }
 }
 
-fn user<'a>(name: &str, wanted: &str, users: &'a [User]) -> Result<(u32, Option<&'a User>), Refusal> {
+fn user<'a>(name: &str, wanted: &str, users: &'a [User]) -> Result<(u32, Option<&'a User>), LaunchError> {
     if name.is_empty() {
         return Ok((0, users.iter().find(|user| user.uid == 0)));
     }
     if let Some(number) = number(name) {
         let uid = in_range(number)
-            .ok_or_else(|| Refusal::plain(format!("invalid USER value {wanted:?}: uid out of range")))?;
+            .ok_or_else(|| LaunchError::plain(format!("invalid USER value {wanted:?}: uid out of range")))?;
         return Ok((uid, users.iter().find(|user| user.uid == uid)));
     }
-    let account = users.iter().find(|user| user.name == name).ok_or_else(|| Refusal::plain("no users found"))?;
+    let account = users.iter().find(|user| user.name == name).ok_or_else(|| LaunchError::plain("no users found"))?;
     Ok((account.uid, Some(account)))
 }
 
-fn gid(name: &str, wanted: &str, groups: &[Group]) -> Result<u32, Refusal> {
+fn gid(name: &str, wanted: &str, groups: &[Group]) -> Result<u32, LaunchError> {
     if let Some(number) = number(name) {
         return in_range(number)
-            .ok_or_else(|| Refusal::plain(format!("invalid USER value {wanted:?}: gid out of range")));
+            .ok_or_else(|| LaunchError::plain(format!("invalid USER value {wanted:?}: gid out of range")));
     }
-    let group = groups.iter().find(|group| group.name == name).ok_or_else(|| Refusal::plain("no groups found"))?;
+    let group = groups.iter().find(|group| group.name == name).ok_or_else(|| LaunchError::plain("no groups found"))?;
     Ok(group.gid)
 }
 

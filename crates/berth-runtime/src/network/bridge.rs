@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::{cidr::Cidr, errors::NetworkError, names};
 use berth_sys::netlink::{
-    Protocol, Socket,
+    NetlinkFamily, Socket,
     rtnetlink::{self, Link},
 };
 
@@ -48,7 +48,7 @@ pub struct Bridge {
 /// The kernel rejects a request, or a link of another kind has the name.
 pub fn ensure(wanted: &DesiredBridge) -> Result<Bridge, NetworkError> {
     let failed = |e: io::Error| NetworkError::kernel(format!("bridge {}", wanted.name), e);
-    let mut socket = Socket::open(Protocol::Route).map_err(failed)?;
+    let mut socket = Socket::open(NetlinkFamily::Route).map_err(failed)?;
     let mtu = wanted.mtu.unwrap_or_else(|| default_mtu(&mut socket));
     let mac = names::bridge_mac(&machine_id(), &wanted.name);
     match socket.request(rtnetlink::new_bridge(&wanted.name, mac, mtu)) {
@@ -80,7 +80,7 @@ pub fn ensure(wanted: &DesiredBridge) -> Result<Bridge, NetworkError> {
 /// # Errors
 /// The kernel rejects a request.
 pub fn find_up(name: &str) -> io::Result<Option<Bridge>> {
-    let link = find(&mut Socket::open(Protocol::Route)?, name)?;
+    let link = find(&mut Socket::open(NetlinkFamily::Route)?, name)?;
     Ok(link.filter(|l| l.kind == "bridge" && l.is_up).map(|l| Bridge { index: l.index, mtu: l.mtu }))
 }
 
@@ -101,7 +101,7 @@ pub fn find(socket: &mut Socket, name: &str) -> io::Result<Option<Link>> {
 /// # Errors
 /// The kernel rejects a request.
 pub fn routes(bridge: &str) -> io::Result<Vec<Cidr>> {
-    let mut socket = Socket::open(Protocol::Route)?;
+    let mut socket = Socket::open(NetlinkFamily::Route)?;
     let own = find(&mut socket, bridge)?.map_or(0, |l| l.index);
     let all = socket.dump(&rtnetlink::get_routes(false))?;
     let others = all.iter().filter_map(rtnetlink::route).filter(|r| own == 0 || r.link != own);
@@ -113,7 +113,7 @@ pub fn routes(bridge: &str) -> io::Result<Vec<Cidr>> {
 /// # Errors
 /// The kernel rejects the request.
 pub fn gateways(bridge: &Bridge) -> io::Result<Vec<(IpAddr, u8)>> {
-    let all = Socket::open(Protocol::Route)?.dump(&rtnetlink::get_addresses())?;
+    let all = Socket::open(NetlinkFamily::Route)?.dump(&rtnetlink::get_addresses())?;
     let own = all.iter().filter_map(rtnetlink::address_of).filter(|(link, ..)| *link == bridge.index);
     Ok(own.map(|(_, address, prefix)| (address, prefix)).collect())
 }
@@ -123,7 +123,7 @@ pub fn gateways(bridge: &Bridge) -> io::Result<Vec<(IpAddr, u8)>> {
 /// # Errors
 /// The kernel rejects the request; an address that is already gone is not an error.
 pub fn drop_gateway(bridge: &Bridge, address: IpAddr, prefix: u8) -> io::Result<()> {
-    match Socket::open(Protocol::Route)?.request(rtnetlink::delete_address(bridge.index, address, prefix)) {
+    match Socket::open(NetlinkFamily::Route)?.request(rtnetlink::delete_address(bridge.index, address, prefix)) {
         Err(e) if e.raw_os_error() == Some(Errno::EADDRNOTAVAIL as i32) => Ok(()),
         other => other,
     }
@@ -169,7 +169,7 @@ fn keep_router_advertisements() {
         return;
     }
     let uplinks = || {
-        let mut socket = Socket::open(Protocol::Route)?;
+        let mut socket = Socket::open(NetlinkFamily::Route)?;
         let routes = socket.dump(&rtnetlink::get_routes(true))?;
         let links = socket.dump(&rtnetlink::get_links())?;
         let by_default: Vec<u32> =

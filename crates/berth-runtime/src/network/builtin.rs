@@ -24,7 +24,7 @@ use super::{
     names,
     pod_link::{self, PodLinkSpec},
     rules::Rules,
-    sandbox::{Attached, SandboxNetwork},
+    sandbox::{PodNetwork, SandboxNetwork},
 };
 use berth_sys::failpoint;
 
@@ -33,7 +33,7 @@ const KNOWN: [&str; 4] = ["169.254.0.0/16", "224.0.0.0/4", "fe80::/10", "ff00::/
 
 /// Settings of the built-in network.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Settings {
+pub struct BuiltinNetworkSettings {
     /// Name of the bridge.
     pub bridge: String,
     /// MTU; `None`: that of the default route's link.
@@ -53,7 +53,7 @@ pub struct Settings {
 /// The built-in network.
 #[derive(Debug)]
 pub struct BuiltinNetwork {
-    settings: Settings,
+    settings: BuiltinNetworkSettings,
     leases: Mutex<Leases>,
     firewall: Firewall,
     failure: Mutex<Option<String>>,
@@ -61,7 +61,7 @@ pub struct BuiltinNetwork {
 
 impl BuiltinNetwork {
     /// Probes for nf_tables; does not change the host.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: BuiltinNetworkSettings) -> Self {
         let rules = Rules {
             table: names::owner(&settings.bridge).to_owned(),
             bridge: settings.bridge.clone(),
@@ -195,7 +195,7 @@ impl BuiltinNetwork {
     ///
     /// # Errors
     /// The step that failed.
-    pub fn setup(&self, pod: &SandboxNetwork) -> Result<Attached, NetworkError> {
+    pub fn setup(&self, pod: &SandboxNetwork) -> Result<PodNetwork, NetworkError> {
         let attached = self.try_setup(pod);
         if attached.is_err()
             && let Err(e) = self.teardown(pod)
@@ -205,7 +205,7 @@ impl BuiltinNetwork {
         attached
     }
 
-    fn try_setup(&self, pod: &SandboxNetwork) -> Result<Attached, NetworkError> {
+    fn try_setup(&self, pod: &SandboxNetwork) -> Result<PodNetwork, NetworkError> {
         let bandwidth = bandwidth::of(&pod.annotations)?;
         let namespace = pod.netns.as_ref().ok_or_else(|| NetworkError::NotReady("no network namespace".to_owned()))?;
         let ports = if self.settings.host_ports { pod.ports.as_slice() } else { &[] };
@@ -230,7 +230,7 @@ impl BuiltinNetwork {
         failpoint::reached("network.ports");
         pod_link::attach(&join).map_err(|e| NetworkError::kernel("pod's links", e))?;
         failpoint::reached("network.links");
-        Ok(Attached { mode: Mode::Builtin, result: cni_result(&addresses), ips })
+        Ok(PodNetwork { mode: Mode::Builtin, result: cni_result(&addresses), ips })
     }
 
     /// Tears down a pod's network.
@@ -239,10 +239,10 @@ impl BuiltinNetwork {
     /// The first step that failed; links and ports are both attempted.
     pub fn teardown(&self, pod: &SandboxNetwork) -> Result<(), NetworkError> {
         let mut addresses = self.leases().ipam().of(&pod.id);
-        let told = pod.attached.iter().filter(|a| a.mode == Mode::Builtin).flat_map(|a| a.ips.iter().copied());
+        let recorded = pod.attached.iter().filter(|a| a.mode == Mode::Builtin).flat_map(|a| a.ips.iter().copied());
         // Skips addresses that are leased to another pod by now.
         let others = |ip: &IpAddr| self.leases().ipam().leases().get(ip).is_some_and(|p| *p != pod.id);
-        let more: Vec<IpAddr> = told.filter(|ip| !addresses.contains(ip) && !others(ip)).collect();
+        let more: Vec<IpAddr> = recorded.filter(|ip| !addresses.contains(ip) && !others(ip)).collect();
         addresses.extend(more);
         let closed = self.firewall.close(&pod.id, &addresses);
         failpoint::reached("unnetwork.ports");
@@ -269,7 +269,7 @@ impl BuiltinNetwork {
     /// # Errors
     /// The step that failed.
     pub fn recover(&self, pods: &[SandboxNetwork], prepares: bool) -> Result<Vec<String>, NetworkError> {
-        let ours: Vec<(&SandboxNetwork, &Attached)> = pods
+        let ours: Vec<(&SandboxNetwork, &PodNetwork)> = pods
             .iter()
             .filter_map(|pod| Some((pod, pod.attached.as_ref().filter(|a| a.mode == Mode::Builtin)?)))
             .collect();

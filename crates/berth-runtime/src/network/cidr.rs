@@ -173,15 +173,15 @@ mod tests {
     }
 
     #[test]
-    fn nets_are_read_and_told() {
-        for (text, told, last) in [
+    fn cidrs_are_parsed_and_formatted() {
+        for (text, formatted, last) in [
             ("10.88.3.4/16", "10.88.0.0/16", "10.88.255.255"),
             ("0.0.0.0/0", "0.0.0.0/0", "255.255.255.255"),
             ("fd00::5/64", "fd00::/64", "fd00::ffff:ffff:ffff:ffff"),
             ("::/0", "::/0", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
             ("1.2.3.4/32", "1.2.3.4/32", "1.2.3.4"),
         ] {
-            assert_eq!(net(text).to_string(), told);
+            assert_eq!(net(text).to_string(), formatted);
             assert_eq!(net(text).last().to_string(), last, "{text}");
         }
         for wrong in ["", "10.0.0.0", "10.0.0.0/33", "::/129", "10.0.0.0/-1", "10.0.0.0/+8", "x/8", "10.0.0/8"] {
@@ -205,8 +205,8 @@ mod tests {
     #[test]
     fn ranges_are_joined() {
         let nets = [net("10.1.0.0/16"), net("224.0.0.0/3"), net("10.0.0.0/16"), net("10.0.5.0/24"), net("fd00::/8")];
-        let told: Vec<String> = ranges(&nets, false).iter().map(|(a, b)| format!("{a}-{b}")).collect();
-        assert_eq!(told, ["10.0.0.0-10.1.255.255", "224.0.0.0-255.255.255.255"]);
+        let formatted: Vec<String> = ranges(&nets, false).iter().map(|(a, b)| format!("{a}-{b}")).collect();
+        assert_eq!(formatted, ["10.0.0.0-10.1.255.255", "224.0.0.0-255.255.255.255"]);
         assert_eq!(successor(net("255.255.255.255/32").first()), None);
     }
 }

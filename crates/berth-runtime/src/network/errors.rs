@@ -2,14 +2,14 @@
 
 use std::{io, time::Duration};
 
-use super::{bandwidth::BandwidthError, cidr::NotACidr, host_ports::PortError, ipam::Exhausted};
+use super::{bandwidth::BandwidthError, cidr::NotACidr, host_ports::PortError, ipam::RangeExhausted};
 
 /// A failed network operation.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
     /// All addresses are leased.
     #[error(transparent)]
-    NoAddress(#[from] Exhausted),
+    NoAddress(#[from] RangeExhausted),
     /// A host port is unavailable.
     #[error(transparent)]
     HostPort(#[from] PortError),

@@ -17,12 +17,12 @@ use tracing::{info, warn};
 
 use super::{
     errors::NetworkError,
-    host_ports::{Entry, HostPorts, PortMapping, Protocol},
+    host_ports::{HostPortEntry, HostPorts, PortMapping, TransportProtocol},
     rules::{self, Rules},
 };
 use berth_sys::netlink::{
     self, Socket,
-    conntrack::{self, Connection, End},
+    conntrack::{self, ConntrackEntry, End},
     nf_tables,
 };
 
@@ -83,7 +83,7 @@ impl Firewall {
 
     /// Replaces all host port assignments. Of two pods with the same port, the first one keeps it. Does not touch the
     /// table; [`Self::set`] applies it.
-    pub fn restore(&self, pods: &[(String, Vec<Entry>)]) {
+    pub fn restore(&self, pods: &[(String, Vec<HostPortEntry>)]) {
         let mut state = self.state();
         state.ports.clear();
         for (pod, entries) in pods {
@@ -114,15 +114,16 @@ impl Firewall {
             return Err(e);
         }
         drop(state);
-        let udp: Vec<u16> = entries.iter().filter(|e| e.key.protocol == Protocol::Udp).map(|e| e.key.port).collect();
+        let udp: Vec<u16> =
+            entries.iter().filter(|e| e.key.protocol == TransportProtocol::Udp).map(|e| e.key.port).collect();
         if !udp.is_empty() {
-            forget(|c| c.original.protocol == Protocol::Udp.number() && udp.contains(&c.original.port), &[]);
+            forget(|c| c.original.protocol == TransportProtocol::Udp.number() && udp.contains(&c.original.port), &[]);
         }
         Ok(())
     }
 
     /// Adds elements. Replaces the whole table if an element already exists or the table is gone.
-    fn add(&self, state: &FirewallState, entries: &[Entry]) -> Result<(), NetworkError> {
+    fn add(&self, state: &FirewallState, entries: &[HostPortEntry]) -> Result<(), NetworkError> {
         match transact(rules::added(&state.rules.table, entries)) {
             Err(e) if matches!(errno(&e), Errno::EEXIST | Errno::ENOENT) => self.apply(state),
             other => other.map_err(|e| NetworkError::kernel("nf_tables", e)),
@@ -172,7 +173,7 @@ impl Firewall {
     /// Forward chains of other tables whose policy is to drop.
     pub fn dropping_chains(&self) -> Vec<String> {
         let own = self.table();
-        let listed = Socket::open(netlink::Protocol::Netfilter)
+        let listed = Socket::open(netlink::NetlinkFamily::Netfilter)
             .and_then(|mut socket| socket.dump(&nf_tables::get_chains(nf_tables::FAMILY_ANY)));
         // A kernel without nf_tables has no such chains.
         let chains = listed.unwrap_or_default();
@@ -187,7 +188,7 @@ impl Firewall {
 }
 
 fn probe() -> io::Result<()> {
-    let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
+    let mut socket = Socket::open(netlink::NetlinkFamily::Netfilter)?;
     match socket.query(nf_tables::get_table(super::names::NAME)) {
         Err(e) if errno(&e) != Errno::ENOENT => Err(e),
         _ => Ok(()),
@@ -196,7 +197,7 @@ fn probe() -> io::Result<()> {
 
 fn transact(messages: Vec<netlink::Message>) -> io::Result<()> {
     let (begin, end) = nf_tables::batch_messages();
-    Ok(Socket::open(netlink::Protocol::Netfilter)?.transaction(begin, messages, end)?)
+    Ok(Socket::open(netlink::NetlinkFamily::Netfilter)?.transaction(begin, messages, end)?)
 }
 
 fn errno(e: &io::Error) -> Errno {
@@ -204,7 +205,7 @@ fn errno(e: &io::Error) -> Errno {
 }
 
 fn is_whole(rules: &Rules) -> io::Result<bool> {
-    let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
+    let mut socket = Socket::open(netlink::NetlinkFamily::Netfilter)?;
     let chains = socket.dump(&nf_tables::get_chains(nf_tables::FAMILY_INET))?;
     let ours = chains.iter().filter_map(nf_tables::chain).filter(|c| c.table == rules.table);
     if ours.filter(|c| rules::CHAINS.contains(&c.name.as_str())).count() != rules::CHAINS.len() {
@@ -216,7 +217,7 @@ fn is_whole(rules: &Rules) -> io::Result<bool> {
 }
 
 /// Removes tracked connections. Logs failures only at debug level, because remaining entries expire by themselves.
-fn forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) {
+fn forget(chosen: impl Fn(&ConntrackEntry) -> bool, of: &[IpAddr]) {
     if let Err(e) = try_forget(chosen, of) {
         tracing::debug!(err = %e, "Failed to flush conntrack entries");
     }
@@ -224,14 +225,14 @@ fn forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) {
 
 /// Each dump walks the kernel's whole connection table. Lists all if there are few; otherwise the kernel filters them
 /// by address.
-fn try_forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) -> io::Result<()> {
+fn try_forget(chosen: impl Fn(&ConntrackEntry) -> bool, of: &[IpAddr]) -> io::Result<()> {
     let tracked = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
     // Without the file, the count is unknown and may be large.
     let tracked: Option<usize> = tracked.ok().and_then(|text| text.trim().parse().ok());
     if tracked == Some(0) {
         return Ok(());
     }
-    let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
+    let mut socket = Socket::open(netlink::NetlinkFamily::Netfilter)?;
     let mut found = Vec::new();
     if of.is_empty() || tracked.is_some_and(|count| count < MANY) {
         found = socket.dump(&conntrack::list())?;
@@ -262,8 +263,12 @@ mod tests {
         let state = Mutex::new(FirewallState { rules, ports: HostPorts::default() });
         let firewall = Firewall { state, has_filter: false, reapplied: AtomicU64::new(0) };
         firewall.set(|rules| rules.masquerade = true).expect("nothing to do");
-        let port =
-            |host_port| PortMapping { protocol: Protocol::Tcp, host_port, container_port: 80, host_ip: String::new() };
+        let port = |host_port| PortMapping {
+            protocol: TransportProtocol::Tcp,
+            host_port,
+            container_port: 80,
+            host_ip: String::new(),
+        };
         let addresses = [[10, 9, 0, 2].into()];
         firewall.open("pod", &[port(0)], &addresses).expect("no host port");
         let refused = firewall.open("pod", &[port(80)], &addresses).expect_err("a host port");

@@ -7,16 +7,16 @@ use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 /// A transport protocol with ports.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Protocol {
-    /// TCP.
+pub enum TransportProtocol {
+    /// IP protocol 6.
     Tcp,
-    /// UDP.
+    /// IP protocol 17.
     Udp,
-    /// SCTP.
+    /// IP protocol 132.
     Sctp,
 }
 
-impl Protocol {
+impl TransportProtocol {
     /// IP protocol number.
     pub fn number(self) -> u8 {
         match self {
@@ -27,7 +27,7 @@ impl Protocol {
     }
 }
 
-impl fmt::Display for Protocol {
+impl fmt::Display for TransportProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Tcp => "tcp",
@@ -41,7 +41,7 @@ impl fmt::Display for Protocol {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortMapping {
     /// Transport protocol.
-    pub protocol: Protocol,
+    pub protocol: TransportProtocol,
     /// Host port; 0: no mapping.
     pub host_port: u16,
     /// Pod port; 0: same as the host port.
@@ -58,14 +58,14 @@ pub struct HostPortKey {
     /// Host address; `None`: all.
     pub address: Option<IpAddr>,
     /// Transport protocol.
-    pub protocol: Protocol,
+    pub protocol: TransportProtocol,
     /// Host port.
     pub port: u16,
 }
 
 /// A host port entry that redirects to a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Entry {
+pub struct HostPortEntry {
     /// Match on incoming traffic.
     pub key: HostPortKey,
     /// Pod address.
@@ -83,7 +83,7 @@ pub enum PortError {
         /// Host port.
         port: u16,
         /// Transport protocol.
-        protocol: Protocol,
+        protocol: TransportProtocol,
         /// Sandbox id of the owner.
         by: String,
     },
@@ -93,7 +93,7 @@ pub enum PortError {
         /// Host port.
         port: u16,
         /// Transport protocol.
-        protocol: Protocol,
+        protocol: TransportProtocol,
         /// The invalid text.
         address: String,
     },
@@ -102,7 +102,7 @@ pub enum PortError {
 /// Host port assignments by pod.
 #[derive(Debug, Default)]
 pub struct HostPorts {
-    taken: BTreeMap<HostPortKey, (String, Entry)>,
+    taken: BTreeMap<HostPortKey, (String, HostPortEntry)>,
 }
 
 impl HostPorts {
@@ -110,8 +110,8 @@ impl HostPorts {
     ///
     /// # Errors
     /// A host IP is not an IP address.
-    pub fn entries(mappings: &[PortMapping], pod: &[IpAddr]) -> Result<Vec<Entry>, PortError> {
-        let mut entries: Vec<Entry> = Vec::new();
+    pub fn entries(mappings: &[PortMapping], pod: &[IpAddr]) -> Result<Vec<HostPortEntry>, PortError> {
+        let mut entries: Vec<HostPortEntry> = Vec::new();
         for mapping in mappings.iter().filter(|m| m.host_port != 0) {
             let (address, only) = bound(mapping)?;
             for pod in pod.iter().filter(|a| only.is_none_or(|is_v6| is_v6 == a.is_ipv6())) {
@@ -119,7 +119,7 @@ impl HostPorts {
                     HostPortKey { is_v6: pod.is_ipv6(), address, protocol: mapping.protocol, port: mapping.host_port };
                 let port = if mapping.container_port == 0 { mapping.host_port } else { mapping.container_port };
                 if entries.iter().all(|e| e.key != key) {
-                    entries.push(Entry { key, pod: *pod, port });
+                    entries.push(HostPortEntry { key, pod: *pod, port });
                 }
             }
         }
@@ -130,7 +130,7 @@ impl HostPorts {
     ///
     /// # Errors
     /// Another pod owns one of them.
-    pub fn take(&mut self, pod: &str, entries: &[Entry]) -> Result<(), PortError> {
+    pub fn take(&mut self, pod: &str, entries: &[HostPortEntry]) -> Result<(), PortError> {
         for entry in entries {
             if let Some((by, _)) = self.taken.get(&entry.key).filter(|(by, _)| by != pod) {
                 let HostPortKey { port, protocol, .. } = entry.key;
@@ -142,14 +142,14 @@ impl HostPorts {
     }
 
     /// Releases all entries of a pod, and returns them.
-    pub fn release(&mut self, pod: &str) -> Vec<Entry> {
-        let had: Vec<Entry> = self.taken.values().filter(|(by, _)| by == pod).map(|(_, e)| *e).collect();
+    pub fn release(&mut self, pod: &str) -> Vec<HostPortEntry> {
+        let had: Vec<HostPortEntry> = self.taken.values().filter(|(by, _)| by == pod).map(|(_, e)| *e).collect();
         self.taken.retain(|_, (by, _)| by != pod);
         had
     }
 
     /// All entries.
-    pub fn all(&self) -> Vec<Entry> {
+    pub fn all(&self) -> Vec<HostPortEntry> {
         self.taken.values().map(|(_, entry)| *entry).collect()
     }
 
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     fn mapping(host_ip: &str, host_port: u16, container_port: u16) -> PortMapping {
-        PortMapping { protocol: Protocol::Tcp, host_port, container_port, host_ip: host_ip.to_owned() }
+        PortMapping { protocol: TransportProtocol::Tcp, host_port, container_port, host_ip: host_ip.to_owned() }
     }
 
     fn addresses() -> [IpAddr; 2] {
@@ -196,18 +196,18 @@ mod tests {
         ];
         for (host_ip, host_port, expected) in cases {
             let entries = HostPorts::entries(&[mapping(host_ip, host_port, 8080)], &addresses()).expect("well-formed");
-            let told: Vec<String> = entries
+            let formatted: Vec<String> = entries
                 .iter()
                 .map(|e| format!("{} {}", e.key.address.map_or("*".to_owned(), |a| a.to_string()), e.pod))
                 .collect();
-            assert_eq!(told, expected, "{host_ip}");
+            assert_eq!(formatted, expected, "{host_ip}");
             assert!(entries.iter().all(|e| e.port == 8080));
         }
         assert!(HostPorts::entries(&[mapping("localhost", 80, 80)], &addresses()).is_err());
     }
 
     #[test]
-    fn the_second_pod_is_told_who_has_the_port() {
+    fn a_port_conflict_names_the_sandbox_that_has_the_port() {
         // AC-09b-N7
         let mut ports = HostPorts::default();
         let entries = HostPorts::entries(&[mapping("", 80, 0)], &addresses()).expect("well-formed");

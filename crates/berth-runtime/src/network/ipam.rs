@@ -17,7 +17,7 @@ pub const REST: Duration = Duration::from_secs(10);
 /// All addresses of a range are leased.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("no IP addresses available in range set: {first}-{last}")]
-pub struct Exhausted {
+pub struct RangeExhausted {
     /// First address of the range.
     pub first: IpAddr,
     /// Last address of the range.
@@ -47,9 +47,9 @@ impl Range {
         (1, if self.net.is_v6() { last } else { last.saturating_sub(1) })
     }
 
-    fn exhausted(&self) -> Exhausted {
+    fn exhausted(&self) -> RangeExhausted {
         let (first, last) = self.bounds();
-        Exhausted { first: self.net.nth(first), last: self.net.nth(last) }
+        RangeExhausted { first: self.net.nth(first), last: self.net.nth(last) }
     }
 }
 
@@ -69,7 +69,7 @@ impl Ipam {
     ///
     /// # Errors
     /// A network has no free address; then nothing is leased.
-    pub fn lease(&mut self, pod: &str, now: Instant) -> Result<Vec<IpAddr>, Exhausted> {
+    pub fn lease(&mut self, pod: &str, now: Instant) -> Result<Vec<IpAddr>, RangeExhausted> {
         let had = self.of(pod);
         if !had.is_empty() {
             return Ok(had);
@@ -87,7 +87,7 @@ impl Ipam {
         Ok(given)
     }
 
-    fn free(&self, range: &Range) -> Result<u128, Exhausted> {
+    fn free(&self, range: &Range) -> Result<u128, RangeExhausted> {
         let (first, last) = range.bounds();
         let is_free = |place: u128| {
             let address = range.net.nth(place);
@@ -150,7 +150,7 @@ mod tests {
         ipam
     }
 
-    fn told(given: &[IpAddr]) -> String {
+    fn format_ips(given: &[IpAddr]) -> String {
         given.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
     }
 
@@ -159,7 +159,7 @@ mod tests {
         // AC-09b-N3
         let (mut ipam, start) = (of(&["10.9.0.0/29"]), Instant::now());
         for n in 2..=6 {
-            assert_eq!(told(&ipam.lease(&n.to_string(), start).expect("free")), format!("10.9.0.{n}"));
+            assert_eq!(format_ips(&ipam.lease(&n.to_string(), start).expect("free")), format!("10.9.0.{n}"));
         }
         let full = ipam.lease("7", start).expect_err("none left").to_string();
         assert_eq!(full, "no IP addresses available in range set: 10.9.0.1-10.9.0.6");
@@ -167,8 +167,8 @@ mod tests {
         // critest 7: a resting address is used when no other is free
         assert!(ipam.release("3", start + Duration::from_secs(1)));
         let soon = start + Duration::from_secs(2);
-        assert_eq!(told(&ipam.lease("7", soon).expect("rested longest")), "10.9.0.4");
-        assert_eq!(told(&ipam.lease("8", soon).expect("the other")), "10.9.0.3");
+        assert_eq!(format_ips(&ipam.lease("7", soon).expect("rested longest")), "10.9.0.4");
+        assert_eq!(format_ips(&ipam.lease("8", soon).expect("the other")), "10.9.0.3");
         assert!(ipam.lease("9", soon).is_err());
     }
 
@@ -180,18 +180,18 @@ mod tests {
         }
         ipam.release("2", start);
         let soon = start + REST - Duration::from_millis(1);
-        assert_eq!(told(&ipam.lease("7", soon).expect("free")), "10.9.0.6");
+        assert_eq!(format_ips(&ipam.lease("7", soon).expect("free")), "10.9.0.6");
     }
 
     #[test]
     fn both_versions_and_what_a_pod_has() {
         let (mut ipam, now) = (of(&["fd00::/64", "10.9.0.0/24"]), Instant::now());
-        assert_eq!(told(&ipam.lease("a", now).expect("free")), "fd00::2,10.9.0.2");
-        assert_eq!(told(&ipam.lease("a", now).expect("the same")), "fd00::2,10.9.0.2");
-        assert_eq!(told(&ipam.lease("b", now).expect("free")), "fd00::3,10.9.0.3");
+        assert_eq!(format_ips(&ipam.lease("a", now).expect("free")), "fd00::2,10.9.0.2");
+        assert_eq!(format_ips(&ipam.lease("a", now).expect("the same")), "fd00::2,10.9.0.2");
+        assert_eq!(format_ips(&ipam.lease("b", now).expect("free")), "fd00::3,10.9.0.3");
         ipam.release("a", now);
         ipam.release("b", now);
-        assert_eq!(told(&ipam.lease("c", now).expect("next fit")), "fd00::4,10.9.0.4");
+        assert_eq!(format_ips(&ipam.lease("c", now).expect("next fit")), "fd00::4,10.9.0.4");
     }
 
     #[test]
@@ -209,12 +209,12 @@ mod tests {
         let (mut ipam, now) = (of(&["10.9.0.0/24"]), Instant::now());
         ipam.lease("old", now).expect("free");
         ipam.set_nets(&["10.10.0.0/24".parse().expect("a net")]);
-        assert_eq!(told(&ipam.lease("new", now).expect("free")), "10.10.0.2");
-        assert_eq!(told(&ipam.of("old")), "10.9.0.2");
+        assert_eq!(format_ips(&ipam.lease("new", now).expect("free")), "10.10.0.2");
+        assert_eq!(format_ips(&ipam.of("old")), "10.9.0.2");
     }
 
     #[test]
-    fn restoring_forgets_what_nobody_has() {
+    fn restoring_releases_leases_of_unknown_pods() {
         // AC-09b-N4, AC-09b-N5
         let (mut ipam, now) = (of(&["10.9.0.0/24"]), Instant::now());
         for pod in ["a", "b", "c"] {
@@ -223,14 +223,14 @@ mod tests {
         let kept = ipam.of("b");
         ipam.restore([("b", kept.as_slice())]);
         assert_eq!(ipam.leases().len(), 1);
-        assert_eq!(told(&ipam.lease("d", now).expect("free")), "10.9.0.4");
+        assert_eq!(format_ips(&ipam.lease("d", now).expect("free")), "10.9.0.4");
         ipam.restore([]);
         assert!(ipam.leases().is_empty());
     }
 
     proptest! {
         #[test]
-        fn nobody_shares_an_address(acts in proptest::collection::vec((0u8..20, any::<bool>()), 0..200)) {
+        fn leased_addresses_are_unique(acts in proptest::collection::vec((0u8..20, any::<bool>()), 0..200)) {
             let (mut ipam, mut now) = (of(&["10.9.0.0/27"]), Instant::now());
             for (pod, leases) in acts {
                 now += Duration::from_secs(3);

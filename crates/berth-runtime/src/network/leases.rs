@@ -145,9 +145,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let mut leases = Leases::new(dir.path().to_owned());
         leases.set_nets(&["10.9.0.0/24".parse().expect("a net")]);
-        let held = leases.lock().expect("locked");
+        let lock = leases.lock().expect("locked");
         leases.lease("a").expect("leased while a tool holds the lock");
-        drop(held);
+        drop(lock);
         // The directory's path is a file: nothing can be written.
         let mut leases = Leases::new(dir.path().join("leases.json"));
         leases.set_nets(&["10.9.0.0/24".parse().expect("a net")]);

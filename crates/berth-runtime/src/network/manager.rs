@@ -17,13 +17,13 @@ use tracing::{info, warn};
 use super::{
     builtin::{self, BuiltinNetwork},
     cidr,
-    cni::{Plugins, Request},
+    cni::{CniRequest, Plugins},
     dial,
     errors::NetworkError,
     mode::{self, ConfiguredMode, Mode, ReadinessInputs},
     names::{self, NamespaceFiles},
     pod_link,
-    sandbox::{Attached, SandboxNetwork},
+    sandbox::{PodNetwork, SandboxNetwork},
 };
 use berth_sys::{failpoint, net_namespace};
 
@@ -34,11 +34,11 @@ const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 
 /// Network settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Settings {
+pub struct NetworkSettings {
     /// Configured mode.
     pub wanted: ConfiguredMode,
     /// Settings of the built-in network.
-    pub builtin: builtin::Settings,
+    pub builtin: builtin::BuiltinNetworkSettings,
     /// CNI configuration directory: `/etc/cni/net.d`.
     pub cni_directory: PathBuf,
     /// CNI plugin search path, in order.
@@ -51,10 +51,10 @@ pub struct Settings {
     pub namespaces: PathBuf,
 }
 
-impl Settings {
+impl NetworkSettings {
     /// The defaults of spec 09b §10; the leases file is in `directory`.
     pub fn usual(directory: &Path) -> Self {
-        let builtin = builtin::Settings {
+        let builtin = builtin::BuiltinNetworkSettings {
             bridge: names::bridge(),
             mtu: None,
             masquerade: true,
@@ -77,12 +77,12 @@ impl Settings {
 
 /// Networks of all pods; clones share one state.
 #[derive(Clone, Debug)]
-pub struct Network {
-    pub(super) inner: Arc<Inner>,
+pub struct NetworkManager {
+    pub(super) inner: Arc<NetworkManagerInner>,
 }
 
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(super) struct NetworkManagerInner {
     wanted: ConfiguredMode,
     pub(super) namespaces: PathBuf,
     files: NamespaceFiles,
@@ -91,19 +91,20 @@ pub(super) struct Inner {
     pub(super) plugins: Plugins,
 }
 
-impl Network {
+impl NetworkManager {
     /// Reads the CNI configuration. [`Self::recover`] sets up the host, because the packet filter may only be replaced
     /// once the pods' host ports are known.
     ///
     /// # Errors
     /// The blocking task panicked.
-    pub async fn open(settings: Settings) -> Result<Self, NetworkError> {
+    pub async fn open(settings: NetworkSettings) -> Result<Self, NetworkError> {
         let opened = spawn_blocking(move || {
-            let Settings { wanted, builtin, cni_directory, cni_programs, cni_cache, cni_limit, namespaces } = settings;
+            let NetworkSettings { wanted, builtin, cni_directory, cni_programs, cni_cache, cni_limit, namespaces } =
+                settings;
             let files = NamespaceFiles::new(names::owner(&builtin.bridge), &builtin.directory);
             let plugins = Plugins::new(files.clone(), cni_directory, cni_programs, cni_cache, cni_limit);
             let (builtin, disturbances) = (BuiltinNetwork::new(builtin), watch::Sender::default());
-            Self { inner: Arc::new(Inner { wanted, namespaces, files, disturbances, builtin, plugins }) }
+            Self { inner: Arc::new(NetworkManagerInner { wanted, namespaces, files, disturbances, builtin, plugins }) }
         });
         opened.await.map_err(|e| NetworkError::kernel("network", std::io::Error::other(e)))
     }
@@ -116,7 +117,7 @@ impl Network {
     /// Checks network readiness.
     ///
     /// # Errors
-    /// The reason; the node condition prefixes it with `Network plugin returns error: `.
+    /// The reason; the node condition prefixes it with `NetworkManager plugin returns error: `.
     pub async fn status(&self) -> Result<(), String> {
         let mode = self.mode();
         let cni_failure = match mode {
@@ -176,7 +177,7 @@ impl Network {
     ///
     /// # Errors
     /// The step that failed.
-    pub async fn setup(&self, pod: &SandboxNetwork) -> Result<Attached, NetworkError> {
+    pub async fn setup(&self, pod: &SandboxNetwork) -> Result<PodNetwork, NetworkError> {
         let file = self.namespace_file(&pod.id);
         let (namespace, at) = (pod.netns.clone(), file.clone());
         self.blocking("network namespace", LIMIT, move || {
@@ -203,10 +204,10 @@ impl Network {
         attached
     }
 
-    async fn add(&self, pod: &SandboxNetwork, netns: PathBuf) -> Result<Attached, NetworkError> {
+    async fn add(&self, pod: &SandboxNetwork, netns: PathBuf) -> Result<PodNetwork, NetworkError> {
         let request = request(pod, netns)?;
         let (ips, result) = self.inner.plugins.add(&request).await.map_err(NetworkError::Cni)?;
-        Ok(Attached { mode: Mode::Cni, ips, result })
+        Ok(PodNetwork { mode: Mode::Cni, ips, result })
     }
 
     /// Tears down a pod's network with the mode that created it. Idempotent, also for pods without a network.
@@ -288,14 +289,14 @@ impl Network {
     /// # Errors
     /// A kernel request fails.
     pub async fn lost(&self, pods: &[SandboxNetwork]) -> Result<Vec<String>, NetworkError> {
-        let looked: Vec<_> = pods.iter().map(|pod| (pod.id.clone(), pod.is_builtin())).collect();
+        let candidates: Vec<_> = pods.iter().map(|pod| (pod.id.clone(), pod.is_builtin())).collect();
         let network = self.clone();
         self.blocking("check pod networks", LIMIT, move || {
             let linked = pod_link::linked().map_err(|e| NetworkError::kernel("list pod network interfaces", e))?;
             let is_lost = |(id, is_builtin): &(String, bool)| {
                 (*is_builtin && !linked.contains(id)) || !net_namespace::is_bound(&network.namespace_file(id))
             };
-            Ok(looked.into_iter().filter(is_lost).map(|(id, _)| id).collect())
+            Ok(candidates.into_iter().filter(is_lost).map(|(id, _)| id).collect())
         })
         .await
     }
@@ -348,7 +349,7 @@ impl Network {
     }
 }
 
-impl Inner {
+impl NetworkManagerInner {
     fn namespace_file(&self, sandbox: &str) -> PathBuf {
         let named = |name: String| self.namespaces.join(name);
         let file = named(self.files.name(sandbox));
@@ -358,8 +359,8 @@ impl Inner {
     }
 }
 
-fn request(pod: &SandboxNetwork, netns: PathBuf) -> Result<Request, NetworkError> {
-    Ok(Request { sandbox: pod.id.clone(), netns, args: pod.plugin_args(), known: pod.runtime_config()? })
+fn request(pod: &SandboxNetwork, netns: PathBuf) -> Result<CniRequest, NetworkError> {
+    Ok(CniRequest { sandbox: pod.id.clone(), netns, args: pod.plugin_args(), known: pod.runtime_config()? })
 }
 
 fn unbind(file: &Path) -> Result<(), NetworkError> {

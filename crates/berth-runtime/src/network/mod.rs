@@ -33,8 +33,8 @@ mod watchers;
 
 pub use cidr::Cidr;
 pub use errors::NetworkError;
-pub use host_ports::{PortError, PortMapping, Protocol};
-pub use manager::{Network, Settings};
+pub use host_ports::{PortError, PortMapping, TransportProtocol};
+pub use manager::{NetworkManager, NetworkSettings};
 pub use mode::{ConfiguredMode, Mode};
 pub use names::NAME;
-pub use sandbox::{Attached, SandboxNetwork};
+pub use sandbox::{PodNetwork, SandboxNetwork};

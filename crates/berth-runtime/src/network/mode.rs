@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn readiness_says_why_not() {
+    fn readiness_errors_state_the_cause() {
         let builtin =
             ReadinessInputs { mode: Mode::Builtin, cni_failure: None, has_pod_cidr: true, bridge_failure: None };
         let cni =

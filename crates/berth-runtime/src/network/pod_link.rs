@@ -24,7 +24,7 @@ use super::{
 use berth_sys::{
     net_namespace,
     netlink::{
-        Protocol, Socket,
+        NetlinkFamily, Socket,
         rtnetlink::{self, Link, VethPair},
     },
 };
@@ -32,8 +32,8 @@ use berth_sys::{
 /// Interface index of the loopback, in every namespace.
 const LOOPBACK: u32 = 1;
 /// Number of polls for a running link and the delay between them: half a second in total.
-const LOOKS: u32 = 250;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+const POLLS: u32 = 250;
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Inputs of a pod's attachment to the bridge.
 #[derive(Clone, Copy, Debug)]
@@ -42,9 +42,9 @@ pub struct PodLinkSpec<'a> {
     pub sandbox: &'a str,
     /// The pod's network namespace.
     pub namespace: BorrowedFd<'a>,
-    /// The bridge.
+    /// Index and MTU of the bridge that the host end joins.
     pub bridge: Bridge,
-    /// Name of the bridge.
+    /// Interface name of the bridge, to wait until its link runs.
     pub bridge_name: &'a str,
     /// The pod's addresses, each with its range.
     pub addresses: &'a [(IpAddr, Cidr)],
@@ -57,7 +57,7 @@ pub struct PodLinkSpec<'a> {
 /// # Errors
 /// A kernel request fails.
 pub fn attach(join: &PodLinkSpec<'_>) -> io::Result<()> {
-    let mut socket = Socket::open(Protocol::Route)?;
+    let mut socket = Socket::open(NetlinkFamily::Route)?;
     let name = make_pair(&mut socket, join)?;
     let configured = configure(&mut socket, join, &name);
     if configured.is_err() {
@@ -120,11 +120,11 @@ fn configure(socket: &mut Socket, join: &PodLinkSpec<'_>, host_end: &str) -> io:
 
 /// Waits for the link to run: packets sent earlier are lost, and the pod's first datagrams with them.
 fn wait_until_running(socket: &mut Socket, link: &str) -> io::Result<()> {
-    for _ in 0..LOOKS {
+    for _ in 0..POLLS {
         if bridge::find(socket, link)?.ok_or(Errno::ENODEV)?.is_running {
             return Ok(());
         }
-        thread::sleep(BETWEEN_LOOKS);
+        thread::sleep(POLL_INTERVAL);
     }
     warn!(link, "Timed out waiting for network interface to be running");
     Ok(())
@@ -141,7 +141,7 @@ fn inside(join: &PodLinkSpec<'_>) -> io::Result<()> {
     }
     // Announces the address by gratuitous ARP as soon as the link is up.
     bridge::set_optional(&format!("ipv4/conf/{link}/arp_notify"), "1");
-    let mut socket = Socket::open(Protocol::Route)?;
+    let mut socket = Socket::open(NetlinkFamily::Route)?;
     let link = bridge::find(&mut socket, link)?.ok_or(Errno::ENODEV)?.index;
     let of = |is_v6| join.addresses.iter().filter(move |(a, _)| a.is_ipv6() == is_v6);
     let address = |(a, net): &(IpAddr, Cidr)| rtnetlink::new_address(link, *a, net.prefix());
@@ -162,13 +162,13 @@ fn inside(join: &PodLinkSpec<'_>) -> io::Result<()> {
 /// neighbor solicitation is only repeated after a second.
 fn wait_until_asked(join: &PodLinkSpec<'_>) -> io::Result<()> {
     let groups: Vec<String> = join.addresses.iter().filter_map(|(a, _)| names::solicited_group(*a)).collect();
-    for _ in 0..LOOKS {
+    for _ in 0..POLLS {
         let joined = if groups.is_empty() { String::new() } else { fs::read_to_string("/proc/thread-self/net/igmp6")? };
         let of_pod: Vec<&str> = joined.lines().filter(|line| line.contains(names::POD_LINK)).collect();
         if groups.iter().all(|group| of_pod.iter().any(|line| line.contains(group))) {
             return Ok(());
         }
-        thread::sleep(BETWEEN_LOOKS);
+        thread::sleep(POLL_INTERVAL);
     }
     warn!(podSandboxID = join.sandbox, "Timed out waiting for pod to join its solicited-node multicast groups");
     Ok(())
@@ -179,7 +179,7 @@ fn wait_until_asked(join: &PodLinkSpec<'_>) -> io::Result<()> {
 /// # Errors
 /// A kernel request fails.
 pub fn loopback_up(namespace: BorrowedFd<'_>) -> io::Result<()> {
-    net_namespace::within(namespace, || Socket::open(Protocol::Route)?.request(rtnetlink::up(LOOPBACK)))
+    net_namespace::within(namespace, || Socket::open(NetlinkFamily::Route)?.request(rtnetlink::up(LOOPBACK)))
 }
 
 /// Removes the veth pair of a sandbox; a missing pair is not an error.
@@ -187,7 +187,7 @@ pub fn loopback_up(namespace: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// A kernel request fails.
 pub fn detach(sandbox: &str) -> io::Result<()> {
-    let mut socket = Socket::open(Protocol::Route)?;
+    let mut socket = Socket::open(NetlinkFamily::Route)?;
     for name in names::host_ends(sandbox) {
         match bridge::find(&mut socket, &name)? {
             Some(link) if link.alias == sandbox => return gone(socket.request(rtnetlink::delete_link(link.index))),
@@ -210,7 +210,7 @@ fn gone(result: io::Result<()>) -> io::Result<()> {
 /// # Errors
 /// The kernel request fails.
 pub fn ports(bridge: Bridge) -> io::Result<Vec<Link>> {
-    let all = Socket::open(Protocol::Route)?.dump(&rtnetlink::get_links())?;
+    let all = Socket::open(NetlinkFamily::Route)?.dump(&rtnetlink::get_links())?;
     let links = all.iter().filter_map(rtnetlink::link);
     Ok(links.filter(|l| l.master == bridge.index && l.kind == "veth" && names::is_host_end(&l.name)).collect())
 }
@@ -220,7 +220,7 @@ pub fn ports(bridge: Bridge) -> io::Result<Vec<Link>> {
 /// # Errors
 /// The kernel request fails.
 pub fn linked() -> io::Result<BTreeSet<String>> {
-    let all = Socket::open(Protocol::Route)?.dump(&rtnetlink::get_links())?;
+    let all = Socket::open(NetlinkFamily::Route)?.dump(&rtnetlink::get_links())?;
     let links = all.iter().filter_map(rtnetlink::link);
     Ok(links.filter(|l| l.kind == "veth" && names::is_host_end(&l.name)).map(|l| l.alias).collect())
 }
@@ -230,7 +230,7 @@ pub fn linked() -> io::Result<BTreeSet<String>> {
 /// # Errors
 /// A kernel request fails; a missing link is not an error.
 pub fn delete(links: &[Link]) -> io::Result<()> {
-    let mut socket = Socket::open(Protocol::Route)?;
+    let mut socket = Socket::open(NetlinkFamily::Route)?;
     links.iter().try_for_each(|link| gone(socket.request(rtnetlink::delete_link(link.index))))
 }
 
@@ -239,7 +239,7 @@ pub fn delete(links: &[Link]) -> io::Result<()> {
 /// # Errors
 /// A kernel request fails.
 pub fn adopt(bridge: Bridge, chosen: impl Fn(&Link) -> bool) -> io::Result<()> {
-    let mut socket = Socket::open(Protocol::Route)?;
+    let mut socket = Socket::open(NetlinkFamily::Route)?;
     let all = socket.dump(&rtnetlink::get_links())?;
     for link in all.iter().filter_map(rtnetlink::link).filter(|l| l.kind == "veth" && chosen(l)) {
         socket.request_all(vec![

@@ -14,12 +14,12 @@ use std::net::IpAddr;
 
 use berth_sys::netlink::{
     Message,
-    nf_tables::{self, Base, Element, Expression as E, Hook, Meta, Set, Type},
+    nf_tables::{self, Base, Element, Expression as E, Meta, NetfilterHook, Set, Type},
 };
 
 use super::{
     cidr::{self, Cidr},
-    host_ports::Entry,
+    host_ports::HostPortEntry,
 };
 
 const IPV4: u8 = 2;
@@ -51,7 +51,7 @@ pub struct Rules {
 }
 
 /// Constants of an IP version.
-struct Version {
+struct IpVersion {
     is_v6: bool,
     family: u8,
     /// Header offsets of the source and destination address, and their length, bytes.
@@ -63,8 +63,8 @@ struct Version {
     sets: [&'static str; 4],
 }
 
-const VERSIONS: [Version; 2] = [
-    Version {
+const VERSIONS: [IpVersion; 2] = [
+    IpVersion {
         is_v6: false,
         family: IPV4,
         source: 12,
@@ -73,7 +73,7 @@ const VERSIONS: [Version; 2] = [
         address: Type::Ipv4,
         sets: ["pod4", "nomasq4", "hp4", "hp4ip"],
     },
-    Version {
+    IpVersion {
         is_v6: true,
         family: IPV6,
         source: 8,
@@ -85,7 +85,7 @@ const VERSIONS: [Version; 2] = [
 ];
 
 /// Messages that replace the whole table.
-pub fn whole(rules: &Rules, entries: &[Entry]) -> Vec<Message> {
+pub fn whole(rules: &Rules, entries: &[HostPortEntry]) -> Vec<Message> {
     let table = rules.table.as_str();
     // Creates the table first, so that deleting it cannot fail.
     let mut all = vec![nf_tables::new_table(table), nf_tables::delete_table(table), nf_tables::new_table(table)];
@@ -93,11 +93,11 @@ pub fn whole(rules: &Rules, entries: &[Entry]) -> Vec<Message> {
         let first = u32::try_from(place * 4).unwrap_or(0);
         all.extend(sets(version).iter().zip(first..).map(|(set, id)| nf_tables::new_set(table, set, id + 1)));
     }
-    all.push(nf_tables::new_chain(table, "pre", "nat", Hook::Prerouting, -100));
-    all.push(nf_tables::new_chain(table, "out", "nat", Hook::Output, -100));
-    all.push(nf_tables::new_chain(table, "post", "nat", Hook::Postrouting, 100));
-    all.push(nf_tables::new_chain(table, "guard", "filter", Hook::Prerouting, -300));
-    all.push(nf_tables::new_chain(table, "fwd", "filter", Hook::Forward, 0));
+    all.push(nf_tables::new_chain(table, "pre", "nat", NetfilterHook::Prerouting, -100));
+    all.push(nf_tables::new_chain(table, "out", "nat", NetfilterHook::Output, -100));
+    all.push(nf_tables::new_chain(table, "post", "nat", NetfilterHook::Postrouting, 100));
+    all.push(nf_tables::new_chain(table, "guard", "filter", NetfilterHook::Prerouting, -300));
+    all.push(nf_tables::new_chain(table, "fwd", "filter", NetfilterHook::Forward, 0));
     all.extend(chains(rules));
     for version in &VERSIONS {
         all.extend(nf_tables::new_elements(table, version.sets[0], &ranges(&rules.pods, version)));
@@ -107,7 +107,7 @@ pub fn whole(rules: &Rules, entries: &[Entry]) -> Vec<Message> {
     all
 }
 
-fn sets(version: &Version) -> [Set<'static>; 4] {
+fn sets(version: &IpVersion) -> [Set<'static>; 4] {
     let [pods, no_masquerade, ports, ports_of] = version.sets;
     let range = |name| Set {
         name,
@@ -158,7 +158,7 @@ fn chains(rules: &Rules) -> Vec<Message> {
 }
 
 /// Redirects packets to a local address and a host port.
-fn redirections(table: &str, chain: &str, version: &Version) -> [Message; 2] {
+fn redirections(table: &str, chain: &str, version: &IpVersion) -> [Message; 2] {
     let [_, _, ports, ports_of] = version.sets;
     let words = version.length / 4;
     let is_version = [version.family];
@@ -184,7 +184,7 @@ fn redirections(table: &str, chain: &str, version: &Version) -> [Message; 2] {
 }
 
 /// Masquerades hairpin traffic (pod to pod through a host port, possibly to itself) and traffic to other destinations.
-fn masquerading(rules: &Rules, bridge: &[u8], version: &Version) -> Vec<Message> {
+fn masquerading(rules: &Rules, bridge: &[u8], version: &IpVersion) -> Vec<Message> {
     let [pods, no_masquerade, ..] = version.sets;
     let family = [version.family];
     let source = E::Payload(Base::Network, version.source, version.length, 0);
@@ -213,7 +213,7 @@ pub fn count(rules: &Rules) -> usize {
     chains(rules).len()
 }
 
-fn ranges(nets: &[Cidr], version: &Version) -> Vec<Element> {
+fn ranges(nets: &[Cidr], version: &IpVersion) -> Vec<Element> {
     let mut elements = Vec::new();
     for (first, last) in cidr::ranges(nets, version.is_v6) {
         elements.push(Element { key: cidr::octets(first), value: None, ends_range: false });
@@ -225,16 +225,16 @@ fn ranges(nets: &[Cidr], version: &Version) -> Vec<Element> {
 }
 
 /// Messages that add host ports.
-pub fn added(table: &str, entries: &[Entry]) -> Vec<Message> {
+pub fn added(table: &str, entries: &[HostPortEntry]) -> Vec<Message> {
     by_map(entries).into_iter().flat_map(|(map, elements)| nf_tables::new_elements(table, map, &elements)).collect()
 }
 
 /// Messages that remove host ports.
-pub fn removed(table: &str, entries: &[Entry]) -> Vec<Message> {
+pub fn removed(table: &str, entries: &[HostPortEntry]) -> Vec<Message> {
     by_map(entries).into_iter().flat_map(|(map, elements)| nf_tables::delete_elements(table, map, &elements)).collect()
 }
 
-fn by_map(entries: &[Entry]) -> Vec<(&'static str, Vec<Element>)> {
+fn by_map(entries: &[HostPortEntry]) -> Vec<(&'static str, Vec<Element>)> {
     let mut maps = Vec::new();
     for version in &VERSIONS {
         for (is_narrow, map) in [(false, version.sets[2]), (true, version.sets[3])] {
@@ -249,7 +249,7 @@ fn by_map(entries: &[Entry]) -> Vec<(&'static str, Vec<Element>)> {
     maps
 }
 
-fn element(entry: &Entry) -> Element {
+fn element(entry: &HostPortEntry) -> Element {
     let port = |port: u16| [&port.to_be_bytes()[..], &[0, 0]].concat();
     let address = |address: Option<IpAddr>| address.map(cidr::octets).unwrap_or_default();
     let key =
@@ -269,16 +269,16 @@ fn link_name(name: &str) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::host_ports::{HostPortKey, Protocol};
+    use crate::network::host_ports::{HostPortKey, TransportProtocol};
 
     #[test]
     fn host_ports_are_elements() {
-        let key = HostPortKey { is_v6: false, address: None, protocol: Protocol::Tcp, port: 80 };
-        let entry = Entry { key, pod: "10.0.0.2".parse().expect("an address"), port: 8080 };
+        let key = HostPortKey { is_v6: false, address: None, protocol: TransportProtocol::Tcp, port: 80 };
+        let entry = HostPortEntry { key, pod: "10.0.0.2".parse().expect("an address"), port: 8080 };
         let made = element(&entry);
         assert_eq!(made.key, [6, 0, 0, 0, 0, 80, 0, 0]);
         assert_eq!(made.value.expect("a value"), [10, 0, 0, 2, 0x1f, 0x90, 0, 0]);
-        let narrow = Entry { key: HostPortKey { address: Some([1, 2, 3, 4].into()), ..key }, ..entry };
+        let narrow = HostPortEntry { key: HostPortKey { address: Some([1, 2, 3, 4].into()), ..key }, ..entry };
         assert_eq!(element(&narrow).key, [1, 2, 3, 4, 6, 0, 0, 0, 0, 80, 0, 0]);
         let maps: Vec<&str> = by_map(&[entry, narrow]).into_iter().map(|(map, _)| map).collect();
         assert_eq!(maps, ["hp4", "hp4ip"]);
@@ -287,8 +287,8 @@ mod tests {
     #[test]
     fn a_range_at_the_very_end_has_no_end() {
         let nets = ["240.0.0.0/4".parse().expect("a net"), "10.0.0.0/8".parse().expect("a net")];
-        let told: Vec<(Vec<u8>, bool)> =
+        let elements: Vec<(Vec<u8>, bool)> =
             ranges(&nets, &VERSIONS[0]).into_iter().map(|e| (e.key, e.ends_range)).collect();
-        assert_eq!(told, [(vec![10, 0, 0, 0], false), (vec![11, 0, 0, 0], true), (vec![240, 0, 0, 0], false)]);
+        assert_eq!(elements, [(vec![10, 0, 0, 0], false), (vec![11, 0, 0, 0], true), (vec![240, 0, 0, 0], false)]);
     }
 }

@@ -36,12 +36,12 @@ pub struct SandboxNetwork {
     /// Cgroup parent of the pod.
     pub cgroup_parent: String,
     /// Result of the setup, stored with the sandbox; `None` before it.
-    pub attached: Option<Attached>,
+    pub attached: Option<PodNetwork>,
 }
 
 /// A pod's network as created. Stored with the sandbox, so that the teardown uses the same mode.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Attached {
+pub struct PodNetwork {
     /// Mode that created it.
     pub mode: Mode,
     /// Pod addresses, the primary one first.
@@ -118,10 +118,10 @@ fn port(mapping: &PortMapping) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::host_ports::Protocol;
+    use crate::network::host_ports::TransportProtocol;
 
     #[test]
-    fn plugins_are_told_what_there_is() {
+    fn runtime_config_contains_the_fields_that_are_set() {
         let mut pod = SandboxNetwork {
             id: "s".into(),
             name: "p".into(),
@@ -132,7 +132,7 @@ mod tests {
         assert!(pod.runtime_config().expect("fine").is_empty());
         pod.ports = [(80, 8080), (0, 9090)]
             .map(|(host_port, container_port)| PortMapping {
-                protocol: Protocol::Udp,
+                protocol: TransportProtocol::Udp,
                 host_port,
                 container_port,
                 host_ip: String::new(),

@@ -20,8 +20,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{manager::Network, mode::Mode, names};
-use berth_sys::netlink::{Protocol, Socket, nf_tables, rtnetlink};
+use super::{manager::NetworkManager, mode::Mode, names};
+use berth_sys::netlink::{NetlinkFamily, Socket, nf_tables, rtnetlink};
 
 /// Debounce interval for kernel and namespace file events.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -30,7 +30,7 @@ const FILES_SETTLE: Duration = Duration::from_millis(500);
 /// Delay before a retry.
 const RETRY: Duration = Duration::from_secs(5);
 
-impl Network {
+impl NetworkManager {
     /// Runs all watchers until `stop` is cancelled.
     pub async fn run_watchers(&self, stop: CancellationToken) {
         tokio::select! {
@@ -53,7 +53,7 @@ impl Network {
             return;
         }
         self.watch_netlink(
-            Protocol::Netfilter,
+            NetlinkFamily::Netfilter,
             nf_tables::NEWS,
             |reply| nf_tables::removes_from(reply, &table),
             |network| network.inner.builtin.firewall().restore_if_incomplete().map(drop),
@@ -64,7 +64,7 @@ impl Network {
     async fn keep_bridge(&self) {
         let bridge = self.inner.builtin.bridge().to_owned();
         let is_ours = |reply: &_| rtnetlink::removed_link(reply).as_deref() == Some(&bridge);
-        self.watch_netlink(Protocol::Route, rtnetlink::LINK_NEWS, is_ours, |network| {
+        self.watch_netlink(NetlinkFamily::Route, rtnetlink::LINK_NEWS, is_ours, |network| {
             // With CNI plugins and no leases, the bridge may be removed for good.
             let is_needed = network.mode() == Mode::Builtin || network.leased() != (0, 0);
             if is_needed { network.inner.builtin.prepare().map(drop) } else { Ok(()) }
@@ -74,7 +74,7 @@ impl Network {
 
     async fn keep_links(&self) {
         let is_of_pod = |reply: &_| rtnetlink::removed_link(reply).is_some_and(|name| names::is_host_end(&name));
-        self.watch_netlink(Protocol::Route, rtnetlink::LINK_NEWS, is_of_pod, |network| {
+        self.watch_netlink(NetlinkFamily::Route, rtnetlink::LINK_NEWS, is_of_pod, |network| {
             network.notify_disturbance();
             Ok(())
         })
@@ -111,10 +111,10 @@ impl Network {
     /// Repairs whenever an event is relevant, or events may have been lost.
     async fn watch_netlink(
         &self,
-        protocol: Protocol,
+        protocol: NetlinkFamily,
         groups: u32,
         chosen: impl Fn(&berth_sys::netlink::Reply) -> bool,
-        mend: fn(&Self) -> Result<(), super::NetworkError>,
+        action: fn(&Self) -> Result<(), super::NetworkError>,
     ) {
         loop {
             let watched = Socket::subscribe(protocol, groups).and_then(Socket::into_async);
@@ -139,16 +139,16 @@ impl Network {
                 ready.clear_ready();
                 if is_chosen {
                     sleep(SETTLE).await;
-                    self.repair(mend).await;
+                    self.repair(action).await;
                 }
             }
         }
     }
 
-    async fn repair(&self, mend: fn(&Self) -> Result<(), super::NetworkError>) {
+    async fn repair(&self, action: fn(&Self) -> Result<(), super::NetworkError>) {
         loop {
             let network = self.clone();
-            match spawn_blocking(move || mend(&network)).await {
+            match spawn_blocking(move || action(&network)).await {
                 Ok(Ok(())) => return,
                 Ok(Err(e)) => warn!(err = %e, "Failed to repair pod network"),
                 Err(e) => warn!(err = %e, "Failed to repair pod network"),

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     assemble::{AND, AT_LEAST, Assembler, EQUAL, GREATER, Instruction, LOAD, Position},
-    machine::{Machine, Section, X32},
-    profile::{Argument, Condition, Profile, ProfileError, Rule, action},
+    machine::{CpuArchitecture, Section, X32},
+    profile::{Argument, ProfileError, Rule, RuleCondition, SeccompProfile, action},
 };
 
 /// Maximum program length that the kernel accepts (`BPF_MAXINSNS`).
@@ -28,7 +28,7 @@ const FLAG_SPEC_ALLOW: u32 = 1 << 2;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Conditions {
     /// CPU architecture.
-    pub machine: Machine,
+    pub machine: CpuArchitecture,
     /// The container's bounding set, names without `CAP_`.
     pub capabilities: Vec<&'static str>,
     /// Major and minor version of the kernel.
@@ -65,7 +65,7 @@ type Chain<'a> = Vec<(&'a [Argument], u32)>;
 /// # Errors
 /// The profile contains an unknown action, operator, argument, flag, or kernel version, or the program becomes too
 /// long.
-pub fn compile(profile: &Profile, on: &Conditions) -> Result<Filter, ProfileError> {
+pub fn compile(profile: &SeccompProfile, on: &Conditions) -> Result<Filter, ProfileError> {
     let default = action(&profile.default_action, profile.default_errno_ret)?;
     let mut rules = Vec::new();
     for rule in &profile.syscalls {
@@ -91,7 +91,7 @@ pub fn compile(profile: &Profile, on: &Conditions) -> Result<Filter, ProfileErro
 
 /// The permitted architectures: those of the profile's list, the sub-architectures of the machine's, or all that its
 /// kernel runs; the machine's own is always included.
-fn sections(profile: &Profile, machine: Machine) -> BTreeSet<Section> {
+fn sections(profile: &SeccompProfile, machine: CpuArchitecture) -> BTreeSet<Section> {
     let all = machine.sections();
     let own = all.first().copied();
     let beside = profile.arch_map.iter().find(|a| own.is_some_and(|own| own.name() == a.architecture));
@@ -104,7 +104,7 @@ fn sections(profile: &Profile, machine: Machine) -> BTreeSet<Section> {
     all.iter().copied().filter(is_named).chain(own).collect()
 }
 
-fn flags(profile: &Profile, on: &Conditions) -> Result<u32, ProfileError> {
+fn flags(profile: &SeccompProfile, on: &Conditions) -> Result<u32, ProfileError> {
     let spec_allow = if on.has_spec_allow { FLAG_SPEC_ALLOW } else { 0 };
     let Some(names) = &profile.flags else { return Ok(spec_allow) };
     names.iter().try_fold(0, |flags, name| match name.as_str() {
@@ -117,14 +117,14 @@ fn flags(profile: &Profile, on: &Conditions) -> Result<u32, ProfileError> {
 }
 
 /// Whether every part of a condition holds.
-fn all_hold(condition: &Condition, on: &Conditions) -> Result<bool, ProfileError> {
+fn all_hold(condition: &RuleCondition, on: &Conditions) -> Result<bool, ProfileError> {
     let is_kernel = condition.min_kernel.as_deref().map_or(Ok(true), |least| is_at_least(on.kernel, least))?;
     let is_machine = condition.arches.is_empty() || condition.arches.iter().any(|name| name == on.machine.name());
     Ok(is_kernel && is_machine && condition.caps.iter().all(|name| has(on, name)))
 }
 
 /// Whether any part of a condition holds.
-fn any_holds(condition: &Condition, on: &Conditions) -> Result<bool, ProfileError> {
+fn any_holds(condition: &RuleCondition, on: &Conditions) -> Result<bool, ProfileError> {
     let is_kernel = condition.min_kernel.as_deref().map_or(Ok(false), |least| is_at_least(on.kernel, least))?;
     let is_machine = condition.arches.iter().any(|name| name == on.machine.name());
     Ok(is_kernel || is_machine || condition.caps.iter().any(|name| has(on, name)))
@@ -158,7 +158,7 @@ fn check(rule: &Rule) -> Result<(), ProfileError> {
 }
 
 /// Selects the section by architecture, on x86-64 also by the x32 bit. Kills the process for any other architecture.
-fn dispatch(asm: &mut Assembler, machine: Machine, starts: &BTreeMap<Section, Position>) -> Position {
+fn dispatch(asm: &mut Assembler, machine: CpuArchitecture, starts: &BTreeMap<Section, Position>) -> Position {
     let mut otherwise = asm.finish(KILL_PROCESS);
     for &section in machine.sections().iter().rev().filter(|section| **section != Section::X32) {
         let Some(&start) = starts.get(&section) else { continue };

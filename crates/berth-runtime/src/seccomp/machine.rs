@@ -13,7 +13,7 @@ const X32_OWN: u32 = 512;
 
 /// A CPU architecture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Machine {
+pub enum CpuArchitecture {
     /// x86-64, which also runs i386 and x32.
     X86_64,
     /// 64-bit Arm, which may also run 32-bit Arm.
@@ -39,7 +39,7 @@ pub enum Section {
     Riscv64,
 }
 
-impl Machine {
+impl CpuArchitecture {
     /// The architecture of this build; `None` where no tables exist.
     pub fn current() -> Option<Self> {
         match std::env::consts::ARCH {

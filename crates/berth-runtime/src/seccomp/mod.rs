@@ -16,8 +16,8 @@ mod profile;
 
 pub use assemble::Instruction;
 pub use compile::{Conditions, Filter, compile};
-pub use machine::{Machine, Section};
-pub use profile::{Profile, ProfileError};
+pub use machine::{CpuArchitecture, Section};
+pub use profile::{ProfileError, SeccompProfile};
 
 /// The built-in default profile, OCI JSON.
 pub const DEFAULT_PROFILE: &str = include_str!("default.json");

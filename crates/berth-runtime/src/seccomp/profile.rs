@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer};
 
-use super::machine::Machine;
+use super::machine::CpuArchitecture;
 
 /// A malformed or unsupported profile.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -12,7 +12,7 @@ pub struct ProfileError(pub String);
 /// A seccomp profile.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Profile {
+pub struct SeccompProfile {
     /// Action for calls that no rule matches.
     pub default_action: String,
     /// Error number of the default action, if it is `SCMP_ACT_ERRNO`.
@@ -61,10 +61,10 @@ pub struct Rule {
     pub args: Vec<Argument>,
     /// The rule applies only if all of this holds.
     #[serde(deserialize_with = "or_empty_condition")]
-    pub includes: Condition,
+    pub includes: RuleCondition,
     /// The rule does not apply if any of this holds.
     #[serde(deserialize_with = "or_empty_condition")]
-    pub excludes: Condition,
+    pub excludes: RuleCondition,
 }
 
 /// A condition on an argument.
@@ -85,7 +85,7 @@ pub struct Argument {
 /// Condition on host and container.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Condition {
+pub struct RuleCondition {
     /// Capabilities such as `CAP_SYS_ADMIN`.
     #[serde(deserialize_with = "or_empty")]
     pub caps: Vec<String>,
@@ -101,13 +101,13 @@ fn or_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<V
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-fn or_empty_condition<'de, D: Deserializer<'de>>(from: D) -> Result<Condition, D::Error> {
+fn or_empty_condition<'de, D: Deserializer<'de>>(from: D) -> Result<RuleCondition, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-impl Profile {
+impl SeccompProfile {
     /// Permits only the machine's native ABI: neither 32-bit calls nor x32.
-    pub fn restrict_to(&mut self, machine: Machine) {
+    pub fn restrict_to(&mut self, machine: CpuArchitecture) {
         self.architectures = machine.sections().iter().take(1).map(|own| own.name().to_owned()).collect();
     }
 

@@ -54,7 +54,7 @@ fn execute(program: &[Instruction], call: &Call) -> u32 {
     }
 }
 
-fn conditions(machine: Machine, capabilities: &[&'static str]) -> Conditions {
+fn conditions(machine: CpuArchitecture, capabilities: &[&'static str]) -> Conditions {
     Conditions { machine, capabilities: capabilities.to_vec(), kernel: (6, 12), has_spec_allow: true }
 }
 
@@ -62,12 +62,14 @@ fn conditions(machine: Machine, capabilities: &[&'static str]) -> Conditions {
 type Table = (BTreeMap<&'static str, u32>, u32);
 
 static TABLES: LazyLock<BTreeMap<Section, Table>> = LazyLock::new(|| {
-    let sections = [Machine::X86_64, Machine::Aarch64, Machine::Riscv64].map(Machine::sections).concat();
+    let sections = [CpuArchitecture::X86_64, CpuArchitecture::Aarch64, CpuArchitecture::Riscv64]
+        .map(CpuArchitecture::sections)
+        .concat();
     sections.into_iter().map(|section| (section, (section.calls(), section.newest()))).collect()
 });
 
 /// Evaluates the rules directly, without a program.
-fn evaluate(profile: &Profile, machine: Machine, call: &Call) -> u32 {
+fn evaluate(profile: &SeccompProfile, machine: CpuArchitecture, call: &Call) -> u32 {
     let is_x32 = call.architecture == Section::X86_64.audit() && call.number >= X32;
     let of_call = |s: &&Section| s.audit() == call.architecture && (**s == Section::X32) == is_x32;
     let Some(section) = machine.sections().iter().find(of_call) else { return KILL_PROCESS };
@@ -111,8 +113,8 @@ fn arguments() -> impl Strategy<Value = Argument> {
     })
 }
 
-fn machines() -> impl Strategy<Value = Machine> {
-    prop_oneof![Just(Machine::X86_64), Just(Machine::Aarch64), Just(Machine::Riscv64)]
+fn machines() -> impl Strategy<Value = CpuArchitecture> {
+    prop_oneof![Just(CpuArchitecture::X86_64), Just(CpuArchitecture::Aarch64), Just(CpuArchitecture::Riscv64)]
 }
 
 fn rules() -> impl Strategy<Value = Rule> {
@@ -130,9 +132,9 @@ fn rules() -> impl Strategy<Value = Rule> {
     )
 }
 
-fn profiles() -> impl Strategy<Value = Profile> {
+fn profiles() -> impl Strategy<Value = SeccompProfile> {
     let defaults = prop_oneof![Just("SCMP_ACT_ALLOW"), Just("SCMP_ACT_ERRNO"), Just("SCMP_ACT_KILL_PROCESS")];
-    (defaults, proptest::collection::vec(rules(), 0..12)).prop_map(|(default, syscalls)| Profile {
+    (defaults, proptest::collection::vec(rules(), 0..12)).prop_map(|(default, syscalls)| SeccompProfile {
         default_action: default.to_owned(),
         default_errno_ret: None,
         architectures: Vec::new(),
@@ -162,7 +164,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_program_says_what_the_rules_say(
+    fn a_filter_decides_as_its_profile_does(
         machine in machines(),
         profile in profiles(),
         args in proptest::array::uniform6(values()),
@@ -179,7 +181,7 @@ proptest! {
 
     #[test]
     fn odd_text_is_refused_without_panic(text in "\\PC{0,200}") {
-        let _refused = Profile::parse(text.as_bytes());
+        let _refused = SeccompProfile::parse(text.as_bytes());
     }
 }
 
@@ -194,7 +196,7 @@ fn long_programs_jump_far() {
         args: vec![Argument { index: 0, value: index as u64, value_two: 0, op: "SCMP_CMP_GE".to_owned() }],
         ..Rule::default()
     };
-    let profile = Profile {
+    let profile = SeccompProfile {
         default_action: "SCMP_ACT_ALLOW".to_owned(),
         default_errno_ret: None,
         architectures: vec!["SCMP_ARCH_X86_64".to_owned()],
@@ -202,12 +204,16 @@ fn long_programs_jump_far() {
         flags: None,
         syscalls: calls.keys().enumerate().map(rule).collect(),
     };
-    let filter = compile(&profile, &conditions(Machine::X86_64, &[])).expect("a program");
+    let filter = compile(&profile, &conditions(CpuArchitecture::X86_64, &[])).expect("a program");
     assert!(filter.instructions.len() > 2 * calls.len());
     for args in [[0; 6], [200; 6], [500; 6], [1 << 40; 6]] {
         for number in 0..500 {
             let call = Call { architecture: Section::X86_64.audit(), number, args };
-            assert_eq!(execute(&filter.instructions, &call), evaluate(&profile, Machine::X86_64, &call), "{call:?}");
+            assert_eq!(
+                execute(&filter.instructions, &call),
+                evaluate(&profile, CpuArchitecture::X86_64, &call),
+                "{call:?}"
+            );
         }
     }
     let mut too_long = profile.clone();
@@ -218,11 +224,11 @@ fn long_programs_jump_far() {
             .map(|(n, arg)| Argument { value: rule.errno_ret.map_or(0, u64::from) * 100 + n as u64, ..arg })
             .collect();
     }
-    assert!(compile(&too_long, &conditions(Machine::X86_64, &[])).is_err());
+    assert!(compile(&too_long, &conditions(CpuArchitecture::X86_64, &[])).is_err());
 }
 
-fn built_in(machine: Machine, capabilities: &[&'static str]) -> Filter {
-    let profile = Profile::parse(DEFAULT_PROFILE.as_bytes()).expect("a profile");
+fn built_in(machine: CpuArchitecture, capabilities: &[&'static str]) -> Filter {
+    let profile = SeccompProfile::parse(DEFAULT_PROFILE.as_bytes()).expect("a profile");
     compile(&profile, &conditions(machine, capabilities)).expect("a program")
 }
 
@@ -260,29 +266,29 @@ fn the_built_in_profile_answers_as_specified() {
         ("arch_prctl", 0, ALLOW, ALLOW),
         ("reboot", 0, no, no),
     ] {
-        let filter = built_in(Machine::X86_64, &[]);
+        let filter = built_in(CpuArchitecture::X86_64, &[]);
         assert_eq!(answers(&filter, Section::X86_64, name, first), plain, "{name} {first:#x}");
-        let filter = built_in(Machine::X86_64, &["SYS_ADMIN"]);
+        let filter = built_in(CpuArchitecture::X86_64, &["SYS_ADMIN"]);
         assert_eq!(answers(&filter, Section::X86_64, name, first), admin, "{name} {first:#x} with SYS_ADMIN");
     }
-    let filter = built_in(Machine::X86_64, &["SYS_CHROOT", "SYS_TIME", "BPF", "SYSLOG"]);
+    let filter = built_in(CpuArchitecture::X86_64, &["SYS_CHROOT", "SYS_TIME", "BPF", "SYSLOG"]);
     for (name, expected) in [("chroot", ALLOW), ("clock_settime", ALLOW), ("bpf", ALLOW), ("setns", no)] {
         assert_eq!(answers(&filter, Section::X86_64, name, 0), expected, "{name}");
     }
     assert_eq!(answers(&filter, Section::I386, "stime", 0), ALLOW);
     assert_eq!(answers(&filter, Section::X32, "read", 0), ALLOW);
     assert_eq!(answers(&filter, Section::X32, "mount", 0), no);
-    let filter = built_in(Machine::Aarch64, &[]);
+    let filter = built_in(CpuArchitecture::Aarch64, &[]);
     assert_eq!(answers(&filter, Section::Arm, "set_tls", 0), ALLOW);
     assert_eq!(answers(&filter, Section::Aarch64, "read", 0), ALLOW);
-    let filter = built_in(Machine::Riscv64, &[]);
+    let filter = built_in(CpuArchitecture::Riscv64, &[]);
     assert_eq!(answers(&filter, Section::Riscv64, "riscv_hwprobe", 0), ALLOW);
 }
 
 #[test]
 fn calls_newer_than_the_tables_do_not_exist() {
     // AC-09a-X17
-    for machine in [Machine::X86_64, Machine::Aarch64, Machine::Riscv64] {
+    for machine in [CpuArchitecture::X86_64, CpuArchitecture::Aarch64, CpuArchitecture::Riscv64] {
         let filter = built_in(machine, &[]);
         for section in machine.sections() {
             let call = |number| Call { architecture: section.audit(), number, args: [0; 6] };
@@ -300,8 +306,8 @@ fn calls_newer_than_the_tables_do_not_exist() {
 #[test]
 fn profiles_of_others_are_understood() {
     let check = |text: &str, name: &str, expected: Result<u32, &str>| {
-        let got = Profile::parse(text.as_bytes())
-            .and_then(|profile| compile(&profile, &conditions(Machine::X86_64, &["SYS_ADMIN"])));
+        let got = SeccompProfile::parse(text.as_bytes())
+            .and_then(|profile| compile(&profile, &conditions(CpuArchitecture::X86_64, &["SYS_ADMIN"])));
         let got = got.map(|filter| answers(&filter, Section::X86_64, name, 0)).map_err(|error| error.0);
         assert_eq!(got, expected.map_err(str::to_owned), "{text}");
     };
@@ -331,15 +337,16 @@ fn profiles_of_others_are_understood() {
     let odd = r#"{"names": ["read"], "action": "SCMP_ACT_LOG", "args": [{"index": 0, "value": 1, "op": "EQ"}]}"#;
     check(&with(odd), "read", Err("unknown operation \"EQ\""));
     let flags = r#"{"defaultAction": "SCMP_ACT_ALLOW", "flags": ["SECCOMP_FILTER_FLAG_LOG"]}"#;
-    let flags = Profile::parse(flags.as_bytes()).and_then(|p| compile(&p, &conditions(Machine::X86_64, &[])));
+    let flags =
+        SeccompProfile::parse(flags.as_bytes()).and_then(|p| compile(&p, &conditions(CpuArchitecture::X86_64, &[])));
     assert_eq!(flags.map(|filter| filter.flags), Ok(2));
 }
 
 #[test]
 fn architectures_that_are_not_named_are_killed() {
     let of = |text: &str| {
-        let profile = Profile::parse(text.as_bytes()).expect("a profile");
-        let filter = compile(&profile, &conditions(Machine::X86_64, &[])).expect("a program");
+        let profile = SeccompProfile::parse(text.as_bytes()).expect("a profile");
+        let filter = compile(&profile, &conditions(CpuArchitecture::X86_64, &[])).expect("a program");
         [Section::X86_64, Section::I386, Section::X32].map(|section| answers(&filter, section, "read", 0))
     };
     let all = r#"{"defaultAction": "SCMP_ACT_ALLOW"}"#;
@@ -353,8 +360,10 @@ fn architectures_that_are_not_named_are_killed() {
 
 #[test]
 fn the_built_in_profile_names_what_exists() {
-    let profile = Profile::parse(DEFAULT_PROFILE.as_bytes()).expect("a profile");
-    let sections = [Machine::X86_64, Machine::Aarch64, Machine::Riscv64].map(Machine::sections).concat();
+    let profile = SeccompProfile::parse(DEFAULT_PROFILE.as_bytes()).expect("a profile");
+    let sections = [CpuArchitecture::X86_64, CpuArchitecture::Aarch64, CpuArchitecture::Riscv64]
+        .map(CpuArchitecture::sections)
+        .concat();
     let known: BTreeMap<&str, u32> = sections.into_iter().flat_map(Section::calls).collect();
     for name in profile.syscalls.iter().flat_map(|rule| &rule.names) {
         assert!(known.contains_key(name.as_str()), "{name}");
@@ -363,9 +372,9 @@ fn the_built_in_profile_names_what_exists() {
 
 #[test]
 fn a_restricted_profile_kills_who_calls_another_way() {
-    let mut profile = Profile::parse(DEFAULT_PROFILE.as_bytes()).expect("a profile");
-    profile.restrict_to(Machine::X86_64);
-    let filter = compile(&profile, &conditions(Machine::X86_64, &[])).expect("a program");
+    let mut profile = SeccompProfile::parse(DEFAULT_PROFILE.as_bytes()).expect("a profile");
+    profile.restrict_to(CpuArchitecture::X86_64);
+    let filter = compile(&profile, &conditions(CpuArchitecture::X86_64, &[])).expect("a program");
     assert_eq!(answers(&filter, Section::I386, "socketcall", 1), KILL_PROCESS);
     assert_eq!(answers(&filter, Section::X32, "read", 0), KILL_PROCESS);
     assert_eq!(answers(&filter, Section::X86_64, "read", 0), ALLOW);

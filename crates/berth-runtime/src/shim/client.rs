@@ -1,7 +1,7 @@
 //! Client of a shim's control socket.
 //!
 //! [`connect`] returns three parts: the [`Shim`] to send requests with (cheap to clone), its [`Events`], and the
-//! [`Connection`], which the caller must run: it reads, delivers replies to their requests, and ends when the
+//! [`ConnectionReader`], which the caller must run: it reads, delivers replies to their requests, and ends when the
 //! connection is lost. A lost connection fails the pending requests and ends the events; the shim keeps running, and
 //! repeats events that were not acknowledged. Implements spec 09a §14.
 
@@ -21,11 +21,11 @@ use tokio::{
 
 use berth_shim::{
     plan::{
-        Event, ExecPlan, Failure, FailureKind, Hello, LaunchPlan, Namespace, NamespacePlan, Reply, Request, Scope,
-        Started, Target,
+        ExecPlan, ExitEvent, FailureKind, Hello, LaunchPlan, Namespace, NamespacePlan, ProcessTarget, Reply, Scope,
+        ShimFailure, ShimRequest, StartedProcess,
     },
-    socket::{self, Received},
-    wire::{self, Datagram, Kind, WireError},
+    socket::{self, ReceiveResult},
+    wire::{self, Datagram, DatagramKind, WireError},
 };
 use berth_sys::polled_fd::PolledFd;
 
@@ -56,7 +56,7 @@ pub enum ShimError {
     Lost,
     /// The shim reports a failure.
     #[error(transparent)]
-    Refused(#[from] Failure),
+    Refused(#[from] ShimFailure),
     /// No reply arrived in time.
     #[error("shim did not respond to {what} within {limit:?}")]
     TimedOut {
@@ -105,12 +105,12 @@ struct PendingRequests {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ShimConnection {
     socket: PolledFd,
     waiting: Mutex<PendingRequests>,
 }
 
-impl Shared {
+impl ShimConnection {
     fn waiting(&self) -> MutexGuard<'_, PendingRequests> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner) // consistent after every statement
     }
@@ -118,13 +118,13 @@ impl Shared {
 
 /// Sends requests to a shim.
 #[derive(Clone, Debug)]
-pub struct Shim(Arc<Shared>);
+pub struct Shim(Arc<ShimConnection>);
 
 /// Events of a shim.
 #[derive(Debug)]
-pub struct Events(mpsc::Receiver<Event>);
+pub struct Events(mpsc::Receiver<ExitEvent>);
 
-impl From<Events> for mpsc::Receiver<Event> {
+impl From<Events> for mpsc::Receiver<ExitEvent> {
     fn from(events: Events) -> Self {
         events.0
     }
@@ -132,16 +132,16 @@ impl From<Events> for mpsc::Receiver<Event> {
 
 impl Events {
     /// The next event; `None` when the connection is lost.
-    pub async fn next(&mut self) -> Option<Event> {
+    pub async fn next(&mut self) -> Option<ExitEvent> {
         self.0.recv().await
     }
 }
 
-/// Reading half of the connection; see [`Connection::run`].
+/// Reading half of the connection; see [`ConnectionReader::run`].
 #[derive(Debug)]
-pub struct Connection {
-    shared: Arc<Shared>,
-    events: mpsc::Sender<Event>,
+pub struct ConnectionReader {
+    shared: Arc<ShimConnection>,
+    events: mpsc::Sender<ExitEvent>,
 }
 
 /// Namespaces received from a shim.
@@ -157,7 +157,7 @@ pub struct Namespaces {
 ///
 /// # Errors
 /// Nothing listens there, or the accept queue stays full until the timeout.
-pub async fn connect(folder: &Path, limit: Duration) -> Result<(Shim, Events, Connection), ShimError> {
+pub async fn connect(folder: &Path, limit: Duration) -> Result<(Shim, Events, ConnectionReader), ShimError> {
     let until = Instant::now() + limit;
     let gone = |source| ShimError::Gone { folder: folder.to_owned(), source };
     let socket = loop {
@@ -167,31 +167,31 @@ pub async fn connect(folder: &Path, limit: Duration) -> Result<(Shim, Events, Co
         }
     };
     let socket = PolledFd::new(socket).map_err(gone)?;
-    let shared = Arc::new(Shared { socket, waiting: Mutex::default() });
+    let shared = Arc::new(ShimConnection { socket, waiting: Mutex::default() });
     let (sender, receiver) = mpsc::channel(MOST_EVENTS);
-    let connection = Connection { shared: Arc::clone(&shared), events: sender };
+    let connection = ConnectionReader { shared: Arc::clone(&shared), events: sender };
     Ok((Shim(shared), Events(receiver), connection))
 }
 
-impl Connection {
+impl ConnectionReader {
     /// Reads until the connection is lost, and returns the cause.
     pub async fn run(self) -> io::Error {
         loop {
             let received = match self.shared.socket.readable().await {
                 Ok(mut guard) => guard.try_io(|socket| match socket::receive(socket.as_fd()) {
-                    Ok(Received::Nothing) => Err(io::ErrorKind::WouldBlock.into()),
+                    Ok(ReceiveResult::Nothing) => Err(io::ErrorKind::WouldBlock.into()),
                     other => other,
                 }),
                 Err(e) => return e,
             };
-            let heard = match received {
+            let outcome = match received {
                 Err(_would_block) => Ok(()),
-                Ok(Ok(Received::Datagram(bytes, fds))) => self.dispatch(&bytes, fds),
-                Ok(Ok(Received::Nothing)) => Ok(()),
-                Ok(Ok(Received::End)) => Err(io::ErrorKind::ConnectionReset.into()),
+                Ok(Ok(ReceiveResult::Datagram(bytes, fds))) => self.dispatch(&bytes, fds),
+                Ok(Ok(ReceiveResult::Nothing)) => Ok(()),
+                Ok(Ok(ReceiveResult::End)) => Err(io::ErrorKind::ConnectionReset.into()),
                 Ok(Err(e)) => Err(e),
             };
-            if let Err(e) = heard {
+            if let Err(e) = outcome {
                 return e;
             }
         }
@@ -200,7 +200,7 @@ impl Connection {
     fn dispatch(&self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<()> {
         let datagram = Datagram::read(bytes).map_err(io::Error::other)?;
         match datagram.kind {
-            Kind::Reply => {
+            DatagramKind::Reply => {
                 let reply = datagram.body().map_err(io::Error::other)?;
                 let asked = self.shared.waiting().answers.remove(&datagram.sequence);
                 // The caller may have given up; the descriptors are closed then.
@@ -209,18 +209,18 @@ impl Connection {
                 }
                 Ok(())
             }
-            Kind::Event => {
+            DatagramKind::Event => {
                 let event = datagram.body().map_err(io::Error::other)?;
                 self.events
                     .try_send(event)
                     .map_err(|_| io::Error::other("event receiver of the shim is full or closed"))
             }
-            Kind::Request => Err(io::Error::other("unexpected request from shim")),
+            DatagramKind::Request => Err(io::Error::other("unexpected request from shim")),
         }
     }
 }
 
-impl Drop for Connection {
+impl Drop for ConnectionReader {
     fn drop(&mut self) {
         let mut waiting = self.shared.waiting();
         waiting.is_lost = true;
@@ -230,7 +230,7 @@ impl Drop for Connection {
 
 /// Removes a pending request, however waiting for its reply ends.
 struct PendingRequest<'a> {
-    shared: &'a Shared,
+    shared: &'a ShimConnection,
     sequence: u32,
 }
 
@@ -246,10 +246,10 @@ impl Shim {
     /// # Errors
     /// See [`ShimError`].
     pub async fn hello(&self) -> Result<(Hello, Namespaces), ShimError> {
-        match self.ask("Hello", &Request::Hello, &[], QUICK).await? {
+        match self.ask("Hello", &ShimRequest::Hello, &[], QUICK).await? {
             (Reply::Hello(hello), fds) => {
-                let held = hello.namespaces.iter().copied().zip(fds).collect();
-                let namespaces = Namespaces { descriptors: held, init: hello.init };
+                let descriptors = hello.namespaces.iter().copied().zip(fds).collect();
+                let namespaces = Namespaces { descriptors, init: hello.init };
                 Ok((hello, namespaces))
             }
             _ => Err(ShimError::UnexpectedReply { what: "Hello" }),
@@ -262,7 +262,7 @@ impl Shim {
     /// See [`ShimError`].
     pub async fn make_namespaces(&self, plan: NamespacePlan) -> Result<Namespaces, ShimError> {
         let what = "MakeNamespaces";
-        match self.ask(what, &Request::MakeNamespaces(plan), &[], LIMIT).await? {
+        match self.ask(what, &ShimRequest::MakeNamespaces(plan), &[], LIMIT).await? {
             (Reply::Namespaces { made, init }, fds) => {
                 Ok(Namespaces { descriptors: made.into_iter().zip(fds).collect(), init })
             }
@@ -274,9 +274,9 @@ impl Shim {
     ///
     /// # Errors
     /// See [`ShimError`]. After a timeout the container may run anyway.
-    pub async fn launch(&self, plan: LaunchPlan) -> Result<Started, ShimError> {
+    pub async fn launch(&self, plan: LaunchPlan) -> Result<StartedProcess, ShimError> {
         let limit = if plan.limit_ms == 0 { LIMIT } else { Duration::from_millis(plan.limit_ms) };
-        match self.ask("Launch", &Request::Launch(Box::new(plan)), &[], limit + GRACE).await? {
+        match self.ask("Launch", &ShimRequest::Launch(Box::new(plan)), &[], limit + GRACE).await? {
             (Reply::Started(started), _) => Ok(started),
             _ => Err(ShimError::UnexpectedReply { what: "Launch" }),
         }
@@ -291,9 +291,9 @@ impl Shim {
         &self,
         plan: ExecPlan,
         stdio: Option<[BorrowedFd<'_>; 3]>,
-    ) -> Result<(Started, Option<OwnedFd>), ShimError> {
+    ) -> Result<(StartedProcess, Option<OwnedFd>), ShimError> {
         let fds = stdio.as_ref().map_or(&[][..], |fds| &fds[..]);
-        match self.ask("Exec", &Request::Exec(Box::new(plan)), fds, LIMIT + GRACE).await? {
+        match self.ask("Exec", &ShimRequest::Exec(Box::new(plan)), fds, LIMIT + GRACE).await? {
             (Reply::Started(started), fds) => Ok((started, fds.into_iter().next())),
             _ => Err(ShimError::UnexpectedReply { what: "Exec" }),
         }
@@ -303,8 +303,8 @@ impl Shim {
     ///
     /// # Errors
     /// See [`ShimError`]; [`FailureKind::State`] or [`FailureKind::Unknown`] where the process has ended.
-    pub async fn signal(&self, to: Target, signal: i32, scope: Scope) -> Result<(), ShimError> {
-        self.done("Signal", &Request::Signal { to, signal, scope }, &[]).await
+    pub async fn signal(&self, to: ProcessTarget, signal: i32, scope: Scope) -> Result<(), ShimError> {
+        self.done("Signal", &ShimRequest::Signal { to, signal, scope }, &[]).await
     }
 
     /// Sets the size of a container's terminal; no-op without one. The size of an exec process's terminal is set
@@ -312,8 +312,8 @@ impl Shim {
     ///
     /// # Errors
     /// See [`ShimError`].
-    pub async fn resize(&self, of: Target, columns: u16, rows: u16) -> Result<(), ShimError> {
-        self.done("Resize", &Request::Resize { of, columns, rows }, &[]).await
+    pub async fn resize(&self, of: ProcessTarget, columns: u16, rows: u16) -> Result<(), ShimError> {
+        self.done("Resize", &ShimRequest::Resize { of, columns, rows }, &[]).await
     }
 
     /// Copies a container's further output to these descriptors, and its input from `stdin`. The shim closes them after
@@ -329,7 +329,7 @@ impl Shim {
         stderr: Option<BorrowedFd<'_>>,
     ) -> Result<(), ShimError> {
         let fds: Vec<BorrowedFd<'_>> = stdin.into_iter().chain([stdout]).chain(stderr).collect();
-        let request = Request::Attach { container: container.to_owned(), stdin: stdin.is_some() };
+        let request = ShimRequest::Attach { container: container.to_owned(), stdin: stdin.is_some() };
         self.done("Attach", &request, &fds).await
     }
 
@@ -338,7 +338,7 @@ impl Shim {
     /// # Errors
     /// See [`ShimError`]; [`FailureKind::State`] where the container has ended: no file is created then.
     pub async fn reopen_log(&self, container: &str) -> Result<(), ShimError> {
-        self.done("ReopenLog", &Request::ReopenLog(container.to_owned()), &[]).await
+        self.done("ReopenLog", &ShimRequest::ReopenLog(container.to_owned()), &[]).await
     }
 
     /// Closes a container's stdin permanently.
@@ -346,7 +346,7 @@ impl Shim {
     /// # Errors
     /// See [`ShimError`].
     pub async fn close_stdin(&self, container: &str) -> Result<(), ShimError> {
-        self.done("CloseStdin", &Request::CloseStdin(container.to_owned()), &[]).await
+        self.done("CloseStdin", &ShimRequest::CloseStdin(container.to_owned()), &[]).await
     }
 
     /// Acknowledges events up to this number: the shim does not repeat them.
@@ -354,7 +354,7 @@ impl Shim {
     /// # Errors
     /// See [`ShimError`].
     pub async fn acknowledge(&self, number: u64) -> Result<(), ShimError> {
-        self.done("Acknowledge", &Request::Acknowledge(number), &[]).await
+        self.done("Acknowledge", &ShimRequest::Acknowledge(number), &[]).await
     }
 
     /// Makes the shim forget a container that has ended.
@@ -362,7 +362,7 @@ impl Shim {
     /// # Errors
     /// See [`ShimError`].
     pub async fn forget(&self, container: &str) -> Result<(), ShimError> {
-        self.done("Forget", &Request::Forget(container.to_owned()), &[]).await
+        self.done("Forget", &ShimRequest::Forget(container.to_owned()), &[]).await
     }
 
     /// Makes the shim kill the pod's process 1 and exit; requires that no container runs.
@@ -370,10 +370,10 @@ impl Shim {
     /// # Errors
     /// See [`ShimError`]; [`FailureKind::State`] where containers run.
     pub async fn shutdown(&self) -> Result<(), ShimError> {
-        self.done("Shutdown", &Request::Shutdown, &[]).await
+        self.done("Shutdown", &ShimRequest::Shutdown, &[]).await
     }
 
-    async fn done(&self, what: &'static str, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), ShimError> {
+    async fn done(&self, what: &'static str, request: &ShimRequest, fds: &[BorrowedFd<'_>]) -> Result<(), ShimError> {
         match self.ask(what, request, fds, QUICK).await? {
             (Reply::Done, _) => Ok(()),
             _ => Err(ShimError::UnexpectedReply { what }),
@@ -383,13 +383,13 @@ impl Shim {
     async fn ask(
         &self,
         what: &'static str,
-        request: &Request,
+        request: &ShimRequest,
         fds: &[BorrowedFd<'_>],
         limit: Duration,
     ) -> Result<Answer, ShimError> {
         let (sender, receiver) = oneshot::channel();
         let asked = self.register_request(sender)?;
-        let bytes = wire::write(Kind::Request, asked.sequence, request)?;
+        let bytes = wire::write(DatagramKind::Request, asked.sequence, request)?;
         let answered = async {
             self.send(&bytes, fds).await?;
             receiver.await.map_err(|_| ShimError::Lost)

@@ -147,9 +147,9 @@ fn mount_own(folder: &Path, bytes: usize) -> Result<bool, SpawnError> {
 }
 
 fn is_mount(folder: &Path) -> Result<bool, SpawnError> {
-    let look = |path: &Path| fs::metadata(path).map(|m| m.dev()).map_err(file("stat", path));
+    let device = |path: &Path| fs::metadata(path).map(|m| m.dev()).map_err(file("stat", path));
     let above = folder.parent().unwrap_or(folder);
-    Ok(look(folder)? != look(above)?)
+    Ok(device(folder)? != device(above)?)
 }
 
 fn is_read_only(folder: &Path) -> bool {

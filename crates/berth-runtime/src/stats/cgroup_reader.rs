@@ -3,14 +3,14 @@
 
 use super::{
     group_files::{self, UNLIMITED, number},
-    reading::{Cpu, Depth, Memory, Reading, Share},
+    reading::{Cpu, Depth, MemoryReading, Reading, Share},
 };
 use crate::runtime::now_ns;
 use berth_sys::cgroup::{Controller, GroupPath, Hierarchy};
 
 /// Takes one reading of a cgroup; unreadable values are absent, possibly all of them.
 pub fn read(hierarchy: &Hierarchy, group: &GroupPath, depth: Depth) -> Reading {
-    let files = Files { hierarchy, group };
+    let files = CgroupFiles { hierarchy, group };
     let mut reading = Reading { at_ns: now_ns(), ..Reading::default() };
     if hierarchy.version() == 2 {
         files.unified(&mut reading)
@@ -25,12 +25,12 @@ pub fn read(hierarchy: &Hierarchy, group: &GroupPath, depth: Depth) -> Reading {
 }
 
 /// The files of a cgroup.
-struct Files<'a> {
+struct CgroupFiles<'a> {
     hierarchy: &'a Hierarchy,
     group: &'a GroupPath,
 }
 
-impl Files<'_> {
+impl CgroupFiles<'_> {
     fn text(&self, controller: Controller, file: &str) -> Option<Vec<u8>> {
         self.hierarchy.read(self.group, controller, file).ok().map(String::into_bytes)
     }
@@ -41,13 +41,13 @@ impl Files<'_> {
 
     fn unified(&self, reading: &mut Reading) {
         if let Some(text) = self.text(Controller::Cpu, "cpu.stat") {
-            let of = |times: group_files::CpuTimes, held| Cpu {
+            let of = |times: group_files::CpuTimes, throttling| Cpu {
                 usage_ns: times.usage_ns,
                 user_ns: times.user_ns,
                 system_ns: times.system_ns,
-                throttling: held,
+                throttling,
             };
-            reading.cpu = group_files::cpu_stat(&text).map(|(times, held)| of(times, held));
+            reading.cpu = group_files::cpu_stat(&text).map(|(times, throttling)| of(times, throttling));
         }
         let stalls = |file: &str| group_files::pressure(&self.text(Controller::Cpu, file)?);
         reading.cpu_stalls = stalls("cpu.pressure");
@@ -58,7 +58,7 @@ impl Files<'_> {
         let stat = self.text(Controller::Memory, "memory.stat").unwrap_or_default();
         let of = |key: &str| value(&stat, key);
         let (faults, major_faults) = faults(&stat, 2);
-        reading.memory = Some(Memory {
+        reading.memory = Some(MemoryReading {
             usage,
             anon: of("anon"),
             file: of("file"),
@@ -70,7 +70,7 @@ impl Files<'_> {
             limit: memory("memory.max").unwrap_or(u64::MAX),
             swap: memory("memory.swap.current"),
             swap_limit: memory("memory.swap.max"),
-            ..Memory::default()
+            ..MemoryReading::default()
         });
     }
 
@@ -78,8 +78,8 @@ impl Files<'_> {
         if let Some(usage_ns) = self.number(Controller::Cpuacct, "cpuacct.usage") {
             let text = self.text(Controller::Cpuacct, "cpuacct.stat").unwrap_or_default();
             let (user_ns, system_ns) = group_files::cpuacct_stat(&text);
-            let held = group_files::cpu_stat_v1(&self.text(Controller::Cpu, "cpu.stat").unwrap_or_default());
-            reading.cpu = Some(Cpu { usage_ns, user_ns, system_ns, throttling: held });
+            let throttling = group_files::cpu_stat_v1(&self.text(Controller::Cpu, "cpu.stat").unwrap_or_default());
+            reading.cpu = Some(Cpu { usage_ns, user_ns, system_ns, throttling });
         }
         let memory = |file: &str| self.number(Controller::Memory, file);
         let Some(usage) = memory("memory.usage_in_bytes") else { return };
@@ -89,7 +89,7 @@ impl Files<'_> {
         let limit = memory("memory.limit_in_bytes").unwrap_or(u64::MAX);
         // The limit of memory and swap together; the excess over the memory limit is the swap limit.
         let both = memory("memory.memsw.limit_in_bytes");
-        reading.memory = Some(Memory {
+        reading.memory = Some(MemoryReading {
             usage,
             anon: of("total_rss"),
             file: of("total_cache"),
@@ -100,7 +100,7 @@ impl Files<'_> {
             limit,
             swap: both.map(|_| of("total_swap")),
             swap_limit: both.map(|both| if both > UNLIMITED { u64::MAX } else { both.saturating_sub(limit) }),
-            ..Memory::default()
+            ..MemoryReading::default()
         });
     }
 

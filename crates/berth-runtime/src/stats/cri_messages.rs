@@ -57,7 +57,7 @@ pub fn memory(reading: &Reading) -> Option<cri::MemoryUsage> {
 
 /// I/O pressure; `None` where the kernel reports no PSI.
 pub fn io(reading: &Reading) -> Option<cri::IoUsage> {
-    reading.io_stalls.map(|told| cri::IoUsage { timestamp: reading.at_ns, psi: Some(stalls(told)) })
+    reading.io_stalls.map(|stats| cri::IoUsage { timestamp: reading.at_ns, psi: Some(stalls(stats)) })
 }
 
 fn swap(reading: &Reading) -> Option<cri::SwapUsage> {
@@ -96,14 +96,14 @@ pub fn network(at_ns: i64, links: &[Link]) -> cri::NetworkUsage {
     }
 }
 
-fn stalls(told: PressureStats) -> cri::PsiStats {
+fn stalls(stats: PressureStats) -> cri::PsiStats {
     let data = |pressure: Pressure| cri::PsiData {
         total: pressure.total,
         avg10: pressure.avg10,
         avg60: pressure.avg60,
         avg300: pressure.avg300,
     };
-    cri::PsiStats { full: Some(data(told.full)), some: Some(data(told.some)) }
+    cri::PsiStats { full: Some(data(stats.full)), some: Some(data(stats.some)) }
 }
 
 /// Wraps a known number.
@@ -115,49 +115,56 @@ pub fn value(value: u64) -> Option<cri::UInt64Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{Cpu, Memory};
+    use crate::stats::{Cpu, MemoryReading};
 
     fn number(value: Option<cri::UInt64Value>) -> Option<u64> {
         value.map(|value| value.value)
     }
 
     #[test]
-    fn a_container_is_told_as_the_kernel_counts_it() {
-        let memory = Memory { usage: 100, inactive_file: 30, anon: 50, limit: 200, faults: 7, ..Memory::default() };
+    fn container_stats_match_the_cgroup_reading() {
+        let memory = MemoryReading {
+            usage: 100,
+            inactive_file: 30,
+            anon: 50,
+            limit: 200,
+            faults: 7,
+            ..MemoryReading::default()
+        };
         let some = Pressure { total: 5, avg10: 0.5, ..Pressure::default() };
         let reading = Reading {
             at_ns: 9,
             cpu: Some(Cpu { usage_ns: 1_000, ..Cpu::default() }),
-            memory: Some(Memory { swap: Some(4), swap_limit: Some(10), ..memory }),
+            memory: Some(MemoryReading { swap: Some(4), swap_limit: Some(10), ..memory }),
             cpu_stalls: Some(PressureStats { some, full: Pressure::default() }),
             ..Reading::default()
         };
-        let told = container(&reading, None);
-        let cpu = told.cpu.expect("known");
+        let stats = container(&reading, None);
+        let cpu = stats.cpu.expect("known");
         assert_eq!((cpu.timestamp, number(cpu.usage_core_nano_seconds), cpu.usage_nano_cores), (9, Some(1000), None));
         assert_eq!(cpu.psi.and_then(|psi| psi.some).map(|some| (some.total, some.avg10)), Some((5, 0.5)));
-        let memory = told.memory.expect("known");
+        let memory = stats.memory.expect("known");
         assert_eq!((number(memory.working_set_bytes), number(memory.available_bytes)), (Some(70), Some(130)));
         assert_eq!((number(memory.usage_bytes), number(memory.rss_bytes)), (Some(100), Some(50)));
         assert_eq!((number(memory.page_faults), number(memory.major_page_faults)), (Some(7), Some(0)));
-        let swap = told.swap.expect("known");
+        let swap = stats.swap.expect("known");
         assert_eq!((number(swap.swap_usage_bytes), number(swap.swap_available_bytes)), (Some(4), Some(6)));
-        assert_eq!((told.io, memory.psi), (None, None), "the kernel tells nothing");
+        assert_eq!((stats.io, memory.psi), (None, None), "the kernel tells nothing");
         assert_eq!(container(&Reading::default(), Some(1)), cri::ContainerStats::default());
         assert_eq!(container(&reading, Some(3)).cpu.and_then(|cpu| number(cpu.usage_nano_cores)), Some(3));
     }
 
     #[test]
-    fn links_are_told_but_loopback() {
+    fn all_links_but_loopback_are_reported() {
         let link = |name: &str| Link { name: name.to_owned(), received: (1, 2), sent: (3, 4) };
-        let told = network(5, &[link("lo"), link("net1"), link("eth0")]);
-        let default = told.default_interface.expect("eth0");
+        let usage = network(5, &[link("lo"), link("net1"), link("eth0")]);
+        let default = usage.default_interface.expect("eth0");
         assert_eq!(
             (default.name.as_str(), number(default.rx_bytes), number(default.tx_errors)),
             ("eth0", Some(1), Some(4))
         );
-        let names: Vec<_> = told.interfaces.iter().map(|one| one.name.as_str()).collect();
-        assert_eq!((names.as_slice(), told.timestamp), (["net1", "eth0"].as_slice(), 5));
+        let names: Vec<_> = usage.interfaces.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!((names.as_slice(), usage.timestamp), (["net1", "eth0"].as_slice(), 5));
         assert_eq!(network(5, &[link("lo")]).default_interface, None);
     }
 }

@@ -9,7 +9,7 @@ use tracing::debug;
 use berth_sys::{
     net_namespace,
     netlink::{
-        Protocol, Socket,
+        NetlinkFamily, Socket,
         counters::{self, LinkCounters},
     },
 };
@@ -24,7 +24,7 @@ impl LinkCounterReader {
         let asked = net_namespace::open_file(netns).and_then(|namespace| {
             let socket = match &mut self.0 {
                 Some(socket) => socket,
-                none => none.insert(Socket::open(Protocol::Route)?),
+                none => none.insert(Socket::open(NetlinkFamily::Route)?),
             };
             counters::of_namespace(socket, namespace.as_fd())
         });

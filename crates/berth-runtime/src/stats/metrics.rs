@@ -6,7 +6,7 @@
 use super::{
     DeviceIo, OpenFiles, PressureStats, Throttling,
     group_files::UNLIMITED,
-    reading::{Memory, Reading},
+    reading::{MemoryReading, Reading},
     volume::Volume,
 };
 use berth_proto::cri::{self, MetricType};
@@ -26,7 +26,7 @@ pub struct Labels {
     pub container: String,
     /// Cgroup path.
     pub id: String,
-    /// Image.
+    /// Image name of the container; for the pod itself that of the pause image.
     pub image: String,
     /// Container id.
     pub name: String,
@@ -38,7 +38,7 @@ pub struct Labels {
 
 /// Inputs of a container's metrics.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Subject {
+pub struct ContainerSample {
     /// Cgroup reading.
     pub reading: Reading,
     /// Start time, nanoseconds since the epoch.
@@ -54,7 +54,7 @@ pub struct Subject {
 }
 
 /// Callback for each value: values of the family's own labels, and the number.
-type Put<'a> = &'a mut dyn FnMut(&[&str], u64);
+type ValueSink<'a> = &'a mut dyn FnMut(&[&str], u64);
 
 /// A metric family of containers.
 struct Family {
@@ -62,14 +62,14 @@ struct Family {
     help: &'static str,
     kind: MetricType,
     extra: &'static [&'static str],
-    values: fn(&Subject, Put<'_>),
+    values: fn(&ContainerSample, ValueSink<'_>),
 }
 
-const fn counter(name: &'static str, help: &'static str, values: fn(&Subject, Put<'_>)) -> Family {
+const fn counter(name: &'static str, help: &'static str, values: fn(&ContainerSample, ValueSink<'_>)) -> Family {
     Family { name, help, kind: MetricType::Counter, extra: &[], values }
 }
 
-const fn gauge(name: &'static str, help: &'static str, values: fn(&Subject, Put<'_>)) -> Family {
+const fn gauge(name: &'static str, help: &'static str, values: fn(&ContainerSample, ValueSink<'_>)) -> Family {
     Family { name, help, kind: MetricType::Gauge, extra: &[], values }
 }
 
@@ -89,15 +89,15 @@ const FAMILIES: &[Family] = &[
         }),
     ),
     counter("container_cpu_cfs_periods_total", "Number of elapsed enforcement period intervals.", |s, put| {
-        throttling(s, put, |held| held.periods);
+        throttling(s, put, |throttling| throttling.periods);
     }),
     counter("container_cpu_cfs_throttled_periods_total", "Number of throttled period intervals.", |s, put| {
-        throttling(s, put, |held| held.throttled_periods);
+        throttling(s, put, |throttling| throttling.throttled_periods);
     }),
     counter(
         "container_cpu_cfs_throttled_seconds_total",
         "Total time duration the container has been throttled.",
-        |s, put| throttling(s, put, |held| held.throttled_ns / SECOND_NS),
+        |s, put| throttling(s, put, |throttling| throttling.throttled_ns / SECOND_NS),
     ),
     counter("container_cpu_system_seconds_total", "Cumulative system cpu time consumed in seconds.", |s, put| {
         cpu(s, put, |cpu| cpu.system_ns);
@@ -195,7 +195,7 @@ const FAMILIES: &[Family] = &[
         |s, put| memory(s, put, |m| m.usage),
     ),
     gauge("container_memory_working_set_bytes", "Current working set in bytes.", |s, put| {
-        memory(s, put, Memory::working_set);
+        memory(s, put, MemoryReading::working_set);
     }),
     counter("container_oom_events_total", "Count of out of memory events observed for the container", |s, put| {
         memory(s, put, |m| m.oom_kills);
@@ -310,14 +310,14 @@ const LINKS: &[LinkFamily] = &[
     link("container_network_transmit_packets_total", "Cumulative count of packets transmitted", |l| l.sent.packets),
 ];
 
-/// Descriptors of all families with values; PSI only if `tells_pressure`.
-pub fn descriptors(tells_pressure: bool) -> Vec<cri::MetricDescriptor> {
+/// Descriptors of all families with values; PSI only if `has_pressure`.
+pub fn descriptors(has_pressure: bool) -> Vec<cri::MetricDescriptor> {
     let describe = |name: &str, help: &str, extra: &[&str]| cri::MetricDescriptor {
         name: name.to_owned(),
         help: help.to_owned(),
         label_keys: BASE.iter().chain(extra).map(|key| (*key).to_owned()).collect(),
     };
-    let pressure = if tells_pressure { PRESSURE } else { &[] };
+    let pressure = if has_pressure { PRESSURE } else { &[] };
     let of_containers = FAMILIES.iter().chain(pressure).map(|family| describe(family.name, family.help, family.extra));
     let mut all: Vec<_> = of_containers.collect();
     all.extend(LINKS.iter().map(|family| describe(family.name, family.help, &["interface"])));
@@ -326,7 +326,7 @@ pub fn descriptors(tells_pressure: bool) -> Vec<cri::MetricDescriptor> {
 }
 
 /// Metrics of a container.
-pub fn of_container(labels: &Labels, subject: &Subject) -> Vec<cri::Metric> {
+pub fn of_container(labels: &Labels, subject: &ContainerSample) -> Vec<cri::Metric> {
     let mut all = Vec::new();
     for family in FAMILIES.iter().chain(PRESSURE) {
         (family.values)(subject, &mut |extra, value| {
@@ -364,45 +364,45 @@ fn metric(name: &str, kind: MetricType, label_values: Vec<String>, value: u64) -
     }
 }
 
-fn cpu(subject: &Subject, put: Put<'_>, ns: fn(&super::Cpu) -> u64) {
+fn cpu(subject: &ContainerSample, put: ValueSink<'_>, ns: fn(&super::Cpu) -> u64) {
     if let Some(cpu) = &subject.reading.cpu {
         put(&[], ns(cpu) / SECOND_NS);
     }
 }
 
 /// Throttling values; only where the container has a quota.
-fn throttling(subject: &Subject, put: Put<'_>, value: fn(&Throttling) -> u64) {
+fn throttling(subject: &ContainerSample, put: ValueSink<'_>, value: fn(&Throttling) -> u64) {
     let has_quota = subject.reading.share.is_some_and(|share| share.quota.is_some());
     if let Some(cpu) = subject.reading.cpu.as_ref().filter(|_| has_quota) {
         put(&[], value(&cpu.throttling));
     }
 }
 
-fn share(subject: &Subject, put: Put<'_>, value: fn(&super::Share) -> Option<u64>) {
+fn share(subject: &ContainerSample, put: ValueSink<'_>, value: fn(&super::Share) -> Option<u64>) {
     if let Some(value) = subject.reading.share.as_ref().and_then(value) {
         put(&[], value);
     }
 }
 
-fn memory(subject: &Subject, put: Put<'_>, value: fn(&Memory) -> u64) {
+fn memory(subject: &ContainerSample, put: ValueSink<'_>, value: fn(&MemoryReading) -> u64) {
     if let Some(memory) = &subject.reading.memory {
         put(&[], value(memory));
     }
 }
 
-fn volume(subject: &Subject, put: Put<'_>, value: impl Fn(&Volume) -> u64) {
+fn volume(subject: &ContainerSample, put: ValueSink<'_>, value: impl Fn(&Volume) -> u64) {
     if let Some(volume) = &subject.volume {
         put(&[&volume.device], value(volume));
     }
 }
 
-fn devices(subject: &Subject, put: Put<'_>, value: fn(&DeviceIo) -> u64) {
+fn devices(subject: &ContainerSample, put: ValueSink<'_>, value: fn(&DeviceIo) -> u64) {
     for (io, name) in subject.reading.devices.iter().zip(&subject.devices) {
         put(&[name], value(io));
     }
 }
 
-fn stalled(put: Put<'_>, stalls: Option<PressureStats>, us: fn(&PressureStats) -> u64) {
+fn stalled(put: ValueSink<'_>, stalls: Option<PressureStats>, us: fn(&PressureStats) -> u64) {
     if let Some(stalls) = &stalls {
         put(&[], us(stalls) / SECOND_US);
     }
@@ -423,7 +423,7 @@ mod tests {
 
     use super::*;
     use crate::stats::{Cpu, Share};
-    use berth_sys::netlink::counters::Direction;
+    use berth_sys::netlink::counters::DirectionCounters;
 
     /// The descriptors that critest expects, without its optional ones (`unimplementedMetricDescriptors`).
     const EXPECTED: &[&str] = &[
@@ -474,7 +474,7 @@ mod tests {
         "container_threads_max",
     ];
 
-    fn subject() -> Subject {
+    fn subject() -> ContainerSample {
         let stalls = Some(PressureStats::default());
         let reading = Reading {
             at_ns: 5_900_000_000,
@@ -484,7 +484,7 @@ mod tests {
                 ..Cpu::default()
             }),
             share: Some(Share { shares: 1024, quota: Some(20_000), period: 100_000 }),
-            memory: Some(Memory { limit: u64::MAX, swap_limit: Some(7), ..Memory::default() }),
+            memory: Some(MemoryReading { limit: u64::MAX, swap_limit: Some(7), ..MemoryReading::default() }),
             devices: vec![DeviceIo { device: (8, 1), read_bytes: 9, ..DeviceIo::default() }],
             processes: vec![1, 2],
             cpu_stalls: stalls,
@@ -494,7 +494,7 @@ mod tests {
         };
         let volume = Some(Volume { device: "/dev/x".to_owned(), capacity: 5, inodes: 4, inodes_free: 3 });
         let open = OpenFiles { descriptors: 4, sockets: 1, soft_limit: Some(1024) };
-        Subject {
+        ContainerSample {
             reading,
             started_ns: 1_500_000_000,
             open,
@@ -509,42 +509,43 @@ mod tests {
         let labels = Labels { container: "c".to_owned(), pod: "p".to_owned(), ..Labels::default() };
         let link = |name: &str| LinkCounters {
             name: name.to_owned(),
-            received: Direction { bytes: 3, ..Direction::default() },
+            received: DirectionCounters { bytes: 3, ..DirectionCounters::default() },
             ..LinkCounters::default()
         };
-        let mut told: BTreeMap<String, Vec<cri::Metric>> = BTreeMap::new();
+        let mut by_name: BTreeMap<String, Vec<cri::Metric>> = BTreeMap::new();
         let of_pod = of_pod(&Labels::default(), &[link("lo"), link("eth0")]);
         for metric in of_container(&labels, &subject()).into_iter().chain(of_pod) {
-            told.entry(metric.name.clone()).or_default().push(metric);
+            by_name.entry(metric.name.clone()).or_default().push(metric);
         }
         let described = descriptors(true);
         for descriptor in &described {
             assert!(!descriptor.help.is_empty(), "{descriptor:?}");
-            let metrics = told.get(&descriptor.name).unwrap_or_else(|| panic!("{} has no value", descriptor.name));
+            let metrics = by_name.get(&descriptor.name).unwrap_or_else(|| panic!("{} has no value", descriptor.name));
             for metric in metrics {
                 assert_eq!(metric.label_values.len(), descriptor.label_keys.len(), "{metric:?}");
             }
         }
-        assert_eq!(told.len(), described.len());
+        assert_eq!(by_name.len(), described.len());
         for name in EXPECTED {
             assert!(described.iter().any(|descriptor| descriptor.name == *name), "{name} is missing");
         }
         assert!(descriptors(false).iter().all(|descriptor| !descriptor.name.contains("pressure")));
-        let one = |name: &str| told[name][0].value.map(|value| value.value);
+        let one = |name: &str| by_name[name][0].value.map(|value| value.value);
         assert_eq!(one("container_cpu_usage_seconds_total"), Some(2), "truncated");
         assert_eq!(
             (one("container_spec_memory_limit_bytes"), one("container_spec_memory_swap_limit_bytes")),
             (Some(0), Some(7))
         );
         assert_eq!((one("container_last_seen"), one("container_start_time_seconds")), (Some(5), Some(1)));
-        let bytes = &told["container_network_receive_bytes_total"];
+        let bytes = &by_name["container_network_receive_bytes_total"];
         assert_eq!((bytes.len(), bytes[0].label_values[6].as_str()), (1, "eth0"));
-        assert_eq!(told["container_blkio_device_usage_total"][1].label_values[6..], ["/dev/x", "8", "1", "Write"]);
+        assert_eq!(by_name["container_blkio_device_usage_total"][1].label_values[6..], ["/dev/x", "8", "1", "Write"]);
     }
 
     #[test]
     fn what_is_not_known_has_no_value() {
-        let names: Vec<_> = of_container(&Labels::default(), &Subject::default()).into_iter().map(|m| m.name).collect();
+        let names: Vec<_> =
+            of_container(&Labels::default(), &ContainerSample::default()).into_iter().map(|m| m.name).collect();
         assert!(!names.iter().any(|name| name.contains("_cfs_") || name.contains("memory") || name.contains("_fs_")));
     }
 }

@@ -24,5 +24,5 @@ pub use berth_sys::{
     open_files::{self, OpenFiles},
 };
 pub use cgroup_reader::read;
-pub use reading::{Cpu, Depth, Memory, Reading, Share};
+pub use reading::{Cpu, Depth, MemoryReading, Reading, Share};
 pub use usage_rates::Meter;

@@ -38,7 +38,7 @@ pub struct Share {
 
 /// Memory usage, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Memory {
+pub struct MemoryReading {
     /// Current usage, including page cache.
     pub usage: u64,
     /// Peak usage.
@@ -47,7 +47,7 @@ pub struct Memory {
     pub anon: u64,
     /// Page cache.
     pub file: u64,
-    /// Mapped files.
+    /// Part of the page cache that processes have mapped.
     pub mapped_file: u64,
     /// Inactive page cache.
     pub inactive_file: u64,
@@ -57,7 +57,7 @@ pub struct Memory {
     pub faults: u64,
     /// Number of major page faults (with I/O).
     pub major_faults: u64,
-    /// Limit; see [`Memory::known_limit`].
+    /// Limit; see [`MemoryReading::known_limit`].
     pub limit: u64,
     /// Reservation.
     pub reserved: u64,
@@ -71,7 +71,7 @@ pub struct Memory {
     pub oom_kills: u64,
 }
 
-impl Memory {
+impl MemoryReading {
     /// Working set: usage without inactive page cache.
     pub fn working_set(&self) -> u64 {
         self.usage.saturating_sub(self.inactive_file)
@@ -104,7 +104,7 @@ pub struct Reading {
     /// CPU shares and quota; only with [`Depth::Metrics`].
     pub share: Option<Share>,
     /// Memory usage.
-    pub memory: Option<Memory>,
+    pub memory: Option<MemoryReading>,
     /// CPU pressure (PSI).
     pub cpu_stalls: Option<PressureStats>,
     /// Memory pressure (PSI).
@@ -136,7 +136,7 @@ impl Reading {
             (a, b) => a.or(b),
         };
         let memory = match (self.memory, other.memory) {
-            (Some(a), Some(b)) => Some(Memory {
+            (Some(a), Some(b)) => Some(MemoryReading {
                 usage: sum(a.usage, b.usage),
                 anon: sum(a.anon, b.anon),
                 file: sum(a.file, b.file),
@@ -145,9 +145,9 @@ impl Reading {
                 major_faults: sum(a.major_faults, b.major_faults),
                 limit: u64::MAX,
                 swap: a.swap.map(|swap| sum(swap, b.swap.unwrap_or_default())).or(b.swap),
-                ..Memory::default()
+                ..MemoryReading::default()
             }),
-            (a, b) => a.or(b).map(|one| Memory { limit: u64::MAX, swap_limit: None, ..one }),
+            (a, b) => a.or(b).map(|one| MemoryReading { limit: u64::MAX, swap_limit: None, ..one }),
         };
         Self { at_ns: self.at_ns.max(other.at_ns), cpu, memory, ..Self::default() }
     }
@@ -159,11 +159,12 @@ mod tests {
 
     #[test]
     fn memory_that_is_left() {
-        let memory = Memory { usage: 100, inactive_file: 150, limit: u64::MAX, ..Memory::default() };
+        let memory = MemoryReading { usage: 100, inactive_file: 150, limit: u64::MAX, ..MemoryReading::default() };
         assert_eq!((memory.working_set(), memory.available()), (0, None));
-        let limited = |limit| Memory { usage: 100, limit, ..Memory::default() }.available();
+        let limited = |limit| MemoryReading { usage: 100, limit, ..MemoryReading::default() }.available();
         assert_eq!((limited(300), limited(40), limited(0)), (Some(200), Some(0), Some(0)));
-        let swap = |swap_limit| Memory { swap: Some(10), swap_limit, ..Memory::default() }.swap_available();
+        let swap =
+            |swap_limit| MemoryReading { swap: Some(10), swap_limit, ..MemoryReading::default() }.swap_available();
         assert_eq!((swap(None), swap(Some(15)), swap(Some(0)), swap(Some(u64::MAX))), (None, Some(5), Some(0), None));
     }
 
@@ -171,7 +172,7 @@ mod tests {
     fn groups_add_up() {
         let one = |ns: u64, usage: u64, limit| Reading {
             cpu: Some(Cpu { usage_ns: ns, ..Cpu::default() }),
-            memory: Some(Memory { usage, limit, swap: Some(1), ..Memory::default() }),
+            memory: Some(MemoryReading { usage, limit, swap: Some(1), ..MemoryReading::default() }),
             ..Reading::default()
         };
         let both = one(5, 7, 100).with(&one(6, u64::MAX, 100));

@@ -29,7 +29,7 @@ impl Meter {
     pub fn rate(&self, id: &str, at_ns: i64, usage_ns: u64) -> Option<u64> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Sample { at_ns, usage_ns };
-        let Some((before, told)) = known.get_mut(id) else {
+        let Some((before, last_rate)) = known.get_mut(id) else {
             // More than a node can have: some were not dropped after their removal.
             if known.len() >= MOST {
                 known.clear();
@@ -39,10 +39,10 @@ impl Meter {
         };
         let is_close = (0..SHORTEST_NS).contains(&at_ns.saturating_sub(before.at_ns)) && before.usage_ns <= usage_ns;
         if !is_close {
-            *told = rate(*before, now);
+            *last_rate = rate(*before, now);
             *before = now;
         }
-        *told
+        *last_rate
     }
 
     /// Drops the sample of a removed pod or container.
@@ -64,7 +64,7 @@ mod tests {
     const SECOND: i64 = 1_000_000_000;
 
     #[test]
-    fn rates_are_of_two_looks() {
+    fn rates_need_two_samples() {
         let meter = Meter::default();
         assert_eq!(meter.rate("a", 0, 5), None, "no look before");
         assert_eq!(meter.rate("a", 10 * SECOND, 5_000_000_005), Some(500_000_000));

@@ -22,21 +22,21 @@ pub struct Volume {
 
 /// The file system that contains a path; `None` where the kernel rejects the request.
 pub fn of(path: &Path) -> Option<Volume> {
-    let told = statvfs(path).ok()?;
+    let filesystem = statvfs(path).ok()?;
     let device = stat(path).ok()?.st_dev;
     Some(Volume {
         device: device_name(major(device), minor(device)),
-        capacity: told.f_blocks.saturating_mul(told.f_frsize),
-        inodes: told.f_files,
-        inodes_free: told.f_ffree,
+        capacity: filesystem.f_blocks.saturating_mul(filesystem.f_frsize),
+        inodes: filesystem.f_files,
+        inodes_free: filesystem.f_ffree,
     })
 }
 
 /// Name of a block device such as `/dev/vda1`, else its numbers.
 pub fn device_name(major: u32, minor: u32) -> String {
     let numbers = format!("{major}:{minor}");
-    let told = fs::read_to_string(PathBuf::from("/sys/dev/block").join(&numbers).join("uevent")).unwrap_or_default();
-    let name = told.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+    let uevent = fs::read_to_string(PathBuf::from("/sys/dev/block").join(&numbers).join("uevent")).unwrap_or_default();
+    let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="));
     name.map_or(numbers, |name| format!("/dev/{name}"))
 }
 

@@ -57,7 +57,7 @@ pub enum StoredObject<M, S> {
     Broken {
         /// Name of its directory.
         id: String,
-        /// Cause.
+        /// Reason why `meta.json` or `state.json` is rejected.
         cause: String,
     },
 }
@@ -338,17 +338,17 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dead_were_starting_holds_nobody_up() {
+    fn a_lock_with_a_stale_pid_is_waited_for() {
         let dir = tempfile::tempdir().expect("a directory");
         let layout = layout(dir.path());
         drop(open(&layout).expect("free"));
-        let held = File::options().write(true).open(layout.root.join("lock")).expect("there");
-        let held = Flock::lock(held, FlockArg::LockExclusiveNonblock).expect("free");
+        let file = File::options().write(true).open(layout.root.join("lock")).expect("there");
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).expect("free");
         // Greater than any process id.
         fs::write(layout.root.join("lock"), "99999999\n").expect("writable");
         let executes = thread::spawn(move || {
             thread::sleep(10 * TRY);
-            drop(held);
+            drop(lock);
         });
         open(&layout).expect("a moment later");
         executes.join().expect("no panic");

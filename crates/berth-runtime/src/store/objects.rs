@@ -73,7 +73,7 @@ pub struct ContainerMeta {
     pub v: u64,
     /// Container id.
     pub id: String,
-    /// Sandbox id.
+    /// Id of the sandbox whose shim runs the container.
     pub sandbox_id: String,
     /// `container_pod_namespace_uid_attempt`.
     pub name: String,
@@ -81,7 +81,7 @@ pub struct ContainerMeta {
     pub created_ns: i64,
     /// CRI configuration: base64 of the protobuf message.
     pub config: String,
-    /// Image id.
+    /// Image id: digest of the image configuration.
     pub image_id: String,
     /// First digest of the image, or its id.
     pub image_digest: String,
@@ -113,7 +113,7 @@ pub struct ContainerState {
     pub started_ns: i64,
     /// End time, nanoseconds since the epoch; 0: not ended.
     pub finished_ns: i64,
-    /// Exit code.
+    /// Exit code: 128 if the start failed, 137 after an OOM kill, 255 if the exit was not observed.
     pub exit_code: i32,
     /// Reason of the end, one CamelCase word.
     pub reason: String,

@@ -47,7 +47,7 @@ pub enum Durability {
 }
 
 #[derive(Deserialize)]
-struct Version {
+struct RecordVersion {
     v: u64,
 }
 
@@ -75,7 +75,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RecordError> {
     if sum != format!("{:08x}", crc32c(text)).as_bytes() {
         return Err(RecordError::Checksum);
     }
-    let Version { v } = serde_json::from_slice(text)?;
+    let RecordVersion { v } = serde_json::from_slice(text)?;
     if v != VERSION {
         return Err(RecordError::Version(v));
     }

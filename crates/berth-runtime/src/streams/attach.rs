@@ -18,7 +18,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::{
-    command::Command,
+    command::CommandStreams,
     exec::{receiver, sender},
     request::StdioStreams,
     terminal::Terminal,
@@ -28,7 +28,7 @@ use crate::{
     errors::{RuntimeError, RuntimeResult},
     runtime::Runtime,
 };
-use berth_shim::plan::{Reply, Request};
+use berth_shim::plan::{Reply, ShimRequest};
 
 /// Maximum delay between the end of a container's output and the report of its exit.
 const KNOWN: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ const KNOWN: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// The container is not running, or has too many clients.
-pub async fn attach(runtime: &Runtime, container: &str, wanted: StdioStreams) -> RuntimeResult<Command> {
+pub async fn attach(runtime: &Runtime, container: &str, wanted: StdioStreams) -> RuntimeResult<CommandStreams> {
     let (pod, container) = runtime.container(container)?;
     let (has_terminal, is_once) = {
         let sandbox = pod.now();
@@ -48,7 +48,7 @@ pub async fn attach(runtime: &Runtime, container: &str, wanted: StdioStreams) ->
         (of.plan.process.terminal.is_some(), of.plan.stdin_once)
     };
     let (ours, theirs) = pipes(wanted)?;
-    let request = Request::Attach { container: container.clone(), stdin: wanted.stdin };
+    let request = ShimRequest::Attach { container: container.clone(), stdin: wanted.stdin };
     let (reply, _) = pod.shim()?.request(request, theirs, SHIM_ANSWER).await?;
     if reply != Reply::Done {
         return Err(RuntimeError::other("unexpected response from shim"));
@@ -62,7 +62,7 @@ pub async fn attach(runtime: &Runtime, container: &str, wanted: StdioStreams) ->
         Box::new(DetachableReader { from, detached: Box::pin(detached.clone().cancelled_owned()) })
     };
     let end = ended(pod, container);
-    Ok(Command {
+    Ok(CommandStreams {
         stdin: stdin.map(|to| Box::new(to) as _),
         stdout: Some(detachable(stdout)),
         stderr: stderr.map(|from| detachable(from) as _),

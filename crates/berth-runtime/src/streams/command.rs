@@ -13,14 +13,14 @@ pub type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// A running process and its requested streams. Dropping it leaves the process running, but hangs up a terminal that
 /// was created for it.
-pub struct Command {
+pub struct CommandStreams {
     /// Standard input.
     pub stdin: Option<Writer>,
     /// Standard output; ends with the process. Must be read even if not requested, so that the process does not block.
     pub stdout: Option<Reader>,
     /// Standard error; ends with the process.
     pub stderr: Option<Reader>,
-    /// Terminal.
+    /// Handle that resizes the terminal; `None` if the process has none.
     pub terminal: Option<Terminal>,
     /// Exit code; await it after the output has ended.
     pub end: BoxFuture<'static, RuntimeResult<i32>>,

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    command::{Command, Reader},
+    command::{CommandStreams, Reader},
     exec_output::ExecOutput,
     request::StdioStreams,
     terminal::Master,
@@ -25,7 +25,7 @@ use crate::{
     runtime::Runtime,
 };
 use berth_proto::cri;
-use berth_shim::plan::{Exit, Process, Reply, Request, Target};
+use berth_shim::plan::{Exit, ProcessPlan, ProcessTarget, Reply, ShimRequest};
 
 /// Maximum number of concurrent exec processes per container.
 const AT_ONCE: usize = 64;
@@ -37,7 +37,12 @@ type Shape = (StdioStreams, Option<(u16, u16)>);
 ///
 /// # Errors
 /// The container is not running, has too many processes, or the program cannot be executed.
-pub async fn start(runtime: &Arc<Runtime>, container: &str, args: &[String], shape: Shape) -> RuntimeResult<Command> {
+pub async fn start(
+    runtime: &Arc<Runtime>,
+    container: &str,
+    args: &[String],
+    shape: Shape,
+) -> RuntimeResult<CommandStreams> {
     let (wanted, size) = shape;
     let (pod, container) = runtime.container(container)?;
     let sandbox = pod.now();
@@ -51,8 +56,8 @@ pub async fn start(runtime: &Arc<Runtime>, container: &str, args: &[String], sha
     }
     let (ours, theirs) = if wanted.tty { (RuntimePipeEnds::default(), Vec::new()) } else { pipes(wanted)? };
     chown_pipes(&theirs, owner(&sandbox.config, &plan.process));
-    let exit = pod.await_exit(Target::Exec(container, exec.clone()));
-    let asked = pod.shim()?.request(Request::Exec(Box::new(plan)), theirs, SHIM_ANSWER).await;
+    let exit = pod.await_exit(ProcessTarget::Exec(container, exec.clone()));
+    let asked = pod.shim()?.request(ShimRequest::Exec(Box::new(plan)), theirs, SHIM_ANSWER).await;
     let (reply, files) = asked.map_err(|error| error.during(&format!("failed to start exec \"{exec}\"")))?;
     if !matches!(reply, Reply::Started(_)) {
         return Err(RuntimeError::other("unexpected response from shim: expected a process"));
@@ -86,13 +91,13 @@ struct ExitWatcher {
 
 impl ExitWatcher {
     fn over(runtime: &Runtime, exit: oneshot::Receiver<Exit>) -> Self {
-        let ((ended, has_ended), (told, how)) = (watch::channel(false), oneshot::channel());
+        let ((ended, has_ended), (exit_sender, how)) = (watch::channel(false), oneshot::channel());
         let stop = runtime.shell.stop.clone();
         runtime.shell.spawn(async move {
             tokio::select! {
                 exit = exit => if let Ok(exit) = exit {
                     // The client may have disconnected.
-                    let _ = told.send(exit);
+                    let _ = exit_sender.send(exit);
                 },
                 () = stop.cancelled() => {}
             }
@@ -107,10 +112,10 @@ impl ExitWatcher {
     }
 }
 
-fn at_terminal(wanted: StdioStreams, master: OwnedFd, end: ExitWatcher) -> RuntimeResult<Command> {
+fn at_terminal(wanted: StdioStreams, master: OwnedFd, end: ExitWatcher) -> RuntimeResult<CommandStreams> {
     let master = Master::new(master).map_err(|e| RuntimeError::other(format!("watch a terminal: {e}")))?;
     let terminal = Some(master.terminal());
-    Ok(Command {
+    Ok(CommandStreams {
         stdin: wanted.stdin.then(|| Box::new(master.clone()) as _),
         stdout: Some(Box::new(master)),
         stderr: None,
@@ -119,14 +124,14 @@ fn at_terminal(wanted: StdioStreams, master: OwnedFd, end: ExitWatcher) -> Runti
     })
 }
 
-fn over_pipes(runtime: &Runtime, ours: RuntimePipeEnds, end: ExitWatcher) -> Command {
+fn over_pipes(runtime: &Runtime, ours: RuntimePipeEnds, end: ExitWatcher) -> CommandStreams {
     let limit = runtime.shell.config.exec_io_drain;
     let drained = |from: pipe::Receiver| -> Reader {
         Box::new(ExecOutput::new(from, end.has_ended.clone(), limit, runtime.shell.clone()))
     };
     let (stdout, stderr) = (ours.stdout.map(drained), ours.stderr.map(drained));
     let stdin = ours.stdin.map(|to| Box::new(to) as _);
-    Command { stdin, stdout, stderr, terminal: None, end: Box::pin(end.code()) }
+    CommandStreams { stdin, stdout, stderr, terminal: None, end: Box::pin(end.code()) }
 }
 
 /// The runtime's ends of a process's pipes.
@@ -190,7 +195,7 @@ fn chown_pipes(ends: &[OwnedFd], (uid, gid): (u32, u32)) {
 }
 
 /// A process's user and group ids on the host, outside its user namespace.
-fn owner(pod: &cri::PodSandboxConfig, process: &Process) -> (u32, u32) {
+fn owner(pod: &cri::PodSandboxConfig, process: &ProcessPlan) -> (u32, u32) {
     let context = pod.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let options = context.and_then(|context| context.namespace_options.as_ref());
     let users = options.and_then(|options| options.userns_options.as_ref());

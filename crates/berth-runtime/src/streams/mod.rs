@@ -18,7 +18,7 @@ mod request;
 mod terminal;
 mod tokens;
 
-pub use command::{Command, Reader, Writer};
+pub use command::{CommandStreams, Reader, Writer};
 pub use exec::check_exec_limit;
 pub use prepared_stream::{IN_PROCESS, PendingStreams, PreparedStream};
 pub use request::{StdioStreams, StreamRequest};

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use super::{
     attach,
-    command::Command,
+    command::CommandStreams,
     exec,
     request::{StdioStreams, StreamRequest},
     tokens::{TokenLimitReached, Tokens},
@@ -66,7 +66,7 @@ impl PreparedStream {
     ///
     /// # Errors
     /// The container is no longer running, or the program cannot be executed.
-    pub async fn start(self, size: Option<(u16, u16)>) -> RuntimeResult<Command> {
+    pub async fn start(self, size: Option<(u16, u16)>) -> RuntimeResult<CommandStreams> {
         let Self { runtime, ask } = self;
         match ask {
             StreamRequest::Exec { container, command, wanted } => {
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_what_they_are_for_and_are_short() {
+    fn tokens_are_short_and_bound_to_their_verb() {
         let places = PendingStreams::default();
         let ask = StreamRequest::Forward { sandbox: "s".to_owned(), ports: Vec::new() };
         let path = places.keep(ask.clone()).expect("room");

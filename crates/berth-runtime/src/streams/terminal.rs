@@ -15,7 +15,7 @@ use crate::{
     actor::{SHIM_ANSWER, SandboxHandle},
     errors::{RuntimeError, RuntimeResult},
 };
-use berth_shim::plan::{Request, Target};
+use berth_shim::plan::{ProcessTarget, ShimRequest};
 use berth_sys::polled_fd::PolledFd;
 
 /// A terminal that can be resized.
@@ -43,7 +43,7 @@ impl Terminal {
                 tcsetwinsize(master.get_ref(), size).map_err(|e| RuntimeError::other(format!("resize terminal: {e}")))
             }
             Self::Shim { pod, container } => {
-                let request = Request::Resize { of: Target::Container(container.clone()), columns, rows };
+                let request = ShimRequest::Resize { of: ProcessTarget::Container(container.clone()), columns, rows };
                 pod.shim()?.request(request, Vec::new(), SHIM_ANSWER).await.map(drop)
             }
         }

@@ -36,7 +36,7 @@ pub fn made_by(driver: CgroupDriver, kernel: CgroupfsGroups, program: &Path) -> 
         return Ok(Arc::new(kernel));
     }
     let bus = systemd::Bus::of_this_machine().map_err(RuntimeError::other)?;
-    Ok(Arc::new(Scopes::new(kernel, systemd::Driver::new(Arc::new(bus)), program.to_owned())))
+    Ok(Arc::new(Scopes::new(kernel, systemd::SystemdDriver::new(Arc::new(bus)), program.to_owned())))
 }
 
 #[cfg(test)]

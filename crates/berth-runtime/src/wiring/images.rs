@@ -13,9 +13,9 @@ use tracing::warn;
 use crate::{
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     images::{
-        FsUsage, ImageError, ImageStore, Kind,
-        record::{Record, User},
-        registry::auth::Credentials,
+        FsUsage, ImageError, ImageErrorKind, ImageStore,
+        record::{ImageRecord, User},
+        registry::auth::RegistryCredentials,
     },
     ports::{Image, Images},
     runtime::now_ns,
@@ -72,8 +72,8 @@ impl Images for StoredImages {
         if let Some(record) = found.as_ref().filter(|_| request.verbose) {
             let chain = record.chain_id.as_ref().map(ToString::to_string);
             let spec = self.0.spec(record).await?.unwrap_or_else(|| json!({"config": record.config}));
-            let told = json!({"chainID": chain, "imageSpec": spec});
-            info.insert("info".to_owned(), told.to_string());
+            let details = json!({"chainID": chain, "imageSpec": spec});
+            info.insert("info".to_owned(), details.to_string());
         }
         Ok(cri::ImageStatusResponse { image: found.map(|record| image(&record)), info })
     }
@@ -81,7 +81,7 @@ impl Images for StoredImages {
     async fn pull(&self, request: cri::PullImageRequest) -> RuntimeResult<String> {
         let name = request.image.map(|image| image.image).unwrap_or_default();
         let auth = request.auth.unwrap_or_default();
-        let credentials = Credentials {
+        let credentials = RegistryCredentials {
             username: auth.username,
             password: auth.password,
             auth: auth.auth,
@@ -109,9 +109,9 @@ impl Images for StoredImages {
     }
 }
 
-fn image(record: &Record) -> cri::Image {
+fn image(record: &ImageRecord) -> cri::Image {
     let (uid, username) = match record.user() {
-        User::Nobody => (None, String::new()),
+        User::Unset => (None, String::new()),
         User::Id(value) => (Some(cri::Int64Value { value }), String::new()),
         User::Name(name) => (None, name),
     };
@@ -139,12 +139,15 @@ fn usage(of: &FsUsage) -> cri::FilesystemUsage {
 impl From<ImageError> for RuntimeError {
     fn from(error: ImageError) -> Self {
         let kind = match error.kind {
-            Kind::NotFound => ErrorKind::NotFound,
-            Kind::InvalidArgument => ErrorKind::Invalid,
-            Kind::ResourceExhausted => ErrorKind::Exhausted,
-            Kind::AlreadyExists => ErrorKind::Taken,
-            Kind::DeadlineExceeded => ErrorKind::Deadline,
-            Kind::Cancelled | Kind::DataLoss | Kind::Unavailable | Kind::Unknown => ErrorKind::Other,
+            ImageErrorKind::NotFound => ErrorKind::NotFound,
+            ImageErrorKind::InvalidArgument => ErrorKind::Invalid,
+            ImageErrorKind::ResourceExhausted => ErrorKind::Exhausted,
+            ImageErrorKind::AlreadyExists => ErrorKind::Taken,
+            ImageErrorKind::DeadlineExceeded => ErrorKind::Deadline,
+            ImageErrorKind::Cancelled
+            | ImageErrorKind::DataLoss
+            | ImageErrorKind::Unavailable
+            | ImageErrorKind::Unknown => ErrorKind::Other,
         };
         RuntimeError::new(kind, error.text)
     }

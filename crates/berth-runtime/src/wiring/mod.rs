@@ -15,7 +15,10 @@ use super::{
     config::EmbeddedConfig,
     errors::{RuntimeError, RuntimeResult},
     groups::CgroupfsGroups,
-    images::{ImageStore, Settings, apply::LayerLimits, control_socket, layers::UnpackHelpers, snapshots::Snapshotter},
+    images::{
+        ImageStore, ImageStoreSettings, apply::LayerLimits, control_socket, layers::UnpackHelpers,
+        snapshots::Snapshotter,
+    },
     launch::{host, limits::RESOURCES},
     lost_networks, network as embedded_network,
     ports::Ports,
@@ -29,7 +32,7 @@ use berth_sys::cgroup::{Hierarchy, systemd};
 /// Path of the running executable, valid even after its file was replaced.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// Environment of the runtime.
+/// What the process around the runtime provides: host name, unpacker, tasks, and stop signal.
 pub struct RuntimeEnvironment {
     /// Host name of the machine.
     pub hostname: String,
@@ -61,11 +64,12 @@ pub async fn open_counted(
     registry: &Registry,
 ) -> RuntimeResult<(Arc<Runtime>, ImageStore)> {
     let layout = Layout { root: config.root.clone(), state: config.state.clone() };
-    let (looked, first) = (config.clone(), layout.clone());
+    let (host_config, first) = (config.clone(), layout.clone());
     let tasks = (around.tasks.clone(), around.stop.clone());
     let (lock, host, hierarchy, shims, boot_id) = blocking(move || {
         let lock = store::open(&first)?;
-        let host = host::detect(&host_settings(&looked)?).map_err(|error| RuntimeError::other(error.to_string()))?;
+        let host =
+            host::detect(&host_settings(&host_config)?).map_err(|error| RuntimeError::other(error.to_string()))?;
         let hierarchy = Hierarchy::detect().map_err(|error| RuntimeError::other(error.to_string()))?;
         let shims = shims::ShimProcesses::unpack(first, tasks)?;
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -77,7 +81,7 @@ pub async fn open_counted(
     let metrics = EmbeddedMetrics::new(registry);
     let images = image_settings(&config, program)?;
     let helpers = UnpackHelpers { unpacker: around.unpacker.clone(), unpacks: Some(metrics.unpacks.clone()) };
-    let images = ImageStore::open(Settings { helpers, ..images }).await?;
+    let images = ImageStore::open(ImageStoreSettings { helpers, ..images }).await?;
     let network = network(&config, &around).await?;
     let facts = HostFacts {
         boot_id: boot_id.into(),
@@ -140,13 +144,13 @@ pub async fn images_alone(config: &EmbeddedConfig) -> RuntimeResult<(store::Lock
     let layout = Layout { root: config.root.clone(), state: config.state.clone() };
     let lock = blocking(move || store::open(&layout)).await?;
     let helpers = UnpackHelpers { unpacker: Some(OWN_PROGRAM.into()), unpacks: None };
-    Ok((lock, ImageStore::open(Settings { helpers, ..image_settings(config, None)? }).await?))
+    Ok((lock, ImageStore::open(ImageStoreSettings { helpers, ..image_settings(config, None)? }).await?))
 }
 
 /// Registers a collector that counts the runtime's objects on each scrape, as long as the runtime exists.
-fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, network: embedded_network::Network) {
+fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, network: embedded_network::NetworkManager) {
     let (runtime, images) = (Arc::downgrade(runtime), images.clone());
-    let held = move || {
+    let collect = move || {
         let runtime = runtime.upgrade();
         let written = runtime.as_ref().map(|runtime| runtime.log_totals()).unwrap_or_default();
         let (layers, image_bytes) = images.layers();
@@ -162,7 +166,7 @@ fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, netwo
             ..runtime.map(|runtime| runtime.object_counts()).unwrap_or_default()
         }
     };
-    register_embedded_objects(registry, Arc::new(held));
+    register_embedded_objects(registry, Arc::new(collect));
 }
 
 /// Reports a failed recovery.
@@ -182,14 +186,14 @@ impl Recovery {
 /// Recovers existing objects in the background; calls wait for it. Then watches for lost pod networks until shutdown.
 #[must_use = "a failed recovery must stop the runtime"]
 pub fn start(runtime: &Arc<Runtime>) -> Recovery {
-    let (tell, failed) = oneshot::channel();
+    let (sender, failed) = oneshot::channel();
     let recovering = runtime.clone();
     runtime.shell.spawn(async move {
         if let Err(cause) = recover::recover(&recovering).await {
-            let _ = tell.send(cause); // the receiver has ended
+            let _ = sender.send(cause); // the receiver has ended
             return;
         }
-        drop(tell);
+        drop(sender);
         lost_networks::watch(&recovering).await;
     });
     Recovery(failed)
@@ -200,14 +204,17 @@ async fn blocking<R: Send + 'static>(work: impl FnOnce() -> RuntimeResult<R> + S
 }
 
 /// Opens the pod networks and spawns their watcher.
-async fn network(config: &EmbeddedConfig, around: &RuntimeEnvironment) -> RuntimeResult<embedded_network::Network> {
-    let network = embedded_network::Network::open(network::settings(config)?).await?;
+async fn network(
+    config: &EmbeddedConfig,
+    around: &RuntimeEnvironment,
+) -> RuntimeResult<embedded_network::NetworkManager> {
+    let network = embedded_network::NetworkManager::open(network::settings(config)?).await?;
     let (kept, stop) = (network.clone(), around.stop.clone());
     around.tasks.spawn(async move { kept.run_watchers(stop).await });
     Ok(network)
 }
 
-fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeResult<Settings> {
+fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeResult<ImageStoreSettings> {
     let snapshotter = match config.snapshotter.as_str() {
         "" | "auto" => Snapshotter::Auto,
         "overlay" => Snapshotter::Overlay,
@@ -226,7 +233,7 @@ fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeR
     if config.max_concurrent_downloads == 0 {
         return Err(RuntimeError::other("embeddedRuntime.maxConcurrentDownloads: invalid value 0, must be at least 1"));
     }
-    Ok(Settings {
+    Ok(ImageStoreSettings {
         root: config.root.clone(),
         snapshotter,
         bounds,
@@ -240,9 +247,9 @@ fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeR
     })
 }
 
-fn host_settings(config: &EmbeddedConfig) -> RuntimeResult<host::Settings> {
+fn host_settings(config: &EmbeddedConfig) -> RuntimeResult<host::LaunchSettings> {
     let limits = config.default_ulimits.iter().map(|(name, value)| limit(name, value)).collect::<RuntimeResult<_>>()?;
-    Ok(host::Settings {
+    Ok(host::LaunchSettings {
         restricts_oom_score_adj: config.restrict_oom_score_adj,
         limits,
         owns_devices: config.device_ownership_from_security_context,

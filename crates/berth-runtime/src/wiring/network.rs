@@ -9,22 +9,23 @@ use crate::{
     config::EmbeddedConfig,
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     network::{
-        Cidr, ConfiguredMode, Network as PodNetworks, NetworkError, PortMapping, Protocol, SandboxNetwork, Settings,
+        Cidr, ConfiguredMode, NetworkError, NetworkManager as PodNetworks, NetworkSettings, PortMapping,
+        SandboxNetwork, TransportProtocol,
     },
-    ports::{AttachedNetwork, Network, NetworkPod},
+    ports::{AttachedNetwork, NetworkPod, PodNetworkProvider},
 };
 use berth_proto::cri;
 
-/// The `Network` port over this host's pod networks.
+/// The `PodNetworkProvider` port over this host's pod networks.
 #[derive(Clone)]
 pub struct HostNetworks(pub PodNetworks);
 
 #[async_trait]
-impl Network for HostNetworks {
+impl PodNetworkProvider for HostNetworks {
     async fn attach(&self, pod: NetworkPod, namespace: Option<OwnedFd>) -> RuntimeResult<AttachedNetwork> {
-        let mut told = told(&pod)?;
-        told.netns = namespace.map(Arc::new);
-        let attached = self.0.setup(&told).await?;
+        let mut network = sandbox_network(&pod)?;
+        network.netns = namespace.map(Arc::new);
+        let attached = self.0.setup(&network).await?;
         let kept = serde_json::to_value(&attached).map_err(|error| RuntimeError::other(error.to_string()))?;
         let ips = attached.ips.iter().map(ToString::to_string).collect();
         Ok(AttachedNetwork { netns: self.0.namespace_file(&pod.id), ips, persisted: kept })
@@ -72,15 +73,15 @@ impl Network for HostNetworks {
 impl HostNetworks {
     /// A pod that was attached before, with its network namespace if that still exists.
     fn known(&self, pod: &NetworkPod) -> RuntimeResult<SandboxNetwork> {
-        let mut told = told(pod)?;
-        told.netns = File::open(self.0.namespace_file(&pod.id)).ok().map(|file| Arc::new(file.into()));
+        let mut network = sandbox_network(pod)?;
+        network.netns = File::open(self.0.namespace_file(&pod.id)).ok().map(|file| Arc::new(file.into()));
         // A record that is absent or unreadable counts as never attached.
-        told.attached = serde_json::from_value(pod.persisted.clone()).ok();
-        Ok(told)
+        network.attached = serde_json::from_value(pod.persisted.clone()).ok();
+        Ok(network)
     }
 }
 
-fn told(pod: &NetworkPod) -> RuntimeResult<SandboxNetwork> {
+fn sandbox_network(pod: &NetworkPod) -> RuntimeResult<SandboxNetwork> {
     let (config, meta) = (&pod.config, pod.config.metadata.clone().unwrap_or_default());
     let dns = config.dns_config.clone().unwrap_or_default();
     Ok(SandboxNetwork {
@@ -103,9 +104,9 @@ fn port(mapping: &cri::PortMapping) -> RuntimeResult<PortMapping> {
             .map_err(|_| RuntimeError::invalid(format!("invalid port {port}: must be between 0 and 65535")))
     };
     let protocol = match cri::Protocol::try_from(mapping.protocol) {
-        Ok(cri::Protocol::Tcp) => Protocol::Tcp,
-        Ok(cri::Protocol::Udp) => Protocol::Udp,
-        Ok(cri::Protocol::Sctp) => Protocol::Sctp,
+        Ok(cri::Protocol::Tcp) => TransportProtocol::Tcp,
+        Ok(cri::Protocol::Udp) => TransportProtocol::Udp,
+        Ok(cri::Protocol::Sctp) => TransportProtocol::Sctp,
         Err(_) => return Err(RuntimeError::invalid(format!("unknown protocol {}", mapping.protocol))),
     };
     let (host_port, container_port) = (number(mapping.host_port)?, number(mapping.container_port)?);
@@ -116,13 +117,13 @@ fn port(mapping: &cri::PortMapping) -> RuntimeResult<PortMapping> {
 ///
 /// # Errors
 /// The name of the invalid field.
-pub fn settings(config: &EmbeddedConfig) -> RuntimeResult<Settings> {
+pub fn settings(config: &EmbeddedConfig) -> RuntimeResult<NetworkSettings> {
     let asked = &config.network;
     let ranges = |name: &str, list: &mut dyn Iterator<Item = &str>| -> RuntimeResult<Vec<Cidr>> {
         let wrong = |error| RuntimeError::other(format!("embeddedRuntime.network.{name}: {error}"));
         list.filter(|text| !text.is_empty()).map(|text| text.parse().map_err(wrong)).collect()
     };
-    let mut settings = Settings::usual(&config.state.join("net"));
+    let mut settings = NetworkSettings::usual(&config.state.join("net"));
     settings.wanted = match asked.mode.as_str() {
         "" | "auto" => ConfiguredMode::Auto,
         "builtin" => ConfiguredMode::Builtin,

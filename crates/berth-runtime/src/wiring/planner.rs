@@ -15,13 +15,14 @@ use crate::{
     ids,
     images::ImageStore,
     launch::{
-        self, Host, Inputs, MountSource, Refusal, RefusalKind, ResolvedResources, Sandbox, TargetContainer, resolve,
+        self, Host, LaunchError, LaunchErrorKind, LaunchInputs, MountSource, ResolvedResources, Sandbox,
+        TargetContainer, resolve,
     },
     ports::{ContainerPlanRequest, PlannedContainer, Planner},
     store::{self, Layout},
 };
 use berth_proto::cri;
-use berth_shim::plan::{ExecPlan, LaunchPlan, NamespacePlan, Root, RootKind, Source};
+use berth_shim::plan::{ExecPlan, LaunchPlan, MountKind, NamespacePlan, Root, RootKind};
 
 /// Timeout of resolving what a request names: a dead file system never responds.
 const FIND_LIMIT: Duration = Duration::from_secs(60);
@@ -108,7 +109,7 @@ impl HostPlanner {
             state: &target.state,
             pid: target.pid,
         });
-        let inputs = Inputs {
+        let inputs = LaunchInputs {
             id: &ask.id,
             config: &ask.config,
             sandbox: Sandbox {
@@ -141,12 +142,19 @@ impl HostPlanner {
     }
 
     /// Resolves an image volume to its layers, and returns the image's id.
-    fn place(&self, container: &str, mount: &cri::Mount, runtime: &Handle) -> Result<(MountSource, String), Refusal> {
+    fn place(
+        &self,
+        container: &str,
+        mount: &cri::Mount,
+        runtime: &Handle,
+    ) -> Result<(MountSource, String), LaunchError> {
         let name = mount.image.as_ref().map_or("", |image| image.image.as_str());
         let mounted = runtime.block_on(self.images.mount_image(container, name, &mount.image_sub_path));
-        let refuse = |text: String| Refusal::plain(format!("ImageVolumeMountFailed: {text}"));
+        let refuse = |text: String| LaunchError::plain(format!("ImageVolumeMountFailed: {text}"));
         match mounted.map_err(|error| refuse(error.text))? {
-            (record, Source::Layers { layers, lower, .. }) => Ok((MountSource::Image { layers, lower }, record.id())),
+            (record, MountKind::Layers { layers, lower, .. }) => {
+                Ok((MountSource::Image { layers, lower }, record.id()))
+            }
             (_, other) => Err(refuse(format!("{other:?} is not an image"))),
         }
     }
@@ -180,14 +188,14 @@ fn root(stage: PathBuf, kind: RootKind) -> Root {
     Root { stage, kind, is_read_only: false, is_shared: false }
 }
 
-impl From<Refusal> for RuntimeError {
-    fn from(refusal: Refusal) -> Self {
+impl From<LaunchError> for RuntimeError {
+    fn from(refusal: LaunchError) -> Self {
         let kind = match refusal.kind {
-            RefusalKind::InvalidArgument => ErrorKind::Invalid,
-            RefusalKind::NotFound => ErrorKind::NotFound,
-            RefusalKind::FailedPrecondition => ErrorKind::State,
-            RefusalKind::Unimplemented => ErrorKind::Unimplemented,
-            RefusalKind::Unknown => ErrorKind::Other,
+            LaunchErrorKind::InvalidArgument => ErrorKind::Invalid,
+            LaunchErrorKind::NotFound => ErrorKind::NotFound,
+            LaunchErrorKind::FailedPrecondition => ErrorKind::State,
+            LaunchErrorKind::Unimplemented => ErrorKind::Unimplemented,
+            LaunchErrorKind::Unknown => ErrorKind::Other,
         };
         RuntimeError::new(kind, refusal.text)
     }

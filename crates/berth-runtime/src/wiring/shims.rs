@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     errors::{ErrorKind, RuntimeError, RuntimeResult},
-    ports::{Connected, Shim, Shims},
+    ports::{Shim, ShimSession, Shims},
     shim::{
         client::{self, ShimError},
         spawn,
@@ -25,7 +25,7 @@ use crate::{
 };
 use berth_shim::{
     exit_record::ExitRecord,
-    plan::{Exit, FailureKind, Hello, Reply, Request},
+    plan::{Exit, FailureKind, Hello, Reply, ShimRequest},
 };
 
 /// How long to retry the connection to a started shim.
@@ -62,8 +62,8 @@ impl ShimProcesses {
         &self.program
     }
 
-    async fn connect(&self, folder: &Path) -> RuntimeResult<(Connected, Hello)> {
-        let (shim, events, connection) = client::connect(folder, CONNECT).await.map_err(told)?;
+    async fn connect(&self, folder: &Path) -> RuntimeResult<(ShimSession, Hello)> {
+        let (shim, events, connection) = client::connect(folder, CONNECT).await.map_err(runtime_error)?;
         let (stop, state, program) = (self.stop.clone(), self.layout.state.clone(), self.program.clone());
         let running = async move {
             let cause = connection.run().await;
@@ -76,8 +76,8 @@ impl ShimProcesses {
                 () = stop.cancelled() => {}
             }
         });
-        let (hello, _) = shim.hello().await.map_err(told)?;
-        Ok((Connected { shim: Arc::new(Process(shim)), events: events.into() }, hello))
+        let (hello, _) = shim.hello().await.map_err(runtime_error)?;
+        Ok((ShimSession { shim: Arc::new(SocketShim(shim)), events: events.into() }, hello))
     }
 }
 
@@ -95,7 +95,7 @@ async fn remove_former(state: PathBuf, program: PathBuf) {
 
 #[async_trait]
 impl Shims for ShimProcesses {
-    async fn spawn(&self, sandbox: &str, _: &[PathBuf]) -> RuntimeResult<Connected> {
+    async fn spawn(&self, sandbox: &str, _: &[PathBuf]) -> RuntimeResult<ShimSession> {
         let (program, folder) = (self.program.clone(), self.layout.shim(sandbox));
         let at = folder.clone();
         let started = spawn_blocking(move || spawn::start(&program, &at)).await;
@@ -104,7 +104,7 @@ impl Shims for ShimProcesses {
         self.connect(&folder).await.map(|(connected, _)| connected)
     }
 
-    async fn find(&self, sandbox: &str) -> RuntimeResult<(Connected, Hello)> {
+    async fn find(&self, sandbox: &str) -> RuntimeResult<(ShimSession, Hello)> {
         self.connect(&self.layout.shim(sandbox)).await
     }
 
@@ -115,35 +115,35 @@ impl Shims for ShimProcesses {
 }
 
 /// A shim that is reachable over its socket.
-struct Process(client::Shim);
+struct SocketShim(client::Shim);
 
 #[async_trait]
-impl Shim for Process {
+impl Shim for SocketShim {
     async fn request(
         &self,
-        request: Request,
+        request: ShimRequest,
         files: Vec<OwnedFd>,
         limit: Duration,
     ) -> RuntimeResult<(Reply, Vec<OwnedFd>)> {
         match timeout(limit, self.asked(request, &files)).await {
-            Ok(answer) => answer.map_err(told),
+            Ok(answer) => answer.map_err(runtime_error),
             Err(_) => Err(RuntimeError::deadline(format!("shim did not respond within {limit:?}"))),
         }
     }
 }
 
-impl Process {
-    async fn asked(&self, request: Request, files: &[OwnedFd]) -> Result<(Reply, Vec<OwnedFd>), ShimError> {
+impl SocketShim {
+    async fn asked(&self, request: ShimRequest, files: &[OwnedFd]) -> Result<(Reply, Vec<OwnedFd>), ShimError> {
         let shim = &self.0;
         let done = match request {
-            Request::Hello => return shim.hello().await.map(|(hello, _)| (Reply::Hello(hello), Vec::new())),
-            Request::MakeNamespaces(plan) => {
+            ShimRequest::Hello => return shim.hello().await.map(|(hello, _)| (Reply::Hello(hello), Vec::new())),
+            ShimRequest::MakeNamespaces(plan) => {
                 let made = shim.make_namespaces(plan).await?;
                 let (kinds, files) = made.descriptors.into_iter().unzip();
                 return Ok((Reply::Namespaces { made: kinds, init: made.init }, files));
             }
-            Request::Launch(plan) => return shim.launch(*plan).await.map(|s| (Reply::Started(s), Vec::new())),
-            Request::Exec(plan) => {
+            ShimRequest::Launch(plan) => return shim.launch(*plan).await.map(|s| (Reply::Started(s), Vec::new())),
+            ShimRequest::Exec(plan) => {
                 let stdio = match files {
                     [stdin, out, err] => Some([stdin.as_fd(), out.as_fd(), err.as_fd()]),
                     _ => None,
@@ -151,25 +151,25 @@ impl Process {
                 let (started, master) = shim.exec(*plan, stdio).await?;
                 return Ok((Reply::Started(started), master.into_iter().collect()));
             }
-            Request::Signal { to, signal, scope } => shim.signal(to, signal, scope).await,
-            Request::Resize { of, columns, rows } => shim.resize(of, columns, rows).await,
-            Request::CloseStdin(container) => shim.close_stdin(&container).await,
-            Request::ReopenLog(container) => shim.reopen_log(&container).await,
-            Request::Attach { container, stdin } => {
+            ShimRequest::Signal { to, signal, scope } => shim.signal(to, signal, scope).await,
+            ShimRequest::Resize { of, columns, rows } => shim.resize(of, columns, rows).await,
+            ShimRequest::CloseStdin(container) => shim.close_stdin(&container).await,
+            ShimRequest::ReopenLog(container) => shim.reopen_log(&container).await,
+            ShimRequest::Attach { container, stdin } => {
                 let mut files = files.iter().map(AsFd::as_fd);
                 let input = if stdin { files.next() } else { None };
                 let Some(out) = files.next() else { return Err(ShimError::UnexpectedReply { what: "Attach" }) };
                 shim.attach(&container, input, out, files.next()).await
             }
-            Request::Acknowledge(number) => shim.acknowledge(number).await,
-            Request::Forget(container) => shim.forget(&container).await,
-            Request::Shutdown => shim.shutdown().await,
+            ShimRequest::Acknowledge(number) => shim.acknowledge(number).await,
+            ShimRequest::Forget(container) => shim.forget(&container).await,
+            ShimRequest::Shutdown => shim.shutdown().await,
         };
         done.map(|()| (Reply::Done, Vec::new()))
     }
 }
 
-fn told(error: ShimError) -> RuntimeError {
+fn runtime_error(error: ShimError) -> RuntimeError {
     let kind = match &error {
         ShimError::Refused(failure) => match failure.kind {
             FailureKind::Unknown => ErrorKind::NotFound,

@@ -34,12 +34,12 @@ pub struct AccessTtls {
     pub authorized: Duration,
     /// Lifetime of a negative verdict.
     pub unauthorized: Duration,
-    /// How much longer a positive verdict for [`HELD`] remains usable while reviews fail; zero disables it.
+    /// How much longer a positive verdict for [`MONITORING_SUBRESOURCES`] remains usable while reviews fail; zero disables it.
     pub stale: Duration,
 }
 
 /// Subresources for which node monitoring matters more than a fresh verdict.
-pub const HELD: [&str; 2] = ["healthz", "metrics"];
+pub const MONITORING_SUBRESOURCES: [&str; 2] = ["healthz", "metrics"];
 
 /// Whether the access is allowed, or why that is unknown.
 pub type Decision = Result<bool, String>;
@@ -48,12 +48,12 @@ pub type Decision = Result<bool, String>;
 pub struct AccessCache {
     reviewer: Arc<dyn AccessReviewer>,
     ttls: AccessTtls,
-    memory: Mutex<LruCache<String, Entry>>,
+    memory: Mutex<LruCache<String, AccessCacheEntry>>,
     flights: ReviewFlights<String, Decision>,
 }
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct AccessCacheEntry {
     allowed: bool,
     /// Time from which a positive verdict is refreshed.
     stale: Instant,
@@ -87,13 +87,13 @@ impl AccessCache {
             }
             return Ok(entry.allowed);
         }
-        let is_held = HELD.contains(&request.subresource.as_str());
+        let is_monitoring = MONITORING_SUBRESOURCES.contains(&request.subresource.as_str());
         let decision = match self.flights.start(&key, self.clone().review(key.clone(), request)) {
             Ok(answer) => wait(answer).await.unwrap_or_else(|| Err("authorization review was interrupted".to_owned())),
             Err(_) => Err(format!("too many authorization reviews in progress: limit is {REVIEWS}")),
         };
         match decision {
-            Err(why) if is_held && self.is_stale_allowed(&key) => {
+            Err(why) if is_monitoring && self.is_stale_allowed(&key) => {
                 debug!(err = why, "Authorization review failed, using expired cached decision");
                 Ok(true)
             }
@@ -123,11 +123,11 @@ impl AccessCache {
         let ttl = if allowed { self.ttls.authorized } else { self.ttls.unauthorized };
         if !ttl.is_zero() && key.len() < LONGEST {
             let now = Instant::now();
-            self.memory().put(key, Entry { allowed, stale: now + ttl * 4 / 5, until: now + ttl });
+            self.memory().put(key, AccessCacheEntry { allowed, stale: now + ttl * 4 / 5, until: now + ttl });
         }
     }
 
-    fn memory(&self) -> MutexGuard<'_, LruCache<String, Entry>> {
+    fn memory(&self) -> MutexGuard<'_, LruCache<String, AccessCacheEntry>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

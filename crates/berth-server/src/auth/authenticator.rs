@@ -19,7 +19,7 @@ use tracing::info;
 
 use super::{
     bearer,
-    identity::Identity,
+    identity::UserInfo,
     token_cache::{TokenCache, TokenLookup},
     x509::{self, ClientCas, VerifiedIdentity, X509Error},
 };
@@ -32,14 +32,14 @@ const PROOFS: NonZeroUsize = NonZeroUsize::new(1024).expect("not zero");
 
 /// Reason why a request is not authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unauthorized {
+pub enum AuthenticationError {
     /// Missing or invalid credentials: 401.
     InvalidCredentials,
     /// Too many token reviews are in progress: 429.
     TooMany,
 }
 
-impl Unauthorized {
+impl AuthenticationError {
     /// Status code and body of the response.
     pub fn answer(self) -> (StatusCode, &'static str) {
         match self {
@@ -49,7 +49,7 @@ impl Unauthorized {
     }
 }
 
-impl IntoResponse for Unauthorized {
+impl IntoResponse for AuthenticationError {
     fn into_response(self) -> Response {
         let (status, body) = self.answer();
         let mut response = (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response();
@@ -113,7 +113,7 @@ enum AuthMethod {
 
 /// Result of one authentication method.
 enum Attempt {
-    Succeeded(Box<Identity>),
+    Succeeded(Box<UserInfo>),
     NoOpinion,
     Failed(String),
     Busy,
@@ -136,7 +136,7 @@ impl Authenticator {
         &self,
         parts: &mut Parts,
         peer_chain: &[CertificateDer<'static>],
-    ) -> Result<Identity, Unauthorized> {
+    ) -> Result<UserInfo, AuthenticationError> {
         let mut failures = Vec::new();
         for way in [AuthMethod::Certificate, AuthMethod::Header, AuthMethod::Protocol] {
             let attempt = match way {
@@ -148,16 +148,16 @@ impl Authenticator {
                 Attempt::Succeeded(identity) => return Ok(*identity),
                 Attempt::NoOpinion => {}
                 Attempt::Failed(why) => failures.push(why),
-                Attempt::Busy => return Err(Unauthorized::TooMany),
+                Attempt::Busy => return Err(AuthenticationError::TooMany),
             }
         }
         if !failures.is_empty() {
             info!(v = 2, err = failures.join(", "), "Unable to authenticate the request due to an error");
-            return Err(Unauthorized::InvalidCredentials);
+            return Err(AuthenticationError::InvalidCredentials);
         }
         match self.deps.anonymous {
-            Anonymous::Allow => Ok(Identity::anonymous()),
-            Anonymous::Reject => Err(Unauthorized::InvalidCredentials),
+            Anonymous::Allow => Ok(UserInfo::anonymous()),
+            Anonymous::Reject => Err(AuthenticationError::InvalidCredentials),
         }
     }
 
@@ -231,7 +231,7 @@ impl Authenticator {
 
 async fn by_token(tokens: &Arc<TokenCache>, token: &str, parts: &Parts) -> Attempt {
     let address = parts.extensions.get::<SourceAddress>().map(|source| source.0);
-    match tokens.look_up(token, address).await {
+    match tokens.lookup(token, address).await {
         TokenLookup::Accepted(identity) => Attempt::Succeeded(Box::new((*identity).clone())),
         TokenLookup::Rejected(why) | TokenLookup::Failed(why) => Attempt::Failed(why),
         TokenLookup::Busy => Attempt::Busy,

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tracing::error;
 
-use super::{access_cache::AccessCache, identity::Identity, policy::Policy};
+use super::{access_cache::AccessCache, identity::UserInfo, policy::AuthorizationPolicy};
 use crate::ports::AccessRequest;
 
 /// Result of the authorization.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Allowed.
+pub enum AuthorizationDecision {
+    /// The user may access at least one of the subresources.
     Allowed,
     /// Forbidden: 403.
     Forbidden {
@@ -27,7 +27,7 @@ pub enum Verdict {
 /// Authorization mode.
 enum Mode {
     AlwaysAllow,
-    Standalone(Policy),
+    Standalone(AuthorizationPolicy),
     Webhook { cache: Arc<AccessCache>, node: String },
 }
 
@@ -43,7 +43,7 @@ impl Authorizer {
     }
 
     /// Creates an authorizer for standalone mode, which evaluates the policy.
-    pub fn standalone(policy: Policy) -> Self {
+    pub fn standalone(policy: AuthorizationPolicy) -> Self {
         Self { mode: Mode::Standalone(policy) }
     }
 
@@ -53,10 +53,10 @@ impl Authorizer {
     }
 
     /// Authorizes the verb for any of these subresources of `nodes`; they are checked in order until one is allowed.
-    pub async fn authorize(&self, identity: &Identity, verb: &str, subresources: &[&str]) -> Verdict {
+    pub async fn authorize(&self, identity: &UserInfo, verb: &str, subresources: &[&str]) -> AuthorizationDecision {
         for subresource in subresources {
             match self.may(identity, verb, subresource).await {
-                Ok(true) => return Verdict::Allowed,
+                Ok(true) => return AuthorizationDecision::Allowed,
                 Ok(false) => {}
                 Err(cause) => {
                     let user = &identity.name;
@@ -64,16 +64,16 @@ impl Authorizer {
                     let text = format!(
                         "Authorization error (user={user}, verb={verb}, resource=nodes, subresource={subresource})"
                     );
-                    return Verdict::Failed { text };
+                    return AuthorizationDecision::Failed { text };
                 }
             }
         }
         let (user, all) = (&identity.name, subresources.join(" "));
         let text = format!("Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{all}])\n");
-        Verdict::Forbidden { text }
+        AuthorizationDecision::Forbidden { text }
     }
 
-    async fn may(&self, identity: &Identity, verb: &str, subresource: &str) -> Result<bool, String> {
+    async fn may(&self, identity: &UserInfo, verb: &str, subresource: &str) -> Result<bool, String> {
         match &self.mode {
             Mode::AlwaysAllow => Ok(true),
             Mode::Standalone(policy) => Ok(policy.allows(identity, verb, subresource)),

@@ -26,7 +26,7 @@ pub enum AuthenticatedBy {
 
 /// User information of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Identity {
+pub struct UserInfo {
     /// User name.
     pub name: String,
     /// UID; empty where there is none.
@@ -39,18 +39,18 @@ pub struct Identity {
     pub via: AuthenticatedBy,
 }
 
-impl Identity {
+impl UserInfo {
     /// Anonymous user.
     pub fn anonymous() -> Self {
-        Self { groups: vec![UNAUTHENTICATED.to_owned()], via: AuthenticatedBy::Anonymous, ..Self::nobody() }
+        Self { groups: vec![UNAUTHENTICATED.to_owned()], via: AuthenticatedBy::Anonymous, ..Self::without_groups() }
     }
 
     /// User of a listener without authentication; all fields are empty.
     pub fn unauthenticated_listener() -> Self {
-        Self { name: String::new(), ..Self::nobody() }
+        Self { name: String::new(), ..Self::without_groups() }
     }
 
-    fn nobody() -> Self {
+    fn without_groups() -> Self {
         Self {
             name: ANONYMOUS.to_owned(),
             uid: String::new(),
@@ -81,11 +81,11 @@ mod tests {
 
     #[test]
     fn who_has_proved_themselves_is_in_the_group_once() {
-        let named = |groups: &[&str]| Identity {
+        let named = |groups: &[&str]| UserInfo {
             name: "kate".to_owned(),
             groups: groups.iter().map(|g| (*g).to_owned()).collect(),
             via: AuthenticatedBy::Token,
-            ..Identity::unauthenticated_listener()
+            ..UserInfo::unauthenticated_listener()
         };
         for (groups, expected) in [
             (&[][..], &[AUTHENTICATED][..]),
@@ -96,8 +96,8 @@ mod tests {
             assert_eq!(named(groups).authenticated().groups, expected);
         }
         assert!(
-            Identity::anonymous().is_in(UNAUTHENTICATED)
-                && !Identity::unauthenticated_listener().is_in(UNAUTHENTICATED)
+            UserInfo::anonymous().is_in(UNAUTHENTICATED)
+                && !UserInfo::unauthenticated_listener().is_in(UNAUTHENTICATED)
         );
     }
 }

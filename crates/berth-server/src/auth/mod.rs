@@ -24,11 +24,11 @@ mod review_rate_limiter;
 mod token_cache;
 mod x509;
 
-pub use access_cache::{AccessCache, AccessTtls, HELD};
-pub use authenticator::{Anonymous, Authenticator, AuthenticatorDeps, ClientRoots, SourceAddress, Unauthorized};
-pub use authorizer::{Authorizer, Verdict};
-pub use identity::{ANONYMOUS, AUTHENTICATED, AuthenticatedBy, Identity, MASTERS, UNAUTHENTICATED};
-pub use policy::{LIMIT as POLICY_LIMIT, Policy, PolicyError};
+pub use access_cache::{AccessCache, AccessTtls, MONITORING_SUBRESOURCES};
+pub use authenticator::{Anonymous, AuthenticationError, Authenticator, AuthenticatorDeps, ClientRoots, SourceAddress};
+pub use authorizer::{AuthorizationDecision, Authorizer};
+pub use identity::{ANONYMOUS, AUTHENTICATED, AuthenticatedBy, MASTERS, UNAUTHENTICATED, UserInfo};
+pub use policy::{AuthorizationPolicy, LIMIT as POLICY_LIMIT, PolicyError};
 pub(crate) use review_rate_limiter::network;
 pub use token_cache::TokenCache;
 pub use x509::{BundleError, ClientCas, VerifiedIdentity, X509Error, identify};

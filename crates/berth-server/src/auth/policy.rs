@@ -14,7 +14,7 @@
 
 use serde::Deserialize;
 
-use super::identity::{Identity, MASTERS};
+use super::identity::{MASTERS, UserInfo};
 
 /// Maximum size of a policy file, in bytes.
 pub const LIMIT: u64 = 1 << 20;
@@ -63,7 +63,7 @@ pub enum PolicyError {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Document {
+struct PolicyDocument {
     #[serde(default)]
     api_version: String,
     #[serde(default)]
@@ -86,11 +86,11 @@ struct Rule {
 
 /// Authorization policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Policy {
+pub struct AuthorizationPolicy {
     rules: Vec<Rule>,
 }
 
-impl Policy {
+impl AuthorizationPolicy {
     /// Policy that allows only the group `system:masters`.
     pub fn masters_only() -> Self {
         Self::default()
@@ -101,7 +101,7 @@ impl Policy {
     /// # Errors
     /// The first problem of the file.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
-        let document: Document = serde_saphyr::from_str(text).map_err(|e| PolicyError::Shape(e.to_string()))?;
+        let document: PolicyDocument = serde_saphyr::from_str(text).map_err(|e| PolicyError::Shape(e.to_string()))?;
         if document.api_version != API_VERSION || document.kind != KIND {
             return Err(PolicyError::Kind { version: document.api_version, kind: document.kind });
         }
@@ -112,7 +112,7 @@ impl Policy {
     }
 
     /// Whether the policy allows the access.
-    pub fn allows(&self, who: &Identity, verb: &str, subresource: &str) -> bool {
+    pub fn allows(&self, who: &UserInfo, verb: &str, subresource: &str) -> bool {
         who.is_in(MASTERS) || self.rules.iter().any(|rule| rule.allows(who, verb, subresource))
     }
 
@@ -134,7 +134,7 @@ impl Rule {
         known(rule, "subresources", self.subresources.as_deref(), &SUBRESOURCES)
     }
 
-    fn allows(&self, who: &Identity, verb: &str, subresource: &str) -> bool {
+    fn allows(&self, who: &UserInfo, verb: &str, subresource: &str) -> bool {
         let named = self.users.contains(&who.name) || self.groups.iter().any(|group| who.is_in(group));
         let covers = |list: &Option<Vec<String>>, word: &str| list.as_ref().is_none_or(|l| l.iter().any(|i| i == word));
         named && covers(&self.verbs, verb) && covers(&self.subresources, subresource)
@@ -154,11 +154,11 @@ mod tests {
 
     const HEAD: &str = "apiVersion: berth/v1alpha1\nkind: StandaloneAuthorization\n";
 
-    fn who(name: &str, groups: &[&str]) -> Identity {
-        Identity {
+    fn who(name: &str, groups: &[&str]) -> UserInfo {
+        UserInfo {
             name: name.to_owned(),
             groups: groups.iter().map(|g| (*g).to_owned()).collect(),
-            ..Identity::unauthenticated_listener()
+            ..UserInfo::unauthenticated_listener()
         }
     }
 
@@ -167,7 +167,7 @@ mod tests {
         let text = format!(
             "{HEAD}allow:\n- groups: [operators]\n- users: [prometheus]\n  verbs: [get]\n  subresources: [metrics]\n"
         );
-        let policy = Policy::parse(&text).expect("a good file");
+        let policy = AuthorizationPolicy::parse(&text).expect("a good file");
         assert_eq!(policy.rules(), 2);
         for (name, groups, verb, subresource, file, none) in [
             ("root", &[MASTERS][..], "create", "proxy", true, true),
@@ -184,15 +184,19 @@ mod tests {
         ] {
             let who = who(name, groups);
             assert_eq!(policy.allows(&who, verb, subresource), file, "{name} {verb} {subresource}");
-            assert_eq!(Policy::masters_only().allows(&who, verb, subresource), none, "{name} {verb} {subresource}");
+            assert_eq!(
+                AuthorizationPolicy::masters_only().allows(&who, verb, subresource),
+                none,
+                "{name} {verb} {subresource}"
+            );
         }
-        assert!(!Policy::parse(HEAD).expect("empty is good").allows(&who("kate", &[]), "get", "pods"));
+        assert!(!AuthorizationPolicy::parse(HEAD).expect("empty is good").allows(&who("kate", &[]), "get", "pods"));
     }
 
     #[test]
-    fn what_is_wrong_is_told() {
+    fn parse_errors_name_the_problem() {
         let rule = |text: &str| format!("{HEAD}allow:\n- {text}\n");
-        for (text, told) in [
+        for (text, expected) in [
             (String::new(), "expected apiVersion"),
             ("apiVersion: v1\nkind: Pod\n".to_owned(), "apiVersion \"v1\", kind \"Pod\": expected"),
             (rule("{}"), "allow[0]: at least one of users and groups is required"),
@@ -207,8 +211,8 @@ mod tests {
             ("a: [".to_owned(), ""),
             (format!("{HEAD}deny: []\n"), "deny"),
         ] {
-            let error = Policy::parse(&text).expect_err(&text).to_string();
-            assert!(error.contains(told) && !error.is_empty(), "{text}: {error}");
+            let error = AuthorizationPolicy::parse(&text).expect_err(&text).to_string();
+            assert!(error.contains(expected) && !error.is_empty(), "{text}: {error}");
         }
     }
 }

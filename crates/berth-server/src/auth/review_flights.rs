@@ -66,14 +66,14 @@ mod tests {
     #[tokio::test]
     async fn who_asks_for_the_same_gets_the_same_answer() {
         let flights = flights(2);
-        let (say, said) = oneshot::channel();
-        let first = flights.start(&"a", async { said.await.expect("told") }).expect("room");
+        let (sender, receiver) = oneshot::channel();
+        let first = flights.start(&"a", async { receiver.await.expect("told") }).expect("room");
         let second = flights.start(&"a", async { unreachable!("there is a call already") }).expect("the same");
         assert!(flights.join(&"a").is_some() && flights.join(&"b").is_none());
         drop(flights.start(&"b", std::future::pending()).expect("room"));
         assert!(matches!(flights.start(&"c", async { 0 }), Err(Full)));
         drop(first); // cancelling the first caller has no effect
-        say.send(7).expect("a listener");
+        sender.send(7).expect("a listener");
         assert_eq!(wait(second).await, Some(7));
         let again = flights.start(&"a", async { 8 }).expect("room again");
         assert_eq!(wait(again).await, Some(8));

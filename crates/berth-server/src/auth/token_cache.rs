@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    identity::{AuthenticatedBy, Identity},
+    identity::{AuthenticatedBy, UserInfo},
     review_flights::{Answer, ReviewFlights, wait},
     review_rate_limiter::ReviewRateLimiter,
 };
@@ -39,7 +39,7 @@ type Key = [u8; 32];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenLookup {
     /// The token authenticates this user.
-    Accepted(Arc<Identity>),
+    Accepted(Arc<UserInfo>),
     /// Not authenticated, with the reason.
     Rejected(String),
     /// Unknown: the review failed.
@@ -59,7 +59,7 @@ pub struct TokenCache {
 }
 
 struct TokenCacheState {
-    accepted: LruCache<Key, (Instant, Arc<Identity>)>,
+    accepted: LruCache<Key, (Instant, Arc<UserInfo>)>,
     rejected: LruCache<Key, (Instant, String)>,
     sources: ReviewRateLimiter,
 }
@@ -90,11 +90,11 @@ impl TokenCache {
     }
 
     /// Returns the cached verdict of a token, or reviews it; `address` is the client's, for the rate limit.
-    pub async fn look_up(self: &Arc<Self>, token: &str, address: Option<IpAddr>) -> TokenLookup {
+    pub async fn lookup(self: &Arc<Self>, token: &str, address: Option<IpAddr>) -> TokenLookup {
         let begun = Instant::now();
         let key = self.key(token);
         if let Some(known) = self.remembered(&key, begun) {
-            self.metrics.looked_up(Lookup::Hit, begun.elapsed());
+            self.metrics.record_lookup(Lookup::Hit, begun.elapsed());
             return known;
         }
         let known = match self.ask(key, token, address) {
@@ -104,7 +104,7 @@ impl TokenCache {
             }
             None => TokenLookup::Busy,
         };
-        self.metrics.looked_up(Lookup::Miss, begun.elapsed());
+        self.metrics.record_lookup(Lookup::Miss, begun.elapsed());
         known
     }
 
@@ -127,7 +127,7 @@ impl TokenCache {
         self.metrics.fetched(if verdict.is_ok() { Fetch::Ok } else { Fetch::Error });
         let (known, ttl) = match verdict {
             Ok(TokenVerdict::Accepted { name, uid, groups, extra }) => {
-                let identity = Identity { name, uid, groups, extra, via: AuthenticatedBy::Token }.authenticated();
+                let identity = UserInfo { name, uid, groups, extra, via: AuthenticatedBy::Token }.authenticated();
                 (TokenLookup::Accepted(Arc::new(identity)), self.ttl)
             }
             Ok(TokenVerdict::Rejected) => {

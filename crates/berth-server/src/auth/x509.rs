@@ -14,7 +14,7 @@ use rustls::{
 use sha2::{Digest, Sha256};
 use x509_parser::prelude::{AttributeTypeAndValue, FromDer, X509Certificate};
 
-use super::identity::{AuthenticatedBy, Identity};
+use super::identity::{AuthenticatedBy, UserInfo};
 use berth_sys::tls::{self, Use};
 
 /// Key of the extra attribute that identifies the credential.
@@ -35,7 +35,7 @@ pub enum BundleError {
     Unreadable {
         /// Position in the bundle, from 1.
         number: usize,
-        /// Cause.
+        /// Parse error, or the reason why the certificate cannot be a trust anchor.
         cause: String,
     },
 }
@@ -75,7 +75,7 @@ struct Authority {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedIdentity {
     /// The user.
-    pub identity: Identity,
+    pub identity: UserInfo,
     /// First second at which some certificate of the chain has expired.
     pub expires: Timestamp,
 }
@@ -170,12 +170,12 @@ pub fn identify(
     let parsed = parse(leaf)?;
     let since_epoch = Duration::from_secs(u64::try_from(now.as_second()).unwrap_or_default());
     cas.verify(leaf, intermediates, UnixTime::since_unix_epoch(since_epoch)).map_err(X509Error::Unverified)?;
-    let subject = Subject::read(&parsed)?;
+    let subject = CertificateSubject::read(&parsed)?;
     if subject.name.is_empty() {
         return Ok(None);
     }
     let id = format!("X509SHA256={}", hex::encode(Sha256::digest(leaf)));
-    let identity = Identity {
+    let identity = UserInfo {
         name: subject.name,
         uid: subject.uid,
         groups: subject.groups,
@@ -195,13 +195,13 @@ fn expiry(leaf: &X509Certificate<'_>, others: &[CertificateDer<'_>], cas: &Clien
 
 /// Relevant attributes of a subject.
 #[derive(Default)]
-struct Subject {
+struct CertificateSubject {
     name: String,
     uid: String,
     groups: Vec<String>,
 }
 
-impl Subject {
+impl CertificateSubject {
     /// Uses the last common name and every organization.
     fn read(certificate: &X509Certificate<'_>) -> Result<Self, X509Error> {
         let mut subject = Self::default();

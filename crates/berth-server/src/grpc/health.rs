@@ -16,13 +16,13 @@ use berth_proto::health::{
 
 /// Health service for these services, and for the socket as a whole.
 pub fn health(services: &'static [&'static str]) -> HealthServer<impl Health> {
-    HealthServer::new(Serving(services))
+    HealthServer::new(HealthService(services))
 }
 
-struct Serving(&'static [&'static str]);
+struct HealthService(&'static [&'static str]);
 
 #[async_trait]
-impl Health for Serving {
+impl Health for HealthService {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {

@@ -42,16 +42,16 @@ pub fn encode(pod: &Value) -> Vec<u8> {
     out
 }
 
-static TABLE: LazyLock<Option<Table>> = LazyLock::new(|| Table::read(POD_DESCRIPTORS));
+static TABLE: LazyLock<Option<MessageFields>> = LazyLock::new(|| MessageFields::read(POD_DESCRIPTORS));
 
 /// Fields of the messages by message name.
-struct Table(HashMap<String, Vec<Field>>);
+struct MessageFields(HashMap<String, Vec<Field>>);
 
 struct Field {
     name: String,
     number: u32,
     shape: Shape,
-    kind: Kind,
+    kind: FieldKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,7 @@ enum Shape {
 }
 
 #[derive(Clone, PartialEq, Eq)]
-enum Kind {
+enum FieldKind {
     Text,
     Number,
     Bool,
@@ -71,12 +71,12 @@ enum Kind {
     Message(String),
 }
 
-impl Table {
+impl MessageFields {
     fn read(descriptors: &[u8]) -> Option<Self> {
         let set = FileDescriptorSet::decode(descriptors).ok()?;
         let mut messages = HashMap::new();
         for message in set.file.iter().flat_map(|file| &file.message_type) {
-            let entries: HashMap<&str, Kind> = message
+            let entries: HashMap<&str, FieldKind> = message
                 .nested_type
                 .iter()
                 .filter_map(|entry| Some((entry.name(), kind(entry.field.iter().find(|f| f.number() == 2)?)?)))
@@ -84,7 +84,7 @@ impl Table {
             let field = |field: &prost_types::FieldDescriptorProto| {
                 let mut of = kind(field)?;
                 let mut shape = if field.label() == Label::Repeated { Shape::Many } else { Shape::One };
-                if let Kind::Message(name) = &of
+                if let FieldKind::Message(name) = &of
                     && let Some(value) = entries.get(name.as_str())
                 {
                     (shape, of) = (Shape::Map, value.clone());
@@ -107,7 +107,7 @@ impl Table {
             let value = json.get(&field.name);
             match (field.shape, value) {
                 (Shape::Embedded, _) => {
-                    if let Kind::Message(of) = &field.kind {
+                    if let FieldKind::Message(of) = &field.kind {
                         let mut inner = Vec::new();
                         self.message(of, json, &mut inner);
                         put(field.number, &inner, out);
@@ -132,17 +132,17 @@ impl Table {
         }
     }
 
-    fn value(&self, number: u32, kind: &Kind, value: &Value, out: &mut Vec<u8>) {
+    fn value(&self, number: u32, kind: &FieldKind, value: &Value, out: &mut Vec<u8>) {
         match (kind, value) {
             (_, Value::Null) => {}
-            (Kind::Text, Value::String(text)) => put(number, text.as_bytes(), out),
-            (Kind::Number, value) => {
+            (FieldKind::Text, Value::String(text)) => put(number, text.as_bytes(), out),
+            (FieldKind::Number, value) => {
                 if let Some(value) = value.as_i64() {
                     put_number(number, value, out);
                 }
             }
-            (Kind::Bool, Value::Bool(value)) => put_number(number, i64::from(*value), out),
-            (Kind::Message(name), value) => {
+            (FieldKind::Bool, Value::Bool(value)) => put_number(number, i64::from(*value), out),
+            (FieldKind::Message(name), value) => {
                 if let Some(inner) = special(name, value) {
                     put(number, &inner, out);
                 } else if let Value::Object(fields) = value {
@@ -156,13 +156,13 @@ impl Table {
     }
 }
 
-fn kind(field: &prost_types::FieldDescriptorProto) -> Option<Kind> {
+fn kind(field: &prost_types::FieldDescriptorProto) -> Option<FieldKind> {
     match field.r#type() {
-        Type::String => Some(Kind::Text),
-        Type::Int32 | Type::Int64 => Some(Kind::Number),
-        Type::Bool => Some(Kind::Bool),
-        Type::Bytes => Some(Kind::Bytes),
-        Type::Message => Some(Kind::Message(field.type_name().rsplit('.').next()?.to_owned())),
+        Type::String => Some(FieldKind::Text),
+        Type::Int32 | Type::Int64 => Some(FieldKind::Number),
+        Type::Bool => Some(FieldKind::Bool),
+        Type::Bytes => Some(FieldKind::Bytes),
+        Type::Message => Some(FieldKind::Message(field.type_name().rsplit('.').next()?.to_owned())),
         _ => None,
     }
 }
@@ -249,7 +249,7 @@ mod tests {
             assert!(fields.iter().any(|f| f.name == *field && f.shape == Shape::Embedded), "{name}.{field}");
         }
         for field in table.0.values().flatten() {
-            if let Kind::Message(name) = &field.kind {
+            if let FieldKind::Message(name) = &field.kind {
                 assert!(table.0.contains_key(name), "{name}");
             }
         }

@@ -92,8 +92,8 @@ impl PodResourcesLister for V1 {
         self.0.metrics.requested(EndpointVersion::V1, PodResourcesCall::List);
         reconcile(&*self.0.exclusive).await;
         let pods = self.0.pods.pods();
-        let told = pods.iter().filter(|pod| self.is_listed(pod));
-        Ok(Response::new(ListPodResourcesResponse { pod_resources: told.map(|pod| self.of_pod(pod)).collect() }))
+        let listed = pods.iter().filter(|pod| self.is_listed(pod));
+        Ok(Response::new(ListPodResourcesResponse { pod_resources: listed.map(|pod| self.of_pod(pod)).collect() }))
     }
 
     async fn get_allocatable_resources(

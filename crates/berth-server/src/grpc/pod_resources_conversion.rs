@@ -21,19 +21,19 @@ pub fn listed(pod: &Pod) -> impl Iterator<Item = &api::Container> {
 }
 
 /// Container entry of version 1.
-pub fn container(name: &str, held: &ExclusiveAllocations, claims: Vec<Claim>) -> ContainerResources {
+pub fn container(name: &str, allocations: &ExclusiveAllocations, claims: Vec<Claim>) -> ContainerResources {
     ContainerResources {
         name: name.to_owned(),
-        devices: devices(&held.devices),
-        cpu_ids: cpus(&held.cpus),
-        memory: memory(&held.memory),
+        devices: devices(&allocations.devices),
+        cpu_ids: cpus(&allocations.cpus),
+        memory: memory(&allocations.memory),
         dynamic_resources: claims.into_iter().map(claim).collect(),
     }
 }
 
 /// Container entry of version v1alpha1, which has only devices, without topology.
-pub fn alpha_container(name: &str, held: &ExclusiveAllocations) -> v1alpha1::ContainerResources {
-    let devices = devices(&held.devices).into_iter();
+pub fn alpha_container(name: &str, allocations: &ExclusiveAllocations) -> v1alpha1::ContainerResources {
+    let devices = devices(&allocations.devices).into_iter();
     v1alpha1::ContainerResources {
         name: name.to_owned(),
         devices: devices
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_container_shows_what_it_has() {
-        let held = ExclusiveAllocations {
+        let allocations = ExclusiveAllocations {
             devices: vec![device("a", &[1])],
             cpus: [7, 2].into(),
             memory: vec![MemoryBlock { kind: "hugepages-2Mi".to_owned(), bytes: 4 << 20, nodes: vec![0, 1] }],
@@ -126,7 +126,7 @@ mod tests {
             ..ClaimDevice::default()
         };
         let claims = vec![Claim { name: "c".to_owned(), namespace: "n".to_owned(), devices: vec![of_claim] }];
-        let shown = container("main", &held, claims);
+        let shown = container("main", &allocations, claims);
         assert_eq!((shown.name.as_str(), shown.cpu_ids.as_slice()), ("main", &[2, 7][..]));
         assert_eq!(
             (shown.memory[0].size, shown.memory[0].topology.as_ref().map(|t| t.nodes.len())),
@@ -137,6 +137,6 @@ mod tests {
             (resource.cdi_devices[0].name.as_str(), resource.share_id.as_deref()),
             ("vendor.com/gpu=0", Some("s"))
         );
-        assert_eq!(alpha_container("main", &held).devices[0].device_ids, ["a"]);
+        assert_eq!(alpha_container("main", &allocations).devices[0].device_ids, ["a"]);
     }
 }

@@ -32,7 +32,7 @@ pub struct NodeDirectory {
 pub enum NodeEntry {
     /// A regular file.
     File(NodeFile),
-    /// A directory.
+    /// A directory whose entries have been listed.
     Directory(NodeDirectory),
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
-use crate::auth::Identity;
+use crate::auth::UserInfo;
 
 /// Error text of a review that has no verdict.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum TokenVerdict {
         name: String,
         /// UID of the user; may be empty.
         uid: String,
-        /// Groups.
+        /// Groups from the TokenReview, before `system:authenticated` is added.
         groups: Vec<String>,
         /// Extra attributes of the user.
         extra: BTreeMap<String, Vec<String>>,
@@ -45,7 +45,7 @@ pub trait TokenReviewer: Send + Sync + 'static {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessRequest {
     /// Authenticated user.
-    pub identity: Identity,
+    pub identity: UserInfo,
     /// Requested verb; may be empty.
     pub verb: String,
     /// Subresource of `nodes`.

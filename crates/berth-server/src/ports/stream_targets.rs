@@ -29,7 +29,7 @@ pub enum StreamTarget {
         /// Requested streams.
         set: StreamSet,
         /// Starts or joins the process.
-        process: Box<dyn Process>,
+        process: Box<dyn ProcessTarget>,
     },
     /// Port forwarding into a pod.
     Forward {
@@ -60,7 +60,7 @@ pub struct Size {
 
 /// Process that is about to be started or joined.
 #[async_trait]
-pub trait Process: Send + 'static {
+pub trait ProcessTarget: Send + 'static {
     /// Starts or joins the process. `size`, if already known, is the initial size of its new terminal.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ pub trait Terminal: Send + Sync {
     async fn resize(&self, size: Size);
 }
 
-/// Ports of a pod.
+/// Connections of a port-forward to one pod.
 #[async_trait]
 pub trait PodPorts: Send + Sync {
     /// Sandbox ID.

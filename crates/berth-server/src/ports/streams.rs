@@ -43,7 +43,7 @@ pub enum Sandbox {
 
 /// Finds pods and prepares streams into them.
 #[async_trait]
-pub trait Streams: Send + Sync + 'static {
+pub trait StreamProvider: Send + Sync + 'static {
     /// Finds a pod assigned to this agent.
     fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>>;
     /// ID of the running instance of a container.

@@ -9,13 +9,13 @@ use axum::{
 use super::streams::{self, flags};
 use crate::{
     routing::ContainerPath,
-    streaming::{Streaming, bare, query::RequestedStreams},
+    streaming::{StreamingContext, bare, query::RequestedStreams},
 };
 
 /// Prepares the streams and connects the client with them.
 ///
 /// The container's specification decides whether there is a terminal; the client's flag is ignored.
-pub async fn attach(streaming: &Streaming, path: &ContainerPath, request: Request<Body>) -> Response {
+pub async fn attach(streaming: &StreamingContext, path: &ContainerPath, request: Request<Body>) -> Response {
     let container = path.container.as_str();
     let (request, _, wanted) = match flags(request).await {
         Ok(read) => read,
@@ -37,5 +37,5 @@ pub async fn attach(streaming: &Streaming, path: &ContainerPath, request: Reques
     };
     let set = RequestedStreams { tty, ..wanted };
     let url = streaming.pods().attach(&id, streams::set(set)).await;
-    streams::connect(streaming, streams::Prepared { url, set, subresource: "attach" }, request, permit).await
+    streams::connect(streaming, streams::PreparedStream { url, set, subresource: "attach" }, request, permit).await
 }

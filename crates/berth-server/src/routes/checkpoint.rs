@@ -92,9 +92,9 @@ mod tests {
     use super::*;
     use berth_types::{PodUid, api};
 
-    struct Ground(Arc<Vec<Arc<Pod>>>);
+    struct FakeNode(Arc<Vec<Arc<Pod>>>);
 
-    impl PodDirectory for Ground {
+    impl PodDirectory for FakeNode {
         fn pods(&self) -> Arc<Vec<Arc<Pod>>> {
             self.0.clone()
         }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[async_trait]
-    impl Checkpoints for Ground {
+    impl Checkpoints for FakeNode {
         async fn checkpoint(
             &self,
             _: &Arc<Pod>,
@@ -125,14 +125,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn checks_come_in_order_and_say_what_is_wrong() {
+    async fn checks_run_in_order_and_return_their_error() {
         let pod = json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"containers": [{"name": "main"}, {"name": "busy"}, {"name": "bad"}],
                      "initContainers": [{"name": "init"}], "ephemeralContainers": [{"name": "debug"}]},
         });
         let pod = Arc::new(Pod::new(serde_json::from_value(pod).expect("a pod")).expect("complete"));
-        let ground = Ground(Arc::new(vec![pod]));
+        let node = FakeNode(Arc::new(vec![pod]));
         for (name, container, query, status, body) in [
             ("q", "main", "", 404, "pod does not exist"),
             // AC-03b-38
@@ -145,7 +145,7 @@ mod tests {
             ("p", "busy", "", 429, "checkpointing of n/p/busy failed (too many checkpoints in progress)"),
         ] {
             let which = ContainerRef { namespace: "n", pod: name, container };
-            let response = create(&ground, &ground, which, query).await;
+            let response = create(&node, &node, which, query).await;
             assert_eq!(response.headers().contains_key("retry-after"), status == 429);
             assert_eq!(response.headers().contains_key("x-node-agent-error"), status != 200);
             let answered =

@@ -209,7 +209,7 @@ fn gone() -> io::Error {
     io::ErrorKind::BrokenPipe.into()
 }
 
-/// Error of a query.
+/// Rejection of a log query: 400 for `Decode`, 422 for `Invalid`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueryError {
     /// A value cannot be parsed.

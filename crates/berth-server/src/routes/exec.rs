@@ -3,10 +3,10 @@
 use axum::{body::Body, http::Request, response::Response};
 
 use super::streams::{self, flags};
-use crate::{routing::ContainerPath, streaming::Streaming};
+use crate::{routing::ContainerPath, streaming::StreamingContext};
 
 /// Prepares the command and connects the client with it.
-pub async fn exec(streaming: &Streaming, path: &ContainerPath, request: Request<Body>) -> Response {
+pub async fn exec(streaming: &StreamingContext, path: &ContainerPath, request: Request<Body>) -> Response {
     let container = path.container.as_str();
     let (request, form, set) = match flags(request).await {
         Ok(read) => read,
@@ -25,5 +25,5 @@ pub async fn exec(streaming: &Streaming, path: &ContainerPath, request: Request<
     };
     let command = form.all("command").map(str::to_owned).collect();
     let url = streaming.pods().exec(&id, command, streams::set(set)).await;
-    streams::connect(streaming, streams::Prepared { url, set, subresource: "exec" }, request, permit).await
+    streams::connect(streaming, streams::PreparedStream { url, set, subresource: "exec" }, request, permit).await
 }

@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    async fn told(response: Response) -> (u16, String) {
+    async fn status_and_body(response: Response) -> (u16, String) {
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.expect("a body").to_bytes();
         (status, String::from_utf8(body.to_vec()).expect("text"))
@@ -120,7 +120,7 @@ mod tests {
 
     async fn get(path: &str) -> (u16, String) {
         let request = Request::get(path).body(Body::empty()).expect("a request");
-        told(healthz_router(Arc::new(Stuck::default())).oneshot(request).await.expect("infallible")).await
+        status_and_body(healthz_router(Arc::new(Stuck::default())).oneshot(request).await.expect("infallible")).await
     }
 
     #[tokio::test]
@@ -151,24 +151,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stuck_loop_fails_the_check_and_says_so_only_on_its_own_path() {
+    async fn a_stuck_loop_fails_the_check_and_its_own_path_returns_the_reason() {
         let failed = "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
-        assert_eq!(told(all(&Stuck::default(), None)).await, (500, failed.to_owned()));
+        assert_eq!(status_and_body(all(&Stuck::default(), None)).await, (500, failed.to_owned()));
         let reason = "internal server error: sync Loop took longer than expected\n";
-        assert_eq!(told(one(&Stuck::default(), "syncloop")).await, (500, reason.to_owned()));
-        assert_eq!(told(all(&Stuck::default(), Some("exclude=syncloop"))).await, (200, "ok".to_owned()));
+        assert_eq!(status_and_body(one(&Stuck::default(), "syncloop")).await, (500, reason.to_owned()));
+        assert_eq!(status_and_body(all(&Stuck::default(), Some("exclude=syncloop"))).await, (200, "ok".to_owned()));
         // AC-04-17
         let lines = "[+]ping ok\n[+]log ok\n[+]syncloop excluded: ok\nhealthz check passed\n";
-        assert_eq!(told(all(&Stuck::default(), Some("exclude=syncloop&verbose"))).await, (200, lines.to_owned()));
+        assert_eq!(
+            status_and_body(all(&Stuck::default(), Some("exclude=syncloop&verbose"))).await,
+            (200, lines.to_owned())
+        );
     }
 
     #[test]
-    fn only_checks_that_are_asked_together_are_told() {
+    fn only_checks_of_the_combined_endpoint_are_recorded() {
         // AC-08-11: excluded checks and single ones do not count.
         let stuck = Stuck::default();
         all(&stuck, Some("exclude=log"));
         one(&stuck, "log");
-        let told = stuck.0.into_inner().expect("whole");
-        assert_eq!(told, [("ping".to_owned(), true), ("syncloop".to_owned(), false)]);
+        let recorded = stuck.0.into_inner().expect("whole");
+        assert_eq!(recorded, [("ping".to_owned(), true), ("syncloop".to_owned(), false)]);
     }
 }

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_field_by_field() {
+    fn invalid_parameters_are_reported_per_field() {
         for (query, text) in [
             ("query=", "query: Invalid value: [\"\"]: query cannot be empty"),
             ("query=+&query=%20%20", "query: Invalid value: [\" \",\"  \"]: query cannot be empty"),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_answered_is_told() {
+    fn unsupported_queries_are_errors() {
         let long = "a".repeat(257);
         for (query, text) in [
             ("tailLines=5", "query: Required value: cannot be empty with options".to_owned()),

@@ -7,12 +7,12 @@ use axum::{
 
 use super::text::plain_error;
 use crate::ports::SnapshotPages;
-use berth_metrics::exposition::{Format, error_body};
+use berth_metrics::exposition::{ExpositionFormat, error_body};
 
 /// Handles `/metrics`.
 pub fn scrape(pages: &dyn SnapshotPages, headers: &HeaderMap) -> Response {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let format = Format::negotiate(text(header::ACCEPT));
+    let format = ExpositionFormat::negotiate(text(header::ACCEPT));
     let zipped = text(header::ACCEPT_ENCODING).is_some_and(accepts_gzip);
     let page = match pages.metrics(format, zipped) {
         Ok(page) => page,

@@ -7,7 +7,7 @@ use axum::{
 
 use super::{metrics::accepts_gzip, text::plain_error};
 use crate::ports::{MetricsPage, Statistics};
-use berth_metrics::exposition::{Format, PROCESS_START_HEADER, error_body};
+use berth_metrics::exposition::{ExpositionFormat, PROCESS_START_HEADER, error_body};
 
 /// Handles `/metrics/resource`.
 pub async fn resource(statistics: &dyn Statistics, headers: &HeaderMap) -> Response {
@@ -26,7 +26,7 @@ pub async fn probes(statistics: &dyn Statistics, headers: &HeaderMap) -> Respons
 
 async fn serve(statistics: &dyn Statistics, page: MetricsPage, headers: &HeaderMap) -> Response {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let format = Format::negotiate(text(header::ACCEPT));
+    let format = ExpositionFormat::negotiate(text(header::ACCEPT));
     let is_zipped = text(header::ACCEPT_ENCODING).is_some_and(accepts_gzip);
     let page = match statistics.metrics(page, format, is_zipped).await {
         Ok(page) => page,
@@ -63,7 +63,7 @@ mod tests {
             Err("not asked for here".to_owned())
         }
 
-        async fn metrics(&self, page: MetricsPage, format: Format, is_zipped: bool) -> Result<Bytes, String> {
+        async fn metrics(&self, page: MetricsPage, format: ExpositionFormat, is_zipped: bool) -> Result<Bytes, String> {
             match page {
                 MetricsPage::Probes => Err("a gatherer's text".to_owned()),
                 page => Ok(Bytes::from(format!("{page:?} {format:?} {is_zipped}"))),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_that_fails_says_why() {
+    async fn a_failed_page_returns_its_error() {
         let response = probes(&Pages, &HeaderMap::new()).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let body = response.into_body().collect().await.expect("a body").to_bytes();

@@ -162,7 +162,7 @@ fn services(logs: Arc<dyn NodeLogs>, query: NodeLogQuery, asked: &HeaderMap) -> 
     response
 }
 
-/// The client disconnected.
+/// Error of a write to a response that nobody reads anymore; it ends the copy.
 struct ClientDisconnected;
 
 async fn copy(logs: &dyn NodeLogs, query: &NodeLogQuery, out: &mut ResponseWriter) -> Result<(), ClientDisconnected> {

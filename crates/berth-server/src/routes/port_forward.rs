@@ -10,11 +10,11 @@ use super::streams;
 use crate::{
     ports::streams::Sandbox,
     routing::PodPath,
-    streaming::{Streaming, bare, failed, query, serve::serve_target, splice, upgrade_protocol, websocket},
+    streaming::{StreamingContext, bare, failed, query, serve::serve_target, splice, upgrade_protocol, websocket},
 };
 
 /// Prepares port forwarding and connects the client with it.
-pub async fn port_forward(streaming: &Streaming, path: &PodPath, request: Request<Body>) -> Response {
+pub async fn port_forward(streaming: &StreamingContext, path: &PodPath, request: Request<Body>) -> Response {
     let upgrade = upgrade_protocol::forward(request.headers(), streaming.config().terminate_web_sockets);
     // SPDY clients name the port of each connection.
     let mut ports = Vec::new();

@@ -9,11 +9,11 @@ use axum::{
 use super::streams;
 use crate::{
     routing::ContainerPath,
-    streaming::{Streaming, failed, query::QueryForm},
+    streaming::{StreamingContext, failed, query::QueryForm},
 };
 
 /// Runs the command to completion; canceled when the client disconnects.
-pub async fn run(streaming: &Streaming, path: &ContainerPath, request: Request<Body>) -> Response {
+pub async fn run(streaming: &StreamingContext, path: &ContainerPath, request: Request<Body>) -> Response {
     let container = path.container.as_str();
     let found = match streams::pod(streaming, &path.pod) {
         Ok(found) => found,

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_read_as_http_says() {
+    fn ranges_are_parsed_as_http_defines() {
         for (text, bytes, expected) in [
             ("bytes=0-3", 10, Ok(Some((0, 4)))),
             ("bytes=5-", 10, Ok(Some((5, 5)))),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_is_told_by_name_then_by_content() {
+    fn the_content_type_is_detected_by_name_then_by_content() {
         for (name, head, kind) in [
             ("a.log", &b"x"[..], "text/plain; charset=utf-8"),
             ("a.html", b"x", "text/html; charset=utf-8"),

@@ -8,7 +8,7 @@ use axum::{
 
 use berth_metrics::{
     SliMetrics,
-    exposition::{Format, PROCESS_START_HEADER},
+    exposition::{ExpositionFormat, PROCESS_START_HEADER},
 };
 
 /// Handles any method; `DELETE` resets the metrics. `started` is the process start in Unix seconds.
@@ -18,7 +18,7 @@ pub fn serve(slis: &SliMetrics, started: u64, request: &Request<Body>) -> Respon
         return ([(header::CONTENT_TYPE, super::text::PLAIN)], "metrics reset\n").into_response();
     }
     let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
-    let format = Format::negotiate(accept);
+    let format = ExpositionFormat::negotiate(accept);
     let mut page = Vec::new();
     format.encode(slis.registry().gather(), &mut page);
     let mut response = ([(header::CONTENT_TYPE, format.content_type())], page).into_response();

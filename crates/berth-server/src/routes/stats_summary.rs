@@ -150,18 +150,18 @@ mod tests {
 
     use super::*;
     use crate::ports::MetricsPage;
-    use berth_metrics::exposition::Format;
+    use berth_metrics::exposition::ExpositionFormat;
 
-    struct Told(Result<&'static str, &'static str>);
+    struct FakeStatistics(Result<&'static str, &'static str>);
 
     #[async_trait]
-    impl Statistics for Told {
+    impl Statistics for FakeStatistics {
         async fn summary(&self, form: SummaryForm) -> Result<Bytes, String> {
             let text = self.0.map_err(str::to_owned)?;
             Ok(Bytes::from(format!("{text} {form:?}")))
         }
 
-        async fn metrics(&self, _: MetricsPage, _: Format, _: bool) -> Result<Bytes, String> {
+        async fn metrics(&self, _: MetricsPage, _: ExpositionFormat, _: bool) -> Result<Bytes, String> {
             Err("not asked for here".to_owned())
         }
 
@@ -176,14 +176,14 @@ mod tests {
             request = request.header(header::CONTENT_TYPE, kind);
         }
         let request = request.body(Body::from(body.to_owned())).expect("a request");
-        let response = serve(&Told(Ok("page")), request).await;
+        let response = serve(&FakeStatistics(Ok("page")), request).await;
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.expect("a body").to_bytes();
         (status, String::from_utf8(body.to_vec()).expect("text"))
     }
 
     #[tokio::test]
-    async fn the_form_is_what_query_and_body_say() {
+    async fn query_and_body_decide_the_form() {
         const FORM: Option<&str> = Some("application/x-www-form-urlencoded");
         let short = "/stats/summary?only_cpu_and_memory=true";
         for (case, method, uri, kind, body, expected) in [
@@ -230,9 +230,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_is_told() {
-        let told = Told(Err("failed to get root cgroup stats"));
-        let response = serve(&told, Request::new(Body::empty())).await;
+    async fn a_failed_summary_is_an_internal_error() {
+        let statistics = FakeStatistics(Err("failed to get root cgroup stats"));
+        let response = serve(&statistics, Request::new(Body::empty())).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let body = response.into_body().collect().await.expect("a body").to_bytes();
         assert_eq!(body, "Internal Error: failed to get root cgroup stats");

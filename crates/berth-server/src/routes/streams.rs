@@ -12,7 +12,7 @@ use crate::{
     ports::streams::{StreamError, StreamSet},
     routing::PodPath,
     streaming::{
-        Permit, Streaming, bare, failed, line,
+        Permit, StreamingContext, bare, failed, line,
         query::{self, QueryForm, RequestedStreams},
         serve::serve_target,
         splice::splice,
@@ -27,7 +27,7 @@ const FORM: usize = 64 << 10;
 
 /// Finds the pod of a path; otherwise returns the response, also where the UID differs.
 #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
-pub fn pod(streaming: &Streaming, path: &PodPath) -> Result<Arc<Pod>, Response> {
+pub fn pod(streaming: &StreamingContext, path: &PodPath) -> Result<Arc<Pod>, Response> {
     let found = streaming.pods().pod(&path.namespace, &path.pod);
     let found = found.ok_or_else(|| bare(StatusCode::NOT_FOUND, "pod-not-found", "pod does not exist"))?;
     if path.uid.as_deref().is_some_and(|uid| uid != found.uid().as_str()) {
@@ -67,7 +67,7 @@ pub async fn flags(mut request: Request<Body>) -> Result<(Request<Body>, QueryFo
 ///
 /// Called before the runtime, so that no one-time URL is wasted.
 #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
-pub fn admitted(streaming: &Streaming, request: Request<Body>) -> Result<(Request<Body>, Permit), Response> {
+pub fn admitted(streaming: &StreamingContext, request: Request<Body>) -> Result<(Request<Body>, Permit), Response> {
     if !upgrade_protocol::is_upgrade(request.headers()) {
         return Err(line(StatusCode::INTERNAL_SERVER_ERROR, "upgrade-required", "Upgrade request required"));
     }
@@ -82,7 +82,7 @@ pub fn set(wanted: RequestedStreams) -> StreamSet {
 }
 
 /// Stream that the runtime prepared.
-pub struct Prepared {
+pub struct PreparedStream {
     /// Its URL, or the runtime's error.
     pub url: Result<String, StreamError>,
     /// Requested streams.
@@ -92,8 +92,13 @@ pub struct Prepared {
 }
 
 /// Connects the client with the prepared stream.
-pub async fn connect(streaming: &Streaming, prepared: Prepared, request: Request<Body>, permit: Permit) -> Response {
-    let Prepared { url, set, subresource } = prepared;
+pub async fn connect(
+    streaming: &StreamingContext,
+    prepared: PreparedStream,
+    request: Request<Body>,
+    permit: Permit,
+) -> Response {
+    let PreparedStream { url, set, subresource } = prepared;
     let url = match url {
         Ok(url) => url,
         Err(error) => return failed(&error),
@@ -105,7 +110,7 @@ pub async fn connect(streaming: &Streaming, prepared: Prepared, request: Request
     }
     match upgrade_protocol::command(request.headers(), streaming.config().terminate_web_sockets) {
         upgrade_protocol::CommandUpgrade::Translate => {
-            let command = websocket::Command { url, wanted: set, subresource };
+            let command = websocket::WebSocketCommand { url, wanted: set, subresource };
             websocket::translate(streaming, command, request, permit)
         }
         _ => splice(streaming, &url, request, permit).await,

@@ -44,7 +44,7 @@ pub enum Form {
     Text,
     /// Versioned object, for programs.
     Object {
-        /// Encoding.
+        /// Serialization format of the object: JSON, YAML, or CBOR.
         encoding: Encoding,
         /// API version, `v1beta1` or `v1alpha1`.
         version: &'static str,

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_words_of_who_takes_nothing_more_are_heard() {
+    async fn the_last_output_of_a_closed_peer_is_delivered() {
         // The direction that `select!` polls first is random.
         for _ in 0..50 {
             let (mut client, ours) = duplex(64);

@@ -23,7 +23,7 @@ mod url;
 pub mod websocket;
 
 pub use runtime_dialer::Tls;
-pub use shared::{Streaming, StreamingConfig};
+pub use shared::{StreamingConfig, StreamingContext};
 
 pub use stream_limit::{CallerLimit, Permit};
 

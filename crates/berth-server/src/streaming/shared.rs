@@ -20,10 +20,10 @@ use super::{
 };
 use crate::{
     RequestMetricsGuard,
-    auth::{AuthenticatedBy, Identity},
+    auth::{AuthenticatedBy, UserInfo},
     ports::{
         stream_targets::{StreamTarget, StreamTargets},
-        streams::Streams,
+        streams::StreamProvider,
     },
 };
 use berth_metrics::StreamingMetrics;
@@ -69,11 +69,11 @@ impl Default for StreamingConfig {
 
 /// Shared state of the streaming endpoints; cheap to clone.
 #[derive(Clone)]
-pub struct Streaming(Arc<Inner>);
+pub struct StreamingContext(Arc<StreamingInner>);
 
-struct Inner {
+struct StreamingInner {
     config: StreamingConfig,
-    pods: Arc<dyn Streams>,
+    pods: Arc<dyn StreamProvider>,
     dialer: Dialer,
     caps: Arc<CallerLimit>,
     metrics: StreamingMetrics,
@@ -83,19 +83,19 @@ struct Inner {
     here: OnceLock<(&'static str, Arc<dyn StreamTargets>)>,
 }
 
-impl Streaming {
+impl StreamingContext {
     /// Creates the shared state. When `stop` is canceled, open streams get [`StreamingConfig::grace`] to end;
     /// [`Self::closed`] waits for them.
     pub fn new(
         config: StreamingConfig,
-        pods: Arc<dyn Streams>,
+        pods: Arc<dyn StreamProvider>,
         tls: Tls,
         metrics: StreamingMetrics,
         stop: CancellationToken,
     ) -> Self {
         let dialer = Dialer { allowed: config.allowed_hosts.clone().into(), tls, answer: config.answer };
         let caps = CallerLimit::new(config.most_per_caller);
-        Self(Arc::new(Inner {
+        Self(Arc::new(StreamingInner {
             config,
             pods,
             dialer,
@@ -109,8 +109,8 @@ impl Streaming {
 
     /// Registers the targets of an in-process runtime, whose URLs begin with `prefix`. Call it only once.
     pub fn serve_here(&self, prefix: &'static str, targets: Arc<dyn StreamTargets>) {
-        let told = self.0.here.set((prefix, targets));
-        debug_assert!(told.is_ok(), "there is one runtime");
+        let result = self.0.here.set((prefix, targets));
+        debug_assert!(result.is_ok(), "there is one runtime");
     }
 
     /// Takes the target of an in-process URL, or the response where it is gone. `None` for other URLs.
@@ -135,7 +135,7 @@ impl Streaming {
         &self.0.config
     }
 
-    pub(crate) fn pods(&self) -> &dyn Streams {
+    pub(crate) fn pods(&self) -> &dyn StreamProvider {
         &*self.0.pods
     }
 
@@ -169,7 +169,7 @@ impl Streaming {
     /// The response where the caller has too many streams, or a web page uses a browser's certificate.
     #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
     pub(crate) fn admit(&self, request: &Request<Body>) -> Result<Permit, Response> {
-        let identity = request.extensions().get::<Identity>();
+        let identity = request.extensions().get::<UserInfo>();
         let name = identity.map_or("", |identity| identity.name.as_str());
         let by_browser = identity.is_some_and(|identity| identity.via == AuthenticatedBy::X509)
             && !self.0.config.proxies.iter().any(|proxy| proxy == name);

@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 
 use super::{
-    Streaming,
+    StreamingContext,
     copy::copy_bidirectional,
     error_response::line,
     runtime_dialer::{BackendError, RuntimeResponse},
@@ -31,7 +31,7 @@ const ERROR_LIMIT: Duration = Duration::from_secs(10);
 const ERROR_BYTES: usize = 1 << 20;
 
 /// Connects the client with the runtime's URL.
-pub async fn splice(streaming: &Streaming, url: &str, mut request: Request<Body>, permit: Permit) -> Response {
+pub async fn splice(streaming: &StreamingContext, url: &str, mut request: Request<Body>, permit: Permit) -> Response {
     let client = request.extensions_mut().remove::<OnUpgrade>();
     let from = client_address(&request);
     let method = request.method().clone();

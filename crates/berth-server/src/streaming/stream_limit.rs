@@ -67,11 +67,11 @@ mod tests {
     #[test]
     fn a_caller_has_its_own_share_and_gives_it_back() {
         let caps = CallerLimit::new(2);
-        let held = [caps.take("a"), caps.take("a")];
-        assert!(held.iter().all(Option::is_some));
+        let permits = [caps.take("a"), caps.take("a")];
+        assert!(permits.iter().all(Option::is_some));
         assert!(caps.take("a").is_none());
         assert!(caps.take("b").is_some());
-        drop(held);
+        drop(permits);
         assert!(caps.open.lock().expect("whole").is_empty(), "nothing is kept of who is gone");
         assert!(caps.take("a").is_some());
     }

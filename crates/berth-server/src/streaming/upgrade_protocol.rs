@@ -18,7 +18,7 @@ pub enum CommandUpgrade {
 pub enum ForwardUpgrade {
     /// No upgrade requested, so streams are impossible.
     None,
-    /// SPDY.
+    /// Upgrade to anything but WebSocket, handled as SPDY.
     Spdy,
     /// WebSocket with two channels per port; the query must name the ports.
     WebSocket,

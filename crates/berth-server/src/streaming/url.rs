@@ -27,7 +27,7 @@ pub enum DialTarget {
     Host {
         /// Host name or IP address.
         host: String,
-        /// Port.
+        /// TCP port; without one in the URL 80 for `http`, 443 for `https`.
         port: u16,
         /// Whether the host must be an address of this machine; the dialer checks it.
         must_be_local: bool,

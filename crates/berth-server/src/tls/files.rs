@@ -34,7 +34,7 @@ pub struct LoadedFiles {
     pub client_ca: Option<Vec<u8>>,
 }
 
-/// Result of a read.
+/// Contents of the files, each with an error text of its own.
 pub struct FileReadResult {
     /// Serving pair; `None` if it may appear later and does not exist yet.
     pub serving: Result<Option<ServingPair>, String>,

@@ -90,16 +90,16 @@ pub enum TlsError {
     ClientCa {
         /// Path of the bundle.
         path: String,
-        /// Cause.
+        /// Text of the read error or of the parse error.
         cause: String,
     },
 }
 
 /// TLS configuration of a listener. Cheap to clone; all clones share their state.
 #[derive(Clone)]
-pub struct Tls(Arc<Inner>);
+pub struct Tls(Arc<TlsInner>);
 
-struct Inner {
+struct TlsInner {
     settings: TlsSettings,
     offer: ProtocolSettings,
     current: ArcSwap<ServerConfig>,
@@ -146,7 +146,7 @@ impl Tls {
             None => None,
         };
         let config = configure(&offer, key.as_ref(), cas.as_deref()).map_err(|e| TlsError::Serving(e.to_string()))?;
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(TlsInner {
             settings,
             offer,
             current: ArcSwap::from_pointee(config),
@@ -251,13 +251,13 @@ fn client_ca_error(settings: &TlsSettings, cause: String) -> TlsError {
     TlsError::ClientCa { path, cause }
 }
 
-type Read<T> = Result<T, String>;
+type ReloadResult<T> = Result<T, String>;
 
 fn new_key(
     settings: &TlsSettings,
-    read: Read<Option<files::ServingPair>>,
+    read: ReloadResult<Option<files::ServingPair>>,
     state: &ReloadState,
-) -> Read<Option<(files::ServingPair, Arc<CertifiedKey>)>> {
+) -> ReloadResult<Option<(files::ServingPair, Arc<CertifiedKey>)>> {
     match read? {
         Some(pair) if state.used.serving.as_ref() != Some(&pair) => {
             usable(settings, &pair).map(|key| Some((pair, key)))
@@ -267,12 +267,12 @@ fn new_key(
 }
 
 /// Parses the pair; the error names the cause and both files.
-fn usable(settings: &TlsSettings, pair: &files::ServingPair) -> Read<Arc<CertifiedKey>> {
+fn usable(settings: &TlsSettings, pair: &files::ServingPair) -> ReloadResult<Arc<CertifiedKey>> {
     let (certificate, key) = (settings.cert_file.display(), settings.key_file.display());
     files::certified_key(pair).map(Arc::new).map_err(|cause| format!("{cause} (certificate {certificate}, key {key})"))
 }
 
-fn new_roots(read: Read<Option<Vec<u8>>>, state: &ReloadState) -> Read<Option<(Vec<u8>, ClientCas)>> {
+fn new_roots(read: ReloadResult<Option<Vec<u8>>>, state: &ReloadState) -> ReloadResult<Option<(Vec<u8>, ClientCas)>> {
     match read? {
         Some(pem) if state.used.client_ca.as_ref() != Some(&pem) => {
             let cas = ClientCas::from_pem(&pem).map_err(|e| e.to_string())?;

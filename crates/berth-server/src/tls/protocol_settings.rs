@@ -211,17 +211,18 @@ mod tests {
 
     #[test]
     fn nothing_left_is_an_error() {
-        let told = |offer: Result<ProtocolSettings, OfferError>| {
+        let error_text = |offer: Result<ProtocolSettings, OfferError>| {
             offer.map(|o| o.names()).expect_err("nothing is left").to_string()
         };
         assert!(
-            told(choose("", &[WEAK], &[]))
+            error_text(choose("", &[WEAK], &[]))
                 .starts_with("tlsCipherSuites: no supported TLS 1.2 cipher suite in TLS_RSA_WITH_RC4_128_SHA")
         );
         assert!(
-            told(choose("", &[OF_13, WEAK], &[])).starts_with("tlsCipherSuites: no supported TLS 1.2 cipher suite in")
+            error_text(choose("", &[OF_13, WEAK], &[]))
+                .starts_with("tlsCipherSuites: no supported TLS 1.2 cipher suite in")
         );
-        assert!(told(choose("", &[], &[25])).starts_with("tlsCurvePreferences: no supported curve in 25"));
-        assert_eq!(told(choose("1.2", &[], &[])), "unknown tls version \"1.2\"");
+        assert!(error_text(choose("", &[], &[25])).starts_with("tlsCurvePreferences: no supported curve in 25"));
+        assert_eq!(error_text(choose("1.2", &[], &[])), "unknown tls version \"1.2\"");
     }
 }

@@ -19,7 +19,7 @@ use super::{
     error_context::{ErrorContext, Step, failure},
     mounts::PreparedMount,
 };
-use crate::plan::{Access, Mount, Source};
+use crate::plan::{Access, Mount, MountKind};
 use berth_sys::{
     in_root::{self, CreateKind},
     mount_api::{self, Change, MountScope},
@@ -40,7 +40,7 @@ pub(super) fn mount(root: BorrowedFd<'_>, mount: &Mount, ready: &PreparedMount) 
             put(root, target, missing, tree.as_fd())
         }
         (PreparedMount::Groups(groups), _) => old_groups(root, mount, groups),
-        (PreparedMount::New, Source::New { kind, data }) => {
+        (PreparedMount::New, MountKind::New { kind, data }) => {
             // Like runc: behind a link of the image it could not be masked (CVE-2023-28642).
             if matches!(kind.as_str(), "proc" | "sysfs") {
                 let found = in_root::is_ordinary_directory(root, target);

@@ -2,14 +2,14 @@
 
 use std::{fmt::Display, io};
 
-use crate::plan::{Failure, FailureKind};
+use crate::plan::{FailureKind, ShimFailure};
 
 /// Result of a step that may fail.
-pub(super) type Step<T> = Result<T, Failure>;
+pub(super) type Step<T> = Result<T, ShimFailure>;
 
 /// Builds a failure without a specific kind.
-pub(super) fn failure(text: impl Into<String>) -> Failure {
-    Failure { kind: FailureKind::Other, text: text.into() }
+pub(super) fn failure(text: impl Into<String>) -> ShimFailure {
+    ShimFailure { kind: FailureKind::Other, text: text.into() }
 }
 
 /// The kernel's error as runtimes spell it: `permission denied`.

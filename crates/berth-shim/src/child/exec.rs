@@ -19,7 +19,7 @@ use rustix::{
 };
 
 use super::{
-    Launching, Stdio,
+    ProcessLaunch, Stdio,
     error_context::{ErrorContext, Step, failure},
     exec_setup::{self, ExecSetup, report_failure},
     identity,
@@ -35,9 +35,9 @@ use berth_sys::spawn::{self, NewParent, SingleThreaded};
 ///
 /// # Errors
 /// If the shim has more than one thread, the container has exited, or no process can be created.
-pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) -> Step<Launching> {
+pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) -> Step<ProcessLaunch> {
     let alone = SingleThreaded::check().context(|| "start process")?;
-    let target = Target { process: join::process(init)?, proc_directory: join::proc_directory(init)? };
+    let target = InitProcess { process: join::process(init)?, proc_directory: join::proc_directory(init)? };
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(groups)?;
     let parent = getpid();
@@ -45,13 +45,13 @@ pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) 
         let joiner = Joiner { alone, parent, plan, target: &target, groups, reporter: &reporter };
         joiner.run(stdio, born).map_or_else(|failure| report_failure(&reporter, &failure), |()| 0)
     })?;
-    Launching::new(reports, helper, None)
+    ProcessLaunch::new(reports, helper, None)
 }
 
 /// The container's first process by descriptors: its PID may be reused by the time it is joined.
-struct Target {
+struct InitProcess {
     process: OwnedFd,
-    /// Its `/proc` directory.
+    /// Open `/proc/<pid>` directory, for its namespaces, cgroup, and ID map.
     proc_directory: OwnedFd,
 }
 
@@ -59,7 +59,7 @@ struct Joiner<'a> {
     alone: SingleThreaded,
     parent: Pid,
     plan: &'a ExecPlan,
-    target: &'a Target,
+    target: &'a InitProcess,
     groups: &'a [PathBuf],
     reporter: &'a Reporter,
 }

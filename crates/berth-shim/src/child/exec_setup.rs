@@ -27,13 +27,13 @@ use super::{
     report::Reporter,
     terminal,
 };
-use crate::plan::{Failure, FailureKind, HookPoint, Hooks, Process};
+use crate::plan::{FailureKind, HookPoint, Hooks, ProcessPlan, ShimFailure};
 use berth_sys::spawn::{self, SingleThreaded};
 
 /// Input of the final setup.
 pub(super) struct ExecSetup<'a> {
     /// Process to execute.
-    pub(super) process: &'a Process,
+    pub(super) process: &'a ProcessPlan,
     /// Receives the reports.
     pub(super) reporter: &'a Reporter,
     /// This process's AppArmor attribute in the host's `/proc`, if a profile is set.
@@ -45,7 +45,7 @@ pub(super) struct ExecSetup<'a> {
 }
 
 /// Opens this process's AppArmor attribute, before any file of the container can take its place.
-pub(super) fn open_profile(process: &Process, host_proc: BorrowedFd<'_>) -> Step<Option<OwnedFd>> {
+pub(super) fn open_profile(process: &ProcessPlan, host_proc: BorrowedFd<'_>) -> Step<Option<OwnedFd>> {
     if process.apparmor.is_none() {
         return Ok(None);
     }
@@ -99,7 +99,7 @@ pub(super) fn execute(alone: SingleThreaded, last: ExecSetup<'_>) -> i32 {
 }
 
 /// Reports a failure; returns the exit code of a program that could not be executed.
-pub(super) fn report_failure(reporter: &Reporter, failure: &Failure) -> i32 {
+pub(super) fn report_failure(reporter: &Reporter, failure: &ShimFailure) -> i32 {
     reporter.failed(failure);
     127
 }
@@ -148,7 +148,7 @@ fn check_directory() -> Step<()> {
 }
 
 /// Path of the program: the first argument, resolved by PATH unless it contains a slash.
-fn find(process: &Process) -> Step<PathBuf> {
+fn find(process: &ProcessPlan) -> Step<PathBuf> {
     let name = process.args.first().map_or("", String::as_str);
     if name.contains('/') {
         return match check(Path::new(name)) {
@@ -182,7 +182,7 @@ fn check(path: &Path) -> io::Result<()> {
 }
 
 /// Uses the error texts of other runtimes; people and programs search for them.
-fn program_failure(name: &str, path: &Path, error: &io::Error) -> Failure {
+fn program_failure(name: &str, path: &Path, error: &io::Error) -> ShimFailure {
     let text = match error.kind() {
         io::ErrorKind::NotFound if name.contains('/') => {
             format!("exec: {name:?}: stat {}: no such file or directory", path.display())
@@ -192,10 +192,10 @@ fn program_failure(name: &str, path: &Path, error: &io::Error) -> Failure {
         io::ErrorKind::IsADirectory => format!("exec: {name:?}: permission denied"),
         _ => format!("exec: {name:?}: {}", reason(error)),
     };
-    Failure { kind: FailureKind::Program, text }
+    ShimFailure { kind: FailureKind::Program, text }
 }
 
-fn run(process: &Process, program: &Path) -> io::Error {
+fn run(process: &ProcessPlan, program: &Path) -> io::Error {
     let zero_ended = |text: &[u8]| CString::new(text).map_err(io::Error::from);
     let all = |texts: &[String]| texts.iter().map(|text| zero_ended(text.as_bytes())).collect::<io::Result<Vec<_>>>();
     let ready = || -> io::Result<_> {
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_looked_up_as_shells_do() {
+    fn programs_are_resolved_through_path_as_by_a_shell() {
         let dir = tempfile::tempdir().expect("a directory");
         let at = |name: &str| dir.path().join(name);
         fs::create_dir_all(at("a/folder")).expect("makeable");
@@ -224,10 +224,10 @@ mod tests {
         fs::write(at("a/plain"), "").expect("writable");
         fs::write(at("b/tool"), "").expect("writable");
         fs::set_permissions(at("b/tool"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("settable");
-        let process = |name: &str| Process {
+        let process = |name: &str| ProcessPlan {
             args: vec![name.to_owned()],
             env: vec!["PATH=/wrong".to_owned(), format!("PATH={0}/a:{0}/b", dir.path().display())],
-            ..Process::default()
+            ..ProcessPlan::default()
         };
         let found = |name: &str| find(&process(name)).map_err(|failure| failure.text);
         assert_eq!(found("tool"), Ok(at("b/tool")));

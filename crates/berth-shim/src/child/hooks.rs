@@ -44,9 +44,9 @@ use berth_sys::spawn::{self, NewParent, SingleThreaded};
 /// Default timeout of a hook. The whole start has its own deadline.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of a hook's output that are reported; the rest is read and dropped.
-const TOLD: usize = 1024;
+const MAX_OUTPUT: usize = 1024;
 /// Hooks that the runner executes.
-const BESIDE: [HookPoint; 3] = [HookPoint::Prestart, HookPoint::CreateRuntime, HookPoint::Poststart];
+const RUNNER_HOOKS: [HookPoint; 3] = [HookPoint::Prestart, HookPoint::CreateRuntime, HookPoint::Poststart];
 
 /// Socket to the runner, shared by the helper and the container's process.
 pub(super) struct RunnerSocket(OwnedFd);
@@ -61,7 +61,7 @@ pub(super) struct HookRunner {
 
 /// Creates a runner if there are hooks for it.
 pub(super) fn begin(alone: SingleThreaded, hooks: Option<&Hooks>, reporter: &Reporter) -> Step<Option<HookRunner>> {
-    let Some(hooks) = hooks.filter(|hooks| BESIDE.iter().any(|moment| hooks.of(*moment).next().is_some())) else {
+    let Some(hooks) = hooks.filter(|hooks| RUNNER_HOOKS.iter().any(|moment| hooks.of(*moment).next().is_some())) else {
         return Ok(None);
     };
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
@@ -84,14 +84,14 @@ pub(super) fn begin(alone: SingleThreaded, hooks: Option<&Hooks>, reporter: &Rep
 fn run_runner(alone: SingleThreaded, hooks: &Hooks, line: BorrowedFd<'_>) -> Step<()> {
     let (mut process, mut executes) = (None, false);
     loop {
-        let mut said = [0_u8; 8];
-        let count = match recv(line, &mut said, RecvFlags::empty()) {
+        let mut request = [0_u8; 8];
+        let count = match recv(line, &mut request, RecvFlags::empty()) {
             Err(Errno::INTR) => continue,
             // The peer exited with unread data from us in its queue.
             Err(Errno::CONNRESET) => 0,
             other => other.context(|| "read request of the hook process")?.1,
         };
-        match said.get(..count).unwrap_or_default() {
+        match request.get(..count).unwrap_or_default() {
             [b'P', number @ ..] => process = number.first_chunk().map(|bytes| u32::from_le_bytes(*bytes)),
             [b'R'] => {
                 execute(alone, hooks, HookPoint::Prestart, process)?;
@@ -142,12 +142,12 @@ impl RunnerSocket {
 
     /// Reports that the program is executed next. Without poststart hooks the runner has exited.
     pub(super) fn executes(&self) {
-        let _nobody_listens = write_command(self.0.as_fd(), b"X");
+        let _peer_may_have_exited = write_command(self.0.as_fd(), b"X");
     }
 
     /// Reports that the execution failed.
     pub(super) fn failed(&self) {
-        let _nobody_listens = write_command(self.0.as_fd(), b"F");
+        let _peer_may_have_exited = write_command(self.0.as_fd(), b"F");
     }
 }
 
@@ -186,8 +186,8 @@ pub(super) fn execute(alone: SingleThreaded, hooks: &Hooks, moment: HookPoint, p
     let cwd = if moment == HookPoint::StartContainer { Path::new("/") } else { &hooks.bundle };
     let mut first = Ok(());
     for hook in hooks.of(moment) {
-        let told = |what| failure(format!("{} hook {} failed: {what}", moment.name(), hook.path.display()));
-        let done = run_hook(alone, hook, &state, cwd).map_err(told);
+        let to_failure = |what| failure(format!("{} hook {} failed: {what}", moment.name(), hook.path.display()));
+        let done = run_hook(alone, hook, &state, cwd).map_err(to_failure);
         first = first.and(done);
         if first.is_err() && moment != HookPoint::Poststop {
             break;
@@ -198,34 +198,34 @@ pub(super) fn execute(alone: SingleThreaded, hooks: &Hooks, moment: HookPoint, p
 
 /// Runs one hook and waits for its exit.
 fn run_hook(alone: SingleThreaded, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String> {
-    let told = |what: &str, error: io::Error| format!("{what}: {}", reason(&error));
-    let pipe = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|error| told("create pipe", error.into()));
+    let describe = |what: &str, error: io::Error| format!("{what}: {}", reason(&error));
+    let pipe = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|error| describe("create pipe", error.into()));
     let ((input, to), (from, output)) = (pipe()?, pipe()?);
     let spawned = spawn::spawn(alone, NewParent::Child, None, || {
         let error = become_hook(alone, hook, cwd, [&input, &output]);
         let _ = writeln!(io::stderr(), "execute hook: {}", reason(&error));
         127
     });
-    let pid = spawned.map_err(|error| told("fork process", error))?;
+    let pid = spawned.map_err(|error| describe("fork process", error))?;
     drop((input, output));
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("PID out of range")?;
     let handle = join::process(pid).map_err(|failure| failure.text)?;
     for fd in [&to, &from] {
-        rustix::io::ioctl_fionbio(fd, true).map_err(|error| told("set up a pipe", error.into()))?;
+        rustix::io::ioctl_fionbio(fd, true).map_err(|error| describe("set up a pipe", error.into()))?;
     }
     let limit = hook.limit_ms.map_or(LIMIT, Duration::from_millis);
-    let mut talk = HookIo { to: Some(to), from: Some(from), state: state.as_bytes(), heard: Vec::new() };
-    let ended = talk.until(&handle, limit).map_err(|error| told("wait for process", error));
+    let mut hook_io = HookIo { to: Some(to), from: Some(from), state: state.as_bytes(), output: Vec::new() };
+    let ended = hook_io.until(&handle, limit).map_err(|error| describe("wait for process", error));
     if !matches!(ended, Ok(true)) {
         // It leads a process group of its own from its first step on; the group before that is ours.
         let _has_ended = kill_process_group(process, Signal::KILL);
         let _has_ended = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
     }
     let status =
-        waitpid(Some(process), WaitOptions::empty()).map_err(|error| told("wait for process", error.into()))?;
-    let _only_words_are_missing = talk.read_output();
+        waitpid(Some(process), WaitOptions::empty()).map_err(|error| describe("wait for process", error.into()))?;
+    let _only_words_are_missing = hook_io.read_output();
     if !ended? {
-        return Err(format!("timed out after {limit:?}{}", talk.output_text()));
+        return Err(format!("timed out after {limit:?}{}", hook_io.output_text()));
     }
     let status = status.map(|(_, status)| status);
     let what = match status.map(|status| (status.exit_status(), status.terminating_signal())) {
@@ -234,7 +234,7 @@ fn run_hook(alone: SingleThreaded, hook: &Hook, state: &str, cwd: &Path) -> Resu
         Some((_, Some(signal))) => format!("killed by signal {signal}"),
         _ => "exit status unknown".to_owned(),
     };
-    Err(format!("{what}{}", talk.output_text()))
+    Err(format!("{what}{}", hook_io.output_text()))
 }
 
 /// Returns only if the execution failed.
@@ -268,7 +268,7 @@ struct HookIo<'a> {
     to: Option<OwnedFd>,
     from: Option<OwnedFd>,
     state: &'a [u8],
-    heard: Vec<u8>,
+    output: Vec<u8>,
 }
 
 impl HookIo<'_> {
@@ -291,13 +291,13 @@ impl HookIo<'_> {
             if has_ended {
                 return Ok(true);
             }
-            self.tell();
+            self.write_state();
             self.read_output()?;
         }
     }
 
     /// Writes the container state to the hook's stdin, which the hook need not read.
-    fn tell(&mut self) {
+    fn write_state(&mut self) {
         let Some(to) = &self.to else { return };
         match rustix::io::write(to, self.state) {
             Ok(count) => self.state = self.state.get(count..).unwrap_or_default(),
@@ -317,8 +317,8 @@ impl HookIo<'_> {
                 Err(Errno::INTR) => {}
                 Ok(0) => self.from = None,
                 Ok(count) => {
-                    let room = TOLD.saturating_sub(self.heard.len()).min(count);
-                    self.heard.extend_from_slice(buffer.get(..room).unwrap_or_default());
+                    let room = MAX_OUTPUT.saturating_sub(self.output.len()).min(count);
+                    self.output.extend_from_slice(buffer.get(..room).unwrap_or_default());
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -327,7 +327,7 @@ impl HookIo<'_> {
     }
 
     fn output_text(&self) -> String {
-        let text = String::from_utf8_lossy(&self.heard);
+        let text = String::from_utf8_lossy(&self.output);
         match text.trim() {
             "" => String::new(),
             text => format!(": {text}"),

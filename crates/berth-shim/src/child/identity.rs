@@ -7,7 +7,7 @@ use rustix::thread::{
 };
 
 use super::error_context::{ErrorContext, Step};
-use crate::plan::{Capabilities, Process};
+use crate::plan::{Capabilities, ProcessPlan};
 use berth_sys::{privileges, spawn};
 
 /// Upper bound of capability numbers.
@@ -17,14 +17,14 @@ const CAPABILITIES: u32 = 64;
 /// setup in between.
 ///
 /// Without CAP_SYS_RESOURCE a hard limit stays unchanged.
-pub(super) fn raise_limits(process: &Process) {
+pub(super) fn raise_limits(process: &ProcessPlan) {
     for (resource, _, hard) in &process.limits {
         let _refused = spawn::set_limit(*resource, *hard, *hard);
     }
 }
 
 /// Sets soft limits, as far as the hard limits permit.
-pub(super) fn set_limits(process: &Process) {
+pub(super) fn set_limits(process: &ProcessPlan) {
     for (resource, soft, hard) in &process.limits {
         let hard = spawn::hard_limit(*resource).map_or(*hard, |now| now.min(*hard));
         let _refused = spawn::set_limit(*resource, (*soft).min(hard), hard);
@@ -36,7 +36,7 @@ pub(super) fn set_limits(process: &Process) {
 /// `keeps_admin`: CAP_SYS_ADMIN stays effective until the program is executed, so that a seccomp filter can be loaded
 /// without `no_new_privs`. It is dropped then all the same: `execve` recomputes the permitted set from the inheritable
 /// and ambient sets and, for user 0, the bounding set.
-pub(super) fn become_user(process: &Process, keeps_admin: bool) -> Step<()> {
+pub(super) fn become_user(process: &ProcessPlan, keeps_admin: bool) -> Step<()> {
     let wanted = process.capabilities;
     privileges::drop_bounding(wanted.bounding).context(|| "drop bounding capabilities")?;
     set_keep_capabilities(true).context(|| "set PR_SET_KEEPCAPS")?;
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_given_what_the_shim_lacks() {
+    fn capabilities_are_limited_to_those_of_the_shim() {
         let all = Capabilities { bounding: !0, effective: !0, permitted: !0, inheritable: !0, ambient: 0 };
         let had = CapabilitySet::CHOWN | CapabilitySet::KILL;
         assert_eq!(sets(all, had, true), CapabilitySets { effective: had, permitted: had, inheritable: had });

@@ -20,7 +20,7 @@ use rustix::{
 };
 
 use super::{
-    Launching, PodContext, Stdio, attach, devices,
+    PodContext, ProcessLaunch, Stdio, attach, devices,
     error_context::{ErrorContext, Step, failure},
     exec_setup::{self, ExecSetup, report_failure},
     hooks, identity,
@@ -29,7 +29,7 @@ use super::{
     report::{self, Reporter},
     root, terminal,
 };
-use crate::plan::{HookPoint, IdMap, LaunchPlan, Namespace, Source, StartTimings};
+use crate::plan::{HookPoint, IdMap, LaunchPlan, MountKind, Namespace, StartTimings};
 use berth_sys::{
     failpoint,
     in_root::{self, CreateKind},
@@ -41,7 +41,7 @@ use berth_sys::{
 ///
 /// # Errors
 /// If the shim has more than one thread, or no process can be created.
-pub fn begin_launch(plan: &LaunchPlan, around: &PodContext<'_>, stdio: Stdio) -> Step<Launching> {
+pub fn begin_launch(plan: &LaunchPlan, around: &PodContext<'_>, stdio: Stdio) -> Step<ProcessLaunch> {
     let alone = SingleThreaded::check().context(|| "start container")?;
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(&plan.groups)?;
@@ -52,7 +52,7 @@ pub fn begin_launch(plan: &LaunchPlan, around: &PodContext<'_>, stdio: Stdio) ->
         let helper = Helper { alone, parent, plan, around, reporter: &reporter, line };
         helper.run(stdio, born).map_or_else(|failure| report_failure(&reporter, &failure), |()| 0)
     })?;
-    Launching::new(reports, helper, hooks.map(|begun| begun.runner))
+    ProcessLaunch::new(reports, helper, hooks.map(|begun| begun.runner))
 }
 
 /// Results of the helper that the container's process uses.
@@ -98,7 +98,7 @@ impl Helper<'_> {
         mount_api::change_root(libc::MS_SLAVE, MountScope::Tree).context(|| "set mount propagation to slave")?;
         root::open_stage(&plan.root.stage)?;
         for (mount, ready) in plan.mounts.iter().zip(&mut mounts) {
-            if matches!(mount.source, Source::Layers { .. }) {
+            if matches!(mount.source, MountKind::Layers { .. }) {
                 *ready = root::layers(self.alone, plan, mount, around)?;
             }
         }
@@ -198,7 +198,7 @@ pub(super) fn chown_pipes(stdio: &Stdio, uid: u32, users: Option<IdMap>) {
 /// Whether `/dev` is a file system of the container's own.
 fn has_own_dev(plan: &LaunchPlan) -> bool {
     let last = plan.mounts.iter().rev().find(|mount| Path::new(&mount.target) == Path::new("/dev"));
-    !last.is_some_and(|mount| matches!(mount.source, Source::Bind(_) | Source::Layers { .. }))
+    !last.is_some_and(|mount| matches!(mount.source, MountKind::Bind(_) | MountKind::Layers { .. }))
 }
 
 fn users_devices(plan: &LaunchPlan, around: &PodContext<'_>) -> Step<Option<Vec<OwnedFd>>> {

@@ -12,24 +12,24 @@ use super::{
     join,
     report::{Message, Reports},
 };
-use crate::plan::{Failure, StartTimings};
+use crate::plan::{ShimFailure, StartTimings};
 
-/// A process being started. Poll its descriptor for input; then call [`Launching::advance`].
+/// A process being started. Poll its descriptor for input; then call [`ProcessLaunch::advance`].
 #[derive(Debug)]
-pub struct Launching {
+pub struct ProcessLaunch {
     reports: Reports,
     helper: OwnedFd,
     /// Process that runs hooks on the host.
     runner: Option<OwnedFd>,
-    process: Option<Process>,
+    process: Option<ProgramProcess>,
     terminal: Option<OwnedFd>,
     executes: bool,
-    failed: Option<Failure>,
+    failed: Option<ShimFailure>,
 }
 
 /// The process that will execute the program.
 #[derive(Debug)]
-struct Process {
+struct ProgramProcess {
     pid: u32,
     ticks: u64,
     took: StartTimings,
@@ -39,9 +39,9 @@ struct Process {
 
 /// State of a start in progress.
 #[derive(Debug)]
-pub enum Progress {
+pub enum LaunchProgress {
     /// Not finished.
-    Pending(Launching),
+    Pending(ProcessLaunch),
     /// The program runs, or has run.
     Started {
         /// PID of its process, a child of the shim.
@@ -54,37 +54,37 @@ pub enum Progress {
         took: StartTimings,
     },
     /// No program was executed. The processes of the start exit by themselves and must be reaped.
-    Failed(Failure),
+    Failed(ShimFailure),
 }
 
-impl AsFd for Launching {
+impl AsFd for ProcessLaunch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.reports.as_fd()
     }
 }
 
-impl Launching {
+impl ProcessLaunch {
     pub(super) fn new(reports: Reports, helper: u32, runner: Option<u32>) -> Step<Self> {
         let (helper, runner) = (join::process(helper)?, runner.map(join::process).transpose()?);
         Ok(Self { reports, helper, runner, process: None, terminal: None, executes: false, failed: None })
     }
 
     /// Processes pending reports. Never blocks.
-    pub fn advance(mut self) -> Progress {
+    pub fn advance(mut self) -> LaunchProgress {
         loop {
             match self.reports.next() {
                 Ok(Some(message)) => self.handle_report(message),
                 Ok(None) => return self.conclude(),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Pending(self),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return LaunchProgress::Pending(self),
                 Err(error) => {
                     self.kill();
-                    return Progress::Failed(failure(format!("read report of child process: {error}")));
+                    return LaunchProgress::Failed(failure(format!("read report of child process: {error}")));
                 }
             }
         }
     }
 
-    /// Kills the processes of the start: its deadline passed. [`Progress::Failed`] follows once they have exited.
+    /// Kills the processes of the start: its deadline passed. [`LaunchProgress::Failed`] follows once they have exited.
     pub fn kill(&self) {
         let process = self.process.as_ref().and_then(|process| process.fd.as_ref());
         for child in [Some(&self.helper), process, self.runner.as_ref()].into_iter().flatten() {
@@ -100,7 +100,7 @@ impl Launching {
     fn handle_report(&mut self, message: Message) {
         match message {
             Message::Process { pid, ticks, took } => {
-                self.process = Some(Process { pid, ticks, took, fd: join::process(pid).ok() });
+                self.process = Some(ProgramProcess { pid, ticks, took, fd: join::process(pid).ok() });
             }
             Message::Terminal(master) => self.terminal = Some(master),
             Message::Executes => self.executes = true,
@@ -109,14 +109,16 @@ impl Launching {
         }
     }
 
-    fn conclude(self) -> Progress {
+    fn conclude(self) -> LaunchProgress {
         match (self.failed, self.process) {
-            (Some(failure), _) => Progress::Failed(failure),
-            (None, Some(Process { pid, ticks, took, .. })) if self.executes => {
-                Progress::Started { pid, start_ticks: ticks, terminal: self.terminal, took }
+            (Some(failure), _) => LaunchProgress::Failed(failure),
+            (None, Some(ProgramProcess { pid, ticks, took, .. })) if self.executes => {
+                LaunchProgress::Started { pid, start_ticks: ticks, terminal: self.terminal, took }
             }
-            (None, Some(_)) => Progress::Failed(failure("process was killed before its program was executed")),
-            (None, None) => Progress::Failed(failure("helper process was killed before the container process started")),
+            (None, Some(_)) => LaunchProgress::Failed(failure("process was killed before its program was executed")),
+            (None, None) => {
+                LaunchProgress::Failed(failure("helper process was killed before the container process started"))
+            }
         }
     }
 }

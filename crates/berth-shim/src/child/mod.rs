@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The shim never blocks: a hang affects the helper or the container's process, which the shim kills at its deadline
-//! ([`Launching::kill`]). Their reports arrive over a descriptor to poll. The shim reaps the container's process, which
+//! ([`ProcessLaunch::kill`]). Their reports arrive over a descriptor to poll. The shim reaps the container's process, which
 //! is its own child, and also the helper and the joiner of an exec, which are children unknown to the shim's records.
-//! An exit may be observed before [`Progress::Started`]: keep exits of unknown children until nothing is being started.
+//! An exit may be observed before [`LaunchProgress::Started`]: keep exits of unknown children until nothing is being started.
 //!
 //! Children are created without `execve`, which is sound because the shim is single-threaded
 //! ([`berth_sys::spawn::SingleThreaded`] refuses otherwise). Only a container's own program is executed, except for the pod's
@@ -38,7 +38,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 pub use exec::begin_exec;
 pub use hooks::begin_poststop;
 pub use launch::begin_launch;
-pub use launching::{Launching, Progress};
+pub use launching::{LaunchProgress, ProcessLaunch};
 pub use namespaces::{CreatedNamespaces, make_namespaces, make_namespaces_with};
 pub use pod_init::{POD_INIT, pod_init};
 
@@ -67,6 +67,6 @@ impl PodContext<'_> {
 pub enum Stdio {
     /// Standard input, output, and error.
     Files([OwnedFd; 3]),
-    /// A pty that is created inside the container; [`Progress::Started`] carries its master.
+    /// A pty that is created inside the container; [`LaunchProgress::Started`] carries its master.
     Terminal,
 }

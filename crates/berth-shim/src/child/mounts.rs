@@ -20,7 +20,7 @@ use super::{
     error_context::{ErrorContext, Step, failure, reason},
     join, namespaces,
 };
-use crate::plan::{Access, Mount, Namespace, Propagation, Source};
+use crate::plan::{Access, Mount, MountKind, Namespace, Propagation};
 use berth_sys::{
     mount_api::{self, Change, MountScope},
     spawn::SingleThreaded,
@@ -52,12 +52,12 @@ pub(super) fn prepare(
     around: &PodContext<'_>,
 ) -> Step<Vec<PreparedMount>> {
     let one = |mount: &Mount| match &mount.source {
-        Source::Bind(path) => bind(alone, path, mount, around),
-        Source::New { kind, .. } if kind == "cgroup" && join::is_old(groups) => {
+        MountKind::Bind(path) => bind(alone, path, mount, around),
+        MountKind::New { kind, .. } if kind == "cgroup" && join::is_old(groups) => {
             old_groups(groups).map(PreparedMount::Groups)
         }
-        Source::New { .. } => Ok(PreparedMount::New),
-        Source::Layers { .. } => Ok(PreparedMount::Layers),
+        MountKind::New { .. } => Ok(PreparedMount::New),
+        MountKind::Layers { .. } => Ok(PreparedMount::Layers),
     };
     mounts.iter().map(one).collect()
 }
@@ -114,7 +114,7 @@ pub(super) fn apply_attributes(
     }
     match (&mount.source, mount.ids) {
         // Layers are mapped one by one before they are stacked.
-        (Source::Bind(path), Some(ids)) => map_ids(alone, taken, path, ids, around),
+        (MountKind::Bind(path), Some(ids)) => map_ids(alone, taken, path, ids, around),
         _ => Ok(()),
     }
 }

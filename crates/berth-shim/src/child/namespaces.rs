@@ -22,7 +22,7 @@ use super::{
     join, pod_init,
     report::{self, Message, Reporter, Reports},
 };
-use crate::plan::{Failure, FailureKind, IdMap, Namespace, NamespacePlan};
+use crate::plan::{FailureKind, IdMap, Namespace, NamespacePlan, ShimFailure};
 use berth_sys::{
     interface,
     spawn::{self, NewParent, SingleThreaded},
@@ -44,7 +44,7 @@ pub struct CreatedNamespaces {
 ///
 /// # Errors
 /// If the shim has more than one thread, or the kernel's error; nothing is left then.
-pub fn make_namespaces(plan: &NamespacePlan) -> Result<CreatedNamespaces, Failure> {
+pub fn make_namespaces(plan: &NamespacePlan) -> Result<CreatedNamespaces, ShimFailure> {
     let program = File::open("/proc/self/exe").context(|| "open shim executable")?;
     make_namespaces_with(plan, program.as_fd())
 }
@@ -53,7 +53,7 @@ pub fn make_namespaces(plan: &NamespacePlan) -> Result<CreatedNamespaces, Failur
 ///
 /// # Errors
 /// As [`make_namespaces`].
-pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Result<CreatedNamespaces, Failure> {
+pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Result<CreatedNamespaces, ShimFailure> {
     let alone = SingleThreaded::check().context(|| "create namespaces")?;
     let (reports, reporter) = report::pair()?;
     let parent = getpid();
@@ -84,7 +84,7 @@ fn end(child: u32) {
 }
 
 /// Collects the child's reports until it ends.
-fn collect_reports(plan: &NamespacePlan, reports: &Reports, maker: u32) -> (CreatedNamespaces, Option<Failure>) {
+fn collect_reports(plan: &NamespacePlan, reports: &Reports, maker: u32) -> (CreatedNamespaces, Option<ShimFailure>) {
     let deadline = Instant::now() + LIMIT;
     let mut made = CreatedNamespaces { namespaces: Vec::new(), init: None };
     loop {
@@ -124,7 +124,7 @@ fn next(reports: &Reports, deadline: Instant) -> Step<Option<Message>> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let text = format!("creating namespaces timed out after {LIMIT:?}");
-            return Err(Failure { kind: FailureKind::Deadline, text });
+            return Err(ShimFailure { kind: FailureKind::Deadline, text });
         }
         let left = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(1), tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [PollFd::new(reports, PollFlags::IN)], Some(&left)) {

@@ -32,7 +32,7 @@ use super::{
     launch::{StartGate, announce},
     report::Reporter,
 };
-use crate::plan::{Process, StartTimings};
+use crate::plan::{ProcessPlan, StartTimings};
 use berth_sys::{
     mount_api::{self, MountScope},
     spawn::{self, NewParent, SingleThreaded},
@@ -41,7 +41,7 @@ use berth_sys::{
 /// Argument of the shim's program that selects this mode.
 pub const POD_INIT: &str = "pod-init";
 /// Unprivileged user and group id.
-const NOBODY: u32 = 65_535;
+const UNPRIVILEGED_ID: u32 = 65_535;
 
 /// Creates process 1; runs in the process that created the namespaces.
 pub(super) fn start(alone: SingleThreaded, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
@@ -132,8 +132,8 @@ fn isolate() -> Step<()> {
         drop(spawn::inherited(standard));
     }
     set_no_new_privs(true).context(|| "set no_new_privs")?;
-    let nobody = Process { uid: NOBODY, gid: NOBODY, ..Process::default() };
+    let unprivileged = ProcessPlan { uid: UNPRIVILEGED_ID, gid: UNPRIVILEGED_ID, ..ProcessPlan::default() };
     // The user namespace may not map the id: then it stays user 0, without capabilities.
-    identity::become_user(&nobody, false).or_else(|_| identity::become_user(&Process::default(), false))?;
+    identity::become_user(&unprivileged, false).or_else(|_| identity::become_user(&ProcessPlan::default(), false))?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context(|| "set process not dumpable")
 }

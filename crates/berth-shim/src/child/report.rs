@@ -21,7 +21,7 @@ use rustix::{
 
 use super::error_context::{ErrorContext, Step};
 use crate::{
-    plan::{Failure, FailureKind, Namespace, StartTimings},
+    plan::{FailureKind, Namespace, ShimFailure, StartTimings},
     socket::confirm_end,
 };
 
@@ -49,7 +49,7 @@ pub(super) enum Message {
     /// The user namespace's id maps must be written now.
     Unmapped,
     /// The start failed.
-    Failed(Failure),
+    Failed(ShimFailure),
 }
 
 /// The child's end of the socket pair.
@@ -116,7 +116,7 @@ impl Reporter {
     }
 
     /// Reports a failure; if the report is lost, the shim still observes the exit.
-    pub(super) fn failed(&self, failure: &Failure) {
+    pub(super) fn failed(&self, failure: &ShimFailure) {
         let kind = match failure.kind {
             FailureKind::Unknown => 0,
             FailureKind::State => 1,
@@ -127,7 +127,7 @@ impl Reporter {
         let text = failure.text.as_bytes();
         let mut body = vec![b'F', kind];
         body.extend(text.get(..LONGEST).unwrap_or(text));
-        let _nobody_listens = self.send(&body, None);
+        let _peer_may_have_exited = self.send(&body, None);
     }
 
     fn send(&self, body: &[u8], fd: Option<BorrowedFd<'_>>) -> Step<()> {
@@ -168,10 +168,10 @@ impl AsFd for Reports {
 impl Reports {
     /// Next report; `None` at the end of the stream. `WouldBlock` if none is pending.
     pub(super) fn next(&self) -> io::Result<Option<Message>> {
-        confirm_end(|| self.look())
+        confirm_end(|| self.try_receive())
     }
 
-    fn look(&self) -> io::Result<Option<Message>> {
+    fn try_receive(&self) -> io::Result<Option<Message>> {
         let mut body = [0_u8; LONGEST + 16];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -243,7 +243,7 @@ fn parse(body: &[u8], fd: Option<OwnedFd>) -> Option<Message> {
                 3 => FailureKind::Deadline,
                 _ => FailureKind::Other,
             };
-            Some(Message::Failed(Failure { kind, text: String::from_utf8_lossy(text).into_owned() }))
+            Some(Message::Failed(ShimFailure { kind, text: String::from_utf8_lossy(text).into_owned() }))
         }
         _ => None,
     }
@@ -254,12 +254,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_arrives() {
+    fn reports_arrive_in_order() {
         let (reports, reporter) = pair().expect("a pair");
         assert_eq!(reports.next().expect_err("nothing yet").kind(), io::ErrorKind::WouldBlock);
         reporter.process(7, 1 << 40, StartTimings { root: 8, clone: 9 }).expect("sent");
         reporter.namespace(Namespace::Uts, reporter.as_fd()).expect("sent");
-        reporter.failed(&Failure { kind: FailureKind::Program, text: "x".repeat(LONGEST + 1) });
+        reporter.failed(&ShimFailure { kind: FailureKind::Program, text: "x".repeat(LONGEST + 1) });
         reporter.executes().expect("sent");
         drop(reporter);
         let Ok(Some(Message::Process { pid, ticks, took })) = reports.next() else { panic!("a process") };

@@ -20,7 +20,7 @@ use super::{
     join::on_host,
     mounts::{self, PreparedMount},
 };
-use crate::plan::{LaunchPlan, Mount, Namespace, RootKind, Source};
+use crate::plan::{LaunchPlan, Mount, MountKind, Namespace, RootKind};
 use berth_sys::{
     in_root,
     mount_api::{self, Change, MountScope},
@@ -77,7 +77,7 @@ pub(super) fn layers(
     wanted: &Mount,
     around: &PodContext<'_>,
 ) -> Step<PreparedMount> {
-    let Source::Layers { layers, lower, sub_path } = &wanted.source else {
+    let MountKind::Layers { layers, lower, sub_path } = &wanted.source else {
         return Err(failure("mount source is not a list of layers"));
     };
     let what = || format!("ImageVolumeMountFailed: mount an image on {}", wanted.target);

@@ -13,25 +13,25 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// A byte buffer.
 #[derive(Debug, Default)]
 pub struct Backlog {
-    held: VecDeque<u8>,
+    buffer: VecDeque<u8>,
     full_since: Option<Instant>,
 }
 
 impl Backlog {
     /// Whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.buffer.is_empty()
     }
 
     /// Number of buffered bytes.
     pub fn len(&self) -> usize {
-        self.held.len()
+        self.buffer.len()
     }
 
     /// Appends what fits into `room` bytes; the rest is lost to this client.
     pub fn push(&mut self, bytes: &[u8], room: usize, now: Instant) {
         let fits = bytes.len().min(room);
-        self.held.extend(bytes.iter().take(fits));
+        self.buffer.extend(bytes.iter().take(fits));
         if fits < bytes.len() && self.full_since.is_none() {
             self.full_since = Some(now);
         }
@@ -39,7 +39,7 @@ impl Backlog {
 
     /// The next bytes to write.
     pub fn front(&self) -> &[u8] {
-        self.held.as_slices().0
+        self.buffer.as_slices().0
     }
 
     /// Removes bytes that were written.
@@ -47,10 +47,10 @@ impl Backlog {
         if count == 0 {
             return;
         }
-        self.held.drain(..count.min(self.held.len()));
+        self.buffer.drain(..count.min(self.buffer.len()));
         self.full_since = None;
-        if self.held.is_empty() {
-            self.held = VecDeque::new(); // a slow client's megabyte is not kept
+        if self.buffer.is_empty() {
+            self.buffer = VecDeque::new(); // a slow client's megabyte is not kept
         }
     }
 

@@ -24,13 +24,13 @@ struct Sink {
 
 /// An attached client.
 #[derive(Debug)]
-pub struct Client {
+pub struct AttachedClient {
     stdin: Option<OwnedFd>,
     /// stdout and stderr; `None` once the client has closed it.
     sinks: [Option<Sink>; 2],
 }
 
-impl Client {
+impl AttachedClient {
     /// A client with these descriptors, which are made non-blocking.
     pub fn new(stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: Option<OwnedFd>) -> Self {
         for fd in stdin.iter().chain([&stdout]).chain(&stderr) {
@@ -59,7 +59,7 @@ impl Client {
 
     /// Forwards output of the container's stdout (0) or stderr (1).
     pub fn write(&mut self, at: usize, mut bytes: &[u8], now: Instant) {
-        let held: usize = self.sinks.iter().flatten().map(|sink| sink.backlog.len()).sum();
+        let buffered: usize = self.sinks.iter().flatten().map(|sink| sink.backlog.len()).sum();
         let Some(place) = self.sinks.get_mut(at) else { return };
         let Some(sink) = place else { return };
         if sink.backlog.is_empty() {
@@ -72,7 +72,7 @@ impl Client {
                 }
             }
         }
-        sink.backlog.push(bytes, MOST.saturating_sub(held), now);
+        sink.backlog.push(bytes, MOST.saturating_sub(buffered), now);
     }
 
     /// Writes the backlog until the descriptor would block.

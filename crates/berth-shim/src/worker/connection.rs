@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     super::{
-        plan::{Failure, FailureKind, Reply},
-        socket::{self, Received},
-        wire::{self, Kind},
+        plan::{FailureKind, Reply, ShimFailure},
+        socket::{self, ReceiveResult},
+        wire::{self, DatagramKind},
     },
     events::Events,
 };
@@ -20,7 +20,7 @@ const MOST_REPLIES: usize = 64;
 
 /// Origin of a request: the reply is sent over that connection or dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Origin {
+pub struct RequestOrigin {
     /// Connection number.
     pub connection: u64,
     /// Sequence number of the request.
@@ -29,7 +29,7 @@ pub struct Origin {
 
 /// A connection to the agent.
 #[derive(Debug)]
-pub struct Connection {
+pub struct AgentConnection {
     fd: OwnedFd,
     /// Number of the connection, counting up.
     pub number: u64,
@@ -39,7 +39,7 @@ pub struct Connection {
     is_blocked: bool,
 }
 
-impl Connection {
+impl AgentConnection {
     /// A new connection without queued replies.
     pub fn new(fd: OwnedFd, number: u64) -> Self {
         Self { fd, number, is_greeted: false, replies: VecDeque::new(), is_blocked: false }
@@ -69,15 +69,15 @@ impl Connection {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn receive(&self) -> io::Result<Received> {
+    pub fn receive(&self) -> io::Result<ReceiveResult> {
         socket::receive(self.fd.as_fd())
     }
 
     /// Queues a reply.
     pub fn reply(&mut self, sequence: u32, reply: &Reply, fds: Vec<OwnedFd>) {
-        let written = wire::write(Kind::Reply, sequence, reply).or_else(|e| {
-            let failure = Failure { kind: FailureKind::Other, text: e.to_string() };
-            wire::write(Kind::Reply, sequence, &Reply::Failed(failure))
+        let written = wire::write(DatagramKind::Reply, sequence, reply).or_else(|e| {
+            let failure = ShimFailure { kind: FailureKind::Other, text: e.to_string() };
+            wire::write(DatagramKind::Reply, sequence, &Reply::Failed(failure))
         });
         if let Ok(bytes) = written {
             self.replies.push_back((bytes, fds));
@@ -100,7 +100,7 @@ impl Connection {
         }
         while let Some(event) = self.is_greeted.then(|| events.next()).flatten() {
             let number = event.number;
-            let bytes = wire::write(Kind::Event, 0, event).map_err(io::Error::other)?;
+            let bytes = wire::write(DatagramKind::Event, 0, event).map_err(io::Error::other)?;
             if !socket::send(self.fd.as_fd(), &bytes, &[])? {
                 self.is_blocked = true;
                 return Ok(());

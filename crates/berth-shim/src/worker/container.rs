@@ -8,14 +8,14 @@ use std::{
 };
 
 use super::{
-    super::plan::{ContainerRecord, Exit, Hooks, PidNamespace, Started},
+    super::plan::{ContainerRecord, Exit, Hooks, PidNamespace, StartedProcess},
     backlog::PATIENCE,
-    client::{Client, MOST_CLIENTS},
+    client::{AttachedClient, MOST_CLIENTS},
     input::{AHEAD, Input},
     log::Log,
     log_record::Tag,
     oom_counter::OomCounter,
-    output::{Output, Read},
+    output::{OutputStream, ReadResult},
     shim_log,
     stdio::StreamEnds,
 };
@@ -49,7 +49,7 @@ pub enum ContainerState {
 
 /// A container of the pod.
 #[derive(Debug)]
-pub struct Container {
+pub struct ShimContainer {
     /// Container id.
     pub id: String,
     /// Cgroup directories, one per hierarchy.
@@ -57,7 +57,7 @@ pub struct Container {
     /// PID namespace of the container.
     pub processes: PidNamespace,
     /// The first process.
-    pub started: Started,
+    pub started: StartedProcess,
     /// Lifecycle state.
     pub state: ContainerState,
     /// Whether the shim killed it on request.
@@ -73,12 +73,12 @@ pub struct Container {
     /// Standard streams of the first process.
     pub ends: StreamEnds,
     /// Attached clients.
-    pub clients: Vec<Client>,
+    pub clients: Vec<AttachedClient>,
     /// Third-party (OCI) hooks.
     pub hooks: Option<Box<Hooks>>,
 }
 
-impl Container {
+impl ShimContainer {
     /// Whether the first process runs.
     pub fn is_running(&self) -> bool {
         self.state == ContainerState::Running
@@ -117,13 +117,13 @@ impl Container {
         let (id, log) = (&self.id, &mut self.log);
         let mut write = |tag: Tag, record: &[u8]| complaint = log.write(name, tag, record).or(complaint.take());
         match output.read(buffer) {
-            Read::Some(count) => {
+            ReadResult::Some(count) => {
                 let bytes = buffer.get(..count).unwrap_or_default();
                 output.split(bytes, &mut write);
                 self.clients.iter_mut().for_each(|client| client.write(at, bytes, now));
             }
-            Read::Nothing => {}
-            Read::End => {
+            ReadResult::Nothing => {}
+            ReadResult::End => {
                 if let Some(output) = place.take() {
                     output.finish(&mut write);
                 }
@@ -151,7 +151,7 @@ impl Container {
         self.ends.input.closed();
         self.terminal = None;
         self.memory = None;
-        self.clients.iter_mut().for_each(Client::close_stdin);
+        self.clients.iter_mut().for_each(AttachedClient::close_stdin);
     }
 
     /// Reads once from a client's input and forwards it to stdin.
@@ -175,7 +175,7 @@ impl Container {
     }
 
     /// Adds a client; returns false if there are too many.
-    pub fn attach(&mut self, client: Client) -> bool {
+    pub fn attach(&mut self, client: AttachedClient) -> bool {
         let has_room = self.clients.len() < MOST_CLIENTS;
         if has_room {
             self.clients.push(client);
@@ -207,7 +207,7 @@ impl Container {
             ContainerState::Draining { until, .. } => Some(until),
             ContainerState::Ended { since, .. } => (!self.clients.is_empty()).then_some(since + PATIENCE),
         };
-        let slow = self.clients.iter().filter_map(Client::dropped_at).min();
+        let slow = self.clients.iter().filter_map(AttachedClient::dropped_at).min();
         let memory = self.memory.as_ref().and_then(OomCounter::again);
         [drained, slow, memory].into_iter().flatten().min()
     }
@@ -216,6 +216,6 @@ impl Container {
 impl StreamEnds {
     /// Streams of a container without any.
     pub fn none() -> Self {
-        Self { input: Input::new(None, false), outputs: [const { None::<Output> }; 2] }
+        Self { input: Input::new(None, false), outputs: [const { None::<OutputStream> }; 2] }
     }
 }

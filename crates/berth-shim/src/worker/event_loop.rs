@@ -14,8 +14,8 @@ use rustix::{
 
 use super::{
     super::{log_tally::LogTally, socket},
-    Connection, TELLS_AFTER, Worker,
-    container::Container,
+    AgentConnection, PUBLISH_INTERVAL, Worker,
+    container::ShimContainer,
     exit_rules,
     oom_counter::OomCounter,
     shim_log,
@@ -98,7 +98,7 @@ impl Worker<'_> {
 
     fn deadline(&self) -> Option<Instant> {
         let starts = self.starts.values().map(Start::until);
-        let containers = self.containers.values().filter_map(Container::deadline);
+        let containers = self.containers.values().filter_map(ShimContainer::deadline);
         let leaves = self.leaving.map(|at| at + FAREWELL);
         let goes = exit_rules::idle_exit_at(self.idle_since, self.disconnected_since);
         let own = [leaves, goes, self.accept_after, self.tally.publish_at];
@@ -172,7 +172,7 @@ impl Worker<'_> {
         match socket::accept(self.listener.as_fd()) {
             Ok(Some(fd)) => {
                 self.connections += 1;
-                self.connection = Some(Connection::new(fd, self.connections));
+                self.connection = Some(AgentConnection::new(fd, self.connections));
                 self.events.reset_sent();
                 self.disconnected_since = None;
             }
@@ -211,12 +211,12 @@ impl Worker<'_> {
         let news = news.fold(LogTally::default(), LogTally::plus);
         if news != LogTally::default() {
             self.tally.sum = self.tally.sum.plus(news);
-            self.tally.publish_at.get_or_insert(now + TELLS_AFTER);
+            self.tally.publish_at.get_or_insert(now + PUBLISH_INTERVAL);
         }
-        let is_over = self.containers.values().all(Container::is_over);
+        let is_over = self.containers.values().all(ShimContainer::is_over);
         if self.tally.publish_at.is_some_and(|at| at <= now || is_over) {
             self.tally.publish_at = None;
-            if let Err(e) = self.tally.told.publish(&self.folder, self.tally.sum) {
+            if let Err(e) = self.tally.writer.publish(&self.folder, self.tally.sum) {
                 shim_log::log(&format!("failed to publish log statistics: {e}"));
             }
         }
@@ -237,8 +237,8 @@ impl Worker<'_> {
         if exit_rules::idle_exit_at(self.idle_since, self.disconnected_since).is_some_and(|at| at <= now) {
             return true;
         }
-        let is_told = self.connection.as_ref().is_none_or(Connection::is_flushed);
-        self.leaving.is_some_and(|since| is_told || since + FAREWELL <= now)
+        let is_flushed = self.connection.as_ref().is_none_or(AgentConnection::is_flushed);
+        self.leaving.is_some_and(|since| is_flushed || since + FAREWELL <= now)
     }
 
     /// Kills the pod's process 1, and waits for it: its exit terminates everything in its PID namespace.
@@ -258,7 +258,11 @@ impl Worker<'_> {
 }
 
 /// Adds the descriptors of a container to poll.
-fn container_interests<'a>(key: u32, container: &'a Container, add: &mut dyn FnMut(Token, BorrowedFd<'a>, PollFlags)) {
+fn container_interests<'a>(
+    key: u32,
+    container: &'a ShimContainer,
+    add: &mut dyn FnMut(Token, BorrowedFd<'a>, PollFlags),
+) {
     for (at, output) in container.ends.outputs.iter().enumerate() {
         if let Some(output) = output {
             add(Token::Output(key, at), output.fd(), PollFlags::IN);

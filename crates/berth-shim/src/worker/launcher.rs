@@ -1,6 +1,6 @@
 //! Seam between the shim's event loop and the creation of namespaces and processes.
 //!
-//! The loop must never block on one container's start: a start in progress is a [`Launching`] that the loop polls by
+//! The loop must never block on one container's start: a start in progress is a [`PendingStart`] that the loop polls by
 //! its report descriptor and kills at its deadline. The loop reaps every child itself, including helpers: an
 //! implementation waits for no process after `begin_…` returned, and kills by pidfd, because a PID may be reused.
 
@@ -9,7 +9,7 @@ use std::{
     path::PathBuf,
 };
 
-use super::super::plan::{ExecPlan, Failure, Hooks, IdMap, LaunchPlan, Namespace, NamespacePlan, StartTimings};
+use super::super::plan::{ExecPlan, Hooks, IdMap, LaunchPlan, Namespace, NamespacePlan, ShimFailure, StartTimings};
 
 /// Result of creating the pod's namespaces.
 #[derive(Debug, Default)]
@@ -50,9 +50,9 @@ pub struct ExecTarget<'a> {
 }
 
 /// State of a start in progress.
-pub enum Progress {
+pub enum StartProgress {
     /// Not finished: poll its report descriptor again.
-    Pending(Box<dyn Launching>),
+    Pending(Box<dyn PendingStart>),
     /// The program was executed.
     Started {
         /// PID in the host's namespace, of a child of the shim.
@@ -65,11 +65,11 @@ pub enum Progress {
         took: StartTimings,
     },
     /// The start failed; only children to reap are left.
-    Failed(Failure),
+    Failed(ShimFailure),
 }
 
 /// A start in progress.
-pub trait Launching {
+pub trait PendingStart {
     /// Descriptor that is readable when [`advance`](Self::advance) has work to do.
     fn report(&self) -> BorrowedFd<'_>;
 
@@ -77,7 +77,7 @@ pub trait Launching {
     fn kill(&self);
 
     /// Processes pending reports. Never blocks.
-    fn advance(self: Box<Self>) -> Progress;
+    fn advance(self: Box<Self>) -> StartProgress;
 }
 
 /// Creates namespaces and processes.
@@ -86,7 +86,7 @@ pub trait Launcher {
     ///
     /// # Errors
     /// What could not be created; nothing is left then.
-    fn make_namespaces(&self, plan: &NamespacePlan) -> Result<CreatedNamespaces, Failure>;
+    fn make_namespaces(&self, plan: &NamespacePlan) -> Result<CreatedNamespaces, ShimFailure>;
 
     /// Begins the start of a container.
     ///
@@ -97,17 +97,22 @@ pub trait Launcher {
         plan: &LaunchPlan,
         around: PodContext<'_>,
         stdio: Stdio,
-    ) -> Result<Box<dyn Launching>, Failure>;
+    ) -> Result<Box<dyn PendingStart>, ShimFailure>;
 
     /// Begins the start of an exec process in a container.
     ///
     /// # Errors
     /// If not even a helper process could be created.
-    fn begin_exec(&self, plan: &ExecPlan, inside: ExecTarget<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>;
+    fn begin_exec(
+        &self,
+        plan: &ExecPlan,
+        inside: ExecTarget<'_>,
+        stdio: Stdio,
+    ) -> Result<Box<dyn PendingStart>, ShimFailure>;
 
     /// Begins a container's poststop hooks; nobody waits for them.
     ///
     /// # Errors
     /// If not even a helper process could be created.
-    fn begin_poststop(&self, container: &str, hooks: &Hooks) -> Result<(), Failure>;
+    fn begin_poststop(&self, container: &str, hooks: &Hooks) -> Result<(), ShimFailure>;
 }

@@ -58,9 +58,9 @@ impl Log {
         let (_, file) = self.target.as_ref()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let head = log_record::head(now, stream, tag);
-        let mend: &[u8] = if self.is_torn { b"\n" } else { b"" };
-        let whole = mend.len() + head.len() + content.len() + 1;
-        let parts = [IoSlice::new(mend), IoSlice::new(&head), IoSlice::new(content), IoSlice::new(b"\n")];
+        let prefix: &[u8] = if self.is_torn { b"\n" } else { b"" };
+        let whole = prefix.len() + head.len() + content.len() + 1;
+        let parts = [IoSlice::new(prefix), IoSlice::new(&head), IoSlice::new(content), IoSlice::new(b"\n")];
         let error = match rustix::io::writev(file, &parts) {
             Ok(written) if written == whole => {
                 self.is_torn = false;
@@ -98,16 +98,16 @@ impl Log {
 
 /// Opens a log for appending, and creates its parent directories. Refuses a FIFO or a link.
 fn open(path: &Path) -> io::Result<OwnedFd> {
-    let tell = |e: io::Error| io::Error::new(e.kind(), format!("open log {}: {e}", path.display()));
+    let with_path = |e: io::Error| io::Error::new(e.kind(), format!("open log {}: {e}", path.display()));
     if let Some(folder) = path.parent() {
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(tell)?;
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(with_path)?;
     }
     let flags =
         OFlags::APPEND | OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o640)).map_err(|e| tell(e.into()))?;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&file).map_err(|e| tell(e.into()))?.st_mode);
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o640)).map_err(|e| with_path(e.into()))?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&file).map_err(|e| with_path(e.into()))?.st_mode);
     if kind != FileType::RegularFile {
-        return Err(tell(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+        return Err(with_path(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
     }
     Ok(file)
 }

@@ -24,14 +24,14 @@ pub enum Tag {
 #[derive(Debug)]
 pub struct Splitter {
     longest: usize,
-    held: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
 impl Splitter {
     /// A splitter for records of at most `longest` bytes; 0 means whole lines up to [`NO_LIMIT`].
     pub fn new(longest: usize) -> Self {
         let longest = if longest == 0 { NO_LIMIT } else { longest.min(NO_LIMIT) };
-        Self { longest, held: Vec::new() }
+        Self { longest, buffer: Vec::new() }
     }
 
     /// Adds a chunk of output and passes completed records to `out`.
@@ -39,45 +39,45 @@ impl Splitter {
         while let Some(end) = memchr(b'\n', chunk) {
             let (line, rest) = chunk.split_at(end);
             chunk = rest.get(1..).unwrap_or_default();
-            if self.held.is_empty() {
+            if self.buffer.is_empty() {
                 // The common case: a whole line, not copied.
                 let line = line.strip_suffix(b"\r").unwrap_or(line);
                 let rest = partials(line, self.longest, out);
                 out(Tag::Full, rest);
             } else {
-                self.hold(line, out);
-                let line = self.held.strip_suffix(b"\r").unwrap_or(&self.held);
+                self.append(line, out);
+                let line = self.buffer.strip_suffix(b"\r").unwrap_or(&self.buffer);
                 let rest = partials(line, self.longest, out);
                 out(Tag::Full, rest);
-                self.held.clear();
+                self.buffer.clear();
             }
         }
-        self.hold(chunk, out);
+        self.append(chunk, out);
     }
 
     /// Ends the stream; passes the remaining bytes as partial records.
     pub fn finish(&mut self, out: &mut dyn FnMut(Tag, &[u8])) {
-        let rest = partials(&self.held, self.longest, out);
+        let rest = partials(&self.buffer, self.longest, out);
         if !rest.is_empty() {
             out(Tag::Partial, rest);
         }
-        self.held = Vec::new();
+        self.buffer = Vec::new();
     }
 
     /// Buffers a piece and passes on what cannot be the end of a line. The buffer may contain one byte more than a
     /// record: a `\r` that may belong to the end of the line.
-    fn hold(&mut self, mut piece: &[u8], out: &mut dyn FnMut(Tag, &[u8])) {
+    fn append(&mut self, mut piece: &[u8], out: &mut dyn FnMut(Tag, &[u8])) {
         loop {
-            let room = (self.longest + 1).saturating_sub(self.held.len());
+            let room = (self.longest + 1).saturating_sub(self.buffer.len());
             let (now, later) = piece.split_at(room.min(piece.len()));
-            self.held.extend_from_slice(now);
+            self.buffer.extend_from_slice(now);
             piece = later;
-            let may_end = self.held.len() <= self.longest || (self.held.ends_with(b"\r") && piece.is_empty());
+            let may_end = self.buffer.len() <= self.longest || (self.buffer.ends_with(b"\r") && piece.is_empty());
             if may_end {
                 return;
             }
-            out(Tag::Partial, self.held.get(..self.longest).unwrap_or_default());
-            self.held.drain(..self.longest);
+            out(Tag::Partial, self.buffer.get(..self.longest).unwrap_or_default());
+            self.buffer.drain(..self.longest);
         }
     }
 }

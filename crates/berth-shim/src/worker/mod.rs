@@ -55,8 +55,8 @@ use super::{
     plan::{IdMap, Namespace},
     socket,
 };
-use connection::{Connection, Origin};
-use container::Container;
+use connection::{AgentConnection, RequestOrigin};
+use container::ShimContainer;
 use events::Events;
 use launcher::Launcher;
 use reap::ChildExit;
@@ -67,7 +67,7 @@ use berth_sys::failpoint;
 /// Name of the PID file in the shim's directory.
 pub const PID_FILE: &str = "shim.pid";
 /// Maximum age of published log statistics.
-const TELLS_AFTER: Duration = Duration::from_secs(1);
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 /// Bytes per read of a stream.
 const CHUNK: usize = 32 << 10;
 /// The kernel's OOM killer chooses it last. Spec 09a §2.2.
@@ -86,7 +86,7 @@ struct Pod {
 #[derive(Debug, Default)]
 struct LogStatistics {
     sum: log_tally::LogTally,
-    told: log_tally::TallyWriter,
+    writer: log_tally::TallyWriter,
     /// When changed statistics are published next.
     publish_at: Option<Instant>,
 }
@@ -97,12 +97,12 @@ struct Worker<'a> {
     folder: PathBuf,
     listener: OwnedFd,
     signals: SignalFd,
-    connection: Option<Connection>,
+    connection: Option<AgentConnection>,
     connections: u64,
     /// Until when no connection is accepted: the shim ran out of descriptors.
     accept_after: Option<Instant>,
     pod: Pod,
-    containers: BTreeMap<u32, Container>,
+    containers: BTreeMap<u32, ShimContainer>,
     starts: BTreeMap<u32, Start>,
     /// OOM kills in containers that are forgotten.
     kills_before: u64,

@@ -28,7 +28,7 @@ const SOON: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct OomCounter {
     file: PathBuf,
-    told: Option<OwnedFd>,
+    notifications: Option<OwnedFd>,
     is_early: bool,
     first: u64,
     seen: u64,
@@ -61,16 +61,16 @@ impl OomCounter {
     /// containers of the parent cgroup.
     pub fn watch(groups: &[PathBuf], others: u64) -> Option<Self> {
         let find = |name: &str| groups.iter().map(|group| group.join(name)).find(|file| file.exists());
-        let (file, told, is_early) = if let Some(file) = find("memory.events") {
-            let told = watch_unified(&file);
-            (file, told, false)
+        let (file, notifications, is_early) = if let Some(file) = find("memory.events") {
+            let notifications = watch_unified(&file);
+            (file, notifications, false)
         } else {
             let file = find("memory.oom_control")?;
-            let told = watch_old(&file);
-            (file, told, true)
+            let notifications = watch_old(&file);
+            (file, notifications, true)
         };
         let at_start = BaselineCounts { above: 0, others };
-        let mut memory = Self { file, told, is_early, first: 0, seen: 0, last: None, again: None, at_start };
+        let mut memory = Self { file, notifications, is_early, first: 0, seen: 0, last: None, again: None, at_start };
         memory.at_start.above = memory.count_above();
         memory.seen = memory.count().unwrap_or_default();
         memory.first = memory.seen;
@@ -79,7 +79,7 @@ impl OomCounter {
 
     /// Notification descriptor, readable when the count may have changed; `None` without a watch.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.told.as_ref().map(OwnedFd::as_fd)
+        self.notifications.as_ref().map(OwnedFd::as_fd)
     }
 
     /// When to read the count again without a notification.
@@ -89,9 +89,9 @@ impl OomCounter {
 
     /// Consumes notifications, and reads the count.
     pub fn read_count(&mut self, now: Instant) {
-        let is_told = self.drain_notifications();
+        let is_notified = self.drain_notifications();
         // A read for another reason does not cancel the scheduled second read.
-        let again = if is_told && self.is_early { Some(now + SOON) } else { self.again };
+        let again = if is_notified && self.is_early { Some(now + SOON) } else { self.again };
         self.again = again.filter(|at| *at > now);
         if self.update() == FinalRead::Killed {
             self.last = Some(now);
@@ -100,16 +100,16 @@ impl OomCounter {
 
     /// Consumes notifications; returns whether there were any.
     fn drain_notifications(&self) -> bool {
-        let Some(fd) = &self.told else { return false };
+        let Some(fd) = &self.notifications else { return false };
         if self.is_early {
             return rustix::io::read(fd, &mut [0_u8; 8]).is_ok();
         }
         let mut space = [MaybeUninit::uninit(); 512];
-        let (mut events, mut is_told) = (inotify::Reader::new(fd, &mut space), false);
+        let (mut events, mut is_notified) = (inotify::Reader::new(fd, &mut space), false);
         while events.next().is_ok() {
-            is_told = true;
+            is_notified = true;
         }
-        is_told
+        is_notified
     }
 
     /// Reads the count once more after the container's exit.
@@ -229,12 +229,12 @@ mod tests {
     }
 
     #[test]
-    fn who_tells_before_it_kills_is_looked_at_again_whoever_looks_meanwhile() {
+    fn an_early_notification_schedules_a_second_read_that_other_reads_keep() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("memory.oom_control"), "oom_kill 0\n").expect("written");
-        let told = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        let notifications = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         let mut memory = OomCounter::watch(&[folder.path().to_owned()], 0).expect("a counter");
-        memory.told = Some(told);
+        memory.notifications = Some(notifications);
         let now = Instant::now();
         memory.read_count(now);
         memory.read_count(now + SOON / 2);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_in_a_group_that_has_gone_is_told_by_the_one_above() {
+    fn a_kill_in_a_removed_cgroup_is_counted_through_its_parent() {
         // Kills seen in the cgroup itself, in its parent, and in other containers; rivals; expected result.
         for (name, own, above, others, rivals, expected) in [
             ("killed, and never looked at", 0, 3, 1, 0, (true, 1)),

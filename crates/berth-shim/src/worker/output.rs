@@ -8,14 +8,14 @@ use super::log_record::{Splitter, Tag};
 
 /// The shim's end of a stream, with the incomplete line.
 #[derive(Debug)]
-pub struct Output {
+pub struct OutputStream {
     fd: OwnedFd,
     splitter: Splitter,
 }
 
 /// Result of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Read {
+pub enum ReadResult {
     /// This many bytes were read.
     Some(usize),
     /// No data at present.
@@ -24,7 +24,7 @@ pub enum Read {
     End,
 }
 
-impl Output {
+impl OutputStream {
     /// Output over a non-blocking descriptor.
     pub fn new(fd: OwnedFd, longest_record: usize) -> Self {
         Self { fd, splitter: Splitter::new(longest_record) }
@@ -36,12 +36,12 @@ impl Output {
     }
 
     /// Reads once.
-    pub fn read(&self, buffer: &mut [u8]) -> Read {
+    pub fn read(&self, buffer: &mut [u8]) -> ReadResult {
         match rustix::io::read(&self.fd, buffer) {
-            Ok(0) => Read::End,
-            Ok(count) => Read::Some(count),
-            Err(Errno::AGAIN | Errno::INTR) => Read::Nothing,
-            Err(_) => Read::End, // EIO: no process has the terminal open
+            Ok(0) => ReadResult::End,
+            Ok(count) => ReadResult::Some(count),
+            Err(Errno::AGAIN | Errno::INTR) => ReadResult::Nothing,
+            Err(_) => ReadResult::End, // EIO: no process has the terminal open
         }
     }
 

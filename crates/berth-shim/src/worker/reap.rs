@@ -7,10 +7,10 @@ use rustix::process::{WaitOptions, WaitStatus};
 use super::{
     super::{
         exit_record::ExitRecord,
-        plan::{Exit, PidNamespace, Target},
+        plan::{Exit, PidNamespace, ProcessTarget},
     },
     Worker, cgroup_signals,
-    container::{Container, ContainerState, DRAIN},
+    container::{ContainerState, DRAIN, ShimContainer},
     exit_rules::{self, ExitFacts},
     oom_counter::{FinalRead, OomCounter},
     shim_log,
@@ -20,7 +20,7 @@ use berth_sys::failpoint;
 /// Maximum number of unattributed exits stored during a start.
 const MOST_UNCLAIMED: usize = 256;
 
-/// Exit of a child.
+/// Wait status of a reaped child, before OOM attribution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChildExit {
     /// Exit code, 0 to 255; 128 plus the signal number for signals.
@@ -72,7 +72,7 @@ impl Worker<'_> {
     }
 
     fn first_of(&self, pid: u32) -> Option<u32> {
-        let is_first = |container: &Container| container.is_running() && container.started.pid == pid;
+        let is_first = |container: &ShimContainer| container.is_running() && container.started.pid == pid;
         self.containers.iter().find_map(|(key, container)| is_first(container).then_some(*key))
     }
 
@@ -89,7 +89,7 @@ impl Worker<'_> {
     pub(super) fn ended(&mut self, pid: u32, ended: ChildExit, rivals: u64, now: Instant) {
         if self.pod.init == Some(pid) {
             self.pod.init = None;
-            self.events.push(Target::Init, ended.exit());
+            self.events.push(ProcessTarget::Init, ended.exit());
             return;
         }
         if let Some(key) = self.first_of(pid) {
@@ -100,7 +100,7 @@ impl Worker<'_> {
             let id = container.execs.iter().find(|(_, exec)| **exec == pid).map(|(id, _)| id.clone());
             if let Some(id) = id {
                 container.execs.remove(&id);
-                self.events.push(Target::Exec(container.id.clone(), id), ended.exit());
+                self.events.push(ProcessTarget::Exec(container.id.clone(), id), ended.exit());
                 return;
             }
         }
@@ -167,7 +167,7 @@ impl Worker<'_> {
                 let _ = record.write(&self.folder, &container.id);
             }
             container.state = ContainerState::Ended { exit, since: now };
-            self.events.push(Target::Container(container.id.clone()), exit);
+            self.events.push(ProcessTarget::Container(container.id.clone()), exit);
             over.extend(container.hooks.take().map(|hooks| (container.id.clone(), hooks)));
         }
         for (id, hooks) in over {
@@ -177,12 +177,12 @@ impl Worker<'_> {
 }
 
 /// Whether an exit of a container is consistent with an OOM kill.
-fn may_be_oom(container: &Container, ended: ChildExit) -> bool {
+fn may_be_oom(container: &ShimContainer, ended: ChildExit) -> bool {
     exit_rules::may_be_oom(ended.code, container.is_killed)
 }
 
 /// Determines the exit of a container whose first process exited; kills its remaining processes.
-fn final_exit(container: &mut Container, ended: ChildExit, is_late_kill: bool, now: Instant) -> Exit {
+fn final_exit(container: &mut ShimContainer, ended: ChildExit, is_late_kill: bool, now: Instant) -> Exit {
     let ending = ExitFacts {
         code: ended.code,
         is_ours: container.is_killed,

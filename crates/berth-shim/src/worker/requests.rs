@@ -9,13 +9,13 @@ use rustix::{
 
 use super::{
     super::{
-        plan::{Failure, FailureKind, Hello, NamespacePlan, Reply, Request, Scope, Target, VERSION},
-        socket::Received,
-        wire::{Datagram, Kind},
+        plan::{FailureKind, Hello, NamespacePlan, ProcessTarget, Reply, Scope, ShimFailure, ShimRequest, VERSION},
+        socket::ReceiveResult,
+        wire::{Datagram, DatagramKind},
     },
-    Origin, Worker, cgroup_signals,
-    client::Client,
-    container::Container,
+    RequestOrigin, Worker, cgroup_signals,
+    client::AttachedClient,
+    container::ShimContainer,
     descendants,
     launcher::{CreatedNamespaces, Stdio},
     shim_log,
@@ -27,7 +27,7 @@ use berth_sys::failpoint;
 const MOST_GREETED: usize = 1000;
 
 /// A reply with its descriptors; `None` if it follows later.
-type Answer = Result<Option<(Reply, Vec<OwnedFd>)>, Failure>;
+type Answer = Result<Option<(Reply, Vec<OwnedFd>)>, ShimFailure>;
 
 /// Reply without a result.
 const DONE: Answer = Ok(Some((Reply::Done, Vec::new())));
@@ -36,14 +36,14 @@ impl Worker<'_> {
     /// Receives and handles one datagram from the agent.
     pub(super) fn receive_request(&mut self, now: Instant) {
         let Some(connection) = &self.connection else { return };
-        let origin = |sequence| Origin { connection: connection.number, sequence };
+        let origin = |sequence| RequestOrigin { connection: connection.number, sequence };
         match connection.receive() {
-            Ok(Received::Nothing) => {}
-            Ok(Received::End) => self.close_connection(now),
-            Ok(Received::Datagram(bytes, fds)) => match Datagram::read(&bytes) {
-                Ok(datagram) if datagram.kind == Kind::Request => {
+            Ok(ReceiveResult::Nothing) => {}
+            Ok(ReceiveResult::End) => self.close_connection(now),
+            Ok(ReceiveResult::Datagram(bytes, fds)) => match Datagram::read(&bytes) {
+                Ok(datagram) if datagram.kind == DatagramKind::Request => {
                     let origin = origin(datagram.sequence);
-                    let answer = match datagram.body::<Request>() {
+                    let answer = match datagram.body::<ShimRequest>() {
                         Ok(request) => self.answer(request, fds, origin, now),
                         Err(e) => Err(failure(FailureKind::Other, e.to_string())),
                     };
@@ -64,7 +64,7 @@ impl Worker<'_> {
         self.close_connection(now);
     }
 
-    /// Closes the connection.
+    /// Drops the daemon's connection, if there is one, and records the time for the idle exit.
     pub(super) fn close_connection(&mut self, now: Instant) {
         if self.connection.take().is_some() {
             self.disconnected_since = Some(now);
@@ -72,39 +72,39 @@ impl Worker<'_> {
     }
 
     /// Queues a reply, if the connection of the request is still open.
-    pub(super) fn reply(&mut self, origin: Origin, reply: &Reply, fds: Vec<OwnedFd>) {
+    pub(super) fn reply(&mut self, origin: RequestOrigin, reply: &Reply, fds: Vec<OwnedFd>) {
         if let Some(connection) = self.connection.as_mut().filter(|c| c.number == origin.connection) {
             connection.reply(origin.sequence, reply, fds);
         }
     }
 
-    fn answer(&mut self, request: Request, fds: Vec<OwnedFd>, origin: Origin, now: Instant) -> Answer {
+    fn answer(&mut self, request: ShimRequest, fds: Vec<OwnedFd>, origin: RequestOrigin, now: Instant) -> Answer {
         match request {
-            Request::Hello => self.hello(),
-            Request::MakeNamespaces(plan) => self.make_namespaces(&plan),
-            Request::Launch(plan) => self.begin_launch(&plan, origin, now).map(|()| None),
-            Request::Exec(plan) => {
+            ShimRequest::Hello => self.hello(),
+            ShimRequest::MakeNamespaces(plan) => self.make_namespaces(&plan),
+            ShimRequest::Launch(plan) => self.begin_launch(&plan, origin, now).map(|()| None),
+            ShimRequest::Exec(plan) => {
                 let stdio = exec_stdio(plan.process.terminal.is_some(), fds)?;
                 self.begin_exec(&plan, stdio, origin, now).map(|()| None)
             }
-            Request::Signal { to, signal, scope } => self.signal(&to, signal, scope),
-            Request::Resize { of, columns, rows } => self.resize(&of, columns, rows),
-            Request::CloseStdin(container) => {
+            ShimRequest::Signal { to, signal, scope } => self.signal(&to, signal, scope),
+            ShimRequest::Resize { of, columns, rows } => self.resize(&of, columns, rows),
+            ShimRequest::CloseStdin(container) => {
                 self.container_mut(&container)?.ends.input.close();
                 DONE
             }
-            Request::ReopenLog(container) => {
+            ShimRequest::ReopenLog(container) => {
                 let container = self.running(&container)?;
                 container.log.reopen().map_err(|e| failure(FailureKind::Other, e.to_string()))?;
                 DONE
             }
-            Request::Attach { container, stdin } => self.attach(&container, stdin, fds),
-            Request::Acknowledge(number) => {
+            ShimRequest::Attach { container, stdin } => self.attach(&container, stdin, fds),
+            ShimRequest::Acknowledge(number) => {
                 self.events.acknowledge(number);
                 DONE
             }
-            Request::Forget(container) => self.forget(&container),
-            Request::Shutdown => self.shutdown(now),
+            ShimRequest::Forget(container) => self.forget(&container),
+            ShimRequest::Shutdown => self.shutdown(now),
         }
     }
 
@@ -117,14 +117,14 @@ impl Worker<'_> {
             pid: std::process::id(),
             namespaces: self.pod.namespaces.iter().map(|(kind, _)| *kind).collect(),
             init: self.pod.init,
-            containers: self.containers.values().map(Container::record).collect(),
+            containers: self.containers.values().map(ShimContainer::record).collect(),
             starting: self.starts.values().filter_map(Start::container).map(str::to_owned).collect(),
             events: self.events.greeting(MOST_GREETED),
         };
         Ok(Some((Reply::Hello(hello), self.namespace_copies()?)))
     }
 
-    fn namespace_copies(&self) -> Result<Vec<OwnedFd>, Failure> {
+    fn namespace_copies(&self) -> Result<Vec<OwnedFd>, ShimFailure> {
         let copies: io::Result<Vec<OwnedFd>> = self.pod.namespaces.iter().map(|(_, fd)| fd.try_clone()).collect();
         copies.map_err(|e| failure(FailureKind::Other, format!("duplicate namespace descriptor: {e}")))
     }
@@ -143,14 +143,16 @@ impl Worker<'_> {
         Ok(Some((Reply::Namespaces { made, init }, self.namespace_copies()?)))
     }
 
-    fn signal(&mut self, to: &Target, number: i32, scope: Scope) -> Answer {
+    fn signal(&mut self, to: &ProcessTarget, number: i32, scope: Scope) -> Answer {
         let signal = berth_sys::signal::by_number(number);
         let signal = signal.ok_or_else(|| failure(FailureKind::Other, format!("invalid signal {number}")))?;
         let mut frozen = Vec::new();
         let pid = match to {
-            Target::Init => self.pod.init.ok_or_else(|| failure(FailureKind::Unknown, "pod has no init process"))?,
-            Target::Container(id) if signal == Signal::KILL && self.kill_start(id) => return DONE,
-            Target::Container(id) if scope == Scope::ControlGroup => {
+            ProcessTarget::Init => {
+                self.pod.init.ok_or_else(|| failure(FailureKind::Unknown, "pod has no init process"))?
+            }
+            ProcessTarget::Container(id) if signal == Signal::KILL && self.kill_start(id) => return DONE,
+            ProcessTarget::Container(id) if scope == Scope::ControlGroup => {
                 let container = self.container_mut(id)?;
                 container.is_killed |= signal == Signal::KILL && container.is_running();
                 if signal == Signal::KILL {
@@ -160,7 +162,7 @@ impl Worker<'_> {
                 }
                 return DONE;
             }
-            Target::Container(id) => {
+            ProcessTarget::Container(id) => {
                 let container = self.running(id)?;
                 if signal == Signal::KILL {
                     container.is_killed = true;
@@ -168,7 +170,7 @@ impl Worker<'_> {
                 }
                 container.started.pid
             }
-            Target::Exec(id, exec) => {
+            ProcessTarget::Exec(id, exec) => {
                 let pid = self.container_mut(id)?.execs.get(exec).copied();
                 pid.ok_or_else(|| failure(FailureKind::Unknown, format!("process {exec:?} not found")))?
             }
@@ -187,8 +189,8 @@ impl Worker<'_> {
         DONE
     }
 
-    fn resize(&mut self, of: &Target, columns: u16, rows: u16) -> Answer {
-        let Target::Container(id) = of else {
+    fn resize(&mut self, of: &ProcessTarget, columns: u16, rows: u16) -> Answer {
+        let ProcessTarget::Container(id) = of else {
             return Err(failure(FailureKind::State, "terminal is owned by the daemon"));
         };
         if let Some(terminal) = &self.container_mut(id)?.terminal {
@@ -206,7 +208,7 @@ impl Worker<'_> {
             return Err(failure(FailureKind::Other, "attach: stdout is missing"));
         };
         let input = input.filter(|_| container.ends.input.is_open());
-        if container.attach(Client::new(input, stdout, fds.next())) {
+        if container.attach(AttachedClient::new(input, stdout, fds.next())) {
             DONE
         } else {
             Err(failure(FailureKind::State, format!("container {id:?} has too many attached clients")))
@@ -235,19 +237,19 @@ impl Worker<'_> {
 
     /// Whether no container runs and none is being started.
     pub(super) fn is_empty(&self) -> bool {
-        self.starts.is_empty() && self.containers.values().all(Container::is_over)
+        self.starts.is_empty() && self.containers.values().all(ShimContainer::is_over)
     }
 
     /// Container by id, with its key.
-    pub(super) fn container(&self, id: &str) -> Option<(u32, &Container)> {
+    pub(super) fn container(&self, id: &str) -> Option<(u32, &ShimContainer)> {
         self.containers.iter().find(|(_, container)| container.id == id).map(|(key, container)| (*key, container))
     }
 
-    fn container_mut(&mut self, id: &str) -> Result<&mut Container, Failure> {
+    fn container_mut(&mut self, id: &str) -> Result<&mut ShimContainer, ShimFailure> {
         self.containers.values_mut().find(|container| container.id == id).ok_or_else(|| unknown(id))
     }
 
-    fn running(&mut self, id: &str) -> Result<&mut Container, Failure> {
+    fn running(&mut self, id: &str) -> Result<&mut ShimContainer, ShimFailure> {
         let container = self.container_mut(id)?;
         if container.is_running() {
             Ok(container)
@@ -257,11 +259,11 @@ impl Worker<'_> {
     }
 }
 
-fn unknown(id: &str) -> Failure {
+fn unknown(id: &str) -> ShimFailure {
     failure(FailureKind::Unknown, format!("container {id:?} not found"))
 }
 
-fn exec_stdio(has_terminal: bool, fds: Vec<OwnedFd>) -> Result<Stdio, Failure> {
+fn exec_stdio(has_terminal: bool, fds: Vec<OwnedFd>) -> Result<Stdio, ShimFailure> {
     if has_terminal {
         return Ok(Stdio::Terminal);
     }

@@ -10,11 +10,11 @@ use std::{
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::{
-    super::plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, PidNamespace, Reply, Started},
-    Origin, Worker, cgroup_signals,
-    container::{Container, ContainerState},
+    super::plan::{ExecPlan, FailureKind, Hooks, LaunchPlan, PidNamespace, Reply, ShimFailure, StartedProcess},
+    RequestOrigin, Worker, cgroup_signals,
+    container::{ContainerState, ShimContainer},
     exit_rules,
-    launcher::{ExecTarget, Launching, PodContext, Progress, Stdio},
+    launcher::{ExecTarget, PendingStart, PodContext, StartProgress, Stdio},
     log::Log,
     oom_counter::OomCounter,
     reap, shim_log,
@@ -29,11 +29,11 @@ const MOST_EXECS: usize = 64;
 
 /// A start in progress.
 pub(super) struct Start {
-    origin: Origin,
+    origin: RequestOrigin,
     until: Instant,
     limit: Duration,
     /// `None` only while it is being advanced.
-    pub(super) launching: Option<Box<dyn Launching>>,
+    pub(super) launching: Option<Box<dyn PendingStart>>,
     what: StartKind,
 }
 
@@ -56,8 +56,8 @@ struct Launch {
 }
 
 /// Builds a failure.
-pub(super) fn failure(kind: FailureKind, text: impl Into<String>) -> Failure {
-    Failure { kind, text: text.into() }
+pub(super) fn failure(kind: FailureKind, text: impl Into<String>) -> ShimFailure {
+    ShimFailure { kind, text: text.into() }
 }
 
 impl Start {
@@ -77,7 +77,12 @@ impl Start {
 
 impl Worker<'_> {
     /// Begins the start of a container. The reply follows when it has finished.
-    pub(super) fn begin_launch(&mut self, plan: &LaunchPlan, origin: Origin, now: Instant) -> Result<(), Failure> {
+    pub(super) fn begin_launch(
+        &mut self,
+        plan: &LaunchPlan,
+        origin: RequestOrigin,
+        now: Instant,
+    ) -> Result<(), ShimFailure> {
         let id = &plan.container;
         if !exit_rules::is_name(id) {
             return Err(failure(FailureKind::Other, format!("invalid id {id:?}")));
@@ -112,7 +117,7 @@ impl Worker<'_> {
 
     /// Pidfd of the process whose PID namespace a container joins. Only this loop reaps, so the PID is valid until it
     /// is opened here, and it is not used afterwards.
-    fn target(&self, processes: &PidNamespace) -> Result<Option<OwnedFd>, Failure> {
+    fn target(&self, processes: &PidNamespace) -> Result<Option<OwnedFd>, ShimFailure> {
         let pid = match processes {
             PidNamespace::Own | PidNamespace::Host => return Ok(None),
             PidNamespace::Pod => self.pod.init,
@@ -137,9 +142,9 @@ impl Worker<'_> {
         &mut self,
         plan: &ExecPlan,
         stdio: Stdio,
-        origin: Origin,
+        origin: RequestOrigin,
         now: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ShimFailure> {
         let Some((key, container)) = self.container(&plan.container) else {
             return Err(failure(FailureKind::Unknown, format!("container {:?} not found", plan.container)));
         };
@@ -162,7 +167,14 @@ impl Worker<'_> {
         Ok(())
     }
 
-    fn start(&mut self, origin: Origin, now: Instant, limit: Duration, launching: Box<dyn Launching>, what: StartKind) {
+    fn start(
+        &mut self,
+        origin: RequestOrigin,
+        now: Instant,
+        limit: Duration,
+        launching: Box<dyn PendingStart>,
+        what: StartKind,
+    ) {
         let key = self.next_key();
         self.starts.insert(key, Start { origin, until: now + limit, limit, launching: Some(launching), what });
     }
@@ -180,15 +192,15 @@ impl Worker<'_> {
         let Some(start) = self.starts.get_mut(&key) else { return };
         let Some(launching) = start.launching.take() else { return };
         match launching.advance() {
-            Progress::Pending(launching) if now < start.until => start.launching = Some(launching),
-            Progress::Pending(launching) => {
+            StartProgress::Pending(launching) if now < start.until => start.launching = Some(launching),
+            StartProgress::Pending(launching) => {
                 let text = format!("start timed out after {:?}", start.limit);
                 launching.kill();
                 self.fail_start(key, failure(FailureKind::Deadline, text));
             }
-            Progress::Failed(reason) => self.fail_start(key, reason),
-            Progress::Started { pid, start_ticks, terminal, took } => {
-                let started = Started { pid, start_ticks, at_ns: reap::wall_ns(), took };
+            StartProgress::Failed(reason) => self.fail_start(key, reason),
+            StartProgress::Started { pid, start_ticks, terminal, took } => {
+                let started = StartedProcess { pid, start_ticks, at_ns: reap::wall_ns(), took };
                 self.started(key, started, terminal, now);
             }
         }
@@ -205,7 +217,7 @@ impl Worker<'_> {
     }
 
     /// Replies to a failed start and cleans up.
-    fn fail_start(&mut self, key: u32, reason: Failure) {
+    fn fail_start(&mut self, key: u32, reason: ShimFailure) {
         let Some(mut start) = self.starts.remove(&key) else { return };
         if let StartKind::Launch(launch) = &mut start.what {
             cgroup_signals::kill_each(&launch.groups); // no process stays, and the container may be started again
@@ -228,7 +240,7 @@ impl Worker<'_> {
     }
 
     /// Handles a start whose program was executed.
-    fn started(&mut self, key: u32, started: Started, terminal: Option<OwnedFd>, now: Instant) {
+    fn started(&mut self, key: u32, started: StartedProcess, terminal: Option<OwnedFd>, now: Instant) {
         let Some(Start { origin, what, .. }) = self.starts.remove(&key) else { return };
         match what {
             StartKind::Launch(launch) => {
@@ -259,11 +271,11 @@ impl Worker<'_> {
 }
 
 impl Launch {
-    fn into_container(self, started: Started, terminal: Option<OwnedFd>) -> Container {
+    fn into_container(self, started: StartedProcess, terminal: Option<OwnedFd>) -> ShimContainer {
         let Self { id, groups, processes, memory, log, ends, has_stdin, longest_record, hooks } = self;
         let of_terminal = |master: &OwnedFd| stdio::of_terminal(master, has_stdin, longest_record).ok();
         let ends = ends.or_else(|| of_terminal(terminal.as_ref()?)).unwrap_or_else(StreamEnds::none);
-        Container {
+        ShimContainer {
             id,
             groups,
             processes,

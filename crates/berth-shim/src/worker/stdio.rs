@@ -14,7 +14,7 @@ use super::{
     super::plan::{IdMap, LaunchPlan},
     input::Input,
     launcher::Stdio,
-    output::Output,
+    output::OutputStream,
 };
 
 /// The shim's ends of the streams.
@@ -23,7 +23,7 @@ pub struct StreamEnds {
     /// The container's stdin.
     pub input: Input,
     /// The container's output: stdout and stderr, or its terminal.
-    pub outputs: [Option<Output>; 2],
+    pub outputs: [Option<OutputStream>; 2],
 }
 
 /// Creates pipes, unless the container has a terminal. They belong to the container's user, so that it can open
@@ -51,7 +51,8 @@ pub fn make(plan: &LaunchPlan, users: Option<(IdMap, IdMap)>) -> io::Result<(Std
         // Not permitted without root: then there is one user only.
         let _ = rustix::fs::fchown(pipe, uid, gid);
     }
-    let outputs = [Some(Output::new(out, plan.longest_record)), Some(Output::new(err, plan.longest_record))];
+    let outputs =
+        [Some(OutputStream::new(out, plan.longest_record)), Some(OutputStream::new(err, plan.longest_record))];
     Ok((Stdio::Files([stdin, stdout, stderr]), Some(StreamEnds { input: Input::new(input, plan.stdin_once), outputs })))
 }
 
@@ -64,7 +65,7 @@ pub fn of_terminal(master: &OwnedFd, has_stdin: bool, longest_record: usize) -> 
     let input = has_stdin.then(|| master.as_fd().try_clone_to_owned()).transpose()?;
     let output = master.as_fd().try_clone_to_owned()?;
     // The end of a client's input never closes a terminal.
-    Ok(StreamEnds { input: Input::new(input, false), outputs: [Some(Output::new(output, longest_record)), None] })
+    Ok(StreamEnds { input: Input::new(input, false), outputs: [Some(OutputStream::new(output, longest_record)), None] })
 }
 
 /// Maps an id of the container to the host; `None` if it is not mapped.

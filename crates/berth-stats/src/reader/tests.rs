@@ -25,8 +25,8 @@ fn lay(root: &Path, group: &str, files: &[(&str, &str)]) {
     }
 }
 
-fn reader(mounts: Mounts, max_open: usize) -> Reader {
-    Reader::new(mounts, Arc::new(Below("/kubepods")), max_open)
+fn reader(mounts: Mounts, max_open: usize) -> CgroupReader {
+    CgroupReader::new(mounts, Arc::new(Below("/kubepods")), max_open)
 }
 
 fn at(path: &str, depth: Depth) -> CgroupRequest {
@@ -93,7 +93,7 @@ fn a_group_of_the_unified_hierarchy() {
 }
 
 #[test]
-fn a_deeper_look_reads_what_the_last_one_has_not() {
+fn a_deeper_read_adds_only_the_missing_values() {
     let root = tempfile::tempdir().expect("a directory");
     let files = |usage: &str, processes: &str| {
         // In another directory, because changes of kernel counters must not raise inotify events.
@@ -106,20 +106,20 @@ fn a_deeper_look_reads_what_the_last_one_has_not() {
     };
     files("usage_usec 5\n", "1\n");
     let mut reader = reader(Mounts::Unified(root.path().to_owned()), 10);
-    let mut look = |depth, at_ms: i64| {
+    let mut read = |depth, at_ms: i64| {
         let seen = reader.pass(&[at("/a", depth)], MACHINE, &|| at_ms * 1_000_000);
         let reading = seen[0].as_ref().expect("there").reading.clone();
         let usage = reading.cpu.expect("read").times.usage_ns / 1000;
         (reading.at / 1_000_000, usage, reading.processes, reading.threads.map(|t| t.0))
     };
-    assert_eq!(look(Depth::Core, 1000), (1000, 5, None, None));
+    assert_eq!(read(Depth::Core, 1000), (1000, 5, None, None));
     files("usage_usec 6\n", "1\n2\n");
-    assert_eq!(look(Depth::Summary, 1500), (1000, 5, Some(2), None), "completed, and as old as it began");
+    assert_eq!(read(Depth::Summary, 1500), (1000, 5, Some(2), None), "completed, and as old as it began");
     files("usage_usec 7\n", "1\n");
-    assert_eq!(look(Depth::Full, 2000), (1000, 5, Some(2), Some(4)));
-    assert_eq!(look(Depth::Core, 2000), (2000, 7, None, None), "what is complete is not added to");
-    assert_eq!(look(Depth::Core, 2001), (2001, 7, None, None), "as deep is as new");
-    assert_eq!(look(Depth::Full, 3002), (3002, 7, Some(1), Some(4)), "too old");
+    assert_eq!(read(Depth::Full, 2000), (1000, 5, Some(2), Some(4)));
+    assert_eq!(read(Depth::Core, 2000), (2000, 7, None, None), "what is complete is not added to");
+    assert_eq!(read(Depth::Core, 2001), (2001, 7, None, None), "as deep is as new");
+    assert_eq!(read(Depth::Full, 3002), (3002, 7, Some(1), Some(4)), "too old");
 }
 
 #[test]
@@ -136,31 +136,31 @@ fn an_idle_group_is_read_whole_every_few_minutes() {
     file("memory.peak", "20\n");
     file("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n");
     let mut reader = reader(Mounts::Unified(root.path().to_owned()), 10);
-    let mut look = |depth, second: i64| {
+    let mut read = |depth, second: i64| {
         let seen = reader.pass(&[at("/a", depth)], MACHINE, &|| second * 1_000_000_000);
         let reading = seen[0].as_ref().expect("there").reading.clone();
         let stalled = reading.pressure.memory.map(|pressure| pressure.some.total);
         (reading.at / 1_000_000_000, reading.memory.map(|memory| memory.peak), stalled)
     };
-    assert_eq!(look(Depth::Full, 100), (100, Some(20), Some(5)));
+    assert_eq!(read(Depth::Full, 100), (100, Some(20), Some(5)));
     file("memory.peak", "30\n");
     file("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=6\n");
-    assert_eq!(look(Depth::Full, 115), (115, Some(20), Some(6)), "nothing ran, but something waited");
+    assert_eq!(read(Depth::Full, 115), (115, Some(20), Some(6)), "nothing ran, but something waited");
     file("cpu.stat", "usage_usec 6\n");
-    assert_eq!(look(Depth::Full, 130), (130, Some(30), Some(6)), "something ran");
+    assert_eq!(read(Depth::Full, 130), (130, Some(30), Some(6)), "something ran");
     file("memory.peak", "40\n");
-    assert_eq!(look(Depth::Full, 309).1, Some(30));
-    assert_eq!(look(Depth::Core, 311).1, Some(30), "the next deep look will tell");
-    assert_eq!(look(Depth::Full, 313).1, Some(40), "three minutes are over");
+    assert_eq!(read(Depth::Full, 309).1, Some(30));
+    assert_eq!(read(Depth::Core, 311).1, Some(30), "the next deep look will tell");
+    assert_eq!(read(Depth::Full, 313).1, Some(40), "three minutes are over");
     file("memory.peak", "50\n");
     file("memory.current", "11\n");
-    assert_eq!(look(Depth::Full, 315).1, Some(50), "its memory is another");
-    assert_eq!(look(Depth::Core, 320).0, 320);
+    assert_eq!(read(Depth::Full, 315).1, Some(50), "its memory is another");
+    assert_eq!(read(Depth::Core, 320).0, 320);
     file("cpu.stat", "usage_usec 7\n");
     file("memory.peak", "60\n");
     file("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n");
-    assert_eq!(look(Depth::Full, 321), (320, Some(50), Some(7)), "a look at one that rested is completed");
-    assert_eq!(look(Depth::Full, 323), (323, Some(60), Some(7)));
+    assert_eq!(read(Depth::Full, 321), (320, Some(50), Some(7)), "a look at one that rested is completed");
+    assert_eq!(read(Depth::Full, 323), (323, Some(60), Some(7)));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn many_groups_are_read_as_few_are() {
     }
     let mut wanted: Vec<CgroupRequest> = (0..2 * WORTH_A_THREAD).map(|n| at(&format!("/g{n}"), Depth::Core)).collect();
     wanted.extend([at("/absent", Depth::Core), at("/g7", Depth::Core)]);
-    let usages = |reader: &mut Reader| -> Vec<Option<u64>> {
+    let usages = |reader: &mut CgroupReader| -> Vec<Option<u64>> {
         let seen = reader.pass(&wanted, MACHINE, &|| 1);
         let usage = |seen: &Option<CgroupObservation>| Some(seen.as_ref()?.reading.cpu?.times.usage_ns / 1000);
         seen.iter().map(usage).collect()
@@ -266,26 +266,26 @@ fn a_group_of_the_old_hierarchies() {
 fn a_group_that_goes_and_comes_back_is_found_again() {
     let root = tempfile::tempdir().expect("a directory");
     let mut reader = reader(Mounts::Unified(root.path().to_owned()), 10);
-    let mut look = || reader.pass(&[at("/a", Depth::Core)], MACHINE, &|| 1)[0].is_some();
-    assert!(!look());
+    let mut read = || reader.pass(&[at("/a", Depth::Core)], MACHINE, &|| 1)[0].is_some();
+    assert!(!read());
     lay(root.path(), "/a", &[("cpu.stat", "usage_usec 5\n")]);
-    assert!(look());
+    assert!(read());
 }
 
 #[test]
-fn looks_in_quick_succession_keep_the_rate_of_the_last_good_pair() {
+fn reads_in_quick_succession_keep_the_rate_of_the_last_valid_pair() {
     let root = tempfile::tempdir().expect("a directory");
     let mut reader = reader(Mounts::Unified(root.path().to_owned()), 10);
-    let mut look = |usage: u64, at_ms: i64| {
+    let mut read = |usage: u64, at_ms: i64| {
         lay(root.path(), "/a", &[("cpu.stat", &format!("usage_usec {usage}\n"))]);
         let seen = reader.pass(&[at("/a", Depth::Core)], MACHINE, &|| at_ms * 1_000_000);
         seen[0].as_ref().and_then(|s| s.reading.cpu).and_then(|cpu| cpu.rate)
     };
-    assert_eq!(look(0, 1000), None);
-    assert_eq!(look(1_000_000, 2000), Some(1_000_000_000));
-    assert_eq!(look(1_000_001, 2100), Some(1_000_000_000));
-    assert_eq!(look(1_500_000, 3000), Some(500_000_000));
-    assert_eq!(look(10, 3100), None, "AC-04b-M8: a counter that was set back has no rate");
+    assert_eq!(read(0, 1000), None);
+    assert_eq!(read(1_000_000, 2000), Some(1_000_000_000));
+    assert_eq!(read(1_000_001, 2100), Some(1_000_000_000));
+    assert_eq!(read(1_500_000, 3000), Some(500_000_000));
+    assert_eq!(read(10, 3100), None, "AC-04b-M8: a counter that was set back has no rate");
 }
 
 #[test]

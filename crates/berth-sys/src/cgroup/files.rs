@@ -78,38 +78,38 @@ pub struct CpuTimes {
 
 /// Parses `cpu.stat` of cgroup v2; `None` without `usage_usec`.
 pub fn cpu_stat(text: &[u8]) -> Option<(CpuTimes, Throttling)> {
-    let (mut times, mut held, mut known) = (CpuTimes::default(), Throttling::default(), false);
+    let (mut times, mut throttling, mut known) = (CpuTimes::default(), Throttling::default(), false);
     for (key, value) in pairs(text) {
         let ns = value.saturating_mul(1000);
         match key {
             b"usage_usec" => (times.usage_ns, known) = (ns, true),
             b"user_usec" => times.user_ns = ns,
             b"system_usec" => times.system_ns = ns,
-            b"nr_periods" => held.periods = value,
-            b"nr_throttled" => held.throttled_periods = value,
-            b"throttled_usec" => held.throttled_ns = ns,
-            b"nr_bursts" => held.burst_periods = value,
-            b"burst_usec" => held.burst_ns = ns,
+            b"nr_periods" => throttling.periods = value,
+            b"nr_throttled" => throttling.throttled_periods = value,
+            b"throttled_usec" => throttling.throttled_ns = ns,
+            b"nr_bursts" => throttling.burst_periods = value,
+            b"burst_usec" => throttling.burst_ns = ns,
             _ => {}
         }
     }
-    known.then_some((times, held))
+    known.then_some((times, throttling))
 }
 
 /// Parses `cpu.stat` of cgroup v1.
 pub fn cpu_stat_v1(text: &[u8]) -> Throttling {
-    let mut held = Throttling::default();
+    let mut throttling = Throttling::default();
     for (key, value) in pairs(text) {
         match key {
-            b"nr_periods" => held.periods = value,
-            b"nr_throttled" => held.throttled_periods = value,
-            b"throttled_time" => held.throttled_ns = value,
-            b"nr_bursts" => held.burst_periods = value,
-            b"burst_time" => held.burst_ns = value,
+            b"nr_periods" => throttling.periods = value,
+            b"nr_throttled" => throttling.throttled_periods = value,
+            b"throttled_time" => throttling.throttled_ns = value,
+            b"nr_bursts" => throttling.burst_periods = value,
+            b"burst_time" => throttling.burst_ns = value,
             _ => {}
         }
     }
-    held
+    throttling
 }
 
 /// Parses `cpuacct.stat`: user and system time in nanoseconds.
@@ -262,9 +262,9 @@ fn pressure_line(values: &[u8]) -> Pressure {
 pub struct DeviceIo {
     /// Major and minor number.
     pub device: (u32, u32),
-    /// Bytes read.
+    /// Cumulative bytes read: `rbytes` of `io.stat`, or `Read` of cgroup v1.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// Cumulative bytes written: `wbytes` of `io.stat`, or `Write` of cgroup v1.
     pub written_bytes: u64,
     /// Read operations.
     pub reads: u64,
@@ -385,11 +385,11 @@ mod tests {
     fn processor_time_of_both_hierarchies() {
         let text = b"usage_usec 68172016\nuser_usec 5\nsystem_usec 7\ncore_sched.force_idle_usec 0\nnr_periods 10\n\
                      nr_throttled 3\nthrottled_usec 2000\nnr_bursts 1\nburst_usec 4\n";
-        let (times, held) = cpu_stat(text).expect("usage is there");
+        let (times, throttling) = cpu_stat(text).expect("usage is there");
         assert_eq!(times, CpuTimes { usage_ns: 68_172_016_000, user_ns: 5000, system_ns: 7000 });
         let expected =
             Throttling { periods: 10, throttled_periods: 3, throttled_ns: 2_000_000, burst_periods: 1, burst_ns: 4000 };
-        assert_eq!(held, expected);
+        assert_eq!(throttling, expected);
         assert_eq!(cpu_stat(b"user_usec 1\n"), None);
         let old = b"nr_periods 10\nnr_throttled 3\nthrottled_time 2000000\nnr_bursts 1\nburst_time 4000\nwait_sum 9\n";
         assert_eq!(cpu_stat_v1(old), expected);

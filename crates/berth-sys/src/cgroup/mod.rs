@@ -104,7 +104,7 @@ pub type CgroupResult<T> = Result<T, CgroupError>;
 
 /// Which controllers a cgroup exists in.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Presence {
+pub enum CgroupPresence {
     /// All required controllers.
     Complete,
     /// These controllers are missing, by name.
@@ -119,7 +119,7 @@ pub enum Hierarchy {
     /// cgroup v1: one tree per controller.
     V1(v1::Hierarchies),
     /// cgroup v2: the unified tree.
-    V2(v2::Unified),
+    V2(v2::UnifiedHierarchy),
 }
 
 impl Hierarchy {
@@ -134,7 +134,7 @@ impl Hierarchy {
         }
         let unified = mounts.iter().find(|m| m.kind == "cgroup2");
         let unified = unified.ok_or_else(|| CgroupError::Other("no cgroup hierarchy is mounted".to_owned()))?;
-        v2::Unified::at(unified.target.clone()).map(Self::V2)
+        v2::UnifiedHierarchy::at(unified.target.clone()).map(Self::V2)
     }
 
     /// Cgroup version, 1 or 2.
@@ -157,7 +157,7 @@ impl Hierarchy {
     ///
     /// # Errors
     /// If its files cannot be read.
-    pub fn presence(&self, group: &GroupPath) -> CgroupResult<Presence> {
+    pub fn presence(&self, group: &GroupPath) -> CgroupResult<CgroupPresence> {
         match self {
             Self::V1(h) => Ok(h.presence(group)),
             Self::V2(h) => h.presence(group),

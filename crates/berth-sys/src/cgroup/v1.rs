@@ -10,7 +10,7 @@ use std::{
 use rustix::io::Errno;
 
 use super::{
-    CgroupError, CgroupResult, Controller, GroupPath, Presence,
+    CgroupError, CgroupPresence, CgroupResult, Controller, GroupPath,
     group::{self, DirectoryCreation},
     kill,
 };
@@ -72,7 +72,7 @@ impl Hierarchies {
         self.others.iter().map(PathBuf::as_path).chain(self.roots())
     }
 
-    pub(super) fn presence(&self, group: &GroupPath) -> Presence {
+    pub(super) fn presence(&self, group: &GroupPath) -> CgroupPresence {
         let missing: Vec<String> = self
             .ours
             .iter()
@@ -80,9 +80,9 @@ impl Hierarchies {
             .map(|(controller, _)| controller.as_str().to_owned())
             .collect();
         match missing.len() {
-            0 => Presence::Complete,
-            n if n == self.ours.len() => Presence::Absent,
-            _ => Presence::Partial(missing),
+            0 => CgroupPresence::Complete,
+            n if n == self.ours.len() => CgroupPresence::Absent,
+            _ => CgroupPresence::Partial(missing),
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    CgroupError, CgroupResult, Controller, GroupPath, Presence,
+    CgroupError, CgroupPresence, CgroupResult, Controller, GroupPath,
     group::{self, DirectoryCreation},
     kill,
 };
@@ -24,12 +24,12 @@ const EMPTY_LIMIT: Duration = Duration::from_secs(10);
 
 /// The cgroup v2 hierarchy with its available controllers.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unified {
+pub struct UnifiedHierarchy {
     root: PathBuf,
     available: BTreeSet<Controller>,
 }
 
-impl Unified {
+impl UnifiedHierarchy {
     /// The hierarchy mounted at `root`.
     ///
     /// # Errors
@@ -48,20 +48,20 @@ impl Unified {
         group.below(&self.root)
     }
 
-    pub(super) fn presence(&self, group: &GroupPath) -> CgroupResult<Presence> {
+    pub(super) fn presence(&self, group: &GroupPath) -> CgroupResult<CgroupPresence> {
         let offered = match controllers(&self.directory(group)) {
-            Err(e) if e.is_missing() => return Ok(Presence::Absent),
+            Err(e) if e.is_missing() => return Ok(CgroupPresence::Absent),
             other => other?,
         };
         let missing = self.available.iter().filter(|c| !offered.contains(c.as_str()));
         let missing: Vec<String> = missing.map(|c| c.as_str().to_owned()).collect();
-        Ok(if missing.is_empty() { Presence::Complete } else { Presence::Partial(missing) })
+        Ok(if missing.is_empty() { CgroupPresence::Complete } else { CgroupPresence::Partial(missing) })
     }
 
     pub(super) fn create(&self, group: &GroupPath) -> CgroupResult<Vec<GroupPath>> {
         let mut made = Vec::new();
         self.make(group, &mut made)?;
-        if let Presence::Partial(_) = self.presence(group)? {
+        if let CgroupPresence::Partial(_) = self.presence(group)? {
             self.enable_above(group)?;
         }
         made.retain(|g| g != group);
@@ -194,12 +194,12 @@ mod tests {
     use super::*;
 
     /// A directory that imitates a hierarchy, with hand-written interface files.
-    fn lookalike(controllers: &str) -> (tempfile::TempDir, Unified) {
+    fn lookalike(controllers: &str) -> (tempfile::TempDir, UnifiedHierarchy) {
         let root = tempfile::tempdir().expect("a directory");
         for file in ["cgroup.controllers", "cgroup.subtree_control"] {
             fs::write(root.path().join(file), controllers).expect("writable");
         }
-        let unified = Unified::at(root.path().to_owned()).expect("readable");
+        let unified = UnifiedHierarchy::at(root.path().to_owned()).expect("readable");
         (root, unified)
     }
 
@@ -217,15 +217,15 @@ mod tests {
     }
 
     #[test]
-    fn presence_tells_which_controllers_are_missing() {
+    fn presence_lists_missing_controllers() {
         let (root, unified) = lookalike("cpu memory pids");
-        assert_eq!(unified.presence(&path("/a")).expect("readable"), Presence::Absent);
+        assert_eq!(unified.presence(&path("/a")).expect("readable"), CgroupPresence::Absent);
         fs::create_dir(root.path().join("a")).expect("makeable");
         fs::write(root.path().join("a/cgroup.controllers"), "cpu").expect("writable");
-        let missing = Presence::Partial(vec!["memory".into(), "pids".into()]);
+        let missing = CgroupPresence::Partial(vec!["memory".into(), "pids".into()]);
         assert_eq!(unified.presence(&path("/a")).expect("readable"), missing);
         fs::write(root.path().join("a/cgroup.controllers"), "cpu io memory pids").expect("writable");
-        assert_eq!(unified.presence(&path("/a")).expect("readable"), Presence::Complete);
+        assert_eq!(unified.presence(&path("/a")).expect("readable"), CgroupPresence::Complete);
     }
 
     #[test]

@@ -22,7 +22,7 @@ const FILTER: u16 = 25;
 
 /// One direction (tuple) of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Direction {
+pub struct ConntrackTuple {
     /// Source address.
     pub source: IpAddr,
     /// Destination address.
@@ -35,20 +35,20 @@ pub struct Direction {
 
 /// An entry of the conntrack table.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Connection {
+pub struct ConntrackEntry {
     /// Original direction.
-    pub original: Direction,
+    pub original: ConntrackTuple,
     /// Reply direction.
-    pub reply: Direction,
+    pub reply: ConntrackTuple,
     family: u8,
     tuple: Vec<u8>,
     zone: Option<Vec<u8>>,
 }
 
-impl Connection {
+impl ConntrackEntry {
     /// Whether this address is part of it, original or translated.
     pub fn has(&self, address: IpAddr) -> bool {
-        let of = |d: &Direction| d.source == address || d.destination == address;
+        let of = |d: &ConntrackTuple| d.source == address || d.destination == address;
         of(&self.original) || of(&self.reply)
     }
 
@@ -99,12 +99,12 @@ pub fn list_of(address: IpAddr, end: End) -> Message {
 }
 
 /// Decodes a connection; `None` for another message type or missing attributes.
-pub fn connection(reply: &Reply) -> Option<Connection> {
+pub fn connection(reply: &Reply) -> Option<ConntrackEntry> {
     if reply.kind != SUBSYSTEM << 8 | NEW {
         return None;
     }
     let found = Attributes::behind(&reply.body, HEAD);
-    Some(Connection {
+    Some(ConntrackEntry {
         original: direction(found.nest(ORIGINAL))?,
         reply: direction(found.nest(REPLY))?,
         family: *reply.body.first()?,
@@ -113,11 +113,11 @@ pub fn connection(reply: &Reply) -> Option<Connection> {
     })
 }
 
-fn direction(tuple: Attributes<'_>) -> Option<Direction> {
+fn direction(tuple: Attributes<'_>) -> Option<ConntrackTuple> {
     let (addresses, protocol) = (tuple.nest(1), tuple.nest(2));
     let v4 = |kind| <[u8; 4]>::try_from(addresses.get(kind)?).ok().map(IpAddr::from);
     let v6 = |kind| <[u8; 16]>::try_from(addresses.get(kind)?).ok().map(IpAddr::from);
-    Some(Direction {
+    Some(ConntrackTuple {
         source: v4(1).or_else(|| v6(3))?,
         destination: v4(2).or_else(|| v6(4))?,
         protocol: *protocol.get(1)?.first()?,

@@ -32,7 +32,7 @@ const IFLA_STATS64: u16 = 23;
 
 /// Statistics of one direction of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Direction {
+pub struct DirectionCounters {
     /// Bytes transferred.
     pub bytes: u64,
     /// Packets transferred.
@@ -49,9 +49,9 @@ pub struct LinkCounters {
     /// Interface name.
     pub name: String,
     /// Received traffic.
-    pub received: Direction,
+    pub received: DirectionCounters,
     /// Sent traffic.
-    pub sent: Direction,
+    pub sent: DirectionCounters,
 }
 
 /// Statistics of all links of a namespace. The socket belongs to this namespace.
@@ -62,8 +62,8 @@ pub fn of_namespace(socket: &mut Socket, namespace: BorrowedFd<'_>) -> io::Resul
     let number = match number(socket, namespace)? {
         Some(number) => number,
         None => {
-            let wish = about(NEW_NAMESPACE_ID, namespace).with_u32(NETNSA_NSID, NONE);
-            match socket.request(wish) {
+            let request = about(NEW_NAMESPACE_ID, namespace).with_u32(NETNSA_NSID, NONE);
+            match socket.request(request) {
                 // An id was assigned concurrently.
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
                 _ => {}
@@ -96,7 +96,12 @@ fn read(reply: &Reply) -> Option<LinkCounters> {
     // `rtnl_link_stats64`: received and sent values alternate.
     let at = |place: usize| u64_at(counters, place * 8);
     let direction = |first: usize| {
-        Some(Direction { packets: at(first)?, bytes: at(first + 2)?, errors: at(first + 4)?, dropped: at(first + 6)? })
+        Some(DirectionCounters {
+            packets: at(first)?,
+            bytes: at(first + 2)?,
+            errors: at(first + 4)?,
+            dropped: at(first + 6)?,
+        })
     };
     Some(LinkCounters { name: found.text(IFLA_IFNAME)?, received: direction(0)?, sent: direction(1)? })
 }
@@ -111,10 +116,10 @@ mod tests {
         let message =
             Message::new(NEW_LINK, 0, &[0; LINK_HEAD]).with_text(IFLA_IFNAME, "eth0").with(IFLA_STATS64, &numbers);
         let body = message.bytes()[16..].to_vec();
-        let told = read(&Reply { kind: NEW_LINK, body: body.clone() }).expect("a link");
-        assert_eq!(told.name, "eth0");
-        assert_eq!(told.received, Direction { packets: 1, bytes: 3, errors: 5, dropped: 7 });
-        assert_eq!(told.sent, Direction { packets: 2, bytes: 4, errors: 6, dropped: 8 });
+        let counters = read(&Reply { kind: NEW_LINK, body: body.clone() }).expect("a link");
+        assert_eq!(counters.name, "eth0");
+        assert_eq!(counters.received, DirectionCounters { packets: 1, bytes: 3, errors: 5, dropped: 7 });
+        assert_eq!(counters.sent, DirectionCounters { packets: 2, bytes: 4, errors: 6, dropped: 8 });
         let short =
             Message::new(NEW_LINK, 0, &[0; LINK_HEAD]).with_text(IFLA_IFNAME, "eth0").with(IFLA_STATS64, &[0; 40]);
         assert_eq!(read(&Reply { kind: NEW_LINK, body: short.bytes()[16..].to_vec() }), None);
@@ -133,7 +138,7 @@ mod tests {
             std::fs::File::open("/proc/thread-self/ns/net").expect("its file")
         });
         let other = made.join().expect("a namespace");
-        let mut socket = Socket::open(super::super::Protocol::Route).expect("a socket");
+        let mut socket = Socket::open(super::super::NetlinkFamily::Route).expect("a socket");
         for _ in 0..2 {
             let links = of_namespace(&mut socket, other.as_fd()).expect("links");
             assert!(links.iter().any(|link| link.name == "lo"), "{links:?}");

@@ -17,4 +17,4 @@ pub mod rtnetlink;
 pub mod socket;
 
 pub use message::{Attributes, Message};
-pub use socket::{Failure, LIMIT, Protocol, Reply, Socket};
+pub use socket::{BatchError, LIMIT, NetlinkFamily, Reply, Socket};

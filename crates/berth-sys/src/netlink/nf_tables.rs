@@ -63,7 +63,7 @@ pub fn get_table(name: &str) -> Message {
 
 /// Netfilter hook of a base chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Hook {
+pub enum NetfilterHook {
     /// On arrival, before routing.
     Prerouting,
     /// Forwarded to another machine.
@@ -74,7 +74,7 @@ pub enum Hook {
     Postrouting,
 }
 
-impl Hook {
+impl NetfilterHook {
     fn number(self) -> u32 {
         match self {
             Self::Prerouting => 0,
@@ -86,7 +86,7 @@ impl Hook {
 }
 
 /// Creates a base chain with policy accept. `kind` is `nat` or `filter`.
-pub fn new_chain(table: &str, name: &str, kind: &str, hook: Hook, priority: i32) -> Message {
+pub fn new_chain(table: &str, name: &str, kind: &str, hook: NetfilterHook, priority: i32) -> Message {
     const ACCEPT: u32 = 1;
     message(NEW_CHAIN, CREATE, FAMILY_INET)
         .with_text(1, table)
@@ -134,7 +134,7 @@ pub fn chain(reply: &Reply) -> Option<Chain> {
 impl Chain {
     /// Whether the chain is attached to the forward hook.
     pub fn forwards(&self) -> bool {
-        self.hook == Some(Hook::Forward.number())
+        self.hook == Some(NetfilterHook::Forward.number())
     }
 }
 

@@ -41,7 +41,7 @@ const DUMP_TRIES: u32 = 5;
 
 /// Netlink family of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Protocol {
+pub enum NetlinkFamily {
     /// `NETLINK_ROUTE`: links, addresses, routes, queueing disciplines.
     Route,
     /// `NETLINK_NETFILTER`: packet filters and conntrack.
@@ -51,22 +51,22 @@ pub enum Protocol {
 /// The failed message of a batch.
 #[derive(Debug, thiserror::Error)]
 #[error("message {index}: {source}")]
-pub struct Failure {
+pub struct BatchError {
     /// Index of the message in the batch, from 0.
     pub index: usize,
     /// The kernel's error.
     pub source: io::Error,
 }
 
-impl Failure {
+impl BatchError {
     /// Whether the kernel returned this errno.
     pub fn is(&self, errno: Errno) -> bool {
         self.source.raw_os_error() == Some(errno as i32)
     }
 }
 
-impl From<Failure> for io::Error {
-    fn from(failure: Failure) -> Self {
+impl From<BatchError> for io::Error {
+    fn from(failure: BatchError) -> Self {
         failure.source
     }
 }
@@ -92,7 +92,7 @@ impl Socket {
     ///
     /// # Errors
     /// The kernel's error: usually that it lacks the protocol.
-    pub fn open(protocol: Protocol) -> io::Result<Self> {
+    pub fn open(protocol: NetlinkFamily) -> io::Result<Self> {
         let socket = Self::bound(protocol, SockFlag::SOCK_CLOEXEC, 0)?;
         let limit = TimeVal::new(i64::try_from(LIMIT.as_secs()).unwrap_or(10), 0);
         setsockopt(&socket.fd, sockopt::ReceiveTimeout, &limit)?;
@@ -105,7 +105,7 @@ impl Socket {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn subscribe(protocol: Protocol, groups: u32) -> io::Result<Self> {
+    pub fn subscribe(protocol: NetlinkFamily, groups: u32) -> io::Result<Self> {
         Self::bound(protocol, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, groups)
     }
 
@@ -119,10 +119,10 @@ impl Socket {
         unsafe { AsyncFd::register(self) }.map_err(Into::into)
     }
 
-    fn bound(protocol: Protocol, flags: SockFlag, groups: u32) -> io::Result<Self> {
+    fn bound(protocol: NetlinkFamily, flags: SockFlag, groups: u32) -> io::Result<Self> {
         let protocol = match protocol {
-            Protocol::Route => SockProtocol::NetlinkRoute,
-            Protocol::Netfilter => SockProtocol::NetlinkNetFilter,
+            NetlinkFamily::Route => SockProtocol::NetlinkRoute,
+            NetlinkFamily::Netfilter => SockProtocol::NetlinkNetFilter,
         };
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
@@ -143,10 +143,10 @@ impl Socket {
     ///
     /// # Errors
     /// The first message that failed.
-    pub fn request_all(&mut self, messages: Vec<Message>) -> Result<(), Failure> {
-        match self.request_each(messages).map_err(|source| Failure { index: 0, source })?.into_iter().next() {
+    pub fn request_all(&mut self, messages: Vec<Message>) -> Result<(), BatchError> {
+        match self.request_each(messages).map_err(|source| BatchError { index: 0, source })?.into_iter().next() {
             None => Ok(()),
-            Some((index, source)) => Err(Failure { index, source }),
+            Some((index, source)) => Err(BatchError { index, source }),
         }
     }
 
@@ -182,8 +182,8 @@ impl Socket {
     ///
     /// # Errors
     /// The first message that failed; nothing was changed then.
-    pub fn transaction(&mut self, begin: Message, messages: Vec<Message>, end: Message) -> Result<(), Failure> {
-        let io = |source| Failure { index: 0, source };
+    pub fn transaction(&mut self, begin: Message, messages: Vec<Message>, end: Message) -> Result<(), BatchError> {
+        let io = |source| BatchError { index: 0, source };
         let (first, count) = (self.sequence, messages.len());
         if count == 0 {
             return Ok(());
@@ -196,7 +196,7 @@ impl Socket {
         bytes.extend(self.stamped(last.into_iter().collect(), true));
         bytes.extend(self.stamped(vec![end], false));
         self.send(&bytes).map_err(io)?;
-        let mut failure: Option<Failure> = None;
+        let mut failure: Option<BatchError> = None;
         loop {
             for (kind, _, sequence, body) in message::messages(&self.receive().map_err(io)?) {
                 let place = sequence.wrapping_sub(first) as usize;
@@ -204,7 +204,7 @@ impl Socket {
                     continue;
                 }
                 if let Some(source) = error_in(body) {
-                    failure.get_or_insert(Failure { index: place.saturating_sub(1), source });
+                    failure.get_or_insert(BatchError { index: place.saturating_sub(1), source });
                 }
                 // Index 0 is the begin message: then the whole transaction was refused.
                 if place == 0 || place == count {

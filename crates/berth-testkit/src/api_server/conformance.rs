@@ -46,7 +46,7 @@ impl TransitionChecker {
                     let (from, to) = (&before["status"]["phase"], &after["status"]["phase"]);
                     self.0.push(format!("{}: phase changed to {to} after {from}", name()));
                 }
-                for (container, from, to) in revived(before, after) {
+                for (container, from, to) in uncounted_restarts(before, after) {
                     self.0.push(format!(
                         "{}: container {container} restarted without increasing restartCount: {from} to {to}",
                         name()
@@ -74,7 +74,7 @@ fn is_ready(pod: &Value) -> bool {
 }
 
 /// Containers that went from terminated to running without an increased restart count.
-fn revived(before: &Value, after: &Value) -> Vec<(String, Value, Value)> {
+fn uncounted_restarts(before: &Value, after: &Value) -> Vec<(String, Value, Value)> {
     let containers = |pod: &Value| {
         let lists = ["initContainerStatuses", "containerStatuses"].map(|list| pod["status"][list].clone());
         lists.into_iter().flat_map(|list| list.as_array().cloned().unwrap_or_default()).collect::<Vec<_>>()
@@ -178,8 +178,8 @@ fn stale_puts(log: &Requests) -> Vec<String> {
     for logged in log.iter().filter(|logged| ["create", "update", "patch"].contains(&logged.verb)) {
         let place = [&logged.user, &logged.resource, &logged.namespace, &logged.name].map(Clone::clone);
         let last = written.entry(place.into()).or_default();
-        let told = logged.body["metadata"]["resourceVersion"].as_str().and_then(|rv| rv.parse().ok());
-        if logged.verb == "update" && told.is_some_and(|rv: u64| rv < *last) {
+        let version = logged.body["metadata"]["resourceVersion"].as_str().and_then(|rv| rv.parse().ok());
+        if logged.verb == "update" && version.is_some_and(|rv: u64| rv < *last) {
             found.push(format!("PUT with a resourceVersion older than the client's last write {last}: {logged}"));
         }
         *last = logged.rv.unwrap_or(*last).max(*last);

@@ -178,8 +178,9 @@ impl Core {
     }
 
     fn special(&self, request: &Request) -> Option<Result<Reply, Refusal>> {
-        let told = self.reviews.scripted_answer(request).map(|body| Ok(Reply { code: 201, body, writes: Vec::new() }));
-        told.or_else(|| rules::special(self, request)).or_else(|| {
+        let scripted =
+            self.reviews.scripted_answer(request).map(|body| Ok(Reply { code: 201, body, writes: Vec::new() }));
+        scripted.or_else(|| rules::special(self, request)).or_else(|| {
             let unanswered = request.verb == "create" && named(&request.resource).is_some_and(|kind| !kind.is_stored);
             unanswered.then(|| Ok(Reply { code: 201, body: ScriptedReviews::refused(request), writes: Vec::new() }))
         })

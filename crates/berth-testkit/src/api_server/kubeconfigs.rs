@@ -23,7 +23,7 @@ impl ApiServer {
         )
     }
 
-    /// Kubeconfig of a node.
+    /// Kubeconfig of the user `system:node:<node>` in the group `system:nodes`.
     pub fn node_kubeconfig(&self, node: &str) -> PathBuf {
         self.kubeconfig_for(&format!("system:node:{node}"), &["system:nodes"])
     }

@@ -79,7 +79,7 @@ pub enum Ring {
 }
 
 /// State shared by connections and controllers.
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     core: Mutex<Core>,
     recorder: Mutex<Recorder>,
     faults: Mutex<Faults>,
@@ -102,7 +102,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl ServerState {
     fn core(&self) -> MutexGuard<'_, Core> {
         lock(&self.core)
     }
@@ -199,7 +199,7 @@ pub struct ApiServer {
     address: SocketAddr,
     /// Server URL in kubeconfigs.
     url: String,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     folder: tempfile::TempDir,
     /// Signs the server's certificate and those of clients.
     pub authority: Authority,
@@ -227,7 +227,7 @@ impl ApiServer {
         let mut names = options.names;
         names.extend([address.ip().to_string(), "localhost".to_owned()]);
         let identity = authority.serving("api", &names, validity).expect("failed to issue serving certificate");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             core: Mutex::new(Core::new(Rules::new(authority.own().clone()), options.seed)),
             recorder: Mutex::default(),
             faults: Mutex::new(Faults::new(options.seed)),

@@ -15,12 +15,12 @@ use rustls::{
 use serde_json::Value;
 
 use super::{
-    Shared,
+    ServerState,
     resources::ObjectPath,
     rules,
     serve::Body,
     view::{Caller, Refusal, Request, View},
-    wire::Cut,
+    wire::AbortError,
 };
 use crate::kube_front::{Kubelet, pass_on, target};
 
@@ -37,7 +37,7 @@ pub(super) fn is_meant(place: &ObjectPath) -> bool {
 /// # Errors
 /// 403, 404, 500: not allowed, no such pod, or the kubelet is unreachable.
 pub(super) async fn pass(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     caller: &Caller,
     place: &ObjectPath,
     mut request: HttpRequest<Incoming>,
@@ -54,7 +54,7 @@ pub(super) async fn pass(
     if place.subresource == "log" && !answer.status().is_success() {
         return Err(refusal_of(answer).await);
     }
-    Ok(answer.map(|body| body.map_err(|_| Cut).boxed_unsync()))
+    Ok(answer.map(|body| body.map_err(|_| AbortError).boxed_unsync()))
 }
 
 /// Converts a kubelet's plain-text error into a `Status`, as the API server does.
@@ -69,7 +69,12 @@ async fn refusal_of(answer: Response<axum::body::Body>) -> Refusal {
 }
 
 /// Kubelet of a pod, and the pod's first container.
-fn kubelet(shared: &Shared, caller: &Caller, place: &ObjectPath, is_get: bool) -> Result<(Kubelet, String), Refusal> {
+fn kubelet(
+    shared: &ServerState,
+    caller: &Caller,
+    place: &ObjectPath,
+    is_get: bool,
+) -> Result<(Kubelet, String), Refusal> {
     let core = shared.core();
     let asked = Request {
         caller: caller.clone(),

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{ApiServer, Shared, view::View};
+use super::{ApiServer, ServerState, view::View};
 
 /// Maximum number of recorded requests; the oldest are dropped.
 const REMEMBERED: usize = 200_000;
@@ -224,18 +224,18 @@ impl Recorder {
 
 /// State that a condition reads; records the objects it reads, for the failure message.
 pub struct ConditionContext<'a> {
-    shared: &'a Shared,
+    shared: &'a ServerState,
     log: &'a Requests,
-    looked: &'a RefCell<Vec<(String, String, String)>>,
+    reads: &'a RefCell<Vec<(String, String, String)>>,
 }
 
 impl ConditionContext<'_> {
     /// Reads an object from the store.
     pub fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
         let place = (resource.to_owned(), namespace.to_owned(), name.to_owned());
-        let mut looked = self.looked.borrow_mut();
-        if !looked.contains(&place) {
-            looked.push(place);
+        let mut reads = self.reads.borrow_mut();
+        if !reads.contains(&place) {
+            reads.push(place);
         }
         self.shared.core().get(resource, namespace, name)
     }
@@ -276,28 +276,28 @@ impl ApiServer {
         let mut changes = self.shared.changed.subscribe();
         loop {
             changes.mark_unchanged();
-            let looked = RefCell::default();
+            let reads = RefCell::default();
             let log = self.log();
-            if holds(&ConditionContext { shared: &self.shared, log: &log, looked: &looked }) {
+            if holds(&ConditionContext { shared: &self.shared, log: &log, reads: &reads }) {
                 return;
             }
             if tokio::time::timeout_at(end, changes.changed()).await.is_err() {
                 panic!(
                     "timed out after {deadline:?} waiting for: {what}\n{}",
-                    self.failure_report(&log, &looked.into_inner())
+                    self.failure_report(&log, &reads.into_inner())
                 );
             }
         }
     }
 
-    fn failure_report(&self, log: &Requests, looked: &[(String, String, String)]) -> String {
+    fn failure_report(&self, log: &Requests, reads: &[(String, String, String)]) -> String {
         let is_meant = |logged: &RecordedRequest| {
             let is_it = |(resource, namespace, name): &(String, String, String)| {
                 logged.resource == *resource
                     && logged.namespace == *namespace
                     && [name.as_str(), ""].contains(&logged.name.as_str())
             };
-            looked.is_empty() || looked.iter().any(is_it)
+            reads.is_empty() || reads.iter().any(is_it)
         };
         let meant = log.filter(is_meant);
         let tail = Requests(meant.0.iter().skip(meant.len().saturating_sub(60)).cloned().collect());
@@ -306,7 +306,7 @@ impl ApiServer {
             let found = core.get(resource, namespace, name);
             format!("{resource} {namespace}/{name}: {}", found.map_or_else(|| "none".to_owned(), |o| o.to_string()))
         };
-        let objects: Vec<String> = looked.iter().map(object).collect();
+        let objects: Vec<String> = reads.iter().map(object).collect();
         format!("{} of {} requests:\n{tail}{}", tail.len(), log.len(), objects.join("\n"))
     }
 }

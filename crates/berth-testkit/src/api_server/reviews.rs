@@ -33,8 +33,8 @@ impl ScriptedReviews {
             "subjectaccessreviews" => {
                 let (spec, what) = (&review["spec"], &review["spec"]["resourceAttributes"]);
                 let access = (word(&spec["user"]), word(&what["verb"]), word(&what["subresource"]));
-                let is_told = what["resource"] == "nodes" && self.allowed.contains(&access);
-                is_told.then(|| answered(review, json!({"allowed": true})))
+                let is_allowed = what["resource"] == "nodes" && self.allowed.contains(&access);
+                is_allowed.then(|| answered(review, json!({"allowed": true})))
             }
             _ => None,
         }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    Shared,
+    ServerState,
     clock::uuid,
     faults::Effect,
     lists::version,
@@ -25,12 +25,12 @@ use super::{
     selectors::{parse_fields, parse_labels},
     tables,
     view::{Caller, DeleteOptions, Request, View},
-    watch::{Feed, Opened},
-    wire::{Connection, Cut},
+    watch::{Feed, WatchSession},
+    wire::{AbortError, Connection},
 };
 
 /// Response body.
-pub(super) type Body = UnsyncBoxBody<Bytes, Cut>;
+pub(super) type Body = UnsyncBoxBody<Bytes, AbortError>;
 
 /// Maximum size of a request body, in bytes.
 const LONGEST: usize = 3 << 20;
@@ -44,10 +44,10 @@ const TICK: Duration = Duration::from_millis(100);
 /// # Errors
 /// The connection has to be cut.
 pub(super) async fn answer(
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     connection: Arc<Connection>,
     request: HttpRequest<Incoming>,
-) -> Result<Response<Body>, Cut> {
+) -> Result<Response<Body>, AbortError> {
     let (head, body) = request.into_parts();
     let found = resources::at(head.uri.path()).filter(|(kind, place)| shared.serves(kind, place));
     let mut logged = begin(&shared, &connection, &head, found.as_ref());
@@ -64,7 +64,7 @@ pub(super) async fn answer(
     }
     let body = Limited::new(body, LONGEST).collect().await.map(http_body_util::Collected::to_bytes);
     let body = match body {
-        Err(error) if !error.is::<LengthLimitError>() => return Err(Cut),
+        Err(error) if !error.is::<LengthLimitError>() => return Err(AbortError),
         body => {
             body.map_err(|_| Refusal::new(413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728"))
         }
@@ -93,7 +93,7 @@ pub(super) async fn answer(
 }
 
 fn begin(
-    shared: &Shared,
+    shared: &ServerState,
     connection: &Connection,
     head: &Parts,
     found: Option<&(&'static Kind, ObjectPath)>,
@@ -167,11 +167,11 @@ fn verb(head: &Parts, place: &ObjectPath) -> &'static str {
 
 /// Applies the first matching fault before or after handling; returns a response that replaces the regular one.
 async fn fault(
-    shared: &Shared,
+    shared: &ServerState,
     connection: &Connection,
     id: u64,
     is_after: bool,
-) -> Result<Option<Response<Body>>, Cut> {
+) -> Result<Option<Response<Body>>, AbortError> {
     let Some(logged) = shared.recorder().get(id) else { return Ok(None) };
     let Some((effect, cleared)) = shared.faults().due(&logged, is_after) else { return Ok(None) };
     shared.recorder().change(id, |logged| logged.fault = Some(format!("{effect:?}")));
@@ -196,11 +196,11 @@ async fn fault(
         }
         shaping => shared.shape(id, shaping),
     }
-    if connection.is_ended() { Err(Cut) } else { Ok(None) }
+    if connection.is_ended() { Err(AbortError) } else { Ok(None) }
 }
 
 /// Shapes the response body as the faults of the request require.
-fn shaped(shared: &Arc<Shared>, connection: &Arc<Connection>, id: u64, answer: Response<Body>) -> Response<Body> {
+fn shaped(shared: &Arc<ServerState>, connection: &Arc<Connection>, id: u64, answer: Response<Body>) -> Response<Body> {
     let Some(effect) = shared.take_shape(id) else { return answer };
     shared.recorder().change(id, |logged| logged.end = Some("fault"));
     let (head, body) = answer.into_parts();
@@ -263,13 +263,13 @@ fn broken_off(frames: impl futures::Stream<Item = Bytes> + Send + 'static, conne
         // Lets written data leave before the connection closes.
         tokio::time::sleep(TICK).await;
         connection.close();
-        Err(Cut)
+        Err(AbortError)
     });
     BodyExt::boxed_unsync(StreamBody::new(frames.map(|frame| Ok(Frame::data(frame))).chain(end)))
 }
 
 /// Adds the common headers and records the response.
-fn finish(shared: &Arc<Shared>, id: u64, mut answer: Response<Body>) -> Response<Body> {
+fn finish(shared: &Arc<ServerState>, id: u64, mut answer: Response<Body>) -> Response<Body> {
     let audit = {
         let core = shared.core();
         uuid(core.random(), core.random())
@@ -297,7 +297,7 @@ fn finish(shared: &Arc<Shared>, id: u64, mut answer: Response<Body>) -> Response
 }
 
 /// Responds to a non-resource path: health, version, discovery, OpenAPI.
-fn page(shared: &Shared, head: &Parts) -> Response<Body> {
+fn page(shared: &ServerState, head: &Parts) -> Response<Body> {
     let path = head.uri.path();
     match path {
         "/healthz" | "/livez" | "/readyz" => reply(200, "text/plain; charset=utf-8", "ok".into()),
@@ -319,7 +319,7 @@ fn page(shared: &Shared, head: &Parts) -> Response<Body> {
 
 /// Handles a resource request against the state.
 async fn respond(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     id: u64,
     kind: &'static Kind,
     place: ObjectPath,
@@ -427,7 +427,7 @@ fn options(request: &Request) -> DeleteOptions {
 }
 
 /// Waits for a resource version that does not exist yet, at most three seconds.
-async fn wait_for_version(shared: &Shared, request: &Request) {
+async fn wait_for_version(shared: &ServerState, request: &Request) {
     let Ok(Some(asked)) = version(request) else { return };
     let mut changes = shared.changed.subscribe();
     let current = || shared.core().store.rv();
@@ -446,11 +446,17 @@ fn tables(head: &Parts, request: &Request) -> Option<tables::TableFormat> {
     if reads { wanted() } else { None }
 }
 
-async fn open(shared: &Arc<Shared>, id: u64, kind: &'static Kind, request: Request, head: &Parts) -> Response<Body> {
+async fn open(
+    shared: &Arc<ServerState>,
+    id: u64,
+    kind: &'static Kind,
+    request: Request,
+    head: &Parts,
+) -> Response<Body> {
     if request.query("sendInitialEvents") == Some("true") {
         wait_for_version(shared, &request).await;
     }
-    let opened: Result<Opened, Refusal> = shared.act(|core| core.watch(&request, kind));
+    let opened: Result<WatchSession, Refusal> = shared.act(|core| core.watch(&request, kind));
     match opened {
         Err(refusal) => refused(&refusal),
         Ok(opened) => {

@@ -83,10 +83,10 @@ struct Since {
 
 async fn requests(State(server): Server, Query(from): Query<Since>) -> Response {
     let log = server.log().since(from.since);
-    done(&log.iter().map(|logged| told(logged)).collect())
+    done(&log.iter().map(|logged| request_json(logged)).collect())
 }
 
-fn told(logged: &RecordedRequest) -> Value {
+fn request_json(logged: &RecordedRequest) -> Value {
     json!({
         "id": logged.id, "at": logged.at.to_string(), "connection": logged.connection, "alpn": logged.alpn,
         "serial": logged.serial, "user": logged.user, "userAgent": logged.agent(), "method": logged.method.as_str(),
@@ -179,8 +179,8 @@ impl FaultRequest {
             (self.user, Fault::user),
             (self.user_agent, Fault::agent),
         ];
-        for (said, part) in parts {
-            fault = said.into_iter().fold(fault, |fault, said| part(fault, &said));
+        for (value, part) in parts {
+            fault = value.into_iter().fold(fault, |fault, value| part(fault, &value));
         }
         fault = self.connection.into_iter().fold(fault, Fault::connection);
         fault = self.chance.into_iter().fold(fault, Fault::chance);
@@ -235,13 +235,13 @@ async fn certificates(State(server): Server, body: Bytes) -> Result<StatusCode, 
         Fail,
     }
     #[derive(Deserialize)]
-    struct Decided {
+    struct DecisionRequest {
         name: String,
         decision: Decision,
         #[serde(default)]
         why: String,
     }
-    let Decided { name, decision, why } = read(&body)?;
+    let DecisionRequest { name, decision, why } = read(&body)?;
     if server.get("certificatesigningrequests.certificates.k8s.io", "", &name).is_none() {
         return Err(BadRequest(format!("certificate signing request {name:?} not found")));
     }

@@ -81,9 +81,9 @@ fn body(request: &Request, kind: &Kind) -> Result<Value, Refusal> {
     for (field, expected) in [("kind", kind.kind), ("apiVersion", &version)] {
         match object[field].as_str() {
             None | Some("") => object[field] = json!(expected),
-            Some(told) if told == expected => {}
-            Some(told) => {
-                let message = format!("{field} of the object ({told}) does not match the URL's ({expected})");
+            Some(value) if value == expected => {}
+            Some(value) => {
+                let message = format!("{field} of the object ({value}) does not match the URL's ({expected})");
                 return Err(Refusal::bad_request(message));
             }
         }
@@ -170,13 +170,13 @@ pub fn update(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Re
     let Some(old) = core.get(&request.resource, &request.namespace, &request.name) else {
         return put_missing(core, request, kind, &new);
     };
-    let told = |field: &str| new["metadata"][field].as_str().filter(|text| !text.is_empty());
-    if let Some(uid) = told("uid")
+    let metadata = |field: &str| new["metadata"][field].as_str().filter(|text| !text.is_empty());
+    if let Some(uid) = metadata("uid")
         && old["metadata"]["uid"] != uid
     {
         return Err(precondition(request, kind, uid, old["metadata"]["uid"].as_str().unwrap_or_default()));
     }
-    match told("resourceVersion").filter(|rv| *rv != "0") {
+    match metadata("resourceVersion").filter(|rv| *rv != "0") {
         Some(rv) if old["metadata"]["resourceVersion"] != rv => {
             return Err(Refusal::modified(&request.resource, &request.name));
         }
@@ -193,8 +193,8 @@ pub fn update(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Re
 /// Checks that name and namespace of the body match the path; fills in a missing namespace.
 fn same_place(request: &Request, new: &mut Value) -> Result<(), Refusal> {
     let metadata = &mut new["metadata"];
-    let told = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
-    let (name, namespace) = (told("name"), told("namespace"));
+    let value = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
+    let (name, namespace) = (value("name"), value("namespace"));
     if name != request.name {
         let text = format!("the name of the object ({name}) does not match the name on the URL ({})", request.name);
         return Err(Refusal::bad_request(text));
@@ -227,12 +227,12 @@ fn put_missing(core: &mut Core, request: &mut Request, kind: &'static Kind, new:
     create(core, request, kind)
 }
 
-fn precondition(request: &Request, kind: &Kind, told: &str, stored: &str) -> Refusal {
+fn precondition(request: &Request, kind: &Kind, requested: &str, stored: &str) -> Refusal {
     let parts = [kind.plural(), &request.namespace, &request.name];
     let place: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     let why = format!(
         "StorageError: invalid object, Code: 4, Key: /registry/{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition \
-         failed: UID in precondition: {told}, UID in object meta: {stored}",
+         failed: UID in precondition: {requested}, UID in object meta: {stored}",
         place.join("/")
     );
     Refusal::conflict(&request.resource, &request.name, &why)

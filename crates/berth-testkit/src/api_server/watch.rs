@@ -10,7 +10,7 @@ use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Shared,
+    ServerState,
     core::Core,
     lists::{filter, refuse_options, too_large, version},
     resources::Kind,
@@ -23,7 +23,7 @@ use super::{
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 
 /// Watch that has been started.
-pub(super) struct Opened {
+pub(super) struct WatchSession {
     /// Lines to send first.
     lines: VecDeque<Bytes>,
     /// Bookmark that ends the initial events, sent after them if requested.
@@ -34,7 +34,7 @@ pub(super) struct Opened {
     receiver: Option<mpsc::Receiver<Item>>,
 }
 
-impl Opened {
+impl WatchSession {
     /// Watch that sends one ERROR event and ends.
     pub fn refused(refusal: &Refusal) -> Self {
         Self { lines: VecDeque::from([line("ERROR", &refusal.status())]), marker: None, base: 0, receiver: None }
@@ -46,7 +46,7 @@ impl Core {
     ///
     /// # Errors
     /// 400, 403, 422. An invalid resource version is an ERROR event of the watch itself.
-    pub(super) fn watch(&mut self, request: &Request, kind: &Kind) -> Result<Opened, Refusal> {
+    pub(super) fn watch(&mut self, request: &Request, kind: &Kind) -> Result<WatchSession, Refusal> {
         self.admit(request, kind)?;
         refuse_options(request, true, self.switches.watch_list)?;
         let (version, current) = (version(request)?, self.store.rv());
@@ -58,13 +58,13 @@ impl Core {
             let floor = self.store.floor(id);
             if start < floor {
                 let text = format!("too old resource version: {start} ({floor})");
-                return Ok(Opened::refused(&Refusal::new(410, "Expired", text)));
+                return Ok(WatchSession::refused(&Refusal::new(410, "Expired", text)));
             }
             let (missed, receiver) = self.store.subscribe(id, &filter, start);
-            return Ok(Opened { lines: missed.into(), marker: None, base: start, receiver: Some(receiver) });
+            return Ok(WatchSession { lines: missed.into(), marker: None, base: start, receiver: Some(receiver) });
         }
         if let Some(asked) = version.filter(|asked| *asked > current) {
-            return Ok(Opened::refused(&too_large(asked, current)));
+            return Ok(WatchSession::refused(&too_large(asked, current)));
         }
         let base = self.base(id, request.query("resourceVersion"));
         let present = self.store.list_at(id, base);
@@ -74,7 +74,7 @@ impl Core {
         let wants_marker = sends_initial == Some(true) && self.wants_bookmarks(request);
         let marker = wants_marker.then(|| bookmark(kind, base, true));
         lines.extend(missed);
-        Ok(Opened { lines, marker, base, receiver: Some(receiver) })
+        Ok(WatchSession { lines, marker, base, receiver: Some(receiver) })
     }
 
     fn wants_bookmarks(&self, request: &Request) -> bool {
@@ -92,9 +92,9 @@ fn bookmark(kind: &Kind, rv: u64, is_marker: bool) -> Bytes {
 
 /// Response body of a watch.
 pub(super) struct Feed {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     kind: &'static Kind,
-    opened: Opened,
+    opened: WatchSession,
     /// Earliest time of the marker bookmark.
     marker_at: Instant,
     /// Time of the next bookmark; `None` without bookmarks.
@@ -111,7 +111,13 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    pub fn new(shared: &Arc<Shared>, kind: &'static Kind, request: &Request, opened: Opened, id: u64) -> Self {
+    pub fn new(
+        shared: &Arc<ServerState>,
+        kind: &'static Kind,
+        request: &Request,
+        opened: WatchSession,
+        id: u64,
+    ) -> Self {
         let (switches, chance, wants) = {
             let core = shared.core();
             (core.switches.clone(), core.random(), core.wants_bookmarks(request))

@@ -27,7 +27,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::{Shared, serve};
+use super::{ServerState, serve};
 use berth::certificates::CertificatePair;
 use berth_sys::tls::SignatureOnly;
 
@@ -161,7 +161,7 @@ pub(super) struct TestListener {
     identity: Mutex<CertificatePair>,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -182,18 +182,18 @@ impl TestListener {
     /// Sets the serving certificate, if given, and rebuilds the TLS configuration of new connections.
     pub fn show(&self, identity: Option<CertificatePair>) {
         if let Some(identity) = identity {
-            *held(&self.identity) = identity;
+            *lock(&self.identity) = identity;
         }
-        *held(&self.tls) = acceptor(&held(&self.identity), self.is_http1_only.load(Ordering::Relaxed));
+        *lock(&self.tls) = acceptor(&lock(&self.identity), self.is_http1_only.load(Ordering::Relaxed));
     }
 
-    pub fn listen(&self, shared: &Arc<Shared>, listener: TcpListener) {
-        *held(&self.listening) = Some(tokio::spawn(accept(shared.clone(), listener)));
+    pub fn listen(&self, shared: &Arc<ServerState>, listener: TcpListener) {
+        *lock(&self.listening) = Some(tokio::spawn(accept(shared.clone(), listener)));
     }
 
     /// Stops accepting connections.
     pub async fn stop(&self) {
-        let listening = held(&self.listening).take();
+        let listening = lock(&self.listening).take();
         if let Some(listening) = listening {
             listening.abort();
             let _ = listening.await; // the expected cancellation error
@@ -201,13 +201,13 @@ impl TestListener {
     }
 
     pub fn abort(&self) {
-        held(&self.listening).take().inspect(JoinHandle::abort);
+        lock(&self.listening).take().inspect(JoinHandle::abort);
         self.connections().iter().for_each(|connection| connection.close());
     }
 
     /// Open connections, oldest first.
     pub fn connections(&self) -> Vec<Arc<Connection>> {
-        let mut all: Vec<_> = held(&self.connections).values().cloned().collect();
+        let mut all: Vec<_> = lock(&self.connections).values().cloned().collect();
         all.sort_by_key(|connection| connection.id);
         all
     }
@@ -218,11 +218,11 @@ impl TestListener {
     }
 }
 
-async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+async fn accept(shared: Arc<ServerState>, listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         let id = shared.listener.last.fetch_add(1, Ordering::Relaxed) + 1;
         let connection = Arc::new(Connection::new(id, shared.listener.is_black_hole.load(Ordering::Relaxed)));
-        held(&shared.listener.connections).insert(id, connection.clone());
+        lock(&shared.listener.connections).insert(id, connection.clone());
         shared.notify();
         let shared = shared.clone();
         tokio::spawn(async move {
@@ -230,15 +230,15 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener) {
                 () = connection.ended.cancelled() => {}
                 () = speak(&shared, stream, &connection) => {}
             }
-            held(&shared.listener.connections).remove(&id);
+            lock(&shared.listener.connections).remove(&id);
             shared.notify();
         });
     }
 }
 
-async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connection>) {
+async fn speak(shared: &Arc<ServerState>, stream: TcpStream, connection: &Arc<Connection>) {
     let _ = stream.set_nodelay(true); // best effort: affects latency only
-    let (tls, ending) = (held(&shared.listener.tls).clone(), shared.ending());
+    let (tls, ending) = (lock(&shared.listener.tls).clone(), shared.ending());
     let Ok(stream) = tls.accept(Wire { stream, connection: connection.clone() }).await else { return };
     let session = stream.get_ref().1;
     let is_two = session.alpn_protocol() == Some(b"h2");
@@ -297,12 +297,12 @@ fn acceptor(identity: &CertificatePair, is_old: bool) -> TlsAcceptor {
 
 /// Error that makes hyper abort the connection.
 #[derive(Debug)]
-pub struct Cut;
+pub struct AbortError;
 
-impl fmt::Display for Cut {
+impl fmt::Display for AbortError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("cut")
     }
 }
 
-impl std::error::Error for Cut {}
+impl std::error::Error for AbortError {}

@@ -58,7 +58,7 @@ pub enum Fault {
     DieAfter,
 }
 
-/// Properties of a driver.
+/// Identity, topology, capacity, and capabilities that the fake CSI driver reports; changeable while it runs.
 #[derive(Clone, Debug)]
 pub struct DriverProperties {
     /// Driver name.
@@ -97,7 +97,7 @@ struct DriverState {
 }
 
 /// State that both gRPC services share.
-struct Shared {
+struct DriverContext {
     nature: Mutex<DriverProperties>,
     state: Mutex<DriverState>,
     changed: watch::Sender<u64>,
@@ -118,7 +118,7 @@ fn end(serving: &Mutex<Option<Runtime>>) {
 
 /// Running CSI driver.
 pub struct CsiDriver {
-    shared: Arc<Shared>,
+    shared: Arc<DriverContext>,
     /// Path of its socket.
     pub endpoint: PathBuf,
     serving: Arc<Mutex<Option<Runtime>>>,
@@ -130,7 +130,7 @@ impl CsiDriver {
         let directory = root.join("plugins").join(&nature.name);
         fs::create_dir_all(&directory).expect("failed to create directory");
         fs::create_dir_all(data).expect("failed to create directory");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DriverContext {
             nature: Mutex::new(nature),
             state: Mutex::default(),
             changed: watch::Sender::new(0),
@@ -255,7 +255,7 @@ impl Drop for CsiDriver {
     }
 }
 
-impl Shared {
+impl DriverContext {
     fn volume(&self, id: &str) -> PathBuf {
         let path = self.data.join(id);
         fs::create_dir_all(&path).expect("failed to create the volume directory");

@@ -14,7 +14,7 @@ use berth_proto::csi::{
     volume_usage,
 };
 
-use super::{Call, Shared, lock, mounts_below};
+use super::{Call, DriverContext, lock, mounts_below};
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Status {
     let what = what.to_owned();
@@ -64,7 +64,7 @@ fn call(method: &'static str, volume: &str, path: &str, rest: Value) -> Call {
 }
 
 #[tonic::async_trait]
-impl csi::identity_server::Identity for Shared {
+impl csi::identity_server::Identity for DriverContext {
     async fn get_plugin_info(
         &self,
         _: Request<csi::GetPluginInfoRequest>,
@@ -86,7 +86,7 @@ impl csi::identity_server::Identity for Shared {
 }
 
 #[tonic::async_trait]
-impl csi::node_server::Node for Shared {
+impl csi::node_server::Node for DriverContext {
     async fn node_get_info(
         &self,
         _: Request<csi::NodeGetInfoRequest>,

@@ -71,11 +71,11 @@ impl Registration for Service {
         &self,
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
-        let told = request.into_inner();
-        self.note(if told.plugin_registered {
+        let status = request.into_inner();
+        self.note(if status.plugin_registered {
             RegistrationCall::Registered
         } else {
-            RegistrationCall::Refused(told.error)
+            RegistrationCall::Refused(status.error)
         });
         if self.manners == RegistrationBehavior::Deaf {
             return Err(Status::internal("deaf"));

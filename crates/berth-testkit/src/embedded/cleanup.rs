@@ -8,7 +8,7 @@ use std::{
 
 use berth_sys::{
     net_namespace,
-    netlink::{Protocol, Socket, nf_tables, rtnetlink},
+    netlink::{NetlinkFamily, Socket, nf_tables, rtnetlink},
 };
 use nix::{
     mount::{MntFlags, umount2},
@@ -80,14 +80,14 @@ pub fn remove_network(bridge: &str) {
     for name in names(Path::new(NAMESPACES)).iter().filter(|name| name.starts_with(&own)) {
         let _ = net_namespace::unbind_file(&Path::new(NAMESPACES).join(name)); // best effort
     }
-    if let Ok(mut socket) = Socket::open(Protocol::Route)
-        && let Ok(Some(told)) = socket.query(rtnetlink::get_link(bridge))
-        && let Some(link) = rtnetlink::link(&told)
+    if let Ok(mut socket) = Socket::open(NetlinkFamily::Route)
+        && let Ok(Some(message)) = socket.query(rtnetlink::get_link(bridge))
+        && let Some(link) = rtnetlink::link(&message)
     {
         let _ = socket.request(rtnetlink::delete_link(link.index));
     }
     let (begin, end) = nf_tables::batch_messages();
-    if let Ok(mut socket) = Socket::open(Protocol::Netfilter) {
+    if let Ok(mut socket) = Socket::open(NetlinkFamily::Netfilter) {
         let _ = socket.transaction(begin, vec![nf_tables::delete_table(bridge)], end);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use berth_sys::{
     cgroup::{GroupPath, Hierarchy},
-    netlink::{Protocol, Socket, rtnetlink},
+    netlink::{NetlinkFamily, Socket, rtnetlink},
 };
 use nix::sched::{CloneFlags, unshare};
 
@@ -72,7 +72,9 @@ pub fn in_network_namespace<F: Future<Output = ()>>(test: &str, body: impl FnOnc
     thread::scope(|scope| {
         let run = || {
             unshare(CloneFlags::CLONE_NEWNET).expect("failed to create network namespace");
-            Socket::open(Protocol::Route).and_then(|mut socket| socket.request(rtnetlink::up(1))).expect("loopback");
+            Socket::open(NetlinkFamily::Route)
+                .and_then(|mut socket| socket.request(rtnetlink::up(1)))
+                .expect("loopback");
             let place = RuntimeFixture::new();
             // Worker threads, and the shims they start, inherit this thread's namespace.
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

@@ -4,7 +4,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use berth_cri::{Connection, CriConfig, Dial, connect_over};
+use berth_cri::{CriClients, CriConfig, Dial, connect_over};
 use berth_metrics::Registry;
 use berth_proto::cri;
 use berth_runtime::{
@@ -33,7 +33,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Daemon {
     /// CRI client.
     pub calls: Calls,
-    /// The runtime.
+    /// Embedded runtime in this process, for direct access to its sandboxes.
     pub runtime: Arc<Runtime>,
     /// Image store.
     pub images: ImageStore,
@@ -121,7 +121,7 @@ pub fn container(name: &str, script: &str) -> cri::ContainerConfig {
 
 impl Daemon {
     /// Connection of the agent's own CRI clients.
-    pub fn connection(&self, registry: &Registry) -> Connection {
+    pub fn connection(&self, registry: &Registry) -> CriClients {
         let config = CriConfig {
             endpoint: "embedded".to_owned(),
             image_endpoint: String::new(),
@@ -182,7 +182,7 @@ impl Daemon {
         self.calls.images.clone().image_status(request).await.expect("answered").into_inner().image
     }
 
-    /// Removes an image.
+    /// Removes an image through the CRI; panics if the call fails.
     pub async fn remove_image(&self, name: &str) {
         let request = cri::RemoveImageRequest { image: spec(name) };
         self.calls.images.clone().remove_image(request).await.expect("removed");

@@ -20,7 +20,7 @@ use super::{
 };
 
 /// Settings of an embedded runtime that an agent opens; drop cleans up after it.
-pub struct Embedded {
+pub struct EmbeddedFixture {
     dir: tempfile::TempDir,
     bridge: String,
     _subnet: Subnet,
@@ -53,7 +53,7 @@ fn skipped(test: &str, why: &str) {
     println!("skipped: {test}: {why}");
 }
 
-impl Embedded {
+impl EmbeddedFixture {
     /// Writes the settings, and test images into the import directory.
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("berth-emb-").tempdir().expect("failed to create directory");
@@ -105,7 +105,7 @@ impl Embedded {
     }
 }
 
-impl Drop for Embedded {
+impl Drop for EmbeddedFixture {
     fn drop(&mut self) {
         cleanup::end_shims(&self.dir.path().join("state"));
         cleanup::remove_network(&self.bridge);

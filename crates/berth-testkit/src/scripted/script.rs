@@ -11,7 +11,7 @@ use tonic::Code;
 pub struct Behaviour {
     /// Delay until it exits by itself; `None` runs forever.
     pub exits_after: Option<Duration>,
-    /// Exit code of that exit.
+    /// Exit code of the exit after `exits_after`; default 0.
     pub exit_code: i32,
     /// `reason` of that exit; empty means `Completed` or `Error`, by exit code.
     pub reason: String,

@@ -385,14 +385,14 @@ impl ScriptedCri {
         let lost = events.chance.random_bool(faults.lose);
         let twice = events.chance.random_bool(faults.duplicate);
         let late = events.chance.random_bool(faults.reorder);
-        let held = events.delayed_event.take();
+        let delayed = events.delayed_event.take();
         let mut out: Vec<cri::ContainerEventResponse> = Vec::new();
         match (lost, late) {
             (true, _) => {}
             (false, true) => events.delayed_event = Some(event),
             (false, false) => out.extend(std::iter::repeat_n(event, if twice { 2 } else { 1 })),
         }
-        out.extend(held);
+        out.extend(delayed);
         if let Some(sender) = &events.sender {
             for event in out {
                 let _ = sender.send(Arc::new(event));

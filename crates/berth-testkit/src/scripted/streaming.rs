@@ -18,8 +18,8 @@ use std::{
 
 use berth_server::streaming::{
     spdy::{
-        Connection, Incoming as SpdyStreams, Limits, Role, Stream,
-        command::{self, Command, ExpectedStreams},
+        ConnectionLimits, IncomingStreams as SpdyStreams, Role, SpdyConnection, SpdyStream,
+        command::{self, CommandStreams, ExpectedStreams},
         handshake, pairing, session,
     },
     websocket::channels,
@@ -129,7 +129,7 @@ fn answer(cri: &ScriptedCri, open: &Arc<AtomicUsize>, mut request: Request<Incom
             spawn(open, async move {
                 let io = TokioIo::new(upgrade.await.expect("upgraded"));
                 let (connection, incoming, driver) =
-                    session(io, Role::Server, Limits { idle: None, ping: None, streams: 4096 });
+                    session(io, Role::Server, ConnectionLimits { idle: None, ping: None, streams: 4096 });
                 let served = async {
                     match wanted {
                         StreamRequest::PortForward(_) => forward(incoming).await,
@@ -162,7 +162,7 @@ fn spawn(open: &Arc<AtomicUsize>, work: impl Future<Output = ()> + Send + 'stati
     });
 }
 
-async fn run(connection: &Connection, mut incoming: SpdyStreams, expected: ExpectedStreams, words: &[String]) {
+async fn run(connection: &SpdyConnection, mut incoming: SpdyStreams, expected: ExpectedStreams, words: &[String]) {
     let Ok(mut streams) = command::accept(&mut incoming, expected).await else { return };
     let Some(code) = process(&mut streams, words).await else { return };
     for stream in [&mut streams.stdout, &mut streams.stderr].into_iter().flatten() {
@@ -180,7 +180,7 @@ async fn run(connection: &Connection, mut incoming: SpdyStreams, expected: Expec
 }
 
 /// Exit code of the simulated process; `None` if the stream ends without a status.
-async fn process(streams: &mut Command, words: &[String]) -> Option<i32> {
+async fn process(streams: &mut CommandStreams, words: &[String]) -> Option<i32> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["cat"] => {
@@ -199,8 +199,8 @@ async fn process(streams: &mut Command, words: &[String]) -> Option<i32> {
         ["stty", "size"] => {
             let size = streams.resize.as_mut()?.read().await.ok()??;
             let size: serde_json::Value = serde_json::from_slice(&size).ok()?;
-            let told = format!("{} {}\r\n", size["Height"], size["Width"]);
-            streams.stdout.as_mut()?.write(told.into()).await.ok()?;
+            let line = format!("{} {}\r\n", size["Height"], size["Width"]);
+            streams.stdout.as_mut()?.write(line.into()).await.ok()?;
             Some(0)
         }
         ["sleep", _] => {
@@ -212,7 +212,7 @@ async fn process(streams: &mut Command, words: &[String]) -> Option<i32> {
     }
 }
 
-async fn flood(stream: &mut Stream, bytes: &str) -> Option<i32> {
+async fn flood(stream: &mut SpdyStream, bytes: &str) -> Option<i32> {
     let mut left: usize = bytes.parse().ok()?;
     let chunk = Bytes::from(vec![b'x'; 32 << 10]);
     while left > 0 {
@@ -225,7 +225,7 @@ async fn flood(stream: &mut Stream, bytes: &str) -> Option<i32> {
 
 async fn forward(mut incoming: SpdyStreams) {
     let mut pairs = pairing::Pairs::default();
-    let mut halves: HashMap<String, Stream> = HashMap::new();
+    let mut halves: HashMap<String, SpdyStream> = HashMap::new();
     while let Some(stream) = incoming.recv().await {
         match pairs.arrive(stream.id(), stream.headers(), Instant::now()) {
             pairing::PairingAction::Reset(_) | pairing::PairingAction::Taken { .. } => drop(stream),
@@ -243,7 +243,7 @@ async fn forward(mut incoming: SpdyStreams) {
     }
 }
 
-async fn connect(port: u16, mut data: Stream, mut error: Stream) {
+async fn connect(port: u16, mut data: SpdyStream, mut error: SpdyStream) {
     let tcp = match TcpStream::connect(("127.0.0.1", port)).await {
         Ok(tcp) => tcp,
         Err(why) => {
@@ -254,13 +254,13 @@ async fn connect(port: u16, mut data: Stream, mut error: Stream) {
     };
     let (mut from, mut to) = tcp.into_split();
     let mut buffer = vec![0; 16 << 10];
-    let mut is_all_said = false;
+    let mut is_data_finished = false;
     loop {
         tokio::select! {
-            said = data.read(), if !is_all_said => match said {
+            chunk = data.read(), if !is_data_finished => match chunk {
                 Ok(Some(bytes)) => to.write_all(&bytes).await.expect("failed to write to the port"),
                 Ok(None) => {
-                    is_all_said = true;
+                    is_data_finished = true;
                     let _ = to.shutdown().await; // the peer may have closed already
                 }
                 Err(_) => return,

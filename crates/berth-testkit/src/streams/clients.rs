@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use berth_server::streaming::spdy::{Connection, Headers, Incoming, Limits, Role, Stream, session};
+use berth_server::streaming::spdy::{
+    ConnectionLimits, Headers, IncomingStreams, Role, SpdyConnection, SpdyStream, session,
+};
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
 use tokio::{
@@ -120,18 +122,18 @@ pub struct Spdy {
     /// Head of the upgrade response.
     pub head: Head,
     /// SPDY connection, which opens streams.
-    pub connection: Connection,
+    pub connection: SpdyConnection,
     /// Task that drives the connection.
     pub task: JoinHandle<()>,
     /// Keeps the receiver of incoming streams alive; servers open none.
-    _incoming: Incoming,
+    _incoming: IncomingStreams,
 }
 
 impl Spdy {
     /// Runs SPDY over any connection.
     pub fn over<T: AsyncRead + AsyncWrite + Send + 'static>(head: Head, io: T) -> Self {
         let (connection, incoming, driver) =
-            session(io, Role::Client, Limits { idle: None, ping: None, streams: 4096 });
+            session(io, Role::Client, ConnectionLimits { idle: None, ping: None, streams: 4096 });
         let task = tokio::spawn(async move {
             let _ = driver.run().await;
         });
@@ -160,19 +162,19 @@ impl Spdy {
     }
 
     /// Opens a stream and waits until it is accepted.
-    pub async fn open(&self, headers: &[(&str, &str)]) -> Stream {
+    pub async fn open(&self, headers: &[(&str, &str)]) -> SpdyStream {
         let mut stream = self.connection.open(Headers::of(headers)).await.expect("open");
         timeout(LIMIT, stream.accepted()).await.expect("timed out").expect("accepted");
         stream
     }
 
     /// Opens one stream of a command.
-    pub async fn stream(&self, kind: &str) -> Stream {
+    pub async fn stream(&self, kind: &str) -> SpdyStream {
         self.open(&[("streamType", kind)]).await
     }
 
     /// Opens the streams of a command.
-    pub async fn command(&self, kinds: &[&'static str]) -> BTreeMap<&'static str, Stream> {
+    pub async fn command(&self, kinds: &[&'static str]) -> BTreeMap<&'static str, SpdyStream> {
         let mut streams = BTreeMap::new();
         for kind in kinds {
             streams.insert(*kind, self.stream(kind).await);
@@ -181,7 +183,7 @@ impl Spdy {
     }
 
     /// Opens the stream pair of a port: data, error.
-    pub async fn pair(&self, port: u16, request: &str) -> (Stream, Stream) {
+    pub async fn pair(&self, port: u16, request: &str) -> (SpdyStream, SpdyStream) {
         let port = port.to_string();
         let mut error = self.open(&[("port", &port), ("streamType", "error"), ("requestID", request)]).await;
         error.finish().await.expect("sent");
@@ -190,7 +192,7 @@ impl Spdy {
 }
 
 /// Reads a stream to its end or failure.
-pub async fn all(stream: &mut Stream) -> String {
+pub async fn all(stream: &mut SpdyStream) -> String {
     let mut bytes = Vec::new();
     while let Ok(Some(more)) = timeout(LIMIT, stream.read()).await.expect("timed out") {
         bytes.extend_from_slice(&more);
@@ -199,7 +201,7 @@ pub async fn all(stream: &mut Stream) -> String {
 }
 
 /// Reads a stream until `wanted` appears.
-pub async fn up_to(stream: &mut Stream, wanted: &str) -> String {
+pub async fn up_to(stream: &mut SpdyStream, wanted: &str) -> String {
     let mut text = String::new();
     while !text.contains(wanted) {
         let more = timeout(LIMIT, stream.read()).await;

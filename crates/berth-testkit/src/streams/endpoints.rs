@@ -9,16 +9,16 @@ use berth::{
     serving::{RuntimeStreams, runtime_tls},
 };
 use berth_cri::RuntimeService;
-use berth_metrics::{Registry, StreamingMetrics, exposition::Format};
+use berth_metrics::{Registry, StreamingMetrics, exposition::ExpositionFormat};
 use berth_ports::{PodObserver, PodView, RuntimePods};
 use berth_proto::cri;
 use berth_server::{
     attach,
-    auth::{AuthenticatedBy, Identity},
+    auth::{AuthenticatedBy, UserInfo},
     exec, port_forward,
     routing::{ContainerPath, PodPath},
     run,
-    streaming::{Streaming, StreamingConfig},
+    streaming::{StreamingConfig, StreamingContext},
 };
 use berth_types::{
     Pod, PodRef, PodUid,
@@ -41,7 +41,7 @@ use tokio_util::sync::CancellationToken;
 use super::clients::{LIMIT, StreamEndpoint};
 
 /// Polling interval for conditions without notifications.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Pod observer with one fixed observation.
 struct FixedObserver(Arc<ObservedPod>);
@@ -115,7 +115,7 @@ pub struct Endpoints {
     /// Address of the listener.
     pub endpoint: StreamEndpoint,
     /// Streaming service behind the endpoints.
-    pub streaming: Streaming,
+    pub streaming: StreamingContext,
     /// Ends all streams.
     pub stop: CancellationToken,
     registry: Registry,
@@ -139,9 +139,9 @@ impl Endpoints {
         let (registry, stop) = (Registry::new(), CancellationToken::new());
         let ports = RuntimeStreams::new(PodReader::fixed(vec![pod]), Arc::new(FixedObserver(Arc::new(seen))), runtime);
         let metrics = StreamingMetrics::new(&registry);
-        let streaming = Streaming::new(config, Arc::new(ports), runtime_tls(), metrics, stop.clone());
+        let streaming = StreamingContext::new(config, Arc::new(ports), runtime_tls(), metrics, stop.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("failed to listen on a port");
-        let door = StreamEndpoint(listener.local_addr().expect("failed to get the local address"));
+        let stream_endpoint = StreamEndpoint(listener.local_addr().expect("failed to get the local address"));
         let shared = streaming.clone();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -156,7 +156,7 @@ impl Endpoints {
                 });
             }
         });
-        Self { endpoint: door, streaming, stop, registry, task: task.abort_handle() }
+        Self { endpoint: stream_endpoint, streaming, stop, registry, task: task.abort_handle() }
     }
 
     /// Waits until no stream of the agent's server is open.
@@ -168,7 +168,7 @@ impl Endpoints {
     pub async fn until_open(&self, count: usize) {
         let reached = async {
             while self.streaming.open() != count {
-                sleep(LOOK).await;
+                sleep(POLL_INTERVAL).await;
             }
         };
         let limited = timeout(LIMIT, reached).await;
@@ -178,16 +178,16 @@ impl Endpoints {
     /// Metrics in Prometheus exposition format.
     pub fn metrics(&self) -> String {
         let mut page = Vec::new();
-        Format::negotiate(None).encode(self.registry.gather(), &mut page);
+        ExpositionFormat::negotiate(None).encode(self.registry.gather(), &mut page);
         String::from_utf8(page).expect("text")
     }
 }
 
-async fn route(streaming: &Streaming, request: Request<Incoming>) -> Response<Body> {
+async fn route(streaming: &StreamingContext, request: Request<Incoming>) -> Response<Body> {
     let mut request = request.map(Body::new);
     let name = request.headers().get("x-user").map(|user| user.to_str().expect("text").to_owned());
     let via = if request.headers().contains_key("x-via") { AuthenticatedBy::X509 } else { AuthenticatedBy::Token };
-    request.extensions_mut().insert(Identity { name: name.unwrap_or_default(), via, ..Identity::anonymous() });
+    request.extensions_mut().insert(UserInfo { name: name.unwrap_or_default(), via, ..UserInfo::anonymous() });
     let path = request.uri().path().to_owned();
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     let pod = |namespace: &str, name: &str, uid: Option<&str>| PodPath {

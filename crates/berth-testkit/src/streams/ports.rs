@@ -71,9 +71,12 @@ impl Ports {
             let (mut data, mut error) = client.pair(self.page, &number.to_string()).await;
             data.write(Bytes::from_static(b"ping\n")).await.expect("sent");
             let length = all(&mut data).await.len();
-            let (finished, said) = (data.finish().await, all(&mut error).await);
+            let (finished, error_text) = (data.finish().await, all(&mut error).await);
             let ends = (data.read().await, error.read().await);
-            assert!(length == PAGE && said.is_empty(), "request {number}: {length} bytes, {said:?}, ends {ends:?}");
+            assert!(
+                length == PAGE && error_text.is_empty(),
+                "request {number}: {length} bytes, {error_text:?}, ends {ends:?}"
+            );
             finished.expect("sent");
         };
         futures::stream::iter((0..count).map(one)).buffer_unordered(at_a_time).count().await;

@@ -7,11 +7,11 @@ use proptest::prelude::*;
 mod crashes;
 
 fn payload(files: &[(&str, &str)]) -> Payload {
-    let content = |data: &str| Content { data: data.into(), mode: 0o640, owner: None };
+    let content = |data: &str| FileProjection { data: data.into(), mode: 0o640, owner: None };
     files.iter().map(|(path, data)| ((*path).to_owned(), content(data))).collect()
 }
 
-fn put(dir: &Path, files: &[(&str, &str)]) -> Result<Written, String> {
+fn put(dir: &Path, files: &[(&str, &str)]) -> Result<WriteOutcome, String> {
     write(dir, &payload(files), |_| Ok(()), Timestamp::UNIX_EPOCH).map_err(|e| e.to_string())
 }
 
@@ -33,7 +33,7 @@ fn versions(dir: &Path) -> usize {
 fn files_are_links_into_one_version() {
     let dir = tempfile::tempdir().expect("a directory");
     let at = dir.path();
-    assert_eq!(put(at, &[("a", "1"), ("sub/b", "2"), ("sub//./c", "3")]), Ok(Written::Published));
+    assert_eq!(put(at, &[("a", "1"), ("sub/b", "2"), ("sub//./c", "3")]), Ok(WriteOutcome::Published));
     let version = current(at).expect("a version");
     let name = version.to_str().expect("UTF-8");
     assert!(name.starts_with("..1970_01_01_00_00_00.") && name.len() == 32, "{name}");
@@ -53,9 +53,9 @@ fn a_change_replaces_the_version_and_nothing_else_does() {
     let at = dir.path();
     put(at, &[("a", "1"), ("b", "2"), ("d/e", "3")]).expect("written");
     let first = current(at);
-    assert_eq!(put(at, &[("a", "1"), ("b", "2"), ("d/e", "3")]), Ok(Written::Unchanged));
+    assert_eq!(put(at, &[("a", "1"), ("b", "2"), ("d/e", "3")]), Ok(WriteOutcome::Unchanged));
     assert_eq!(current(at), first);
-    assert_eq!(put(at, &[("a", "new"), ("b", "2")]), Ok(Written::Published));
+    assert_eq!(put(at, &[("a", "new"), ("b", "2")]), Ok(WriteOutcome::Published));
     assert_ne!(current(at), first);
     assert_eq!(fs::read_to_string(at.join("a")).expect("readable"), "new");
     assert_eq!((names(at).len(), versions(at)), (4, 1), "a, b, ..data and one version: {:?}", names(at));
@@ -64,8 +64,8 @@ fn a_change_replaces_the_version_and_nothing_else_does() {
 #[test]
 fn an_empty_payload_has_a_version() {
     let dir = tempfile::tempdir().expect("a directory");
-    assert_eq!(put(dir.path(), &[]), Ok(Written::Published));
-    assert_eq!(put(dir.path(), &[]), Ok(Written::Unchanged));
+    assert_eq!(put(dir.path(), &[]), Ok(WriteOutcome::Published));
+    assert_eq!(put(dir.path(), &[]), Ok(WriteOutcome::Unchanged));
     assert_eq!(names(dir.path()).len(), 2);
 }
 
@@ -96,9 +96,9 @@ fn the_rest_of_a_crash_is_repaired() {
     symlink("..2026_nowhere", at.join("..data_tmp")).expect("a link");
     fs::create_dir(at.join("..2026_01_01_00_00_00.1")).expect("a directory");
     fs::remove_file(at.join("a")).expect("removed");
-    assert_eq!(put(at, &[("a", "1")]), Ok(Written::Unchanged));
+    assert_eq!(put(at, &[("a", "1")]), Ok(WriteOutcome::Unchanged));
     assert_eq!(fs::read_to_string(at.join("a")).expect("the link is back"), "1");
-    assert_eq!(put(at, &[("a", "2")]), Ok(Written::Published));
+    assert_eq!(put(at, &[("a", "2")]), Ok(WriteOutcome::Published));
     assert_eq!((names(at).len(), versions(at)), (3, 1), "{:?}", names(at));
 }
 
@@ -136,7 +136,7 @@ proptest! {
         let mut last: Option<Payload> = None;
         for files in all {
             let next: Payload =
-                files.iter().map(|(p, d)| (p.clone(), Content { data: d.clone().into(), mode: 0o644, owner: None })).collect();
+                files.iter().map(|(p, d)| (p.clone(), FileProjection { data: d.clone().into(), mode: 0o644, owner: None })).collect();
             match write(dir.path(), &next, |_| Ok(()), Timestamp::UNIX_EPOCH) {
                 Ok(_) => last = Some(next),
                 // A path cannot be a file and a directory.

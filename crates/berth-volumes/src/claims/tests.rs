@@ -69,7 +69,12 @@ fn with(mut object: Value, pointer: &str, value: Value) -> Value {
     object
 }
 
-async fn told(volume: Value, container: Value, claim: Value, persistent: Value) -> Result<VolumeSpec, String> {
+async fn resolve_volume(
+    volume: Value,
+    container: Value,
+    claim: Value,
+    persistent: Value,
+) -> Result<VolumeSpec, String> {
     let mut container = container;
     container["name"] = json!("main");
     let object = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"},
@@ -88,7 +93,7 @@ fn mounts() -> Value {
 }
 
 #[tokio::test]
-async fn claims_that_cannot_be_used_say_why() {
+async fn unusable_claims_fail_with_the_reason() {
     // AC-07-14
     let deleted = with(claim(), "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
     let protected = with(deleted.clone(), "/metadata/finalizers", json!([PROTECTION]));
@@ -110,10 +115,10 @@ async fn claims_that_cannot_be_used_say_why() {
             "found PV object pv but its pv.Spec.ClaimRef.UID x does not point to claim.UID cu",
         ),
     ] {
-        let got = told(named(), mounts(), claim, persistent).await.expect_err(expected);
+        let got = resolve_volume(named(), mounts(), claim, persistent).await.expect_err(expected);
         assert_eq!(got, format!("error processing PVC ns/c: {expected}"));
     }
-    let spec = told(named(), mounts(), protected, volume()).await.expect("still protected");
+    let spec = resolve_volume(named(), mounts(), protected, volume()).await.expect("still protected");
     assert_eq!((spec.name.as_str(), spec.read_only(), spec.claim()), ("pv", true, Some(("ns", "c"))));
 }
 
@@ -128,7 +133,7 @@ async fn a_volume_is_used_as_what_it_is() {
         (devices, block(), None),
         (mounts(), volume(), None),
     ] {
-        assert_eq!(told(named(), container, claim(), persistent).await.err().as_deref(), expected);
+        assert_eq!(resolve_volume(named(), container, claim(), persistent).await.err().as_deref(), expected);
     }
 }
 
@@ -142,15 +147,15 @@ async fn a_claim_made_for_a_pod_is_that_pods() {
             json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid, "controller": true}]),
         )
     };
-    told(ephemeral(), mounts(), owned("u"), volume()).await.expect("its own");
-    let other = told(ephemeral(), mounts(), owned("other"), volume()).await.expect_err("another's");
+    resolve_volume(ephemeral(), mounts(), owned("u"), volume()).await.expect("its own");
+    let other = resolve_volume(ephemeral(), mounts(), owned("other"), volume()).await.expect_err("another's");
     assert_eq!(other, "PVC ns/c was not created for pod ns/p (pod is not owner)");
-    let missing = told(ephemeral(), mounts(), Value::Null, volume()).await.expect_err("missing");
+    let missing = resolve_volume(ephemeral(), mounts(), Value::Null, volume()).await.expect_err("missing");
     assert_eq!(missing, "error processing PVC ns/p-v: failed to fetch PVC from API server: not found");
 }
 
 #[tokio::test]
-async fn what_grows_says_from_where_to_where() {
+async fn growth_is_from_the_claim_size_to_the_volume_size() {
     let sized = |claimed: Option<&str>, has: Option<&str>| {
         let claim = match claimed {
             Some(size) => with(claim(), "/status/capacity", json!({"storage": size})),
@@ -160,7 +165,7 @@ async fn what_grows_says_from_where_to_where() {
             Some(size) => with(volume(), "/spec/capacity", json!({"storage": size})),
             None => volume(),
         };
-        told(named(), mounts(), claim, volume)
+        resolve_volume(named(), mounts(), claim, volume)
     };
     for (claimed, has, expected) in [
         (Some("1Gi"), Some("2Gi"), Some((1 << 30, 2 << 30))),
@@ -179,13 +184,14 @@ async fn disks_of_clouds_are_volumes_of_drivers() {
     let disk = json!({"awsElasticBlockStore": {"volumeID": "vol-1"}, "claimRef": {"uid": "cu"},
         "volumeMode": "Filesystem"});
     let driver = |spec: &VolumeSpec| spec.volume().and_then(|of| of.csi.as_ref()).map(|csi| csi.driver.clone());
-    let spec = told(named(), mounts(), claim(), with(volume(), "/spec", disk)).await.expect("resolved");
+    let spec = resolve_volume(named(), mounts(), claim(), with(volume(), "/spec", disk)).await.expect("resolved");
     assert_eq!(driver(&spec).as_deref(), Some("ebs.csi.aws.com"));
     assert_eq!((spec.is_migrated, spec.name.as_str(), spec.claim()), (true, "pv", Some(("ns", "c"))));
     let own = json!({"name": "v", "azureDisk": {"diskName": "d", "diskURI": "/s/d", "readOnly": true}});
-    let spec = told(own, mounts(), claim(), volume()).await.expect("resolved");
+    let spec = resolve_volume(own, mounts(), claim(), volume()).await.expect("resolved");
     assert_eq!(driver(&spec).as_deref(), Some("disk.csi.azure.com"));
     assert_eq!((spec.is_migrated, spec.directory().as_str(), spec.read_only()), (true, "~s~d", true));
-    let plain = told(json!({"name": "v", "emptyDir": {}}), mounts(), claim(), volume()).await.expect("resolved");
+    let plain =
+        resolve_volume(json!({"name": "v", "emptyDir": {}}), mounts(), claim(), volume()).await.expect("resolved");
     assert!(!plain.is_migrated && plain.as_inline().is_some());
 }

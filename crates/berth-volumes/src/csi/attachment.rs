@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attachment_says_why_not() {
+    fn an_unusable_attachment_fails_with_the_reason() {
         let of = |metadata: Value, status: Value| {
             let spec = json!({"attacher": "d", "nodeName": "n", "source": {}});
             let attachment = json!({"metadata": metadata, "spec": spec, "status": status});

@@ -13,11 +13,11 @@ use super::{
     disk::{make, remove},
     paths::{BlockLayout, PLUGIN},
     plugin::{Csi, ReadyDriver},
-    record::Record,
+    record::CsiVolumeRecord,
     source::CsiVolume,
 };
 use crate::{
-    attachable::{OpError, Published, Removal, Usage},
+    attachable::{OpError, PublishedVolume, Removal, Usage},
     spec::Mode,
 };
 use berth_proto::csi::{
@@ -81,7 +81,7 @@ impl Csi {
         layout: &BlockLayout,
         directory: PathBuf,
     ) -> Result<(), OpError> {
-        let record = Record { lifecycle: None, ..self.record(usage, volume) };
+        let record = CsiVolumeRecord { lifecycle: None, ..self.record(usage, volume) };
         let data = layout.data.clone();
         let noted = usage.operation.blocking(move || {
             make(&data).and_then(|()| record.write(&data)).and_then(|()| make(&directory)).map_err(|error| {
@@ -92,7 +92,7 @@ impl Csi {
     }
 
     /// Publishes the device to a pod.
-    pub(super) async fn publish_block(&self, usage: &Usage) -> Result<Published, OpError> {
+    pub(super) async fn publish_block(&self, usage: &Usage) -> Result<PublishedVolume, OpError> {
         let until = deadline();
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
         let ready = self.ready(&volume.driver, until, "blockMapper.MapPodDevice failed to get CSI client").await?;
@@ -107,7 +107,7 @@ impl Csi {
         done.map_err(|error: CallError| {
             error.about(format!("{PLUGIN}: blockMapper.publishVolumeForBlock failed: {error}"))
         })?;
-        Ok(Published { path: target, relabel: false })
+        Ok(PublishedVolume { path: target, relabel: false })
     }
 
     async fn block_request(
@@ -210,7 +210,7 @@ pub(super) fn clear_block(layout: &BlockLayout) -> io::Result<()> {
     remove_file_or_dir(&layout.staging)?;
     failpoint::reached("csi.unstage.unlinked");
     unless_in_use(remove(&layout.mapped))?;
-    Record::remove(&layout.data)?;
+    CsiVolumeRecord::remove(&layout.data)?;
     failpoint::reached("csi.unstage.forgotten");
     remove(&layout.data)?;
     unless_in_use(layout.data.parent().map_or(Ok(()), remove))
@@ -245,14 +245,14 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         let layout = CsiLayout::new(root.path()).block("pv").expect("a good name");
         clear_block(&layout).expect("there is nothing");
-        let record = Record { driver: "d".to_owned(), handle: "h".to_owned(), ..Record::default() };
+        let record = CsiVolumeRecord { driver: "d".to_owned(), handle: "h".to_owned(), ..CsiVolumeRecord::default() };
         for directory in [&layout.data, &layout.staging, &layout.mapped] {
             make(directory).expect("made");
         }
         record.write(&layout.data).expect("written");
         fs::write(layout.staging.join("data"), "precious").expect("written");
         assert!(clear_block(&layout).is_err());
-        assert!(Record::read(&layout.data).is_ok_and(|read| read.is_some()), "it can still be undone");
+        assert!(CsiVolumeRecord::read(&layout.data).is_ok_and(|read| read.is_some()), "it can still be undone");
         fs::remove_file(layout.staging.join("data")).expect("removed");
         fs::write(layout.mapped.join("another-pod"), "").expect("written");
         clear_block(&layout).expect("what another pod has stays");

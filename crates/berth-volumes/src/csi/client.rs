@@ -22,7 +22,7 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 /// Maximum response size in bytes.
 const MESSAGE: usize = 4 << 20;
 
-/// Error of a call.
+/// gRPC error of a call to a CSI driver, also for local timeouts.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct CallError {
@@ -226,7 +226,7 @@ mod tests {
     use crate::attachable::Class;
 
     #[test]
-    fn codes_say_whether_it_may_have_happened() {
+    fn status_codes_distinguish_final_and_uncertain_errors() {
         // AC-07-17, AC-07-18
         for (code, class, trouble) in [
             (Code::Cancelled, Class::Uncertain, ErrorCause::Other),
@@ -243,8 +243,8 @@ mod tests {
             (Code::Unimplemented, Class::Final, ErrorCause::Other),
         ] {
             let error = CallError::from(Status::new(code, "x"));
-            let told = error.about(error.to_string());
-            assert_eq!((told.class, told.trouble), (class, trouble), "{code:?}");
+            let op_error = error.about(error.to_string());
+            assert_eq!((op_error.class, op_error.trouble), (class, trouble), "{code:?}");
         }
         let error = CallError::from(Status::internal("no such device"));
         assert_eq!(error.to_string(), "rpc error: code = Internal desc = no such device");

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_say_which_volumes_they_take() {
+    fn the_driver_must_support_the_lifecycle_mode() {
         let both = driver(json!({"volumeLifecycleModes": ["Persistent", "Ephemeral"]}));
         let one = driver(json!({"volumeLifecycleModes": ["Persistent"]}));
         assert_eq!(check_lifecycle_mode(None, "d", Lifecycle::Persistent), Ok(()));
@@ -224,24 +224,24 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_told_of_pods_if_it_asks() {
+    fn pod_info_is_passed_only_to_drivers_that_request_it() {
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"serviceAccountName": "robot", "containers": []}});
         let pod = Pod::new(serde_json::from_value(pod).expect("a pod")).expect("complete");
         let asking = driver(json!({"podInfoOnMount": true}));
         assert!(pod_info(None, &pod, Lifecycle::Persistent).is_empty());
         assert!(pod_info(Some(&driver(json!({}))), &pod, Lifecycle::Persistent).is_empty());
-        let told = pod_info(Some(&asking), &pod, Lifecycle::Ephemeral);
+        let attributes = pod_info(Some(&asking), &pod, Lifecycle::Ephemeral);
         let expected = json!({
             "csi.storage.k8s.io/pod.name": "p", "csi.storage.k8s.io/pod.namespace": "n",
             "csi.storage.k8s.io/pod.uid": "u", "csi.storage.k8s.io/serviceAccount.name": "robot",
             "csi.storage.k8s.io/ephemeral": "true"});
-        assert_eq!(json!(told), expected);
+        assert_eq!(json!(attributes), expected);
         assert_eq!(pod_info(Some(&asking), &pod, Lifecycle::Persistent)[EPHEMERAL], "false");
     }
 
     #[test]
-    fn tokens_are_told_with_their_end() {
+    fn tokens_are_passed_with_their_expiration() {
         let wanting = driver(json!({"tokenRequests": [{"audience": ""}, {"audience": "a", "expirationSeconds": 600}]}));
         let asked = token_requests(Some(&wanting));
         assert_eq!(
@@ -252,9 +252,9 @@ mod tests {
         let token = format!("x.{}.y", URL_SAFE_NO_PAD.encode(r#"{"exp":1767225600}"#));
         let had = [(asked[0].clone(), token.clone()), (asked[1].clone(), "opaque".to_owned())];
         let now = "2026-01-02T00:00:00.5Z".parse().expect("a time");
-        let told: Value = serde_json::from_str(&tokens(&had, now)).expect("JSON");
+        let parsed: Value = serde_json::from_str(&tokens(&had, now)).expect("JSON");
         assert_eq!(
-            told,
+            parsed,
             json!({"": {"token": token, "expirationTimestamp": "2026-01-01T00:00:00Z"},
             "a": {"token": "opaque", "expirationTimestamp": "2026-01-02T00:00:00Z"}})
         );

@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use super::record::Record;
+use super::record::CsiVolumeRecord;
 use crate::attachable::OpError;
 use berth_sys::{
     failpoint,
@@ -41,7 +41,7 @@ pub fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Error of a cleanup.
+/// Why a mount point and its records could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanupError {
     /// The driver completed its call without unmounting.
@@ -79,7 +79,7 @@ pub fn clear(mount_point: &Path, steps: [&str; 3]) -> Result<(), CleanupError> {
     remove(mount_point).map_err(failed(mount_point))?;
     failpoint::reached(first);
     let Some(directory) = mount_point.parent() else { return Ok(()) };
-    Record::remove(directory).map_err(failed(directory))?;
+    CsiVolumeRecord::remove(directory).map_err(failed(directory))?;
     failpoint::reached(second);
     remove(directory).map_err(failed(directory))?;
     failpoint::reached(third);
@@ -99,11 +99,11 @@ mod tests {
         clear(&mount, STEPS).expect("there is nothing");
         make(&mount).expect("made");
         make(&mount).expect("made before");
-        let record = Record { driver: "d".to_owned(), handle: "h".to_owned(), ..Record::default() };
+        let record = CsiVolumeRecord { driver: "d".to_owned(), handle: "h".to_owned(), ..CsiVolumeRecord::default() };
         record.write(&volume).expect("written");
         fs::write(mount.join("data"), "precious").expect("written");
         assert!(matches!(clear(&mount, STEPS), Err(CleanupError::Io { .. })));
-        assert!(mount.join("data").exists() && Record::read(&volume).is_ok_and(|read| read.is_some()));
+        assert!(mount.join("data").exists() && CsiVolumeRecord::read(&volume).is_ok_and(|read| read.is_some()));
         fs::remove_file(mount.join("data")).expect("removed");
         fs::write(volume.join("other"), "precious").expect("written");
         assert!(clear(&mount, STEPS).is_err());

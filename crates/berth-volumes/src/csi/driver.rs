@@ -7,18 +7,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     client::{CallError, Capabilities, DriverClient},
-    version::Version,
+    version::CsiVersion,
 };
 
 /// Registered CSI driver.
 #[derive(Debug)]
-pub struct Driver {
+pub struct RegisteredDriver {
     /// Name of the driver.
     pub name: String,
     /// Registration socket.
     pub socket: PathBuf,
     /// CSI version.
-    pub version: Version,
+    pub version: CsiVersion,
     /// Client of its node service.
     pub client: DriverClient,
     /// Canceled when the registration ends or is replaced.
@@ -26,9 +26,9 @@ pub struct Driver {
     capabilities: OnceCell<Capabilities>,
 }
 
-impl Driver {
+impl RegisteredDriver {
     /// Creates the registration; makes no call yet.
-    pub fn new(name: &str, socket: PathBuf, version: Version, client: DriverClient) -> Self {
+    pub fn new(name: &str, socket: PathBuf, version: CsiVersion, client: DriverClient) -> Self {
         let (gone, capabilities) = (CancellationToken::new(), OnceCell::new());
         Self { name: name.to_owned(), socket, version, client, gone, capabilities }
     }

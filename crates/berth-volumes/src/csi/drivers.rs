@@ -16,10 +16,10 @@ use tracing::{info, warn};
 
 use super::{
     client::{DriverClient, deadline},
-    driver::Driver,
+    driver::RegisteredDriver,
     limits,
     paths::safe,
-    version::{Version, highest},
+    version::{CsiVersion, highest},
 };
 use berth_metrics::CsiMetrics;
 use berth_ports::{NodeDriver, NodeDrivers, PluginHandler, PluginInfo, StorageObjects};
@@ -45,7 +45,7 @@ pub struct DriversDeps {
 /// Registered CSI drivers.
 pub struct Drivers {
     pub(super) deps: DriversDeps,
-    known: Mutex<BTreeMap<String, Arc<Driver>>>,
+    known: Mutex<BTreeMap<String, Arc<RegisteredDriver>>>,
     moved: watch::Sender<u64>,
 }
 
@@ -59,7 +59,7 @@ impl Drivers {
     ///
     /// # Errors
     /// If no driver of that name is registered.
-    pub fn get(&self, name: &str) -> Result<Arc<Driver>, String> {
+    pub fn get(&self, name: &str) -> Result<Arc<RegisteredDriver>, String> {
         let found = self.known().get(name).cloned();
         found.ok_or_else(|| format!("driver name {name} not found in the list of registered CSI drivers"))
     }
@@ -69,12 +69,12 @@ impl Drivers {
         self.moved.subscribe()
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Driver>>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Arc<RegisteredDriver>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the version to register with; fails if a driver of that name has at least that version.
-    fn version(&self, caller: &str, plugin: &PluginInfo) -> Result<Version, String> {
+    fn version(&self, caller: &str, plugin: &PluginInfo) -> Result<CsiVersion, String> {
         let PluginInfo { name, versions, .. } = plugin;
         let failed = |text: String| Err(format!("kubernetes.io/csi: {caller} for CSI driver {name:?} failed. {text}"));
         if versions.is_empty() {
@@ -96,7 +96,7 @@ impl Drivers {
     }
 
     /// Adds the driver to the registry and ends the registration that it replaces.
-    fn admit(&self, driver: Arc<Driver>, plugin: &PluginInfo) -> Result<(), String> {
+    fn admit(&self, driver: Arc<RegisteredDriver>, plugin: &PluginInfo) -> Result<(), String> {
         // Another driver of that name may have registered meanwhile.
         self.version("RegisterPlugin", plugin)?;
         let before = self.known().insert(driver.name.clone(), driver);
@@ -169,7 +169,7 @@ impl PluginHandler for DriverRegistration {
     async fn register(&self, plugin: &PluginInfo) -> Result<(), String> {
         let version = self.0.version("RegisterPlugin", plugin)?;
         let client = DriverClient::new(&plugin.name, plugin.endpoint.clone(), self.0.deps.metrics.clone());
-        let driver = Arc::new(Driver::new(&plugin.name, plugin.socket.clone(), version, client));
+        let driver = Arc::new(RegisteredDriver::new(&plugin.name, plugin.socket.clone(), version, client));
         let answer = driver.client.node_info(deadline()).await.map_err(|error| error.to_string());
         let answer = answer.inspect_err(|_| self.0.forget_metrics(&plugin.name))?;
         let installed = self.0.deps.node.install(&on_node(&plugin.name, answer)).await;

@@ -8,7 +8,7 @@ use tracing::{debug, warn};
 use super::{
     attachment,
     client::deadline,
-    driver::Driver,
+    driver::RegisteredDriver,
     drivers::{Drivers, on_node},
     plugin::Csi,
 };
@@ -17,10 +17,10 @@ use crate::attachable::Usage;
 /// Minimum refresh period accepted by the API.
 const SHORTEST: Duration = Duration::from_secs(10);
 /// Delay after a failed read of the `CSIDriver` object.
-const LOOK: Duration = Duration::from_secs(60);
+const RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Refreshes the attach limit with the period of the `CSIDriver` object, while the driver is registered.
-pub async fn follow(drivers: Arc<Drivers>, driver: Arc<Driver>) {
+pub async fn follow(drivers: Arc<Drivers>, driver: Arc<RegisteredDriver>) {
     let (gone, stop) = (driver.gone.clone(), drivers.deps.stop.clone());
     tokio::select! {
         () = gone.cancelled() => {}
@@ -29,7 +29,7 @@ pub async fn follow(drivers: Arc<Drivers>, driver: Arc<Driver>) {
     }
 }
 
-async fn refresh_periodically(drivers: &Drivers, driver: &Driver) {
+async fn refresh_periodically(drivers: &Drivers, driver: &RegisteredDriver) {
     let mut moved = drivers.deps.objects.retry_signal();
     loop {
         let Some(period) = period(drivers, &driver.name).await else {
@@ -56,7 +56,7 @@ async fn period(drivers: &Drivers, name: &str) -> Option<Duration> {
         }
         Err(error) => {
             warn!(driver = name, err = %error, "Failed to get CSIDriver");
-            sleep(LOOK).await;
+            sleep(RETRY_DELAY).await;
             None
         }
     }
@@ -78,14 +78,14 @@ impl Csi {
         }
         if let Ok(driver) = self.deps.drivers.get(&volume.driver) {
             // Bounds the pod's wait for a driver that hangs.
-            let _told = timeout(SHORTEST, refresh(&self.deps.drivers, &driver)).await;
+            let _refreshed = timeout(SHORTEST, refresh(&self.deps.drivers, &driver)).await;
         }
         true
     }
 }
 
 /// Refreshes the attach limit once from `NodeGetInfo`.
-pub async fn refresh(drivers: &Drivers, driver: &Driver) {
+pub async fn refresh(drivers: &Drivers, driver: &RegisteredDriver) {
     let written = match driver.client.node_info(deadline()).await {
         Ok(answer) => drivers.deps.node.update(&on_node(&driver.name, answer)).await,
         Err(error) => Err(error.to_string()),

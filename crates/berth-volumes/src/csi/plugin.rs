@@ -19,7 +19,7 @@ use super::{
     attachment,
     client::{Capabilities, LIMIT, deadline},
     context,
-    driver::Driver,
+    driver::RegisteredDriver,
     drivers::Drivers,
     paths::{self, CsiLayout, PLUGIN},
     rebuild,
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     attachable::{
-        AttachableVolumePlugin, Expansion, FoundVolume, OpError, Published, ReconstructedVolume, Removal, Usage,
+        AttachableVolumePlugin, Expansion, FoundVolume, OpError, PublishedVolume, ReconstructedVolume, Removal, Usage,
         VolumeTraits,
     },
     spec::{Mode, VolumeSpec},
@@ -61,7 +61,7 @@ pub struct Csi {
 
 /// Registered driver, with its capabilities and its `CSIDriver` object.
 pub(super) struct ReadyDriver {
-    pub(super) driver: Arc<Driver>,
+    pub(super) driver: Arc<RegisteredDriver>,
     pub(super) can: Capabilities,
     pub(super) object: Option<Arc<CSIDriver>>,
 }
@@ -81,7 +81,7 @@ impl Csi {
     }
 
     /// Returns the driver if it is registered; `what` is the failed action in the error.
-    pub(super) fn driver(&self, name: &str, what: &str) -> Result<Arc<Driver>, OpError> {
+    pub(super) fn driver(&self, name: &str, what: &str) -> Result<Arc<RegisteredDriver>, OpError> {
         let found = self.deps.drivers.get(name);
         found.map_err(|error| OpError::transient(format!("{PLUGIN}: {what}: {error}")))
     }
@@ -203,7 +203,7 @@ impl AttachableVolumePlugin for Csi {
         }
     }
 
-    async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
+    async fn publish(&self, usage: &Usage) -> Result<PublishedVolume, OpError> {
         match usage.mode {
             Mode::Filesystem => self.publish_filesystem(usage).await,
             Mode::Block => self.publish_block(usage).await,

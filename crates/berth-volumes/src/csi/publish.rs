@@ -13,11 +13,11 @@ use super::{
     fs_group::{self, Access},
     paths::PLUGIN,
     plugin::{Csi, ReadyDriver},
-    record::Record,
+    record::CsiVolumeRecord,
     source::CsiVolume,
 };
 use crate::{
-    attachable::{FsGroup, OpError, Published, Usage},
+    attachable::{FsGroup, OpError, PublishedVolume, Usage},
     group_ownership,
     spec::Mode,
 };
@@ -35,8 +35,8 @@ pub(super) fn mount_point(volume: &Path) -> PathBuf {
 
 impl Csi {
     /// Returns the record that a later agent needs for the volume.
-    pub(super) fn record(&self, usage: &Usage, volume: &CsiVolume) -> Record {
-        Record {
+    pub(super) fn record(&self, usage: &Usage, volume: &CsiVolume) -> CsiVolumeRecord {
+        CsiVolumeRecord {
             driver: volume.driver.clone(),
             handle: volume.handle.clone(),
             spec: usage.spec.name.clone(),
@@ -48,7 +48,7 @@ impl Csi {
     }
 
     /// Publishes a volume as a directory.
-    pub(super) async fn publish_filesystem(&self, usage: &Usage) -> Result<Published, OpError> {
+    pub(super) async fn publish_filesystem(&self, usage: &Usage) -> Result<PublishedVolume, OpError> {
         let until = deadline();
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
         let ready = self.ready(&volume.driver, until, "mounter.SetUpAt failed to get CSI client").await?;
@@ -75,7 +75,7 @@ impl Csi {
         }
         let relabel = apply_group(usage, &volume.label(), gives).await?;
         failpoint::reached("csi.publish.settled");
-        Ok(Published { path: mount_point(&usage.target), relabel })
+        Ok(PublishedVolume { path: mount_point(&usage.target), relabel })
     }
 
     /// Returns the group that this agent must apply to the volume, if any.

@@ -14,7 +14,7 @@ use super::{
     disk::{clear, mounted},
     paths::{BLOCK, CsiLayout, PLUGIN},
     publish::mount_point,
-    record::{Lifecycle, Record},
+    record::{CsiVolumeRecord, Lifecycle},
     source::CsiVolume,
 };
 use crate::{
@@ -36,7 +36,7 @@ pub fn rebuild(layout: &CsiLayout, found: &FoundVolume) -> Result<ReconstructedV
         Mode::Filesystem => found.path.clone(),
         Mode::Block => layout.block(&found.name).map_err(|error| error.to_string())?.data,
     };
-    match Record::read(&directory) {
+    match CsiVolumeRecord::read(&directory) {
         Ok(Some(record)) => Ok(of_record(&record, found)),
         read => {
             let cause = read.err().map_or_else(|| "no such file".to_owned(), |error| error.to_string());
@@ -51,7 +51,7 @@ pub fn rebuild(layout: &CsiLayout, found: &FoundVolume) -> Result<ReconstructedV
     }
 }
 
-fn of_record(record: &Record, found: &FoundVolume) -> ReconstructedVolume {
+fn of_record(record: &CsiVolumeRecord, found: &FoundVolume) -> ReconstructedVolume {
     if record.lifecycle == Some(Lifecycle::Ephemeral) {
         let csi = api::CSIVolumeSource { driver: record.driver.clone(), ..api::CSIVolumeSource::default() };
         let volume = api::Volume { name: found.name.clone(), csi: Some(csi), ..api::Volume::default() };
@@ -67,7 +67,7 @@ fn empty_volume(found: &FoundVolume) -> ReconstructedVolume {
     with_traits(VolumeSpec::inline(&volume), &found.pod)
 }
 
-fn persistent(record: &Record, name: &str, mode: Mode) -> VolumeSpec {
+fn persistent(record: &CsiVolumeRecord, name: &str, mode: Mode) -> VolumeSpec {
     let csi = api::CSIPersistentVolumeSource {
         driver: record.driver.clone(),
         volume_handle: record.handle.clone(),
@@ -102,7 +102,7 @@ fn with_traits(spec: VolumeSpec, pod: &PodUid) -> ReconstructedVolume {
 
 impl ReconstructedVolume {
     /// Adds the SELinux label of the record.
-    fn labelled(self, record: &Record) -> Self {
+    fn labelled(self, record: &CsiVolumeRecord) -> Self {
         Self { label: Some(record.label.clone()).filter(|label| !label.is_empty()), ..self }
     }
 }
@@ -157,11 +157,11 @@ fn staged_block(layout: &CsiLayout, directory: &Path) -> Result<Option<(Mode, Re
 }
 
 /// An invalid record describes nothing that could be undone; an unreadable one may.
-fn read_record(directory: &Path) -> Result<Option<Record>, String> {
-    match Record::read(directory) {
+fn read_record(directory: &Path) -> Result<Option<CsiVolumeRecord>, String> {
+    match CsiVolumeRecord::read(directory) {
         Err(error) if error.raw_os_error().is_none() => {
             warn!(path = %directory.display(), err = %error, "Volume data file of staged volume is invalid");
-            Ok(Some(Record::default()))
+            Ok(Some(CsiVolumeRecord::default()))
         }
         Err(error) => Err(format!("{PLUGIN}: reading volume data file in {}: {error}", directory.display())),
         Ok(read) => Ok(read),
@@ -187,9 +187,9 @@ mod tests {
     use super::*;
     use crate::csi::{disk::make, paths::inline_handle};
 
-    fn record(lifecycle: Option<Lifecycle>) -> Record {
+    fn record(lifecycle: Option<Lifecycle>) -> CsiVolumeRecord {
         let (driver, handle, spec) = ("d".to_owned(), "h".to_owned(), "pv".to_owned());
-        Record { driver, handle, spec, lifecycle, ..Record::default() }
+        CsiVolumeRecord { driver, handle, spec, lifecycle, ..CsiVolumeRecord::default() }
     }
 
     fn found(root: &Path, mode: Mode) -> FoundVolume {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn records_say_what_to_undo() {
+    fn a_volume_is_reconstructed_from_its_record() {
         // AC-07-20
         let root = tempfile::tempdir().expect("a directory");
         let (layout, volume) = (CsiLayout::new(root.path()), found(root.path(), Mode::Filesystem));
@@ -209,7 +209,7 @@ mod tests {
         assert!(known.traits.stages && known.traits.attachable && known.spec.as_persistent().is_some());
         assert_eq!(known.label, None);
         let label = "u:r:t:s0".to_owned();
-        let labelled = Record { label: label.clone(), ..record(Some(Lifecycle::Persistent)) };
+        let labelled = CsiVolumeRecord { label: label.clone(), ..record(Some(Lifecycle::Persistent)) };
         labelled.write(&volume.path).expect("written");
         assert_eq!(rebuild(&layout, &volume).expect("known").label, Some(label));
 
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_without_a_record_holds_up_nobody() {
+    fn a_directory_without_a_valid_record_does_not_fail_the_reconstruction() {
         let root = tempfile::tempdir().expect("a directory");
         let (layout, volume) = (CsiLayout::new(root.path()), found(root.path(), Mode::Filesystem));
         make(&volume.path).expect("made");

@@ -39,7 +39,7 @@ impl Lifecycle {
 
 /// Content of a record. Fields that a record does not have are empty.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Record {
+pub struct CsiVolumeRecord {
     /// Name of the driver.
     pub driver: String,
     /// Volume handle of the driver.
@@ -56,7 +56,7 @@ pub struct Record {
     pub label: String,
 }
 
-impl Record {
+impl CsiVolumeRecord {
     /// Reads the record of a directory; `None` if there is none.
     ///
     /// # Errors
@@ -144,8 +144,8 @@ impl Record {
 mod tests {
     use super::*;
 
-    fn full() -> Record {
-        Record {
+    fn full() -> CsiVolumeRecord {
+        CsiVolumeRecord {
             driver: "d".to_owned(),
             handle: "h".to_owned(),
             spec: "pv".to_owned(),
@@ -164,31 +164,31 @@ mod tests {
             "\n"
         );
         assert_eq!(full().text(), published);
-        let staged = Record { driver: "d".to_owned(), handle: "h".to_owned(), ..Record::default() };
+        let staged = CsiVolumeRecord { driver: "d".to_owned(), handle: "h".to_owned(), ..CsiVolumeRecord::default() };
         assert_eq!(staged.text(), "{\"driverName\":\"d\",\"volumeHandle\":\"h\"}\n");
-        let labelled = Record { label: "u:r:t:s0:c1,c2".to_owned(), ..staged.clone() };
+        let labelled = CsiVolumeRecord { label: "u:r:t:s0:c1,c2".to_owned(), ..staged.clone() };
         let text = r#"{"driverName":"d","seLinuxMountContext":"u:r:t:s0:c1,c2","volumeHandle":"h"}"#;
         assert_eq!(labelled.text(), format!("{text}\n"));
         for record in [full(), staged, labelled] {
-            assert_eq!(Record::parse(record.text().as_bytes()).expect("good"), record);
+            assert_eq!(CsiVolumeRecord::parse(record.text().as_bytes()).expect("good"), record);
         }
     }
 
     #[test]
-    fn what_says_nothing_is_no_record() {
+    fn a_malformed_record_is_an_error() {
         let directory = tempfile::tempdir().expect("a directory");
         let at = directory.path();
-        assert_eq!(Record::read(at).expect("readable"), None);
+        assert_eq!(CsiVolumeRecord::read(at).expect("readable"), None);
         for bad in ["", "{}", "[]", "{\"driverName\":\"d\"}", "{\"driverName\":1,\"volumeHandle\":\"h\"}", "\u{0}"] {
             fs::write(at.join(RECORD), bad).expect("written");
-            assert!(Record::read(at).is_err(), "{bad:?}");
+            assert!(CsiVolumeRecord::read(at).is_err(), "{bad:?}");
         }
         full().write(at).expect("written");
-        assert_eq!(Record::read(at).expect("readable"), Some(full()));
+        assert_eq!(CsiVolumeRecord::read(at).expect("readable"), Some(full()));
         assert_eq!(fs::read_dir(at).expect("listable").count(), 1, "nothing else is left");
-        Record::remove(at).expect("removed");
-        Record::remove(at).expect("there is none");
+        CsiVolumeRecord::remove(at).expect("removed");
+        CsiVolumeRecord::remove(at).expect("there is none");
         fs::create_dir(at.join(RECORD)).expect("made");
-        assert!(Record::read(at).is_err(), "a directory");
+        assert!(CsiVolumeRecord::read(at).is_err(), "a directory");
     }
 }

@@ -6,13 +6,13 @@ use super::{
     paths::{self, BadName},
     record::Lifecycle,
 };
-use crate::spec::{Source, VolumeSpec};
+use crate::spec::{VolumeSource, VolumeSpec};
 use berth_types::{PodUid, api};
 
 /// Namespace and name of a secret.
 pub type SecretName = (String, String);
 
-/// CSI volume.
+/// Fields of a CSI volume source, the same for inline and persistent volumes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct CsiVolume {
     /// Name of the driver.
@@ -37,8 +37,8 @@ impl CsiVolume {
     /// Returns the CSI source of `spec`; `None` if it is not a CSI volume.
     pub fn of(spec: &VolumeSpec, namespace: &str, pod: &PodUid) -> Option<Self> {
         match &spec.source {
-            Source::Inline(volume) => volume.csi.as_ref().map(|csi| inline(csi, &volume.name, namespace, pod)),
-            Source::Persistent(persistent) => {
+            VolumeSource::Inline(volume) => volume.csi.as_ref().map(|csi| inline(csi, &volume.name, namespace, pod)),
+            VolumeSource::Persistent(persistent) => {
                 persistent.volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).map(persisted)
             }
         }

@@ -12,7 +12,7 @@ use super::{
     disk::{clear, make, uncertain_if_mounted},
     paths::PLUGIN,
     plugin::Csi,
-    record::Record,
+    record::CsiVolumeRecord,
     source::CsiVolume,
     unpublish::cleanup_error,
 };
@@ -56,8 +56,12 @@ impl Csi {
             volume_context: volume.attributes.clone().into_iter().collect(),
         };
         let label = usage.label.clone().unwrap_or_default();
-        let record =
-            Record { driver: volume.driver.clone(), handle: volume.handle.clone(), label, ..Record::default() };
+        let record = CsiVolumeRecord {
+            driver: volume.driver.clone(),
+            handle: volume.handle.clone(),
+            label,
+            ..CsiVolumeRecord::default()
+        };
         let place = path.clone();
         let noted = usage.operation.blocking(move || {
             let written = make(&place).and_then(|()| place.parent().map_or(Ok(()), |parent| record.write(parent)));

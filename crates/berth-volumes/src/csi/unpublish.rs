@@ -10,7 +10,7 @@ use super::{
     paths::PLUGIN,
     plugin::Csi,
     publish::{CLEANUP_STEPS, mount_point},
-    record::{Lifecycle, Record},
+    record::{CsiVolumeRecord, Lifecycle},
     source::CsiVolume,
 };
 use crate::attachable::{OpError, Removal};
@@ -37,8 +37,8 @@ impl Csi {
         path: &Path,
     ) -> Result<(), OpError> {
         let until = deadline();
-        let (place, told) = (path.to_owned(), CsiVolume::of(&removal.spec, "", pod));
-        let known = removal.operation.blocking(move || known(&place, told)).await?;
+        let (place, from_spec) = (path.to_owned(), CsiVolume::of(&removal.spec, "", pod));
+        let known = removal.operation.blocking(move || known(&place, from_spec)).await?;
         match known {
             DirectoryContent::Nothing => return Ok(()),
             DirectoryContent::Empty => {}
@@ -92,11 +92,11 @@ impl Csi {
 /// An unreadable record counts as present: the driver is called to undo what it describes.
 fn is_recorded(staging: &Path) -> bool {
     let directory = staging.parent().unwrap_or(staging);
-    !matches!(Record::read(directory), Ok(None))
+    !matches!(CsiVolumeRecord::read(directory), Ok(None))
 }
 
-fn known(directory: &Path, told: Option<CsiVolume>) -> Result<DirectoryContent, OpError> {
-    let cause = match Record::read(directory) {
+fn known(directory: &Path, from_spec: Option<CsiVolume>) -> Result<DirectoryContent, OpError> {
+    let cause = match CsiVolumeRecord::read(directory) {
         Ok(Some(record)) => {
             let is_inline = record.lifecycle == Some(Lifecycle::Ephemeral);
             return Ok(DirectoryContent::Volume { driver: record.driver, handle: record.handle, is_inline });
@@ -107,7 +107,7 @@ fn known(directory: &Path, told: Option<CsiVolume>) -> Result<DirectoryContent, 
     if !directory.exists() {
         return Ok(DirectoryContent::Nothing);
     }
-    if let Some(volume) = told.filter(|volume| !volume.driver.is_empty()) {
+    if let Some(volume) = from_spec.filter(|volume| !volume.driver.is_empty()) {
         return Ok(DirectoryContent::Volume {
             driver: volume.driver,
             handle: volume.handle,

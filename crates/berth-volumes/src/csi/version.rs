@@ -4,16 +4,16 @@ use std::fmt;
 
 /// Version such as `1.9.0`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Version(Vec<u64>);
+pub struct CsiVersion(Vec<u64>);
 
-impl fmt::Display for Version {
+impl fmt::Display for CsiVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self.0.iter().map(u64::to_string).collect();
         f.write_str(&parts.join("."))
     }
 }
 
-impl Version {
+impl CsiVersion {
     /// Parses `v1.2.3`; ignores any suffix after the numbers.
     fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
@@ -38,8 +38,8 @@ impl Version {
 ///
 /// # Errors
 /// If there is none, with the message of the upstream kubelet.
-pub fn highest(versions: &[String]) -> Result<Version, String> {
-    let known = versions.iter().filter_map(|text| Version::parse(text)).filter(|version| version.major() <= 1).max();
+pub fn highest(versions: &[String]) -> Result<CsiVersion, String> {
+    let known = versions.iter().filter_map(|text| CsiVersion::parse(text)).filter(|version| version.major() <= 1).max();
     match known {
         Some(version) if version.major() == 1 => Ok(version),
         Some(version) => Err(format!("highest supported version reported by driver is {version}, must be v1.x")),

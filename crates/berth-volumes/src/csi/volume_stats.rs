@@ -12,7 +12,7 @@ use berth_proto::csi::{NodeGetVolumeStatsRequest, VolumeUsage, volume_usage::Uni
 use berth_types::cut_at_char;
 
 /// Maximum bytes of a driver's message about an abnormal volume.
-const TOLD: usize = 1024;
+const MAX_MESSAGE: usize = 1024;
 
 impl Csi {
     /// Queries the driver for the statistics of a volume.
@@ -36,28 +36,29 @@ impl Csi {
             volume_path: path.display().to_string(),
             staging_target_path: if is_staged { staging.display().to_string() } else { String::new() },
         };
-        let told = ready.driver.client.about(&usage.spec).stats(until, request).await;
-        let told = told.map_err(|error| error.about(format!("{PLUGIN}: failed to get volume stats: {error}")))?;
-        if told.usage.is_empty() {
+        let response = ready.driver.client.about(&usage.spec).stats(until, request).await;
+        let response =
+            response.map_err(|error| error.about(format!("{PLUGIN}: failed to get volume stats: {error}")))?;
+        if response.usage.is_empty() {
             return Err(OpError::failed(format!("{PLUGIN}: failed to get usage from response. usage is nil")));
         }
         // A driver with the capability that reports no condition reports a healthy volume.
         let condition = (self.deps.asks_health && ready.can.reports_condition).then(|| {
-            let condition = told.volume_condition.unwrap_or_default();
+            let condition = response.volume_condition.unwrap_or_default();
             VolumeCondition {
                 is_abnormal: condition.abnormal,
-                message: cut_at_char(&condition.message, TOLD).to_owned(),
+                message: cut_at_char(&condition.message, MAX_MESSAGE).to_owned(),
             }
         });
-        Ok(VolumeStats { condition, ..full(&volume.driver, &told.usage) })
+        Ok(VolumeStats { condition, ..full(&volume.driver, &response.usage) })
     }
 }
 
 /// Converts the statistics; missing and negative values are 0.
-fn full(driver: &str, told: &[VolumeUsage]) -> VolumeStats {
+fn full(driver: &str, usages: &[VolumeUsage]) -> VolumeStats {
     let mut found = VolumeStats { source: driver.to_owned(), ..VolumeStats::default() };
-    let number = |told: i64| u64::try_from(told).unwrap_or_default();
-    for one in told {
+    let number = |value: i64| u64::try_from(value).unwrap_or_default();
+    for one in usages {
         let (total, free, used) = (number(one.total), number(one.available), number(one.used));
         match Unit::try_from(one.unit) {
             Ok(Unit::Bytes) => (found.capacity, found.available, found.used) = (total, free, used),
@@ -73,9 +74,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_that_nobody_knows_say_nothing() {
+    fn unknown_units_are_ignored() {
         let usage = |unit: i32, total| VolumeUsage { unit, total, available: total - 1, used: 1 };
-        let told = [usage(Unit::Bytes.into(), 100), usage(Unit::Inodes.into(), 10), usage(0, 7), usage(9, 7)];
+        let usages = [usage(Unit::Bytes.into(), 100), usage(Unit::Inodes.into(), 10), usage(0, 7), usage(9, 7)];
         let expected = VolumeStats {
             source: "d".to_owned(),
             capacity: 100,
@@ -86,7 +87,7 @@ mod tests {
             inodes_used: 1,
             condition: None,
         };
-        assert_eq!(full("d", &told), expected);
+        assert_eq!(full("d", &usages), expected);
         assert_eq!(full("d", &[usage(Unit::Bytes.into(), -5)]).capacity, 0);
     }
 }

@@ -14,11 +14,11 @@ use tracing::warn;
 use super::disk::{self, Disk, PLUGIN};
 use crate::{
     attachable::{
-        AttachableVolumePlugin, Class, ErrorCause, FoundVolume, OpError, Published, ReconstructedVolume, Removal,
+        AttachableVolumePlugin, Class, ErrorCause, FoundVolume, OpError, PublishedVolume, ReconstructedVolume, Removal,
         Usage, VolumeTraits,
     },
     claims, global_mount, local,
-    machine::{self, KillPolicy, Machine, Work},
+    machine::{self, HostOperations, KillPolicy, Work},
     rebuild,
     scsi::{Links, ScsiDisks},
     spec::{Mode, VolumeSpec},
@@ -32,7 +32,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// How long to wait for a disk after a rescan: udev creates its link asynchronously.
 const APPEARING: Duration = Duration::from_secs(5);
 /// Polling interval.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Timeout of `multipath` and `blockdev` calls.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum bytes of program output in an error message.
@@ -41,7 +41,7 @@ const SHOWN: usize = 512;
 /// Fibre Channel volume plugin.
 pub struct FcPlugin {
     root: PathBuf,
-    machine: Arc<dyn Machine>,
+    machine: Arc<dyn HostOperations>,
     blocks: ScsiDisks,
 }
 
@@ -71,11 +71,11 @@ fn seen(blocks: &ScsiDisks, disk: String) -> FoundDisk {
 
 impl FcPlugin {
     /// Creates the plugin of a node with that root directory.
-    pub fn new(root: &Path, machine: Arc<dyn Machine>) -> Self {
+    pub fn new(root: &Path, machine: Arc<dyn HostOperations>) -> Self {
         Self::with_disks(root, machine, ScsiDisks::default())
     }
 
-    fn with_disks(root: &Path, machine: Arc<dyn Machine>, blocks: ScsiDisks) -> Self {
+    fn with_disks(root: &Path, machine: Arc<dyn HostOperations>, blocks: ScsiDisks) -> Self {
         // The mount table contains only paths without symlinks.
         let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
         Self { root, machine, blocks }
@@ -85,18 +85,18 @@ impl FcPlugin {
         disk::of(spec).map_err(OpError::failed)
     }
 
-    async fn look<T: Send + 'static>(
+    async fn run_on_disks<T: Send + 'static>(
         &self,
         work: &Work,
-        look: impl FnOnce(&ScsiDisks) -> T + Send + 'static,
+        action: impl FnOnce(&ScsiDisks) -> T + Send + 'static,
     ) -> Result<T, OpError> {
         let blocks = self.blocks.clone();
-        work.operation().blocking(move || Ok(look(&blocks))).await
+        work.operation().blocking(move || Ok(action(&blocks))).await
     }
 
     async fn seen(&self, work: &Work, disk: &Disk) -> Result<Option<FoundDisk>, OpError> {
         let disk = disk.clone();
-        self.look(work, move |blocks| find_disk(blocks, &disk)).await
+        self.run_on_disks(work, move |blocks| find_disk(blocks, &disk)).await
     }
 
     /// Returns the device of a disk, preferably a multipath device. If there is none, rescans all SCSI hosts.
@@ -104,14 +104,14 @@ impl FcPlugin {
         let is_joined = |seen: &Option<FoundDisk>| seen.as_ref().is_some_and(|seen| seen.multipath.is_some());
         let mut seen = self.seen(work, disk).await?;
         if !is_joined(&seen) {
-            self.look(work, ScsiDisks::rescan).await?;
+            self.run_on_disks(work, ScsiDisks::rescan).await?;
             let until = Instant::now() + APPEARING;
             loop {
                 seen = self.seen(work, disk).await?.or(seen);
                 if seen.is_some() || Instant::now() >= until || work.operation().is_canceled() {
                     break;
                 }
-                sleep(LOOK).await;
+                sleep(POLL_INTERVAL).await;
             }
         }
         let seen = seen.ok_or_else(|| OpError::failed("no fc disk found"))?;
@@ -124,7 +124,7 @@ impl FcPlugin {
         let mut disks = vec![seen.disk];
         if let Some(joined) = seen.multipath {
             let ways = joined.clone();
-            disks = self.look(work, move |blocks| blocks.multipath_members(&ways)).await?;
+            disks = self.run_on_disks(work, move |blocks| blocks.multipath_members(&ways)).await?;
             let device = self.blocks.device(&joined).display().to_string();
             let flushed =
                 work.run("multipath", &["-f".to_owned(), device.clone()], KillPolicy::Within(FLUSH_TIMEOUT)).await;
@@ -148,7 +148,7 @@ impl FcPlugin {
                 Ok(ended) => warn!(%device, output = %cut_at_char(&ended.output, SHOWN), "Failed to flush device"),
                 Err(error) => warn!(%device, err = %error, "Failed to flush device"),
             }
-            let forgotten = self.look(work, move |blocks| blocks.delete(&disk)).await?;
+            let forgotten = self.run_on_disks(work, move |blocks| blocks.delete(&disk)).await?;
             if let Err(error) = forgotten {
                 return Err(OpError::uncertain(format!("fc: detachFCDisk failed. device: {device} err: {error}")));
             }
@@ -199,11 +199,11 @@ impl AttachableVolumePlugin for FcPlugin {
         mounted.map_err(|error| OpError { class: Class::Uncertain, ..error })
     }
 
-    async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
+    async fn publish(&self, usage: &Usage) -> Result<PublishedVolume, OpError> {
         let (disk, _) = Self::disk(&usage.spec)?;
         let work = Work::new(&self.machine, &usage.operation);
         if usage.mode == Mode::Block {
-            return Ok(Published { path: self.find(&work, &disk).await?, relabel: false });
+            return Ok(PublishedVolume { path: self.find(&work, &disk).await?, relabel: false });
         }
         global_mount::publish(&work, PLUGIN, usage, &disk.directory(&self.root, usage.mode)).await
     }

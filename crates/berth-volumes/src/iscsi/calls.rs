@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::names::Target;
+use super::names::IscsiTarget;
 
 /// Keys of the CHAP secret for discovery.
 const DISCOVERY_KEYS: [&str; 4] = [
@@ -53,7 +53,7 @@ pub fn new_interface(interface: &str) -> Call {
     call("create new iface", &["-m", "iface", "-I", interface, "-o", "new"])
 }
 
-/// Deletes an interface.
+/// Returns the `iscsiadm` call that deletes an iSCSI interface record.
 pub fn delete_interface(interface: &str) -> Call {
     call("delete iface", &["-m", "iface", "-I", interface, "-o", "delete"])
 }
@@ -87,7 +87,7 @@ pub fn transport(shown: &str) -> Option<String> {
 }
 
 /// Returns the calls for discovery, in order. A failure of the first one can be ignored: the record may exist already.
-pub fn discovery(target: &Target, portal: &str, secret: &BTreeMap<String, String>) -> (Call, Vec<Call>, Call) {
+pub fn discovery(target: &IscsiTarget, portal: &str, secret: &BTreeMap<String, String>) -> (Call, Vec<Call>, Call) {
     let start = ["-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", &target.interface];
     let with = |what: String, more: &[&str]| call(what, &[&start[..], more].concat());
     let mut proofs = Vec::new();
@@ -103,13 +103,13 @@ pub fn discovery(target: &Target, portal: &str, secret: &BTreeMap<String, String
 }
 
 /// Deletes the discovery record of a portal.
-pub fn delete_discovery(target: &Target, portal: &str) -> Call {
+pub fn delete_discovery(target: &IscsiTarget, portal: &str) -> Call {
     let arguments = ["-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", &target.interface, "-o", "delete"];
     call("delete discoverydb", &arguments)
 }
 
 /// Returns the settings to apply before a login.
-pub fn settings_of_session(target: &Target, portal: &str, secret: &BTreeMap<String, String>) -> Vec<Call> {
+pub fn settings_of_session(target: &IscsiTarget, portal: &str, secret: &BTreeMap<String, String>) -> Vec<Call> {
     let start = ["-m", "node", "-p", portal, "-T", &target.iqn, "-I", &target.interface];
     let set = |what: String, key: &str, value: &str| {
         call(what, &[&start[..], &["-o", "update", "-n", key, "-v", value][..]].concat())
@@ -132,13 +132,13 @@ fn keys<'a>(known: &[&'static str], secret: &'a BTreeMap<String, String>) -> Vec
 }
 
 /// Logs in to a target.
-pub fn login(target: &Target, portal: &str) -> Call {
+pub fn login(target: &IscsiTarget, portal: &str) -> Call {
     let arguments = ["-m", "node", "-p", portal, "-T", &target.iqn, "-I", &target.interface, "--login"];
     call(format!("log in to portal {portal}"), &arguments)
 }
 
 /// Disables automatic login at boot.
-pub fn manual_startup(target: &Target, portal: &str) -> Call {
+pub fn manual_startup(target: &IscsiTarget, portal: &str) -> Call {
     let arguments =
         ["-m", "node", "-p", portal, "-T", &target.iqn, "-o", "update", "-n", "node.startup", "-v", "manual"];
     call("set iSCSI login mode to manual", &arguments)
@@ -161,8 +161,8 @@ mod tests {
     use super::*;
     use crate::iscsi::names::Chap;
 
-    fn target(chap: Chap) -> Target {
-        Target {
+    fn target(chap: Chap) -> IscsiTarget {
+        IscsiTarget {
             volume: "v".to_owned(),
             given_portal: "p".to_owned(),
             portals: vec!["p:3260".to_owned()],

@@ -18,7 +18,7 @@ const INTERFACE: &str = "default";
 /// Connections that authenticate with CHAP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Chap {
-    /// Discovery.
+    /// SendTargets discovery (`chapAuthDiscovery`).
     pub discovery: bool,
     /// Session login.
     pub session: bool,
@@ -33,7 +33,7 @@ impl Chap {
 
 /// LUN of an iSCSI target, as a volume requests it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Target {
+pub struct IscsiTarget {
     /// Name of the volume directory.
     pub volume: String,
     /// Portal exactly as in the volume spec: part of the volume's name.
@@ -119,50 +119,51 @@ fn is_plain(part: &str) -> bool {
     !part.is_empty() && part.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
 }
 
-impl Target {
+impl IscsiTarget {
     /// Returns the target of a volume; the secret of an inline volume is in the pod's namespace.
     ///
     /// # Errors
     /// If the source is missing or invalid, or CHAP has no secret.
     pub fn of(spec: &VolumeSpec, namespace: &str) -> Result<Self, String> {
-        let said = source_fields(spec).ok_or("spec does not reference an ISCSI volume type")?;
-        let interface = said.interface.filter(|name| !name.is_empty()).unwrap_or_else(|| INTERFACE.to_owned());
+        let source = source_fields(spec).ok_or("spec does not reference an ISCSI volume type")?;
+        let interface = source.interface.filter(|name| !name.is_empty()).unwrap_or_else(|| INTERFACE.to_owned());
         for (field, value) in
-            [("targetPortal", &said.target_portal), ("iqn", &said.iqn), ("iscsiInterface", &interface)]
+            [("targetPortal", &source.target_portal), ("iqn", &source.iqn), ("iscsiInterface", &interface)]
         {
             if !is_plain(value) {
                 return Err(format!("iscsi.{field}: invalid value {value:?}: cannot be used in a path"));
             }
         }
         let mut portals: Vec<String> = Vec::new();
-        for portal in std::iter::once(&said.target_portal).chain(said.portals.iter().filter(|portal| is_plain(portal)))
+        for portal in
+            std::iter::once(&source.target_portal).chain(source.portals.iter().filter(|portal| is_plain(portal)))
         {
             let portal = with_port(portal);
             if !portals.contains(&portal) && portals.len() < MOST_PORTALS {
                 portals.push(portal);
             }
         }
-        let initiator = said.initiator.filter(|name| !name.is_empty());
+        let initiator = source.initiator.filter(|name| !name.is_empty());
         let first = portals.first().cloned().unwrap_or_default();
         let own = initiator.as_ref().map(|_| format!("{first}:{}", spec.name));
-        let secret = said.secret.filter(|(_, name)| !name.is_empty()).map(|(given, name)| {
+        let secret = source.secret.filter(|(_, name)| !name.is_empty()).map(|(given, name)| {
             let given = given.filter(|namespace| !namespace.is_empty());
             (given.unwrap_or_else(|| namespace.to_owned()), name)
         });
-        if said.chap.is_wanted() && secret.is_none() {
+        if source.chap.is_wanted() && secret.is_none() {
             return Err("CHAP enabled but secret name or namespace is empty".to_owned());
         }
         Ok(Self {
             volume: spec.name.clone(),
-            given_portal: said.target_portal,
+            given_portal: source.target_portal,
             portals,
-            iqn: said.iqn,
-            lun: said.lun,
+            iqn: source.iqn,
+            lun: source.lun,
             interface: own.unwrap_or_else(|| interface.clone()),
             base_interface: interface,
             initiator,
-            kind: said.kind,
-            chap: said.chap,
+            kind: source.kind,
+            chap: source.chap,
             secret,
         })
     }
@@ -193,7 +194,7 @@ pub fn base(root: &Path, mode: Mode) -> PathBuf {
 
 /// Target as encoded in a directory path.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Parsed {
+pub struct TargetDirectory {
     /// First portal, with its port.
     pub portal: String,
     /// Name of the target.
@@ -205,14 +206,14 @@ pub struct Parsed {
 }
 
 /// Parses the path of a target directory; `None` if it is not one.
-pub fn parse(directory: &Path) -> Option<Parsed> {
+pub fn parse(directory: &Path) -> Option<TargetDirectory> {
     let name = directory.file_name()?.to_str()?;
     let interface = directory.parent()?.file_name()?.to_str()?.strip_prefix("iface-")?.to_owned();
     let (rest, lun) = name.rsplit_once("-lun-")?;
     let at = ["-iqn.", "-eui.", "-naa."].iter().filter_map(|mark| rest.find(mark)).min()?;
     let (portal, iqn) = rest.split_at_checked(at)?;
     let (iqn, lun) = (iqn.strip_prefix('-')?.to_owned(), lun.parse().ok()?);
-    Some(Parsed { portal: portal.to_owned(), iqn, lun, interface })
+    Some(TargetDirectory { portal: portal.to_owned(), iqn, lun, interface })
 }
 
 /// Returns the directory name prefix that all LUNs of a target share.
@@ -272,14 +273,14 @@ mod tests {
                 "iface-p:3260:v/p:3260-iqn.x-lun-0",
             ),
         ] {
-            let target = Target::of(&inline(&source), "n").expect("a target");
+            let target = IscsiTarget::of(&inline(&source), "n").expect("a target");
             assert_eq!(target.portals, portals);
             let top = Path::new("/k/plugins/kubernetes.io/iscsi");
             let directory = target.directory(Path::new("/k"), Mode::Filesystem);
             assert_eq!(directory, top.join(shared));
             assert_eq!(target.directory(Path::new("/k"), Mode::Block), top.join("volumeDevices").join(shared));
             let parsed = parse(&directory).expect("a path of ours");
-            let Parsed { portal, iqn, lun, interface } = parsed;
+            let TargetDirectory { portal, iqn, lun, interface } = parsed;
             assert_eq!(
                 (Some(&portal), iqn, lun, interface),
                 (target.portals.first(), target.iqn, target.lun, target.interface)
@@ -290,14 +291,14 @@ mod tests {
     #[test]
     fn a_volume_is_called_what_the_attacher_calls_it() {
         let source = json!({"targetPortal": "10.0.0.1", "iqn": "iqn.x", "lun": 3});
-        let target = Target::of(&persistent(&source), "n").expect("a target");
+        let target = IscsiTarget::of(&persistent(&source), "n").expect("a target");
         assert_eq!((target.name().as_str(), target.volume.as_str()), ("10.0.0.1:iqn.x:3", "pv"));
     }
 
     #[test]
-    fn secrets_are_where_they_are_said_to_be() {
+    fn a_chap_secret_is_in_the_given_namespace_or_that_of_the_pod() {
         let source = |secret: Value| json!({"targetPortal": "p", "iqn": "iqn.x", "lun": 0, "chapAuthSession": true, "secretRef": secret});
-        let secret = |spec: VolumeSpec| Target::of(&spec, "n").map(|target| target.secret);
+        let secret = |spec: VolumeSpec| IscsiTarget::of(&spec, "n").map(|target| target.secret);
         let named = |namespace: &str| Ok(Some((namespace.to_owned(), "s".to_owned())));
         assert_eq!(secret(inline(&source(json!({"name": "s"})))), named("n"));
         assert_eq!(secret(persistent(&source(json!({"name": "s"})))), named("n"));
@@ -315,7 +316,7 @@ mod tests {
             json!({"targetPortal": "", "iqn": "iqn.x", "lun": 0}),
             json!({"targetPortal": "p\nq", "iqn": "iqn.x", "lun": 0}),
         ] {
-            Target::of(&inline(&source), "n").expect_err("refused");
+            IscsiTarget::of(&inline(&source), "n").expect_err("refused");
         }
     }
 
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_are_told_by_their_transport() {
+    fn path_links_are_matched_by_transport() {
         let way = ("10.0.0.1:3260", "iqn.x", 1);
         for (link, transport, expected) in [
             ("ip-10.0.0.1:3260-iscsi-iqn.x-lun-1", "tcp", true),

@@ -11,17 +11,17 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    names::{self, PLUGIN, Target},
-    record::{self, Record},
+    names::{self, IscsiTarget, PLUGIN},
+    record::{self, LoginRecord},
     session::Sessions,
 };
 use crate::{
     attachable::{
-        AttachableVolumePlugin, Class, ErrorCause, FoundVolume, OpError, Published, ReconstructedVolume, Removal,
+        AttachableVolumePlugin, Class, ErrorCause, FoundVolume, OpError, PublishedVolume, ReconstructedVolume, Removal,
         Usage, VolumeTraits,
     },
     claims, global_mount,
-    machine::{self, Machine, Work},
+    machine::{self, HostOperations, Work},
     scsi::ScsiDisks,
     spec::{Mode, VolumeSpec},
 };
@@ -35,20 +35,20 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// iSCSI volume plugin.
 pub struct IscsiPlugin {
     root: PathBuf,
-    machine: Arc<dyn Machine>,
+    machine: Arc<dyn HostOperations>,
     sessions: Sessions,
     storage: Arc<dyn StorageObjects>,
 }
 
 impl IscsiPlugin {
     /// Creates the plugin of a node with that root directory.
-    pub fn new(root: &Path, machine: Arc<dyn Machine>, storage: Arc<dyn StorageObjects>) -> Self {
+    pub fn new(root: &Path, machine: Arc<dyn HostOperations>, storage: Arc<dyn StorageObjects>) -> Self {
         Self::with_disks(root, machine, ScsiDisks::default(), storage)
     }
 
     pub(super) fn with_disks(
         root: &Path,
-        machine: Arc<dyn Machine>,
+        machine: Arc<dyn HostOperations>,
         blocks: ScsiDisks,
         storage: Arc<dyn StorageObjects>,
     ) -> Self {
@@ -57,11 +57,11 @@ impl IscsiPlugin {
         Self { root, sessions: Sessions::new(blocks), machine, storage }
     }
 
-    fn target(spec: &VolumeSpec, namespace: &str) -> Result<Target, OpError> {
-        Target::of(spec, namespace).map_err(OpError::failed)
+    fn target(spec: &VolumeSpec, namespace: &str) -> Result<IscsiTarget, OpError> {
+        IscsiTarget::of(spec, namespace).map_err(OpError::failed)
     }
 
-    async fn secret(&self, target: &Target) -> Result<BTreeMap<String, String>, OpError> {
+    async fn secret(&self, target: &IscsiTarget) -> Result<BTreeMap<String, String>, OpError> {
         let Some((namespace, name)) = target.secret.as_ref().filter(|_| target.chap.is_wanted()) else {
             return Ok(BTreeMap::new());
         };
@@ -77,9 +77,9 @@ impl IscsiPlugin {
         [Mode::Filesystem, Mode::Block].map(|mode| names::base(&self.root, mode))
     }
 
-    async fn attach(&self, work: &Work, target: &Target, directory: &Path) -> Result<PathBuf, OpError> {
+    async fn attach(&self, work: &Work, target: &IscsiTarget, directory: &Path) -> Result<PathBuf, OpError> {
         let secret = self.secret(target).await?;
-        let (record, place) = (Record::of(target), directory.to_owned());
+        let (record, place) = (LoginRecord::of(target), directory.to_owned());
         let is_mounted = work.is_mounted(directory).await?;
         if !is_mounted {
             let writing = work.operation().blocking(move || {
@@ -99,7 +99,7 @@ impl IscsiPlugin {
     async fn forget(&self, work: &Work, directory: &Path) -> Result<(), OpError> {
         let directory = directory.to_owned();
         let removing = work.operation().blocking(move || {
-            let removed = Record::remove(&directory);
+            let removed = LoginRecord::remove(&directory);
             removed.map_err(|error| {
                 OpError::uncertain(format!(
                     "iscsi: failed to delete the directory: {}\nError: {error}",
@@ -118,7 +118,7 @@ impl IscsiPlugin {
     }
 
     fn rebuilt(name: &str, directory: &Path, mode: Mode, table: &[Mount]) -> Option<ReconstructedVolume> {
-        let record = Record::read(directory)?;
+        let record = LoginRecord::read(directory)?;
         let lun = record.lun.parse().ok()?;
         let source = api::ISCSIPersistentVolumeSource {
             target_portal: record.target_portal.clone(),
@@ -173,11 +173,11 @@ impl AttachableVolumePlugin for IscsiPlugin {
         mounted.map_err(|error| OpError { class: Class::Uncertain, ..error })
     }
 
-    async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
+    async fn publish(&self, usage: &Usage) -> Result<PublishedVolume, OpError> {
         let target = Self::target(&usage.spec, usage.pod.namespace())?;
         let work = Work::new(&self.machine, &usage.operation);
         if usage.mode == Mode::Block {
-            return Ok(Published { path: self.sessions.device(&work, &target).await?, relabel: false });
+            return Ok(PublishedVolume { path: self.sessions.device(&work, &target).await?, relabel: false });
         }
         global_mount::publish(&work, PLUGIN, usage, &target.directory(&self.root, usage.mode)).await
     }
@@ -199,16 +199,16 @@ impl AttachableVolumePlugin for IscsiPlugin {
         // A logout needs no secret, and therefore no namespace.
         let directory = Self::target(&removal.spec, "-")?.directory(&self.root, removal.mode);
         let (at, work) = (directory.clone(), Work::new(&self.machine, &removal.operation));
-        let read = move || Ok(at.symlink_metadata().is_ok().then(|| Record::read(&at)).flatten());
+        let read = move || Ok(at.symlink_metadata().is_ok().then(|| LoginRecord::read(&at)).flatten());
         let Some(record) = work.operation().blocking(read).await? else { return Ok(()) };
         if removal.mode == Mode::Filesystem {
             global_mount::unstage(&work, &directory).await?;
         }
-        let told = |error: OpError| {
+        let detach_error = |error: OpError| {
             let directory = directory.display();
             OpError { text: format!("iscsi: failed to detach disk: {directory}\nError: {error}"), ..error }
         };
-        self.sessions.detach(&work, &record, &directory, self.bases()).await.map_err(told)?;
+        self.sessions.detach(&work, &record, &directory, self.bases()).await.map_err(detach_error)?;
         self.forget(&work, &directory).await
     }
 
@@ -232,7 +232,7 @@ impl AttachableVolumePlugin for IscsiPlugin {
             let base = names::base(&self.root, mode);
             let listed = record::directories(&base);
             for directory in listed.map_err(|error| format!("listing {}: {error}", base.display()))? {
-                let name = Record::read(&directory).map(|record| record.vol_name).unwrap_or_default();
+                let name = LoginRecord::read(&directory).map(|record| record.vol_name).unwrap_or_default();
                 found.extend(Self::rebuilt(&name, &directory, mode, &table).map(|rebuilt| (mode, rebuilt)));
             }
         }

@@ -12,7 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::names::{self, Target};
+use super::names::{self, IscsiTarget};
 use crate::rebuild;
 use berth_sys::atomic_file;
 
@@ -23,7 +23,7 @@ const FILE: &str = "iscsi.json";
 /// Login record of one LUN.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub struct Record {
+pub struct LoginRecord {
     /// Name of the volume directory.
     pub vol_name: String,
     /// All portals, with their ports.
@@ -42,9 +42,9 @@ pub struct Record {
     pub target_portal: String,
 }
 
-impl Record {
+impl LoginRecord {
     /// Creates the record of a target.
-    pub fn of(target: &Target) -> Self {
+    pub fn of(target: &IscsiTarget) -> Self {
         Self {
             vol_name: target.volume.clone(),
             portals: target.portals.clone(),
@@ -59,7 +59,7 @@ impl Record {
 
     /// Reconstructs a record from the path of its directory.
     pub fn by_path(directory: &Path) -> Option<Self> {
-        let names::Parsed { portal, iqn, lun, interface } = names::parse(directory)?;
+        let names::TargetDirectory { portal, iqn, lun, interface } = names::parse(directory)?;
         Some(Self {
             portals: vec![portal.clone()],
             iqn,
@@ -149,16 +149,16 @@ mod tests {
     fn a_record_outlives_its_writer() {
         let root = tempfile::tempdir().expect("a directory");
         let directory = root.path().join("iface-default/10.0.0.1:3260-iqn.x-lun-4");
-        let by_path = Record::read(&directory).expect("by its path");
+        let by_path = LoginRecord::read(&directory).expect("by its path");
         assert_eq!((by_path.portals.as_slice(), by_path.lun.as_str()), (&["10.0.0.1:3260".to_owned()][..], "4"));
-        let record = Record {
+        let record = LoginRecord {
             portals: vec!["10.0.0.1:3260".to_owned(), "10.0.0.2:3260".to_owned()],
             target_portal: "10.0.0.1".to_owned(),
             vol_name: "v".to_owned(),
             ..by_path.clone()
         };
         record.write(&directory).expect("written");
-        assert_eq!(Record::read(&directory), Some(record.clone()));
+        assert_eq!(LoginRecord::read(&directory), Some(record.clone()));
         let text = fs::read_to_string(directory.join(FILE)).expect("there");
         assert_eq!(
             text,
@@ -170,17 +170,17 @@ mod tests {
         fs::remove_file(beside(&directory).expect("a name")).expect("removed");
         let theirs = text.replace(",\"TargetPortal\":\"10.0.0.1\"", ",\"MetricsProvider\":null");
         fs::write(directory.join(FILE), theirs).expect("written");
-        assert_eq!(Record::read(&directory).map(|read| read.portals), Some(record.portals.clone()));
+        assert_eq!(LoginRecord::read(&directory).map(|read| read.portals), Some(record.portals.clone()));
         // Invalid records, and those of another LUN, are ignored.
         for text in ["{", "{\"Iqn\":\"iqn.y\",\"Lun\":\"4\"}"] {
             fs::write(directory.join(FILE), text).expect("written");
-            assert_eq!(Record::read(&directory), Some(by_path.clone()), "{text}");
+            assert_eq!(LoginRecord::read(&directory), Some(by_path.clone()), "{text}");
         }
         fs::write(directory.join("data"), "precious").expect("written");
-        Record::remove(&directory).expect_err("data");
+        LoginRecord::remove(&directory).expect_err("data");
         fs::remove_file(directory.join("data")).expect("removed");
-        Record::remove(&directory).expect("removed");
-        Record::remove(&directory).expect("nothing there");
+        LoginRecord::remove(&directory).expect("removed");
+        LoginRecord::remove(&directory).expect("nothing there");
         assert!(fs::read_dir(root.path()).expect("there").next().is_none());
     }
 }

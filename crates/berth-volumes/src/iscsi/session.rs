@@ -17,8 +17,8 @@ use tracing::{debug, info, warn};
 
 use super::{
     calls::{self, ALREADY_EXISTS, Call, NOTHING_TO_DO},
-    names::{self, Target},
-    record::Record,
+    names::{self, IscsiTarget},
+    record::LoginRecord,
 };
 use crate::{
     attachable::OpError,
@@ -90,13 +90,13 @@ impl Sessions {
         turn
     }
 
-    async fn look<T: Send + 'static>(
+    async fn run_on_disks<T: Send + 'static>(
         &self,
         work: &Work,
-        look: impl FnOnce(&ScsiDisks) -> T + Send + 'static,
+        action: impl FnOnce(&ScsiDisks) -> T + Send + 'static,
     ) -> Result<T, OpError> {
         let blocks = self.blocks.clone();
-        work.operation().blocking(move || Ok(look(&blocks))).await
+        work.operation().blocking(move || Ok(action(&blocks))).await
     }
 
     async fn call(&self, work: &Work, call: &Call) -> Result<ProgramExit, Cause> {
@@ -132,7 +132,7 @@ impl Sessions {
     pub async fn attach(
         &self,
         work: &Work,
-        target: &Target,
+        target: &IscsiTarget,
         secret: &BTreeMap<String, String>,
     ) -> Result<PathBuf, OpError> {
         let turn = self.turn(&target.iqn);
@@ -175,7 +175,7 @@ impl Sessions {
     }
 
     /// Reverts the logins of this attempt, which nothing else records.
-    async fn revert_logins(&self, work: &Work, target: &Target, logged_in: &[String]) {
+    async fn revert_logins(&self, work: &Work, target: &IscsiTarget, logged_in: &[String]) {
         for portal in logged_in {
             self.run_best_effort(work, &calls::logout(portal, &target.iqn, &target.interface)).await;
             self.run_best_effort(work, &calls::delete_node(portal, &target.iqn, &target.interface)).await;
@@ -185,7 +185,13 @@ impl Sessions {
         }
     }
 
-    async fn clone_interface(&self, work: &Work, target: &Target, shown: &str, initiator: &str) -> Result<(), Cause> {
+    async fn clone_interface(
+        &self,
+        work: &Work,
+        target: &IscsiTarget,
+        shown: &str,
+        initiator: &str,
+    ) -> Result<(), Cause> {
         let made = self.call(work, &calls::new_interface(&target.interface)).await?;
         if !made.is_success() && made.code != Some(ALREADY_EXISTS) {
             let output = cut_at_char(&made.output, SHOWN);
@@ -202,7 +208,7 @@ impl Sessions {
 
     async fn host(&self, work: &Work, iqn: &str, portal: &str) -> Result<Option<u32>, Cause> {
         let (iqn, portal) = (iqn.to_owned(), portal.to_owned());
-        let found = self.look(work, move |blocks| blocks.portals(&iqn).get(&portal).copied()).await;
+        let found = self.run_on_disks(work, move |blocks| blocks.portals(&iqn).get(&portal).copied()).await;
         found.map_err(|error| error.to_string())
     }
 
@@ -210,7 +216,7 @@ impl Sessions {
     async fn path_through_portal(
         &self,
         work: &Work,
-        target: &Target,
+        target: &IscsiTarget,
         portal: &str,
         transport: &str,
         secret: &BTreeMap<String, String>,
@@ -225,7 +231,8 @@ impl Sessions {
         match host {
             Some(host) => {
                 let lun = target.lun;
-                let scanned = self.look(work, move |blocks| blocks.scan(host, lun)).await.map_err(|e| e.to_string())?;
+                let scanned =
+                    self.run_on_disks(work, move |blocks| blocks.scan(host, lun)).await.map_err(|e| e.to_string())?;
                 scanned.map_err(|error| format!("iscsi: failed to scan SCSI host {host}: {error}"))?;
             }
             // A portal given by name: its address is unknown, but the disk may still appear.
@@ -256,7 +263,7 @@ impl Sessions {
         transport: &str,
     ) -> Result<Option<PathBuf>, OpError> {
         let (iqn, portal, transport) = (iqn.to_owned(), portal.to_owned(), transport.to_owned());
-        self.look(work, move |blocks| {
+        self.run_on_disks(work, move |blocks| {
             let fits = |link: &str| names::is_path_link(link, &transport, (&portal, &iqn, lun));
             blocks.links(Links::ByPath, fits).into_iter().next()
         })
@@ -266,7 +273,7 @@ impl Sessions {
     async fn login(
         &self,
         work: &Work,
-        target: &Target,
+        target: &IscsiTarget,
         portal: &str,
         secret: &BTreeMap<String, String>,
     ) -> Result<(), Cause> {
@@ -282,8 +289,8 @@ impl Sessions {
         for setting in calls::settings_of_session(target, portal, secret) {
             self.run_required(work, &setting).await?;
         }
-        if let Err((error, told)) = self.wait_for(work, &calls::login(target, portal)).await {
-            if told == CallCertainty::Nothing {
+        if let Err((error, certainty)) = self.wait_for(work, &calls::login(target, portal)).await {
+            if certainty == CallCertainty::Nothing {
                 // The initiator may continue the login after the timeout.
                 self.run_best_effort(work, &calls::logout(portal, &target.iqn, &target.interface)).await;
             }
@@ -298,8 +305,8 @@ impl Sessions {
     async fn multipath_or_first(&self, work: &Work, ways: Vec<PathBuf>, is_likely: bool) -> Result<PathBuf, OpError> {
         let until = Instant::now() + if is_likely { JOINING.0 } else { JOINING.1 };
         loop {
-            let looked = ways.clone();
-            let found = self.look(work, move |blocks| multipath(blocks, &looked)).await?;
+            let paths = ways.clone();
+            let found = self.run_on_disks(work, move |blocks| multipath(blocks, &paths)).await?;
             if let Some(found) = found {
                 return Ok(found);
             }
@@ -314,9 +321,9 @@ impl Sessions {
     ///
     /// # Errors
     /// If no disk of the LUN exists.
-    pub async fn device(&self, work: &Work, target: &Target) -> Result<PathBuf, OpError> {
+    pub async fn device(&self, work: &Work, target: &IscsiTarget) -> Result<PathBuf, OpError> {
         let (iqn, lun) = (target.iqn.clone(), target.lun);
-        let found = self.look(work, move |blocks| {
+        let found = self.run_on_disks(work, move |blocks| {
             let disks: Vec<PathBuf> = blocks.units(&iqn, lun).iter().map(|disk| blocks.device(disk)).collect();
             multipath(blocks, &disks).or_else(|| disks.into_iter().next())
         });
@@ -332,7 +339,7 @@ impl Sessions {
     pub async fn detach(
         &self,
         work: &Work,
-        record: &Record,
+        record: &LoginRecord,
         directory: &Path,
         bases: [PathBuf; 2],
     ) -> Result<(), OpError> {
@@ -379,11 +386,11 @@ impl Sessions {
         Err(OpError::uncertain(format!("iscsi: failed to {}: {output} ({})", call.what, ended.how)))
     }
 
-    async fn delete_disks(&self, work: &Work, record: &Record) -> Result<(), OpError> {
+    async fn delete_disks(&self, work: &Work, record: &LoginRecord) -> Result<(), OpError> {
         let Ok(lun) = record.lun.parse::<i32>() else { return Ok(()) };
         let iqn = record.iqn.clone();
         let (disks, joined) = self
-            .look(work, move |blocks| {
+            .run_on_disks(work, move |blocks| {
                 let disks = blocks.units(&iqn, lun);
                 let mut joined: Vec<String> = disks.iter().filter_map(|disk| blocks.multipath(disk)).collect();
                 joined.sort();
@@ -402,7 +409,7 @@ impl Sessions {
                 Err(error) => warn!(%device, err = %error, "Failed to flush multipath device map"),
             }
         }
-        self.look(work, move |blocks| {
+        self.run_on_disks(work, move |blocks| {
             for disk in disks {
                 if let Err(error) = blocks.delete(&disk) {
                     warn!(%disk, err = %error, "Failed to delete block device");
@@ -415,7 +422,7 @@ impl Sessions {
     /// Whether another LUN of the target has a directory, or a mount, on this node.
     async fn has_other_luns(&self, work: &Work, directory: &Path, bases: [PathBuf; 2]) -> Result<bool, OpError> {
         let (directory, machine) = (directory.to_owned(), work.machine().clone());
-        let looking = work.operation().blocking(move || {
+        let search = work.operation().blocking(move || {
             let Some(start) = names::target_prefix(&directory).map(str::to_owned) else { return Ok(false) };
             let interface = directory.parent().and_then(Path::file_name).unwrap_or_default().to_owned();
             let table = machine.mounts().map_err(machine::mount_table_error)?;
@@ -436,7 +443,7 @@ impl Sessions {
             }
             Ok(false)
         });
-        looking.await
+        search.await
     }
 }
 

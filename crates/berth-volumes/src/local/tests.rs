@@ -13,7 +13,7 @@ use crate::{attachable::Class, layout::PodLayout, operation::OperationDeps, spec
 struct Events(Mutex<Vec<String>>);
 
 impl EventSink for Events {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("not poisoned").push(event.reason.to_string());
     }
 }
@@ -70,7 +70,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn what_cannot_be_looked_at_says_nothing_of_what_is_there() {
+async fn a_path_that_cannot_be_read_is_a_transient_error() {
     let bench = bench();
     for path in ["gone", "data/../../x"] {
         let error = bench.plugin.publish(&bench.usage(path, None)).await.expect_err("not there");
@@ -112,7 +112,7 @@ async fn a_walk_that_fails_leaves_the_volume_mounted() {
 }
 
 #[tokio::test]
-async fn nobody_walks_for_a_pod_that_is_deleted() {
+async fn the_ownership_walk_is_canceled_when_the_pod_is_deleted() {
     if !may_mount() {
         return;
     }

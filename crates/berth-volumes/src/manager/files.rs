@@ -13,18 +13,18 @@ use std::{
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{Manager, VOLUMES_LIMIT};
+use super::{PodVolumeManager, VOLUMES_LIMIT};
 use crate::{
     api_objects::{self, VolumeObjects},
     layout::PodLayout,
-    memory::{self, Credentials},
+    memory::{self, CredentialStorage},
     mount_wait::MountWaitError,
     plugins::{self, SetUp, SetUpFrequency, VerifiedCache},
     spec::VolumeSpec,
     state_of_world::SetUpResult,
     token_reuse,
 };
-use berth_ports::{Event, EventSink, MountedVolumes, VolumeError};
+use berth_ports::{EventRecord, EventSink, MountedVolumes, VolumeError};
 use berth_types::{Pod, api};
 
 /// Volume, and its resolved spec if it is behind a claim.
@@ -67,7 +67,7 @@ impl SetUpOutcome {
     }
 }
 
-impl Manager {
+impl PodVolumeManager {
     /// Passes tokens from volumes of an earlier agent to the token cache.
     async fn adopt_tokens(&self, pod: &Pod, layout: &PodLayout, volumes: impl Iterator<Item = &api::Volume>) {
         let files = token_reuse::files(volumes);
@@ -76,8 +76,8 @@ impl Manager {
         }
         let layout = layout.clone();
         // A token that cannot be read in time is requested instead.
-        let held = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || token_reuse::read(&layout, files)).await;
-        for (ask, token) in held.unwrap_or_default() {
+        let tokens = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || token_reuse::read(&layout, files)).await;
+        for (ask, token) in tokens.unwrap_or_default() {
             self.deps.objects.adopt_token(pod, &ask, &token);
         }
     }
@@ -121,10 +121,10 @@ impl Manager {
         let fetched = api_objects::fetch(&*self.deps.objects, pod, &wanted).await;
         let allocatable = self.deps.facts.borrow().allocatable.clone();
         let work = Mount {
-            memory: (self.credentials == Credentials::InMemory).then(|| memory::size(&allocatable, pod)),
+            memory: (self.credentials == CredentialStorage::InMemory).then(|| memory::size(&allocatable, pod)),
             fetched,
             events: self.deps.events.clone(),
-            looked: self.looked.clone(),
+            verified: self.verified.clone(),
             pod: pod.clone(),
             layout: layout.clone(),
             allocatable,
@@ -147,7 +147,7 @@ struct Mount {
     memory: Option<u64>,
     fetched: VolumeObjects,
     events: Arc<dyn EventSink>,
-    looked: Arc<VerifiedCache>,
+    verified: Arc<VerifiedCache>,
     pod: Arc<Pod>,
     layout: PodLayout,
     allocatable: BTreeMap<String, String>,
@@ -176,7 +176,7 @@ impl Mount {
                 allocatable: &self.allocatable,
                 fetched: &self.fetched,
                 memory: self.memory,
-                looked: &self.looked,
+                verified: &self.verified,
                 now: self.now,
             };
             let began = Instant::now();
@@ -189,7 +189,7 @@ impl Mount {
                 }
                 // Running and restarted containers keep the last content of the volume.
                 Err(VolumeError::Failed(text)) if let Some(one) = plugins::last_published(&request) => {
-                    self.events.record(Event::warning(self.pod.id(), "FailedMount", text));
+                    self.events.record(EventRecord::warning(self.pod.id(), "FailedMount", text));
                     made.mounted.by_name.insert(volume.name.clone(), one);
                 }
                 Err(e @ VolumeError::Unsupported { .. }) => {
@@ -208,7 +208,7 @@ impl Mount {
     /// Returns the result to count; `None` for a volume that was only verified.
     fn end(&self, volume: &api::Volume, succeeded: bool, elapsed: Duration) -> Option<SetUpResult> {
         let kind = plugins::kind(volume)?;
-        let is_told = !succeeded || kind.again == SetUpFrequency::EveryTurn || !self.mounted.contains(&volume.name);
-        is_told.then(|| SetUpResult { volume: volume.name.clone(), plugin: kind.plugin, succeeded, elapsed })
+        let is_counted = !succeeded || kind.again == SetUpFrequency::EveryTurn || !self.mounted.contains(&volume.name);
+        is_counted.then(|| SetUpResult { volume: volume.name.clone(), plugin: kind.plugin, succeeded, elapsed })
     }
 }

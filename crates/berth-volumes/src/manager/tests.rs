@@ -15,12 +15,12 @@ mod media;
 use super::*;
 use crate::{orphan_backoff::PAUSE, testing::FakeStorage};
 use berth_metrics::Registry;
-use berth_ports::{Event, ObjectError, SystemClock, TokenRequest};
+use berth_ports::{EventRecord, ObjectError, SystemClock, TokenRequest};
 use berth_types::api;
 
 struct Bench {
     dir: tempfile::TempDir,
-    manager: Manager,
+    manager: PodVolumeManager,
     world: Arc<World>,
 }
 
@@ -84,8 +84,8 @@ impl ObjectSource for World {
         (Vec::new(), Vec::new())
     }
 
-    fn adopt_token(&self, _: &Pod, ask: &TokenRequest, held: &str) {
-        locked(&self.adopted).push((ask.clone(), held.to_owned()));
+    fn adopt_token(&self, _: &Pod, ask: &TokenRequest, token: &str) {
+        locked(&self.adopted).push((ask.clone(), token.to_owned()));
     }
 
     async fn token(&self, _: &Pod, ask: &TokenRequest) -> Result<String, ObjectError> {
@@ -98,24 +98,24 @@ impl ObjectSource for World {
 }
 
 impl EventSink for World {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         locked(&self.events).push(format!("{} {}", event.reason, event.message));
     }
 }
 
 fn bench() -> Bench {
-    bench_with(Credentials::OnDisk)
+    bench_with(CredentialStorage::OnDisk)
 }
 
-fn bench_with(credentials: Credentials) -> Bench {
+fn bench_with(credentials: CredentialStorage) -> Bench {
     bench_in(tempfile::tempdir().expect("a directory"), credentials)
 }
 
-fn bench_in(dir: tempfile::TempDir, credentials: Credentials) -> Bench {
+fn bench_in(dir: tempfile::TempDir, credentials: CredentialStorage) -> Bench {
     bench_of(dir, credentials, World::default())
 }
 
-fn bench_of(dir: tempfile::TempDir, credentials: Credentials, world: World) -> Bench {
+fn bench_of(dir: tempfile::TempDir, credentials: CredentialStorage, world: World) -> Bench {
     let facts = NodeFacts { allocatable: [("cpu".to_owned(), "4".to_owned())].into(), ..NodeFacts::default() };
     let (_, facts) = watch::channel(Arc::new(facts));
     let config = VolumesConfig { root: dir.path().to_owned(), credentials };
@@ -136,7 +136,7 @@ fn bench_of(dir: tempfile::TempDir, credentials: Credentials, world: World) -> B
         tasks: TaskTracker::new(),
         stop: CancellationToken::new(),
     };
-    Bench { manager: Manager::new(config, deps), dir, world }
+    Bench { manager: PodVolumeManager::new(config, deps), dir, world }
 }
 
 impl Bench {
@@ -415,14 +415,14 @@ async fn a_config_map_is_shown_and_followed() {
     locked(&bench.world.config_maps).clear();
     let mounted = bench.mount(config_map(json!({}))).await.expect("its pod goes on");
     assert!(mounted.by_name["c"].host_path.is_some() && read("a") == "new");
-    let told = "FailedMount MountVolume.SetUp failed for volume \"c\" : configmap \"cm\" not found";
-    assert_eq!(*locked(&bench.world.events), [told]);
+    let event = "FailedMount MountVolume.SetUp failed for volume \"c\" : configmap \"cm\" not found";
+    assert_eq!(*locked(&bench.world.events), [event]);
     bench.manager.unmount(&"u".into()).await.expect("unmounted");
     assert!(!volume.exists());
 }
 
 #[tokio::test]
-async fn keys_become_files_as_the_items_say() {
+async fn items_map_keys_to_files() {
     let bench = bench();
     bench.world.put("cm", &[("a", "1"), ("b", "2")]);
     let items = json!([{"key": "a", "path": "x/y", "mode": 0o400}, {"key": "a", "path": "z"}]);
@@ -511,7 +511,7 @@ async fn the_access_of_a_pod_to_the_api() {
 #[tokio::test]
 async fn what_is_stored_does_not_wait_for_what_is_issued() {
     let world = World { issuing: Some(tokio::sync::Semaphore::new(0)), ..World::default() };
-    let bench = bench_of(tempfile::tempdir().expect("a directory"), Credentials::OnDisk, world);
+    let bench = bench_of(tempfile::tempdir().expect("a directory"), CredentialStorage::OnDisk, world);
     bench.world.put("c", &[("key", "1")]);
     *locked(&bench.world.token) = Some("t1".into());
     let volumes = json!([
@@ -537,7 +537,7 @@ async fn what_is_stored_does_not_wait_for_what_is_issued() {
 }
 
 #[tokio::test]
-async fn what_lies_in_a_volume_is_told_once_to_who_asks_for_tokens() {
+async fn a_token_on_disk_is_adopted_once_by_the_token_cache() {
     // AC-10a-38: row 9
     let bench = bench();
     bench.world.put("kube-root-ca.crt", &[("ca.crt", "PEM")]);
@@ -546,7 +546,7 @@ async fn what_lies_in_a_volume_is_told_once_to_who_asks_for_tokens() {
         bench.manager.mount(&access(json!({}))).await.expect("mounted");
     }
     assert!(locked(&bench.world.adopted).is_empty(), "it is known who wrote it");
-    let bench = bench_in(bench.dir, Credentials::OnDisk);
+    let bench = bench_in(bench.dir, CredentialStorage::OnDisk);
     bench.world.put("kube-root-ca.crt", &[("ca.crt", "PEM")]);
     *locked(&bench.world.token) = Some("t1".into());
     for _ in 0..2 {
@@ -569,7 +569,7 @@ async fn what_lies_in_a_volume_is_told_once_to_who_asks_for_tokens() {
     for make in makers {
         fs::remove_file(&token).expect("removed");
         make(&token);
-        let bench = bench_in(dir, Credentials::OnDisk);
+        let bench = bench_in(dir, CredentialStorage::OnDisk);
         // No token is available: the existing one stays.
         bench.manager.mount(&access(json!({}))).await.expect("its pod goes on");
         assert!(locked(&bench.world.adopted).is_empty());
@@ -630,7 +630,7 @@ async fn credentials_lie_in_memory() {
         eprintln!("skipped: no permission to mount");
         return;
     }
-    let bench = bench_with(Credentials::InMemory);
+    let bench = bench_with(CredentialStorage::InMemory);
     bench.world.put("kube-root-ca.crt", &[("ca.crt", "PEM")]);
     *locked(&bench.world.token) = Some("t".into());
     let volume = bench.at("volumes/kubernetes.io~projected/kube-api-access-x");

@@ -226,7 +226,7 @@ fn volumes_of_pods_are_those_of_drivers() {
 }
 
 #[test]
-fn what_no_driver_can_be_told_is_refused() {
+fn untranslatable_volumes_are_rejected() {
     let claim = |spec: Value, labels: Value| {
         of_claim(json!({"metadata": {"name": "pv", "labels": labels}, "spec": spec})).expect_err("refused")
     };

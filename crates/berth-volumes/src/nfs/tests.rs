@@ -57,7 +57,7 @@ async fn a_share_is_mounted_as_it_is_asked_for() {
         let plugin = NfsPlugin::new(fake.clone());
         assert!(plugin.supports(&usage.spec));
         let published = plugin.publish(&usage).await.expect("mounted");
-        assert_eq!(published, Published { path: usage.target.clone(), relabel: false });
+        assert_eq!(published, PublishedVolume { path: usage.target.clone(), relabel: false });
         assert_eq!(fake.calls(), [format!("mount {expected} {}", usage.target.display())]);
         let mode = fs::metadata(&usage.target).expect("made").permissions().mode();
         assert_eq!(mode & 0o777, 0o750);
@@ -69,7 +69,7 @@ async fn a_share_is_mounted_as_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_server_that_looks_like_an_option_is_none() {
+async fn an_empty_server_or_one_that_starts_like_an_option_is_rejected() {
     let root = tempfile::tempdir().expect("a directory");
     for server in ["-obind,x", ""] {
         let fake = FakeMachine::new();
@@ -113,7 +113,7 @@ async fn a_mount_that_fails_leaves_nothing() {
 
 /// Stale handles (`ESTALE`, spec 07 §14): unmount without accessing the file system.
 #[tokio::test]
-async fn a_stale_share_is_not_looked_at() {
+async fn a_stale_share_is_unmounted_without_access() {
     let root = tempfile::tempdir().expect("a directory");
     let (fake, usage) = (FakeMachine::new(), usage(root.path(), inline(&json!({"server": "s", "path": "/p"}))));
     let plugin = NfsPlugin::new(fake.clone());
@@ -141,8 +141,8 @@ async fn a_program_asks_how_full_a_share_is() {
     let (fake, usage) = (FakeMachine::new(), usage(root.path(), inline(&json!({"server": "s", "path": "/p"}))));
     let plugin = NfsPlugin::new(fake.clone());
     fake.on("stat -f -c", "4096 100 40 30 50 20", || {});
-    let told = plugin.fullness(&usage, &usage.target).await.expect("told");
-    assert_eq!((told.capacity, told.used), (409_600, 245_760));
+    let stats = plugin.fullness(&usage, &usage.target).await.expect("told");
+    assert_eq!((stats.capacity, stats.used), (409_600, 245_760));
     for (answer, expected) in [
         (Ok((1, "stat: cannot read file system information: Stale file handle")), "Stale file handle"),
         (Ok((0, "?")), "unexpected output of stat"),

@@ -87,7 +87,7 @@ fn set_mode_of_any(path: &Path) {
 }
 
 #[test]
-fn a_root_that_is_right_ends_the_work_only_where_the_policy_says_so() {
+fn a_correct_root_skips_the_walk_only_with_on_root_mismatch() {
     // AC-07-27
     let dir = tempfile::tempdir().expect("a directory");
     let root = dir.path().join("root");
@@ -96,14 +96,14 @@ fn a_root_that_is_right_ends_the_work_only_where_the_policy_says_so() {
     fs::write(&file, "x").expect("a file");
     let group = own_group(dir.path());
     for (policy, access, of_root, walked) in [
-        (Policy::OnRootMismatch, GroupAccess::ReadWrite, 0o2770, false),
-        (Policy::OnRootMismatch, GroupAccess::ReadWrite, 0o2777, false),
+        (FsGroupChangePolicy::OnRootMismatch, GroupAccess::ReadWrite, 0o2770, false),
+        (FsGroupChangePolicy::OnRootMismatch, GroupAccess::ReadWrite, 0o2777, false),
         // The group is right, the set-group-ID bit is missing.
-        (Policy::OnRootMismatch, GroupAccess::ReadWrite, 0o770, true),
-        (Policy::OnRootMismatch, GroupAccess::ReadWrite, 0o2750, true),
-        (Policy::OnRootMismatch, GroupAccess::ReadOnly, 0o2550, false),
-        (Policy::OnRootMismatch, GroupAccess::ReadOnly, 0o2510, true),
-        (Policy::Always, GroupAccess::ReadWrite, 0o2770, true),
+        (FsGroupChangePolicy::OnRootMismatch, GroupAccess::ReadWrite, 0o770, true),
+        (FsGroupChangePolicy::OnRootMismatch, GroupAccess::ReadWrite, 0o2750, true),
+        (FsGroupChangePolicy::OnRootMismatch, GroupAccess::ReadOnly, 0o2550, false),
+        (FsGroupChangePolicy::OnRootMismatch, GroupAccess::ReadOnly, 0o2510, true),
+        (FsGroupChangePolicy::Always, GroupAccess::ReadWrite, 0o2770, true),
     ] {
         set_mode(&file, 0o600);
         set_mode(&root, of_root);
@@ -157,8 +157,8 @@ fn a_pod_that_goes_ends_the_walk() {
     let dir = tempfile::tempdir().expect("a directory");
     let (root, _) = large(dir.path());
     set_mode(&root, 0o755);
-    let looks = AtomicU64::new(0);
-    let cancelled = || looks.fetch_add(1, Ordering::Relaxed) >= 3;
+    let checks = AtomicU64::new(0);
+    let cancelled = || checks.fetch_add(1, Ordering::Relaxed) >= 3;
     let order = OwnershipChange {
         cancelled: &cancelled,
         ..OwnershipChange::whole(own_group(dir.path()), GroupAccess::ReadWrite)
@@ -188,20 +188,23 @@ fn a_tree_without_a_floor_is_refused() {
 #[test]
 fn what_a_pod_asks_for_is_read() {
     for (context, expected) in [
-        (serde_json::json!({}), (None, Policy::Always)),
-        (serde_json::json!({"fsGroup": 7, "fsGroupChangePolicy": "OnRootMismatch"}), (Some(7), Policy::OnRootMismatch)),
-        (serde_json::json!({"fsGroup": -1, "fsGroupChangePolicy": "Always"}), (None, Policy::Always)),
+        (serde_json::json!({}), (None, FsGroupChangePolicy::Always)),
+        (
+            serde_json::json!({"fsGroup": 7, "fsGroupChangePolicy": "OnRootMismatch"}),
+            (Some(7), FsGroupChangePolicy::OnRootMismatch),
+        ),
+        (serde_json::json!({"fsGroup": -1, "fsGroupChangePolicy": "Always"}), (None, FsGroupChangePolicy::Always)),
     ] {
         let object = serde_json::json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": [], "securityContext": context}
         });
         let pod = Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete");
-        assert_eq!((group_of(&pod), Policy::of(&pod)), expected, "{context}");
+        assert_eq!((group_of(&pod), FsGroupChangePolicy::of(&pod)), expected, "{context}");
     }
 }
 
 #[test]
-fn what_takes_long_is_told_in_the_reference_words() {
+fn slow_changes_are_reported_in_the_words_of_the_reference() {
     let dir = Path::new("/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount");
     assert_eq!(
         Slow::Still.message(dir),

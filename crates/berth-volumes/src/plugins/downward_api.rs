@@ -2,7 +2,7 @@
 
 use super::{SetUp, SetUpError, files};
 use crate::{
-    atomic_writer::{Content, Payload},
+    atomic_writer::{FileProjection, Payload},
     layout::DOWNWARD_API,
 };
 use berth_ports::MountedVolume;
@@ -31,7 +31,7 @@ pub fn payload(
         };
         match value {
             Ok(value) => {
-                payload.insert(item.path.clone(), Content { data: value.into_bytes(), mode, owner: None });
+                payload.insert(item.path.clone(), FileProjection { data: value.into_bytes(), mode, owner: None });
             }
             Err(e) => errors.push(e),
         }

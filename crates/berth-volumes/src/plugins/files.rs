@@ -12,7 +12,7 @@ use std::{
 
 use super::{SetUp, SetUpError, empty_dir};
 use crate::{
-    atomic_writer::{self, Content, Payload},
+    atomic_writer::{self, FileProjection, Payload},
     desired,
     layout::{DOWNWARD_API, PROJECTED, SECRET},
     memory,
@@ -31,12 +31,12 @@ const IN_MEMORY: [&str; 3] = [SECRET, PROJECTED, DOWNWARD_API];
 pub enum ObjectOf {
     /// ConfigMap.
     ConfigMap,
-    /// Secret.
+    /// Secret of the pod's namespace.
     Secret,
 }
 
 /// Reference to an object, and the mapping of its keys to files.
-pub struct Reference<'a> {
+pub struct ObjectProjection<'a> {
     /// Kind of the object.
     pub of: ObjectOf,
     /// Name of the object.
@@ -53,7 +53,7 @@ pub fn publish(request: &SetUp<'_>, plugin: &str, files: &Payload) -> Result<Mou
     let dir = request.layout.volume(plugin, name);
     let nested = desired::nested_mount_points(request.pod, name);
     let is_ready = || request.layout.marker(plugin, name).join("ready").exists();
-    if request.looked.is_same(&dir, &(files, &nested)) && is_ready() {
+    if request.verified.is_same(&dir, &(files, &nested)) && is_ready() {
         return Ok(mounted(&dir));
     }
     empty_dir::backing(&dir, &request.layout.marker(plugin, name), || Ok(()))?;
@@ -75,7 +75,7 @@ pub fn publish(request: &SetUp<'_>, plugin: &str, files: &Payload) -> Result<Mou
         None => Ok(()),
     };
     atomic_writer::write(&dir, files, own, request.now)?;
-    request.looked.published(&dir, &(files, &nested));
+    request.verified.published(&dir, &(files, &nested));
     Ok(mounted(&dir))
 }
 
@@ -101,7 +101,7 @@ pub fn bits(mode: i32) -> u32 {
 }
 
 /// Returns the files of a referenced object.
-pub fn of_object(request: &SetUp<'_>, reference: &Reference<'_>, mode: u32) -> Result<Payload, SetUpError> {
+pub fn of_object(request: &SetUp<'_>, reference: &ObjectProjection<'_>, mode: u32) -> Result<Payload, SetUpError> {
     let read = match reference.of {
         ObjectOf::ConfigMap => request.fetched.config_map(reference.name),
         ObjectOf::Secret => request.fetched.secret(reference.name),
@@ -112,7 +112,7 @@ pub fn of_object(request: &SetUp<'_>, reference: &Reference<'_>, mode: u32) -> R
         Err(ObjectError::NotFound { .. }) if reference.optional => &none,
         Err(error) => return Err(SetUpError::Object(error.clone())),
     };
-    let content = |data: &[u8], mode| Content { data: data.to_owned(), mode, owner: None };
+    let content = |data: &[u8], mode| FileProjection { data: data.to_owned(), mode, owner: None };
     if reference.items.is_empty() {
         return Ok(data.iter().map(|(key, value)| (key.clone(), content(value, mode))).collect());
     }

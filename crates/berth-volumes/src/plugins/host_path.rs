@@ -69,7 +69,7 @@ mod tests {
     use super::*;
     use std::os::unix::{fs::symlink, net::UnixListener};
 
-    fn told(path: &Path, kind: &str) -> String {
+    fn check_error(path: &Path, kind: &str) -> String {
         check(path, kind).map_or_else(|e| e.to_string(), |()| String::new())
     }
 
@@ -107,20 +107,20 @@ mod tests {
                 "" => String::new(),
                 what => format!("hostPath type check failed: {} {what}", path.display()),
             };
-            assert_eq!(told(&path, kind), text, "{kind}");
+            assert_eq!(check_error(&path, kind), text, "{kind}");
         }
-        assert_eq!(told(&at("dir"), "Teapot"), "Teapot is an invalid volume type");
+        assert_eq!(check_error(&at("dir"), "Teapot"), "Teapot is an invalid volume type");
     }
 
     #[test]
     fn what_may_be_made_is_made() {
         let dir = tempfile::tempdir().expect("a directory");
         let at = |name: &str| dir.path().join(name);
-        assert_eq!(told(&at("a/b/c"), "DirectoryOrCreate"), "");
+        assert_eq!(check_error(&at("a/b/c"), "DirectoryOrCreate"), "");
         assert!(at("a/b/c").is_dir());
-        assert_eq!(told(&at("f"), "FileOrCreate"), "");
+        assert_eq!(check_error(&at("f"), "FileOrCreate"), "");
         assert_eq!(fs::metadata(at("f")).expect("metadata").permissions().mode() & 0o133, 0);
-        let parents = told(&at("no/such/f"), "FileOrCreate");
+        let parents = check_error(&at("no/such/f"), "FileOrCreate");
         assert!(parents.starts_with("creating ") && !at("no").exists(), "{parents}");
     }
 }

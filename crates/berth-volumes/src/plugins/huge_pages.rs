@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn told(medium: &str, containers: Value, init: Value, level: Value) -> String {
+    fn size_or_error(medium: &str, containers: Value, init: Value, level: Value) -> String {
         let object = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"containers": containers, "initContainers": init, "resources": level}});
         let pod = Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete");
@@ -133,7 +133,7 @@ mod tests {
             ),
             ("HugePages-", json!([of(&["1Gi"])]), none, level, "unknown storage medium \"HugePages-\"".into()),
         ] {
-            assert_eq!(told(medium, containers, init, level), expected, "{medium}");
+            assert_eq!(size_or_error(medium, containers, init, level), expected, "{medium}");
         }
     }
 

@@ -41,7 +41,7 @@ pub struct SetUp<'a> {
     /// Maximum size in bytes of memory-backed volumes with credentials; `None` keeps them on disk.
     pub memory: Option<u64>,
     /// Cache of recently verified volumes: an unchanged volume is not compared again.
-    pub looked: &'a VerifiedCache,
+    pub verified: &'a VerifiedCache,
     /// Wall-clock time.
     pub now: Timestamp,
 }
@@ -153,7 +153,7 @@ pub enum SetUpFrequency {
 }
 
 /// Volume type and its plugin.
-pub struct Kind {
+pub struct VolumeType {
     /// Whether a volume is of this type. Called several times in each sync of a pod.
     is: fn(&api::Volume) -> bool,
     /// Full plugin name.
@@ -166,28 +166,38 @@ pub struct Kind {
 }
 
 /// Volume types that this release sets up, one line each.
-const PLUGINS: [Kind; 8] = [
-    Kind::once(|v| v.empty_dir.is_some(), "kubernetes.io/empty-dir", layout::EMPTY_DIR, empty_dir::set_up),
-    Kind::once(|v| v.host_path.is_some(), "kubernetes.io/host-path", "kubernetes.io~host-path", host_path::set_up),
-    Kind::once(
+const PLUGINS: [VolumeType; 8] = [
+    VolumeType::once(|v| v.empty_dir.is_some(), "kubernetes.io/empty-dir", layout::EMPTY_DIR, empty_dir::set_up),
+    VolumeType::once(
+        |v| v.host_path.is_some(),
+        "kubernetes.io/host-path",
+        "kubernetes.io~host-path",
+        host_path::set_up,
+    ),
+    VolumeType::once(
         |v| v.git_repo.is_some(),
         "kubernetes.io/git-repo",
         "kubernetes.io~git-repo",
         |_| Err(SetUpError::GitRepo),
     ),
-    Kind::once(|v| v.image.is_some(), "kubernetes.io/image", "kubernetes.io~image", image::set_up),
-    Kind::every_turn(
+    VolumeType::once(|v| v.image.is_some(), "kubernetes.io/image", "kubernetes.io~image", image::set_up),
+    VolumeType::every_turn(
         |v| v.downward_api.is_some(),
         "kubernetes.io/downward-api",
         layout::DOWNWARD_API,
         downward_api::set_up,
     ),
-    Kind::every_turn(|v| v.config_map.is_some(), "kubernetes.io/configmap", layout::CONFIG_MAP, config_map::set_up),
-    Kind::every_turn(|v| v.secret.is_some(), "kubernetes.io/secret", layout::SECRET, secret::set_up),
-    Kind::every_turn(|v| v.projected.is_some(), "kubernetes.io/projected", layout::PROJECTED, projected::set_up),
+    VolumeType::every_turn(
+        |v| v.config_map.is_some(),
+        "kubernetes.io/configmap",
+        layout::CONFIG_MAP,
+        config_map::set_up,
+    ),
+    VolumeType::every_turn(|v| v.secret.is_some(), "kubernetes.io/secret", layout::SECRET, secret::set_up),
+    VolumeType::every_turn(|v| v.projected.is_some(), "kubernetes.io/projected", layout::PROJECTED, projected::set_up),
 ];
 
-impl Kind {
+impl VolumeType {
     const fn once(is: fn(&api::Volume) -> bool, plugin: &'static str, folder: &'static str, set_up: Plugin) -> Self {
         Self { is, plugin, folder, again: SetUpFrequency::Once, set_up }
     }
@@ -203,7 +213,7 @@ impl Kind {
 }
 
 /// Returns the plugin of a volume, if this release supports its type.
-pub fn kind(volume: &api::Volume) -> Option<&'static Kind> {
+pub fn kind(volume: &api::Volume) -> Option<&'static VolumeType> {
     PLUGINS.iter().find(|known| (known.is)(volume))
 }
 

@@ -5,11 +5,11 @@
 
 use super::{
     SetUp, SetUpError, downward_api,
-    files::{self, ObjectOf, Reference},
+    files::{self, ObjectOf, ObjectProjection},
 };
 use crate::{
     api_objects,
-    atomic_writer::{Content, Payload},
+    atomic_writer::{FileProjection, Payload},
     layout::PROJECTED,
     ownership,
 };
@@ -45,7 +45,7 @@ fn of_source(
     mode: u32,
 ) -> Result<Payload, SetUpError> {
     if let Some(config_map) = &source.config_map {
-        let reference = Reference {
+        let reference = ObjectProjection {
             of: ObjectOf::ConfigMap,
             name: &config_map.name,
             items: config_map.items.as_deref().unwrap_or_default(),
@@ -54,7 +54,7 @@ fn of_source(
         return files::of_object(request, &reference, mode);
     }
     if let Some(secret) = &source.secret {
-        let reference = Reference {
+        let reference = ObjectProjection {
             of: ObjectOf::Secret,
             name: &secret.name,
             items: secret.items.as_deref().unwrap_or_default(),
@@ -76,8 +76,8 @@ fn of_source(
         return Ok([(bundle.path.clone(), private(request, data, mode))].into());
     }
     if let Some(certificate) = &source.pod_certificate {
-        let held = request.fetched.certificate(&request.volume.name, index).map_err(SetUpError::Object)?;
-        return Ok(of_certificate(request, certificate, &held, mode));
+        let credential = request.fetched.certificate(&request.volume.name, index).map_err(SetUpError::Object)?;
+        return Ok(of_certificate(request, certificate, &credential, mode));
     }
     Ok(Payload::new())
 }
@@ -86,10 +86,10 @@ fn of_source(
 fn of_certificate(
     request: &SetUp<'_>,
     wanted: &api::PodCertificateProjection,
-    held: &Credential,
+    credential: &Credential,
     mode: u32,
 ) -> Payload {
-    let Credential { key, chain } = held;
+    let Credential { key, chain } = credential;
     let files = [
         (&wanted.credential_bundle_path, format!("{key}{chain}")),
         (&wanted.key_path, key.clone()),
@@ -106,10 +106,10 @@ fn of_token(request: &SetUp<'_>, token: &api::ServiceAccountTokenProjection, mod
 }
 
 /// Returns the file of a credential, owned by the pod's user or group if it has one.
-fn private(request: &SetUp<'_>, data: Vec<u8>, mode: u32) -> Content {
+fn private(request: &SetUp<'_>, data: Vec<u8>, mode: u32) -> FileProjection {
     let owner = common_user(request.pod);
     let is_given = owner.is_some() || ownership::group_of(request.pod).is_some();
-    Content { data, mode: if is_given { PRIVATE } else { mode }, owner }
+    FileProjection { data, mode: if is_given { PRIVATE } else { mode }, owner }
 }
 
 /// Returns the UID that all containers run as; `None` if one sets none or a different one.

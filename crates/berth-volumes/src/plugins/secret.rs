@@ -2,7 +2,7 @@
 
 use super::{
     SetUp, SetUpError,
-    files::{self, ObjectOf, Reference},
+    files::{self, ObjectOf, ObjectProjection},
 };
 use crate::layout::SECRET;
 use berth_ports::MountedVolume;
@@ -11,7 +11,7 @@ use berth_ports::MountedVolume;
 pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     let source = request.volume.secret.clone().unwrap_or_default();
     let mode = files::default_mode(source.default_mode)?;
-    let reference = Reference {
+    let reference = ObjectProjection {
         of: ObjectOf::Secret,
         name: source.secret_name.as_deref().unwrap_or_default(),
         items: source.items.as_deref().unwrap_or_default(),

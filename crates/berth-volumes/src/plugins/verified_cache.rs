@@ -96,42 +96,42 @@ fn places(dir: &Path) -> Option<VersionStamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::atomic_writer::{Content, Payload};
+    use crate::atomic_writer::{FileProjection, Payload};
 
     fn payload(text: &str) -> Payload {
-        let content = Content { data: text.as_bytes().to_owned(), mode: 0o644, owner: None };
+        let content = FileProjection { data: text.as_bytes().to_owned(), mode: 0o644, owner: None };
         Payload::from([("a".to_owned(), content)])
     }
 
     #[test]
-    fn what_changed_is_looked_at() {
+    fn a_changed_volume_is_verified_again() {
         let root = tempfile::tempdir().expect("a directory");
         let dir = root.path().join("pod/volume");
         fs::create_dir_all(&dir).expect("writable");
-        let looked = VerifiedCache::default();
+        let cache = VerifiedCache::default();
         let write = |text: &str| {
             let now = jiff::Timestamp::now();
             atomic_writer::write(&dir, &payload(text), |_| Ok(()), now).expect("published");
-            assert!(!looked.is_same(&dir, &payload(text)), "what comes now may not show");
+            assert!(!cache.is_same(&dir, &payload(text)), "what comes now may not show");
             let deadline = Instant::now() + Duration::from_secs(60);
-            while !looked.is_same(&dir, &payload(text)) {
+            while !cache.is_same(&dir, &payload(text)) {
                 assert!(Instant::now() < deadline, "it never settles");
-                looked.published(&dir, &payload(text));
+                cache.published(&dir, &payload(text));
             }
         };
-        assert!(!looked.is_same(&dir, &payload("1")), "never published");
+        assert!(!cache.is_same(&dir, &payload("1")), "never published");
         write("1");
-        assert!(looked.is_same(&dir, &payload("1")));
-        assert!(!looked.is_same(&dir, &payload("2")), "it is to change");
+        assert!(cache.is_same(&dir, &payload("1")));
+        assert!(!cache.is_same(&dir, &payload("2")), "it is to change");
         fs::remove_file(dir.join("a")).expect("a link");
-        assert!(!looked.is_same(&dir, &payload("1")), "a link is missing");
+        assert!(!cache.is_same(&dir, &payload("1")), "a link is missing");
         write("1");
         let version = dir.join(fs::read_link(dir.join("..data")).expect("a link"));
         fs::remove_file(version.join("a")).expect("a file");
-        assert!(!looked.is_same(&dir, &payload("1")), "a file is missing");
+        assert!(!cache.is_same(&dir, &payload("1")), "a file is missing");
         write("2");
-        assert!(looked.is_same(&dir, &payload("2")));
-        looked.forget(&root.path().join("pod"));
-        assert!(!looked.is_same(&dir, &payload("2")), "forgotten");
+        assert!(cache.is_same(&dir, &payload("2")));
+        cache.forget(&root.path().join("pod"));
+        assert!(!cache.is_same(&dir, &payload("2")), "forgotten");
     }
 }

@@ -11,12 +11,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    Credentials, Manager, OpError, VolumesConfig, VolumesDeps,
+    CredentialStorage, OpError, PodVolumeManager, VolumesConfig, VolumesDeps,
     testing::{Answer, FakePlugin, FakeStorage},
 };
 use berth_metrics::{Registry, VolumeMetrics};
 use berth_ports::{
-    ClaimedVolumes, Event, EventSink, NodeFacts, ObjectError, ObjectSource, PullSecret, SystemClock, VolumeError,
+    ClaimedVolumes, EventRecord, EventSink, NodeFacts, ObjectError, ObjectSource, PullSecret, SystemClock, VolumeError,
     VolumeManager,
 };
 
@@ -28,7 +28,7 @@ mod selinux;
 struct World(Mutex<Vec<String>>);
 
 impl EventSink for World {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("not poisoned").push(format!("{} {}", event.reason, event.message));
     }
 }
@@ -54,7 +54,7 @@ impl ObjectSource for World {
 
 struct Bench {
     dir: tempfile::TempDir,
-    manager: Manager,
+    manager: PodVolumeManager,
     plugin: Arc<FakePlugin>,
     storage: Arc<FakeStorage>,
     world: Arc<World>,
@@ -85,8 +85,8 @@ fn bench_with(dir: tempfile::TempDir, traits: VolumeTraits, labels: Option<Label
         tasks: TaskTracker::new(),
         stop: CancellationToken::new(),
     };
-    let config = VolumesConfig { root: dir.path().to_owned(), credentials: Credentials::OnDisk };
-    Bench { manager: Manager::new(config, deps), dir, plugin, storage, world }
+    let config = VolumesConfig { root: dir.path().to_owned(), credentials: CredentialStorage::OnDisk };
+    Bench { manager: PodVolumeManager::new(config, deps), dir, plugin, storage, world }
 }
 
 fn staged() -> VolumeTraits {
@@ -107,7 +107,7 @@ fn claim(name: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_cannot_be_used_is_told_at_once_and_asked_for_less_and_less() {
+async fn an_unusable_claim_is_reported_at_once_and_read_with_back_off() {
     // AC-07-14, AC-10-40
     let bench = bench(staged());
     bench.storage.put("ok", &json!({}));
@@ -119,8 +119,8 @@ async fn a_claim_that_cannot_be_used_is_told_at_once_and_asked_for_less_and_less
                 failed to fetch PVC from API server: persistentvolumeclaims \"cno\" not found"
         )
     };
-    let told = bench.manager.mount(&pod).await.expect_err("no claim");
-    assert!(["no ok", "no"].map(|missing| VolumeError::Failed(text(missing))).contains(&told), "{told}");
+    let error = bench.manager.mount(&pod).await.expect_err("no claim");
+    assert!(["no ok", "no"].map(|missing| VolumeError::Failed(text(missing))).contains(&error), "{error}");
     let before = *bench.storage.reads.lock().expect("not poisoned");
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(60) {
@@ -136,29 +136,32 @@ async fn a_claim_that_cannot_be_used_is_told_at_once_and_asked_for_less_and_less
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_attached_in_time_is_told_without_an_event() {
+async fn a_missing_attachment_times_out_without_an_event() {
     // AC-07-15
     let bench = bench(VolumeTraits { attachable: true, stages: true, ..VolumeTraits::default() });
     bench.storage.put("v", &json!({}));
     let began = Instant::now();
-    let told = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("nobody attaches it");
+    let error = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("nobody attaches it");
     assert_eq!(began.elapsed(), Duration::from_secs(123));
     let text = "unmounted volumes=[v], unattached volumes=[v], failed to process volumes=[]: context deadline exceeded";
-    assert_eq!(told, VolumeError::TimedOut(text.to_owned()));
+    assert_eq!(error, VolumeError::TimedOut(text.to_owned()));
     assert!(bench.world.0.lock().expect("not poisoned").is_empty());
     bench.manager.unmount(&"u".into()).await.expect("nothing of it is there");
     assert!(bench.plugin.calls().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_mounted_in_time_is_told_with_its_cause() {
+async fn a_mount_timeout_is_reported_with_its_cause() {
     let bench = bench(staged());
     bench.storage.put("v", &json!({}));
     for _ in 0..20 {
         bench.plugin.next("stage", Answer::Fails(OpError::transient("mount.nfs: Connection refused")));
     }
-    let told = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("it cannot be staged").to_string();
-    assert!(told.starts_with("unmounted volumes=[v]") && told.ends_with(" : mount.nfs: Connection refused"), "{told}");
+    let error = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("it cannot be staged").to_string();
+    assert!(
+        error.starts_with("unmounted volumes=[v]") && error.ends_with(" : mount.nfs: Connection refused"),
+        "{error}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,14 +169,14 @@ async fn a_pod_whose_volume_the_node_cannot_take_is_rejected() {
     let bench = bench(VolumeTraits { attachable: true, stages: true, ..VolumeTraits::default() });
     bench.storage.put("v", &json!({}));
     bench.plugin.is_over.store(true, Ordering::Relaxed);
-    let told = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("nobody attaches it");
+    let error = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("nobody attaches it");
     let text = "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[v], unattached \
                 volumes=[v], failed to process volumes=[]: context deadline exceeded";
-    assert_eq!(told, VolumeError::LimitExceeded(text.to_owned()));
+    assert_eq!(error, VolumeError::LimitExceeded(text.to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_pods_have_of_claims_is_told_how_full_it_is() {
+async fn usage_of_claimed_volumes_is_reported() {
     let bench = bench(staged());
     bench.storage.put("v", &json!({}));
     assert!(bench.manager.of(&"u".into()).is_empty());
@@ -228,7 +231,7 @@ async fn an_agent_that_starts_again_goes_on_with_what_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_volume_that_grew_is_expanded_and_its_claim_told() {
+async fn a_grown_volume_is_expanded_and_its_claim_patched() {
     let bench = bench(VolumeTraits { stages: true, expands: true, ..VolumeTraits::default() });
     bench.storage.put("v", &json!({"capacity": {"storage": "2Gi"}}));
     bench.manager.mount(&pod(json!([claim("v")]))).await.expect("mounted");
@@ -238,16 +241,16 @@ async fn a_volume_that_grew_is_expanded_and_its_claim_told() {
     assert_eq!(bench.plugin.calls(), ["stage p", "publish p", "expand p"], "once");
     let patches = bench.storage.patches.lock().expect("not poisoned").clone();
     assert_eq!(patches, [r#"{"metadata":{},"status":{"capacity":{"storage":"2Gi"}}}"#]);
-    let told = bench.world.0.lock().expect("not poisoned").clone();
+    let events = bench.world.0.lock().expect("not poisoned").clone();
     let line = "FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded for volume \"v\" ";
-    assert_eq!(told, [line, line], "of the pod, and of the claim");
+    assert_eq!(events, [line, line], "of the pod, and of the claim");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_expansion_waits_for_a_claim_that_follows_its_volume_late() {
     let bench = bench(VolumeTraits { stages: true, expands: true, ..VolumeTraits::default() });
     bench.storage.put("v", &json!({"capacity": {"storage": "2Gi"}}));
-    let say = |state: &str| {
+    let set_resize_status = |state: &str| {
         let mut claims = bench.storage.claims.lock().expect("not poisoned");
         let mut claim = (*claims["cv"]).clone();
         let status = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
@@ -255,7 +258,7 @@ async fn an_expansion_waits_for_a_claim_that_follows_its_volume_late() {
         claim.status = Some(serde_json::from_value(status).expect("a status"));
         claims.insert("cv".to_owned(), Arc::new(claim));
     };
-    say("ControllerResizeInProgress");
+    set_resize_status("ControllerResizeInProgress");
     let turns = async |seconds: u64| {
         for _ in 0..seconds {
             bench.manager.mount(&pod(json!([claim("v")]))).await.expect("mounted");
@@ -264,7 +267,7 @@ async fn an_expansion_waits_for_a_claim_that_follows_its_volume_late() {
     };
     turns(70).await;
     assert_eq!(bench.plugin.calls(), ["stage p", "publish p"], "not the node's to do yet");
-    say("NodeResizePending");
+    set_resize_status("NodeResizePending");
     turns(70).await;
     assert_eq!(bench.plugin.calls(), ["stage p", "publish p", "expand p"]);
 }
@@ -278,8 +281,8 @@ async fn nothing_is_done_before_it_is_known_what_was_left() {
     let bench = bench_in(dir, staged());
     bench.storage.put("v", &json!({}));
     let pod = pod(json!([claim("v")]));
-    let told = bench.manager.mount(&pod).await.expect_err("unknown").to_string();
-    assert!(told.starts_with("reconstructing volumes: "), "{told}");
+    let error = bench.manager.mount(&pod).await.expect_err("unknown").to_string();
+    assert!(error.starts_with("reconstructing volumes: "), "{error}");
     for failed in [bench.manager.unmount(&"u".into()).await, bench.manager.remove_directory(&"u".into()).await] {
         assert!(failed.is_err(), "nothing is taken for gone");
     }

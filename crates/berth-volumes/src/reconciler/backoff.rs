@@ -32,7 +32,7 @@ pub enum OpName {
 }
 
 #[derive(Clone, PartialEq, Debug)]
-struct Record {
+struct OperationBackoff {
     op: OpName,
     /// `None` for a failure of the whole volume.
     pod: Option<PodUid>,
@@ -42,9 +42,9 @@ struct Record {
 
 /// Back-offs of one volume.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Backoffs(Vec<Record>);
+pub struct Backoffs(Vec<OperationBackoff>);
 
-impl Record {
+impl OperationBackoff {
     fn concerns(&self, op: OpName, pod: Option<&PodUid>) -> bool {
         self.op == op && (self.pod.is_none() || self.pod.as_ref() == pod)
     }
@@ -63,7 +63,7 @@ impl Backoffs {
         let mut backoff = concerned.max_by_key(Backoff::peek).unwrap_or(Backoff::new(PAUSE.0, PAUSE.1));
         let pause = backoff.next_delay();
         self.succeeded(op, pod);
-        self.0.push(Record { op, pod: pod.cloned(), until: now + pause, backoff });
+        self.0.push(OperationBackoff { op, pod: pod.cloned(), until: now + pause, backoff });
         pause
     }
 

@@ -20,4 +20,4 @@ mod usage_stats;
 pub use registry::{
     DesiredVolume, ObservedVolume, ReconcilerDeps, ReconcilerRegistry, ReconstructedPodVolume, ReconstructedStage,
 };
-pub use state::Presence;
+pub use state::MountPresence;

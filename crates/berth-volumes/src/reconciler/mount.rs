@@ -9,21 +9,21 @@ use tokio::time::timeout;
 
 use super::{
     registry::{DesiredVolume, ReconcilerRegistry},
-    state::{Presence, StepResult},
-    task::{Failure, VolumeReconciler},
+    state::{MountPresence, StepResult},
+    task::{OperationFailure, VolumeReconciler},
 };
 use crate::{
-    attachable::{Class, ErrorCause, OpError, Published, Removal, Usage},
+    attachable::{Class, ErrorCause, OpError, PublishedVolume, Removal, Usage},
     block_mapper, expand,
     operation::Operation,
     spec::{Mode, VolumeSpec},
 };
-use berth_ports::{Event, EventKind};
+use berth_ports::{EventKind, EventRecord};
 use berth_sys::panics::panic_message;
 use berth_types::{PodUid, node_selector};
 
 /// Timeout for reading the mode of a volume's root.
-const LOOK_LIMIT: Duration = Duration::from_secs(10);
+const MODE_READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Mode of sub-path directories where the root's mode cannot be read.
 const FALLBACK_MODE: u32 = 0o750;
 const FOR_ONE_POD: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
@@ -66,7 +66,7 @@ impl VolumeReconciler {
         board: &ReconcilerRegistry,
         pod: &PodUid,
         operation: &Operation,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), OperationFailure> {
         let Some(desire) = self.desires.get(pod).cloned() else { return Ok(()) };
         let usage = self.usage(&desire, operation);
         let (kind, reason) = match usage.mode {
@@ -77,7 +77,7 @@ impl VolumeReconciler {
             Mode::Filesystem => ("MountDevice", "SetUp"),
             Mode::Block => ("SetUpDevice", "MapPodDevice"),
         };
-        let fails = |step: &str, reason: &'static str, cause: &dyn std::fmt::Display| Failure {
+        let fails = |step: &str, reason: &'static str, cause: &dyn std::fmt::Display| OperationFailure {
             is_for_all: step == stage_step,
             event: Some((usage.pod.clone(), reason)),
             text: error_message(&format!("{kind}.{step} failed"), &usage.spec.name, cause),
@@ -91,10 +91,10 @@ impl VolumeReconciler {
         }
         if usage.spec.is_for_one_pod() && self.state.other_user(pod).is_some() {
             let step = if usage.mode == Mode::Block { stage_step } else { publish_step };
-            return Err(Failure { is_for_all: false, ..fails(step, reason, &FOR_ONE_POD) });
+            return Err(OperationFailure { is_for_all: false, ..fails(step, reason, &FOR_ONE_POD) });
         }
         let usage_of_device = self.attached(&usage).await.map_err(|e| fails("WaitForAttach", reason, &e))?;
-        if self.traits.stages && self.state.stage != Presence::Present {
+        if self.traits.stages && self.state.stage != MountPresence::Present {
             if let Err(e) = self.within(operation, self.plugin.stage(&usage_of_device)).await {
                 self.state.record_result(&StepResult::NotStaged(e.class));
                 record_filesystem_mismatch(board, &usage, &e);
@@ -107,7 +107,7 @@ impl VolumeReconciler {
             Ok(published) => self.record_published(pod, published).await,
             Err(e) => {
                 self.state.record_result(&StepResult::NotPublished(pod.clone(), e.class));
-                let is_absent = self.state.pods.get(pod).is_none_or(|own| own.presence == Presence::Absent);
+                let is_absent = self.state.pods.get(pod).is_none_or(|own| own.presence == MountPresence::Absent);
                 if usage.mode == Mode::Block && is_absent && self.unmark(board, &usage).await.is_err() {
                     // An earlier attempt bound a device there, which must be unmapped.
                     self.state.record_result(&StepResult::NotPublished(pod.clone(), Class::Uncertain));
@@ -172,7 +172,7 @@ impl VolumeReconciler {
         }
     }
 
-    async fn publish(&self, board: &ReconcilerRegistry, usage: &Usage) -> Result<Published, OpError> {
+    async fn publish(&self, board: &ReconcilerRegistry, usage: &Usage) -> Result<PublishedVolume, OpError> {
         if usage.mode == Mode::Filesystem {
             return self.within(&usage.operation, self.plugin.publish(usage)).await;
         }
@@ -194,19 +194,19 @@ impl VolumeReconciler {
                     "MapVolume.MapPodDevice succeeded for volume {name:?} {what} {:?}",
                     path.display().to_string()
                 );
-                board.deps.events.record(Event::normal(usage.pod.id(), "SuccessfulMountVolume", text));
+                board.deps.events.record(EventRecord::normal(usage.pod.id(), "SuccessfulMountVolume", text));
             }
         }
-        Ok(Published { path: device, relabel: false })
+        Ok(PublishedVolume { path: device, relabel: false })
     }
 
-    async fn record_published(&mut self, pod: &PodUid, published: Published) {
+    async fn record_published(&mut self, pod: &PodUid, published: PublishedVolume) {
         let path = published.path.clone();
-        let look = self.looks.take(LOOK_LIMIT, move || root_mode(&path));
-        let mode = look.await.ok().flatten();
-        if let Some(held) = self.held.get_mut(pod) {
-            held.published = Some(published);
-            held.root_mode = mode.unwrap_or(FALLBACK_MODE);
+        let reading = self.mode_reads.take(MODE_READ_TIMEOUT, move || root_mode(&path));
+        let mode = reading.await.ok().flatten();
+        if let Some(pod_volume) = self.pod_volumes.get_mut(pod) {
+            pod_volume.published = Some(published);
+            pod_volume.root_mode = mode.unwrap_or(FALLBACK_MODE);
         }
     }
 
@@ -215,16 +215,16 @@ impl VolumeReconciler {
         board: &ReconcilerRegistry,
         pod: &PodUid,
         operation: &Operation,
-    ) -> Result<(), Failure> {
-        let Some(held) = self.held.get(pod) else {
+    ) -> Result<(), OperationFailure> {
+        let Some(pod_volume) = self.pod_volumes.get(pod) else {
             self.state.record_result(&StepResult::Unpublished(pod.clone()));
             return Ok(());
         };
         let removal = Removal {
-            spec: held.spec.clone(),
+            spec: pod_volume.spec.clone(),
             unique: self.name.clone(),
             mode: self.state.mode,
-            pod: Some((pod.clone(), held.target.clone())),
+            pod: Some((pod.clone(), pod_volume.target.clone())),
             device: self.device.clone(),
             operation: operation.clone(),
         };
@@ -240,7 +240,11 @@ impl VolumeReconciler {
                     Mode::Filesystem => "UnmountVolume.TearDown failed",
                     Mode::Block => "UnmapVolume.UnmapPodDevice failed",
                 };
-                Err(Failure { is_for_all: false, event: None, text: error_message(prefix, self.name.as_str(), e) })
+                Err(OperationFailure {
+                    is_for_all: false,
+                    event: None,
+                    text: error_message(prefix, self.name.as_str(), e),
+                })
             }
         }
     }
@@ -265,7 +269,7 @@ impl VolumeReconciler {
         &mut self,
         board: &ReconcilerRegistry,
         operation: &Operation,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), OperationFailure> {
         let Some(spec) = self.last_spec.clone() else {
             self.state.record_result(&StepResult::Unstaged);
             return Ok(());
@@ -297,7 +301,11 @@ impl VolumeReconciler {
                     Mode::Filesystem => "UnmountDevice failed",
                     Mode::Block => "UnmapDevice failed",
                 };
-                Err(Failure { is_for_all: false, event: None, text: error_message(prefix, self.name.as_str(), e) })
+                Err(OperationFailure {
+                    is_for_all: false,
+                    event: None,
+                    text: error_message(prefix, self.name.as_str(), e),
+                })
             }
         }
     }
@@ -307,9 +315,11 @@ impl VolumeReconciler {
         board: &ReconcilerRegistry,
         pod: &PodUid,
         operation: &Operation,
-    ) -> Result<(), Failure> {
-        let (Some(desire), Some(held)) = (self.desires.get(pod).cloned(), self.held.get(pod)) else { return Ok(()) };
-        let Some(path) = held.published.as_ref().map(|published| published.path.clone()) else { return Ok(()) };
+    ) -> Result<(), OperationFailure> {
+        let (Some(desire), Some(pod_volume)) = (self.desires.get(pod).cloned(), self.pod_volumes.get(pod)) else {
+            return Ok(());
+        };
+        let Some(path) = pod_volume.published.as_ref().map(|published| published.path.clone()) else { return Ok(()) };
         let work = expand::NodeExpansion {
             plugin: &*self.plugin,
             storage: &*board.deps.storage,
@@ -337,15 +347,15 @@ impl VolumeReconciler {
     /// Records that the volume has its size, or will not get it on this node.
     fn record_size(&mut self, pod: &PodUid, desire: &DesiredVolume) {
         self.state.record_result(&StepResult::Resized(pod.clone()));
-        if let (Some(held), Some((_, to))) = (self.held.get_mut(pod), desire.growth) {
-            held.grown_to = to;
+        if let (Some(pod_volume), Some((_, to))) = (self.pod_volumes.get_mut(pod), desire.growth) {
+            pod_volume.grown_to = to;
         }
     }
 
-    fn not_resized(&self, pod: &Arc<berth_types::Pod>, desire: &DesiredVolume, e: &OpError) -> Failure {
+    fn not_resized(&self, pod: &Arc<berth_types::Pod>, desire: &DesiredVolume, e: &OpError) -> OperationFailure {
         let text = error_message("NodeExpandVolume.NodeExpandVolume failed", &desire.usage.spec.name, e);
-        let is_told = e.class != Class::Transient;
-        Failure { is_for_all: false, event: is_told.then(|| (pod.clone(), "VolumeResizeFailed")), text }
+        let has_event = e.class != Class::Transient;
+        OperationFailure { is_for_all: false, event: has_event.then(|| (pod.clone(), "VolumeResizeFailed")), text }
     }
 }
 
@@ -355,6 +365,6 @@ fn record_filesystem_mismatch(board: &ReconcilerRegistry, usage: &Usage, error: 
     if let Some(of) = persistent {
         let text = format!("MountVolume failed for volume {:?} {error}", usage.spec.name);
         let (kind, reason) = (EventKind::Warning, "FailedMountOnFilesystemMismatch");
-        board.deps.events.record(Event::on_volume(&of.volume, kind, reason, text));
+        board.deps.events.record(EventRecord::on_volume(&of.volume, kind, reason, text));
     }
 }

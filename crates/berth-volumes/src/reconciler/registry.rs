@@ -12,9 +12,9 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{state::Presence, task::VolumeReconciler};
+use super::{state::MountPresence, task::VolumeReconciler};
 use crate::{
-    attachable::{AttachableVolumePlugin, Published, ReconstructedVolume, Usage, VolumeTraits},
+    attachable::{AttachableVolumePlugin, PublishedVolume, ReconstructedVolume, Usage, VolumeTraits},
     blocking_pools,
     operation::OperationDeps,
     spec::{Mode, UniqueName},
@@ -70,9 +70,9 @@ pub(super) type Desires = BTreeMap<PodUid, Option<Arc<DesiredVolume>>>;
 #[derive(Clone, Debug)]
 pub struct ObservedPodVolume {
     /// Whether the volume is published to the pod.
-    pub presence: Presence,
+    pub presence: MountPresence,
     /// Published path, if any.
-    pub published: Option<Published>,
+    pub published: Option<PublishedVolume>,
     /// Mode bits of the volume's root.
     pub root_mode: u32,
     /// Other pods have the volume with a different SELinux label.
@@ -192,7 +192,7 @@ impl ReconcilerRegistry {
     pub fn has_volume(&self, pod: &PodUid, name: &UniqueName) -> bool {
         self.slots().get(name).is_some_and(|slot| {
             let is_wanted = slot.desires.borrow().get(pod).is_some_and(Option::is_some);
-            is_wanted || slot.shown.borrow().pods.get(pod).is_some_and(|own| own.presence != Presence::Absent)
+            is_wanted || slot.shown.borrow().pods.get(pod).is_some_and(|own| own.presence != MountPresence::Absent)
         })
     }
 

@@ -12,7 +12,7 @@ use berth_types::PodUid;
 
 /// Whether a mount, map, or stage exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub enum Presence {
+pub enum MountPresence {
     /// It does not exist.
     #[default]
     Absent,
@@ -22,7 +22,7 @@ pub enum Presence {
     Present,
 }
 
-impl Presence {
+impl MountPresence {
     /// Returns the presence after a failed attempt to set it up.
     fn after(self, class: Class, was_rebuilt: bool) -> Self {
         match (self, class) {
@@ -50,9 +50,9 @@ pub enum DesiredState {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PodVolumeState {
     /// Whether the pod needs the volume.
-    pub wish: DesiredState,
+    pub desired: DesiredState,
     /// Whether the volume is published to the pod.
-    pub presence: Presence,
+    pub presence: MountPresence,
     /// Present, and due to be published again.
     pub needs_republish: bool,
     /// Node-side expansion is due.
@@ -93,7 +93,7 @@ pub struct VolumeState {
     /// Volume mode in which pods use it.
     pub mode: Mode,
     /// Whether the volume is staged.
-    pub stage: Presence,
+    pub stage: MountPresence,
     /// Found on disk at startup.
     pub was_rebuilt: bool,
     /// State of the volume per pod.
@@ -169,7 +169,7 @@ impl VolumeState {
         Self {
             attachable,
             mode,
-            stage: Presence::Absent,
+            stage: MountPresence::Absent,
             was_rebuilt: false,
             pods: BTreeMap::new(),
             label: None,
@@ -181,10 +181,10 @@ impl VolumeState {
     /// Records that the volume was found on disk in that pod.
     pub fn rebuilt(&mut self, pod: PodUid, stages: bool) {
         let own = self.pods.entry(pod).or_default();
-        (own.presence, own.was_rebuilt) = (Presence::Uncertain, true);
+        (own.presence, own.was_rebuilt) = (MountPresence::Uncertain, true);
         self.was_rebuilt = true;
         if stages {
-            self.stage = Presence::Uncertain;
+            self.stage = MountPresence::Uncertain;
         }
     }
 
@@ -195,32 +195,33 @@ impl VolumeState {
 
     /// Records that the volume was found staged on disk, in no pod.
     pub fn rebuilt_stage(&mut self) {
-        (self.stage, self.was_rebuilt) = (Presence::Uncertain, true);
+        (self.stage, self.was_rebuilt) = (MountPresence::Uncertain, true);
     }
 
     /// Records that a pod needs the volume; returns whether that is a change.
     pub fn want(&mut self, pod: &PodUid) -> bool {
         let own = self.pods.entry(pod.clone()).or_default();
-        std::mem::replace(&mut own.wish, DesiredState::Wanted) != DesiredState::Wanted
+        std::mem::replace(&mut own.desired, DesiredState::Wanted) != DesiredState::Wanted
     }
 
     /// Whether the pod must wait for other pods that have the volume mounted with a different SELinux label.
     pub fn is_hindered(&self, pod: &PodUid) -> bool {
-        self.pods.get(pod).is_some_and(|own| own.wish == DesiredState::Wanted && !self.has_compatible_label(own))
+        self.pods.get(pod).is_some_and(|own| own.desired == DesiredState::Wanted && !self.has_compatible_label(own))
             && self.other_user(pod).is_some()
     }
 
     /// Whether the pod can use the volume with its current SELinux label; a pod that already has the volume keeps it.
     fn has_compatible_label(&self, own: &PodVolumeState) -> bool {
-        let is_there = self.stage != Presence::Absent || self.pods.values().any(|own| own.presence != Presence::Absent);
-        !is_there || own.presence != Presence::Absent || own.label == self.label
+        let is_there =
+            self.stage != MountPresence::Absent || self.pods.values().any(|own| own.presence != MountPresence::Absent);
+        !is_there || own.presence != MountPresence::Absent || own.label == self.label
     }
 
     /// Records that a pod no longer needs the volume.
     pub fn unwant(&mut self, pod: &PodUid) {
         if let Some(own) = self.pods.get_mut(pod) {
-            own.wish = DesiredState::Unwanted;
-            if own.presence == Presence::Absent {
+            own.desired = DesiredState::Unwanted;
+            if own.presence == MountPresence::Absent {
                 self.pods.remove(pod);
             }
         }
@@ -228,12 +229,15 @@ impl VolumeState {
 
     /// Returns another pod that has, or may have, the volume.
     pub fn other_user(&self, pod: &PodUid) -> Option<&PodUid> {
-        self.pods.iter().find(|(other, own)| *other != pod && own.presence != Presence::Absent).map(|(other, _)| other)
+        self.pods
+            .iter()
+            .find(|(other, own)| *other != pod && own.presence != MountPresence::Absent)
+            .map(|(other, _)| other)
     }
 
     /// Whether the volume is published to the pod.
     pub fn is_mounted(&self, pod: &PodUid) -> bool {
-        self.pods.get(pod).is_some_and(|own| own.presence == Presence::Present)
+        self.pods.get(pod).is_some_and(|own| own.presence == MountPresence::Present)
     }
 
     /// Returns the next step. Unmounts precede mounts, so that a volume can move from one pod to the next; among
@@ -246,7 +250,7 @@ impl VolumeState {
                 _ => return NextStep::Do(op),
             }
         }
-        let is_gone = self.pods.is_empty() && self.stage == Presence::Absent;
+        let is_gone = self.pods.is_empty() && self.stage == MountPresence::Absent;
         if is_gone { NextStep::Removed } else { NextStep::Wait(earliest) }
     }
 
@@ -267,25 +271,25 @@ impl VolumeState {
         };
         if may_undo {
             found.extend(all(
-                &|own| own.wish == DesiredState::Unwanted && own.presence != Presence::Absent,
+                &|own| own.desired == DesiredState::Unwanted && own.presence != MountPresence::Absent,
                 Op::Unmount,
             ));
         }
         if may_use {
             let is_due = |own: &PodVolumeState| {
-                let is_wanting = own.presence != Presence::Present || own.needs_republish;
-                own.wish == DesiredState::Wanted && is_wanting && self.has_compatible_label(own)
+                let is_wanting = own.presence != MountPresence::Present || own.needs_republish;
+                own.desired == DesiredState::Wanted && is_wanting && self.has_compatible_label(own)
             };
             found.extend(all(&is_due, Op::Mount));
             let is_due = |own: &PodVolumeState| {
-                own.wish == DesiredState::Wanted && own.presence == Presence::Present && own.needs_expansion
+                own.desired == DesiredState::Wanted && own.presence == MountPresence::Present && own.needs_expansion
             };
             found.extend(all(&is_due, Op::Resize));
         }
         // Unstages a volume whose SELinux label no pod needs, so that it can be mounted with another one.
         let is_nobodys =
-            self.pods.values().all(|own| own.presence == Presence::Absent && !self.has_compatible_label(own));
-        if may_undo && !self.keeps_stage && is_nobodys && self.stage != Presence::Absent {
+            self.pods.values().all(|own| own.presence == MountPresence::Absent && !self.has_compatible_label(own));
+        if may_undo && !self.keeps_stage && is_nobodys && self.stage != MountPresence::Absent {
             found.push(Op::UnmountDevice);
         }
         found
@@ -309,7 +313,7 @@ impl VolumeState {
         self.attempts += 1;
         if let Op::Mount(pod) = op
             && let Some(own) =
-                self.pods.get(pod).filter(|own| own.presence == Presence::Absent && self.has_compatible_label(own))
+                self.pods.get(pod).filter(|own| own.presence == MountPresence::Absent && self.has_compatible_label(own))
         {
             // Either nothing is present, or the mount already has this label.
             self.label = own.label.clone();
@@ -335,11 +339,11 @@ impl VolumeState {
     /// Records the result of a step.
     pub fn record_result(&mut self, what: &StepResult) {
         match what {
-            StepResult::Staged => self.stage = Presence::Present,
+            StepResult::Staged => self.stage = MountPresence::Present,
             StepResult::NotStaged(class) => self.stage = self.stage.after(*class, self.was_rebuilt),
             StepResult::Published(pod) => {
                 let own = self.pods.entry(pod.clone()).or_default();
-                (own.presence, own.needs_republish, own.was_rebuilt) = (Presence::Present, false, false);
+                (own.presence, own.needs_republish, own.was_rebuilt) = (MountPresence::Present, false, false);
             }
             StepResult::NotPublished(pod, class) => {
                 if let Some(own) = self.pods.get_mut(pod) {
@@ -352,8 +356,8 @@ impl VolumeState {
                 }
             }
             StepResult::Unpublished(pod) => match self.pods.get_mut(pod) {
-                Some(own) if own.wish != DesiredState::Unwanted => {
-                    own.presence = Presence::Absent;
+                Some(own) if own.desired != DesiredState::Unwanted => {
+                    own.presence = MountPresence::Absent;
                 }
                 _ => {
                     self.pods.remove(pod);
@@ -361,14 +365,14 @@ impl VolumeState {
             },
             StepResult::NotUnpublished(pod) => {
                 if let Some(own) = self.pods.get_mut(pod) {
-                    own.presence = Presence::Uncertain;
+                    own.presence = MountPresence::Uncertain;
                 }
             }
-            StepResult::Unstaged => (self.stage, self.was_rebuilt) = (Presence::Absent, false),
-            StepResult::NotUnstaged => self.stage = Presence::Uncertain,
+            StepResult::Unstaged => (self.stage, self.was_rebuilt) = (MountPresence::Absent, false),
+            StepResult::NotUnstaged => self.stage = MountPresence::Uncertain,
         }
         // Drops pods that neither have nor need the volume.
-        self.pods.retain(|_, own| own.wish != DesiredState::Unwanted || own.presence != Presence::Absent);
+        self.pods.retain(|_, own| own.desired != DesiredState::Unwanted || own.presence != MountPresence::Absent);
     }
 }
 

@@ -21,16 +21,16 @@ use super::{
         DesiredVolume, Desires, ObservedPodVolume, ObservedVolume, ReconcilerRegistry, ReconstructedPodVolume,
         VolumeChannels,
     },
-    state::{Attachment, DesiredState, ExternalState, NextStep, Op, Presence, VolumeState},
+    state::{Attachment, DesiredState, ExternalState, MountPresence, NextStep, Op, VolumeState},
 };
 use crate::{
-    attachable::{AttachableVolumePlugin, Published, ReconstructedVolume, VolumeTraits},
+    attachable::{AttachableVolumePlugin, PublishedVolume, ReconstructedVolume, VolumeTraits},
     operation::Operation,
     pending_operations::SerialQueue,
     spec::{Mode, UniqueName, VolumeSpec},
 };
 use berth_metrics::{OperationTarget, StorageOperation, World};
-use berth_ports::{AttachedVolumes, Event};
+use berth_ports::{AttachedVolumes, EventRecord};
 use berth_sys::{blocking_pool::BlockingPool, panics::panic_message};
 use berth_types::PodUid;
 
@@ -38,10 +38,10 @@ use berth_types::PodUid;
 const HINDERED: &str = "an earlier operation on this volume has not returned";
 
 /// State of the volume in a pod, besides its presence.
-pub(super) struct PodVolumeState {
+pub(super) struct PodVolumeDetails {
     pub(super) spec: Arc<VolumeSpec>,
     pub(super) target: PathBuf,
-    pub(super) published: Option<Published>,
+    pub(super) published: Option<PublishedVolume>,
     pub(super) root_mode: u32,
     /// Sequence number of the pod sync in which it was last published.
     turn: u64,
@@ -52,7 +52,7 @@ pub(super) struct PodVolumeState {
 }
 
 /// Failed operation, as reported in logs and events.
-pub(super) struct Failure {
+pub(super) struct OperationFailure {
     /// It failed for the whole volume, whichever pod it was attempted for.
     pub(super) is_for_all: bool,
     /// Pod and reason of the event to record, if any.
@@ -69,7 +69,7 @@ pub(super) struct VolumeReconciler {
     pub(super) state: VolumeState,
     backoffs: Backoffs,
     pub(super) desires: BTreeMap<PodUid, Arc<DesiredVolume>>,
-    pub(super) held: BTreeMap<PodUid, PodVolumeState>,
+    pub(super) pod_volumes: BTreeMap<PodUid, PodVolumeDetails>,
     /// Volume spec for unstaging when no pod is left.
     pub(super) last_spec: Option<Arc<VolumeSpec>>,
     /// Device path at which it is attached.
@@ -80,7 +80,7 @@ pub(super) struct VolumeReconciler {
     /// Single permit: kept by the running operation and by any work that outlives it.
     turn: Arc<Semaphore>,
     /// Reads modes of volume roots; these reads delay no operation.
-    pub(super) looks: SerialQueue,
+    pub(super) mode_reads: SerialQueue,
     /// Work of an earlier operation had not returned when another operation was due.
     is_hindered: bool,
     /// Pods counted in the metrics as desired and as actual.
@@ -99,13 +99,13 @@ impl VolumeReconciler {
             name,
             plugin,
             turn: Arc::new(Semaphore::new(1)),
-            looks: SerialQueue::new(pool),
+            mode_reads: SerialQueue::new(pool),
             is_hindered: false,
             state: VolumeState::new(traits.attachable, mode),
             traits,
             backoffs: Backoffs::default(),
             desires: BTreeMap::new(),
-            held: BTreeMap::new(),
+            pod_volumes: BTreeMap::new(),
             last_spec: None,
             device: String::new(),
             is_attached: false,
@@ -120,7 +120,7 @@ impl VolumeReconciler {
         self.state.label = left.rebuilt.label;
         let spec = Arc::new(left.rebuilt.spec);
         self.last_spec = Some(spec.clone());
-        let held = PodVolumeState {
+        let pod_volume = PodVolumeDetails {
             spec,
             target: left.path,
             published: None,
@@ -129,7 +129,7 @@ impl VolumeReconciler {
             grown_to: 0,
             failure: None,
         };
-        self.held.insert(left.pod, held);
+        self.pod_volumes.insert(left.pod, pod_volume);
     }
 
     /// Adds a stage that an earlier agent left before any pod, or after the last pod, had the volume.
@@ -147,13 +147,13 @@ impl VolumeReconciler {
     /// Returns the observed state for readers.
     pub(super) fn shown(&self) -> ObservedVolume {
         let of = |(pod, own): (&PodUid, &super::state::PodVolumeState)| {
-            let held = self.held.get(pod)?;
+            let pod_volume = self.pod_volumes.get(pod)?;
             let shown = ObservedPodVolume {
                 presence: own.presence,
-                published: held.published.clone(),
-                root_mode: held.root_mode,
+                published: pod_volume.published.clone(),
+                root_mode: pod_volume.root_mode,
                 is_label_blocked: self.state.is_hindered(pod),
-                failure: held.failure.clone(),
+                failure: pod_volume.failure.clone(),
             };
             Some((pod.clone(), shown))
         };
@@ -232,7 +232,7 @@ impl VolumeReconciler {
             self.traits = desire.traits.clone();
             self.state.attachable = desire.traits.attachable;
             self.last_spec = Some(desire.usage.spec.clone());
-            let held = self.held.entry(pod.clone()).or_insert_with(|| PodVolumeState {
+            let pod_volume = self.pod_volumes.entry(pod.clone()).or_insert_with(|| PodVolumeDetails {
                 spec: desire.usage.spec.clone(),
                 target: desire.usage.target.clone(),
                 published: None,
@@ -241,15 +241,16 @@ impl VolumeReconciler {
                 grown_to: 0,
                 failure: None,
             });
-            held.spec = desire.usage.spec.clone();
+            pod_volume.spec = desire.usage.spec.clone();
             // A volume found only by its mark may lack the target path in the pod.
-            held.target.clone_from(&desire.usage.target);
+            pod_volume.target.clone_from(&desire.usage.target);
             if let Some(own) = self.state.pods.get_mut(&pod) {
                 own.label.clone_from(&desire.usage.label);
-                own.needs_republish |= desire.traits.republishes && held.turn < desire.turn;
-                own.needs_expansion = desire.traits.expands && desire.growth.is_some_and(|(_, to)| to > held.grown_to);
+                own.needs_republish |= desire.traits.republishes && pod_volume.turn < desire.turn;
+                own.needs_expansion =
+                    desire.traits.expands && desire.growth.is_some_and(|(_, to)| to > pod_volume.grown_to);
             }
-            held.turn = desire.turn;
+            pod_volume.turn = desire.turn;
             self.desires.insert(pod, desire);
         }
     }
@@ -296,9 +297,9 @@ impl VolumeReconciler {
         board.deps.metrics.ended(self.operated(), name.into(), done.is_ok(), began.elapsed());
         let now = Instant::now().into_std();
         if let Op::Mount(pod) = op
-            && let Some(held) = self.held.get_mut(pod)
+            && let Some(pod_volume) = self.pod_volumes.get_mut(pod)
         {
-            held.failure = done.as_ref().err().map(|failure| failure.text.as_str().into());
+            pod_volume.failure = done.as_ref().err().map(|failure| failure.text.as_str().into());
         }
         let Err(failure) = done else {
             self.backoffs.succeeded(name, op.pod());
@@ -311,7 +312,7 @@ impl VolumeReconciler {
         let pause = self.backoffs.failed(name, op.pod().filter(|_| !failure.is_for_all), now);
         error!(volume = %self.name, podUID = op.pod().map(PodUid::as_str), durationBeforeRetry = ?pause, err = %failure.text, "Operation failed. No retries permitted until durationBeforeRetry has elapsed");
         if let Some((pod, reason)) = failure.event {
-            board.deps.events.record(Event::warning(pod.id(), reason, failure.text));
+            board.deps.events.record(EventRecord::warning(pod.id(), reason, failure.text));
         }
     }
 
@@ -322,7 +323,7 @@ impl VolumeReconciler {
         slot: &VolumeChannels,
         op: &Op,
         turn: OwnedSemaphorePermit,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), OperationFailure> {
         let unwanted = board.deps.stop.child_token();
         // Cancels work that outlives this operation at its next progress check: the next operation starts over.
         let _ends = unwanted.clone().drop_guard();
@@ -336,7 +337,7 @@ impl VolumeReconciler {
             }
         };
         let mut desires = slot.desires.subscribe();
-        let heed = async {
+        let cancel_watch = async {
             let is_gone = |all: &Desires| op.pod().is_some_and(|pod| matches!(all.get(pod), Some(None)));
             if matches!(op, Op::Mount(_)) && desires.wait_for(is_gone).await.is_ok() {
                 unwanted.cancel();
@@ -346,7 +347,7 @@ impl VolumeReconciler {
         let done = tokio::select! {
             biased;
             done = AssertUnwindSafe(work).catch_unwind() => done,
-            () = heed => return Ok(()), // never completes
+            () = cancel_watch => return Ok(()), // never completes
         };
         done.unwrap_or_else(|panic| {
             self.state.record_abort(op);
@@ -355,7 +356,7 @@ impl VolumeReconciler {
     }
 
     /// Returns the failure of an operation that ended without its own result.
-    fn abort_failure(&self, op: &Op, cause: &str) -> Failure {
+    fn abort_failure(&self, op: &Op, cause: &str) -> OperationFailure {
         let (prefix, reason) = match (op, self.state.mode) {
             (Op::Mount(_), Mode::Filesystem) => ("MountVolume.SetUp failed", Some("FailedMount")),
             (Op::Mount(_), Mode::Block) => ("MapVolume.MapPodDevice failed", Some("FailedMapVolume")),
@@ -372,18 +373,19 @@ impl VolumeReconciler {
         };
         let text = error_message(prefix, name, cause);
         let event = desire.zip(reason).map(|(desire, reason)| (desire.usage.pod.clone(), reason));
-        Failure { is_for_all: false, event, text }
+        OperationFailure { is_for_all: false, event, text }
     }
 
     /// Removes pods that no longer have or need the volume.
     fn remove_absent_pods(&mut self, slot: &VolumeChannels) {
-        let gone: Vec<PodUid> = self.held.keys().filter(|pod| !self.state.pods.contains_key(*pod)).cloned().collect();
+        let gone: Vec<PodUid> =
+            self.pod_volumes.keys().filter(|pod| !self.state.pods.contains_key(*pod)).cloned().collect();
         for pod in &gone {
-            self.held.remove(pod);
+            self.pod_volumes.remove(pod);
             self.backoffs.forget(pod);
         }
         slot.desires.send_if_modified(|all| {
-            all.retain(|pod, desire| desire.is_some() || self.held.contains_key(pod));
+            all.retain(|pod, desire| desire.is_some() || self.pod_volumes.contains_key(pod));
             false
         });
     }
@@ -392,7 +394,7 @@ impl VolumeReconciler {
         let all = |is: fn(&super::state::PodVolumeState) -> bool| -> BTreeSet<PodUid> {
             self.state.pods.iter().filter(|(_, own)| is(own)).map(|(pod, _)| pod.clone()).collect()
         };
-        let now = (all(|own| own.wish == DesiredState::Wanted), all(|own| own.presence != Presence::Absent));
+        let now = (all(|own| own.desired == DesiredState::Wanted), all(|own| own.presence != MountPresence::Absent));
         let label = self.plugin.name();
         let by = |now: &BTreeSet<PodUid>, before: &BTreeSet<PodUid>| {
             i64::try_from(now.len()).unwrap_or(0) - i64::try_from(before.len()).unwrap_or(0)

@@ -21,7 +21,7 @@ use crate::{
     testing::{Answer, FakePlugin, FakeStorage},
 };
 use berth_metrics::{Registry, VolumeMetrics};
-use berth_ports::{Event, EventSink, NodeFacts};
+use berth_ports::{EventRecord, EventSink, NodeFacts};
 use berth_types::{Pod, PodUid};
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ mod stuck;
 struct Events(Mutex<Vec<String>>);
 
 impl EventSink for Events {
-    fn record(&self, event: Event) {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("not poisoned").push(format!("{} {}", event.reason, event.message));
     }
 }
@@ -53,7 +53,7 @@ const NAME: &str = "kubernetes.io/fake/pv";
 fn bench(traits: VolumeTraits) -> Bench {
     let (plugin, storage, events) =
         (FakePlugin::new(traits), Arc::new(FakeStorage::default()), Arc::new(Events::default()));
-    let (in_use_told, in_use) = watch::channel(None);
+    let (in_use_sender, in_use) = watch::channel(None);
     let reported = watch::Sender::default();
     let registry = Registry::new();
     let deps = ReconcilerDeps {
@@ -67,7 +67,7 @@ fn bench(traits: VolumeTraits) -> Bench {
         stop: CancellationToken::new(),
         pool: blocking_pools::operations(),
     };
-    let board = ReconcilerRegistry::new(deps, in_use_told);
+    let board = ReconcilerRegistry::new(deps, in_use_sender);
     Bench { plugin, storage, board, events, in_use, reported, spec: json!({}), label: None, registry }
 }
 
@@ -114,7 +114,7 @@ impl Bench {
     async fn until_mounted(&self, name: &str, shown: &mut watch::Receiver<Arc<ObservedVolume>>) {
         let pod = PodUid::from(name);
         let is_there = |shown: &Arc<ObservedVolume>| {
-            shown.pods.get(&pod).is_some_and(|own| own.presence == Presence::Present && own.published.is_some())
+            shown.pods.get(&pod).is_some_and(|own| own.presence == MountPresence::Present && own.published.is_some())
         };
         let waited = tokio::time::timeout(Duration::from_secs(600), shown.wait_for(is_there)).await;
         waited.expect("in time").expect("its owner lives");
@@ -143,7 +143,7 @@ impl Bench {
         .sum()
     }
 
-    fn told(&self) -> Vec<String> {
+    fn recorded_events(&self) -> Vec<String> {
         self.events.0.lock().expect("not poisoned").clone()
     }
 }
@@ -159,11 +159,11 @@ async fn a_volume_is_staged_once_and_published_to_each() {
     bench.until_gone("b").await;
     assert_eq!(bench.plugin.calls()[3..], ["unpublish a", "unpublish b", "unstage"]);
     assert!(bench.board.shown(&UniqueName::shared("kubernetes.io/fake", "pv")).is_none(), "nobody keeps it");
-    assert!(bench.told().is_empty());
+    assert!(bench.recorded_events().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_is_told_and_tried_again() {
+async fn a_failure_is_reported_and_retried() {
     let bench = bench(staged());
     bench.plugin.next(
         "stage",
@@ -175,7 +175,7 @@ async fn a_failure_is_told_and_tried_again() {
     assert_eq!(began.elapsed(), Duration::from_millis(1500), "half a second, a second");
     assert_eq!(bench.plugin.calls(), ["stage a", "stage a", "publish a", "publish a"]);
     assert_eq!(
-        bench.told(),
+        bench.recorded_events(),
         [
             "FailedMount MountVolume.MountDevice failed for volume \"pv\" : driver name d not found in the list of \
              registered CSI drivers",
@@ -219,7 +219,7 @@ async fn a_stage_that_may_have_happened_is_undone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_volume_waits_for_the_node_to_say_so() {
+async fn a_mount_waits_for_the_node_status() {
     // AC-07-15: nothing is reported for a volume that needs no attachment.
     let bench = bench(attached());
     bench.board.synced();
@@ -227,7 +227,7 @@ async fn a_volume_waits_for_the_node_to_say_so() {
     in_use.wait_for(Option::is_some).await.expect("told");
     let mut shown = bench.want("a", 1);
     tokio::time::sleep(Duration::from_secs(123)).await;
-    assert!(bench.plugin.calls().is_empty() && bench.told().is_empty());
+    assert!(bench.plugin.calls().is_empty() && bench.recorded_events().is_empty());
     assert_eq!(in_use.borrow().as_deref(), Some(&[NAME.to_owned()][..]), "told at once that it is wanted");
     assert!(!shown.borrow().is_attached);
     bench.storage.attach(&[NAME]);
@@ -252,7 +252,11 @@ async fn a_volume_for_one_pod_goes_from_one_to_the_next() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     let text = "FailedMount MountVolume.SetUp failed for volume \"pv\" : volume uses the ReadWriteOncePod access mode and \
                 is already in use by another pod";
-    assert!(bench.told().iter().all(|told| told == text) && bench.told().len() == 3, "{:?}", bench.told());
+    assert!(
+        bench.recorded_events().iter().all(|event| event == text) && bench.recorded_events().len() == 3,
+        "{:?}",
+        bench.recorded_events()
+    );
     let began = Instant::now();
     bench.until_gone("a").await;
     bench.until_mounted("b", &mut second).await;
@@ -275,7 +279,7 @@ async fn a_volume_goes_to_a_pod_of_another_label_when_it_is_mounted_anew() {
     bench.until_mounted("b", &mut second).await;
     let expected = ["stage a a", "publish a a", "unpublish a", "unstage", "stage b b", "publish b b"];
     assert_eq!(bench.plugin.calls(), expected);
-    assert!(bench.told().is_empty());
+    assert!(bench.recorded_events().is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,14 +14,14 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use super::{
     registry::{DesiredVolume, ReconcilerRegistry},
-    state::Presence,
+    state::MountPresence,
 };
 use crate::{
     attachable::{AttachableVolumePlugin, OpError, Usage},
     claims,
     operation::Operation,
 };
-use berth_ports::{ClaimedVolume, Event, VolumeStats};
+use berth_ports::{ClaimedVolume, EventRecord, VolumeStats};
 use berth_sys::panics::panic_message;
 use berth_types::PodUid;
 
@@ -59,10 +59,10 @@ impl ReconcilerRegistry {
         let usage = Usage { operation, ..volume.desire.usage.clone() };
         let asked = AssertUnwindSafe(volume.plugin.fullness(&usage, &volume.path)).catch_unwind();
         match timeout(LIMIT, asked).await {
-            Ok(Ok(told)) => {
-                let told = told.map_err(|error: OpError| error.text)?;
-                self.record_condition(&volume.desire, &told);
-                Ok(told)
+            Ok(Ok(stats)) => {
+                let stats = stats.map_err(|error: OpError| error.text)?;
+                self.record_condition(&volume.desire, &stats);
+                Ok(stats)
             }
             Ok(Err(panic)) => Err(panic_message(&*panic)),
             Err(_) => Err("context deadline exceeded".to_owned()),
@@ -70,11 +70,11 @@ impl ReconcilerRegistry {
     }
 
     /// Records an event on the pod of a volume in abnormal condition. Spec 07 §12.8.
-    fn record_condition(&self, desire: &DesiredVolume, told: &VolumeStats) {
-        let Some(condition) = told.condition.as_ref().filter(|condition| condition.is_abnormal) else { return };
+    fn record_condition(&self, desire: &DesiredVolume, stats: &VolumeStats) {
+        let Some(condition) = stats.condition.as_ref().filter(|condition| condition.is_abnormal) else { return };
         let name = claimed(desire).map_or_else(|| desire.usage.spec.name.clone(), |own| own.volume);
         let text = format!("Volume {name}: {}", condition.message);
-        self.deps.events.record(Event::warning(desire.usage.pod.id(), "VolumeConditionAbnormal", text));
+        self.deps.events.record(EventRecord::warning(desire.usage.pod.id(), "VolumeConditionAbnormal", text));
     }
 
     fn there(&self, is_asked: impl Fn(&DesiredVolume) -> bool) -> Vec<Measurable> {
@@ -84,7 +84,7 @@ impl ReconcilerRegistry {
             let (desires, shown) = (slot.desires.borrow(), slot.shown.borrow());
             for desire in desires.values().flatten().filter(|desire| is_asked(desire)) {
                 let own = shown.pods.get(desire.usage.pod.uid());
-                let own = own.filter(|own| own.presence == Presence::Present);
+                let own = own.filter(|own| own.presence == MountPresence::Present);
                 let Some(published) = own.and_then(|own| own.published.as_ref()) else { continue };
                 found.push(Measurable {
                     plugin: slot.plugin.clone(),

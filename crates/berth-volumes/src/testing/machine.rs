@@ -13,7 +13,7 @@ use super::{
     super::{
         attachable::{OpError, Removal, Usage},
         layout::PodLayout,
-        machine::{KillPolicy, Machine, ProgramExit, RunError},
+        machine::{HostOperations, KillPolicy, ProgramExit, RunError},
         operation::Operation,
         spec::{Mode, UniqueName, VolumeSpec},
     },
@@ -22,7 +22,7 @@ use super::{
 use berth_sys::mount_table::Mount;
 use berth_types::Pod;
 
-type Said = Result<(i32, &'static str), RunError>;
+type ScriptedResult = Result<(i32, &'static str), RunError>;
 type Effect = Box<dyn Fn() + Send>;
 
 /// Fake host with scripted programs and a list of mounts, which `mount` and `umount` change. All mounts of one source
@@ -30,7 +30,7 @@ type Effect = Box<dyn Fn() + Send>;
 #[derive(Default)]
 pub struct FakeMachine {
     calls: Mutex<Vec<String>>,
-    answers: Mutex<BTreeMap<&'static str, VecDeque<Said>>>,
+    answers: Mutex<BTreeMap<&'static str, VecDeque<ScriptedResult>>>,
     effects: Mutex<Vec<(String, &'static str, Effect)>>,
     /// Mounts with their sources.
     table: Mutex<Vec<(String, Mount)>>,
@@ -42,13 +42,13 @@ impl FakeMachine {
     }
 
     /// Scripts the result of the next call of a program, which then has no effect.
-    pub fn next(&self, program: &'static str, answer: Said) {
+    pub fn next(&self, program: &'static str, answer: ScriptedResult) {
         locked(&self.answers).entry(program).or_default().push_back(answer);
     }
 
     /// Scripts the effect and output of every call that contains these words.
-    pub fn on(&self, words: &str, says: &'static str, effect: impl Fn() + Send + 'static) {
-        locked(&self.effects).push((words.to_owned(), says, Box::new(effect)));
+    pub fn on(&self, words: &str, output: &'static str, effect: impl Fn() + Send + 'static) {
+        locked(&self.effects).push((words.to_owned(), output, Box::new(effect)));
     }
 
     /// Returns every call so far.
@@ -97,7 +97,7 @@ impl FakeMachine {
 }
 
 #[async_trait]
-impl Machine for FakeMachine {
+impl HostOperations for FakeMachine {
     async fn run(
         &self,
         _: &Operation,

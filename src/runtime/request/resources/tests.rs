@@ -7,8 +7,8 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-fn machine() -> Machine {
-    Machine {
+fn machine() -> ResourceInputs {
+    ResourceInputs {
         cpu_cfs_quota: true,
         cpu_period_us: 100_000,
         memory_bytes: 8_000_000_000,
@@ -28,7 +28,7 @@ fn single(resources: Value) -> Pod {
     pod(json!({"containers": [{"name": "c", "resources": resources}]}))
 }
 
-fn linux(pod: &Pod, machine: &Machine) -> cri::LinuxContainerResources {
+fn linux(pod: &Pod, machine: &ResourceInputs) -> cri::LinuxContainerResources {
     of_container(pod, &pod.containers()[0], Cpus::Shared, machine)
 }
 
@@ -63,12 +63,12 @@ fn quota_is_off_for_own_cpus_and_by_configuration() {
     let pod = single(json!({"limits": {"cpu": "1"}}));
     let own = of_container(&pod, &pod.containers()[0], Cpus::Exclusive, &machine());
     assert_eq!((own.cpu_quota, own.cpu_period), (-1, 100_000));
-    let off = linux(&pod, &Machine { cpu_cfs_quota: false, ..machine() });
+    let off = linux(&pod, &ResourceInputs { cpu_cfs_quota: false, ..machine() });
     assert_eq!((off.cpu_quota, off.cpu_period), (0, 0));
 }
 
 #[test]
-fn a_pods_totals_and_overhead_are_told_apart() {
+fn pod_totals_and_overhead_are_separate() {
     // AC-06a-13
     let pod = pod(json!({"overhead": {"cpu": "100m", "memory": "120Mi"},
         "containers": [{"name": "c", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1"}}}]}));
@@ -83,7 +83,7 @@ fn a_pods_totals_and_overhead_are_told_apart() {
 fn processes_are_killed_together_on_the_unified_hierarchy() {
     // AC-06a-22
     for (v2, single_kill, expected) in [(true, false, Some("1")), (true, true, None), (false, false, None)] {
-        let machine = Machine { cgroup_v2: v2, single_process_oom_kill: single_kill, ..machine() };
+        let machine = ResourceInputs { cgroup_v2: v2, single_process_oom_kill: single_kill, ..machine() };
         let got = linux(&single(json!({})), &machine);
         assert_eq!(got.unified.get("memory.oom.group").map(String::as_str), expected, "{v2} {single_kill}");
     }
@@ -167,14 +167,14 @@ fn node_critical_and_guaranteed_pods_die_last() {
 
 #[test]
 fn swap_is_shared_in_proportion_to_memory() {
-    let machine = |v2, behavior| Machine {
+    let machine = |v2, behavior| ResourceInputs {
         cgroup_v2: v2,
         memory_bytes: 40 * GIB,
         swap: NodeSwap { controllable: true, behavior, bytes: 5 * GIB },
         ..machine()
     };
     let limited = machine(true, SwapBehavior::LimitedSwap);
-    let swap = |pod: &Pod, machine: &Machine| linux(pod, machine).unified.remove("memory.swap.max");
+    let swap = |pod: &Pod, machine: &ResourceInputs| linux(pod, machine).unified.remove("memory.swap.max");
     let burstable = single(json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "1Mi"}}));
     // AC-06a-19
     assert_eq!(swap(&burstable, &limited).as_deref(), Some("134217728"));
@@ -194,7 +194,7 @@ fn swap_is_shared_in_proportion_to_memory() {
     let old = machine(false, SwapBehavior::NoSwap);
     let got = linux(&burstable, &old);
     assert_eq!((got.memory_swap_limit_in_bytes, got.unified.len()), (1 << 20, 0));
-    let none = Machine { swap: NodeSwap::default(), ..limited };
+    let none = ResourceInputs { swap: NodeSwap::default(), ..limited };
     assert_eq!(swap(&burstable, &none), None);
 }
 
@@ -212,7 +212,7 @@ proptest! {
     #[test]
     fn swap_never_exceeds_the_nodes(request in 1_u64..1 << 45, memory in 1_u64..1 << 45, swap in 0_u64..1 << 45) {
         let pod = single(json!({"requests": {"memory": request.to_string()}}));
-        let machine = Machine {
+        let machine = ResourceInputs {
             cgroup_v2: true, memory_bytes: memory,
             swap: NodeSwap { controllable: true, behavior: SwapBehavior::LimitedSwap, bytes: swap },
             ..machine()

@@ -137,7 +137,7 @@ fn seccomp_comes_from_container_pod_or_default() {
 }
 
 #[test]
-fn seccomp_default_applies_where_nothing_is_said() {
+fn seccomp_default_applies_without_a_profile() {
     let pod = pod(json!({}), json!({}));
     let inputs = SecurityInputs {
         image: ImageAccount::Uid(0),

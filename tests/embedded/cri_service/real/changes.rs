@@ -62,8 +62,8 @@ fn volumes_of_an_image_begin_with_its_files() {
 }
 
 #[test]
-fn an_image_is_mounted_and_told_by_its_identity() {
-    in_network_namespace("an_image_is_mounted_and_told_by_its_identity", async |place| {
+fn an_image_is_mounted_and_reported_by_its_identity() {
+    in_network_namespace("an_image_is_mounted_and_reported_by_its_identity", async |place| {
         let daemon = daemon(place.path()).await;
         import(&daemon, place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
@@ -80,9 +80,9 @@ fn an_image_is_mounted_and_told_by_its_identity() {
         let (out, code) = daemon.exec(&id, "cat /image/kept/file; touch /image/new 2>&1").await;
         assert!(out.starts_with("of the image\n") && out.contains("Read-only") && code != 0, "{out:?} {code}");
         let known = daemon.images.status(WITH_VOLUME).expect("asked").expect("here").id();
-        let told = daemon.status(&id).await.mounts;
-        let image = told[0].image.clone().expect("of an image");
-        assert_eq!((told.len(), image.image.as_str(), image.image_ref.as_str()), (1, WITH_VOLUME, &*known));
+        let mounts = daemon.status(&id).await.mounts;
+        let image = mounts[0].image.clone().expect("of an image");
+        assert_eq!((mounts.len(), image.image.as_str(), image.image_ref.as_str()), (1, WITH_VOLUME, &*known));
         for (name, wrong) in [
             ("writable", cri::Mount { readonly: false, ..mount.clone() }),
             ("missing", cri::Mount { image_sub_path: "nowhere".to_owned(), ..mount.clone() }),
@@ -149,9 +149,10 @@ fn limits_are_changed_where_it_runs() {
             cri::LinuxContainerResources { cpu_quota: 70_000, cpuset_cpus: "4000".to_owned(), ..Default::default() };
         update(wrong).await.expect_err("no such processor");
         assert!(quota().starts_with("50000"), "{}", quota());
-        let told = daemon.status(&id).await.resources.and_then(|told| told.linux).expect("told");
-        let told = (told.memory_limit_in_bytes, told.cpu_quota, told.cpu_period, told.cpuset_cpus);
-        assert_eq!(told, (32 << 20, 50_000, 100_000, String::new()));
+        let resources = daemon.status(&id).await.resources.and_then(|told| told.linux).expect("told");
+        let limits =
+            (resources.memory_limit_in_bytes, resources.cpu_quota, resources.cpu_period, resources.cpuset_cpus);
+        assert_eq!(limits, (32 << 20, 50_000, 100_000, String::new()));
         daemon.remove(&sandbox).await;
         place.assert_clean();
         daemon.stop.cancel();

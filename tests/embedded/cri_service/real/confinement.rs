@@ -80,8 +80,8 @@ async fn import_groups(daemon: &Daemon, place: &Path) -> String {
 
 // "bucket": users, groups; "SupplementalGroupsPolicy"
 #[test]
-fn a_container_is_whom_it_is_told_to_be() {
-    in_network_namespace("a_container_is_whom_it_is_told_to_be", async |place| {
+fn a_container_runs_as_the_requested_user_and_groups() {
+    in_network_namespace("a_container_runs_as_the_requested_user_and_groups", async |place| {
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
         let ids = "id -u; id -g; id -G";
@@ -145,8 +145,8 @@ fn a_container_has_a_group_of_its_own_in_every_hierarchy() {
 
 // "bucket": read-only root, privileged, capabilities, paths; "NoNewPrivs"
 #[test]
-fn a_container_may_do_what_its_context_says() {
-    in_network_namespace("a_container_may_do_what_its_context_says", async |place| {
+fn a_container_has_the_privileges_of_its_security_context() {
+    in_network_namespace("a_container_has_the_privileges_of_its_security_context", async |place| {
         let daemon = daemon(place.path()).await;
         let mut config = pod(place.path(), "a");
         let context = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("a context");
@@ -205,8 +205,8 @@ fn a_container_may_do_what_its_context_says() {
         let host = host.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).expect("told").to_owned();
         let privileged = || Context { privileged: true, ..Context::default() };
         for (name, context) in [("all", capability(&["ALL"], &[])), ("privileged", privileged())] {
-            let told = output(&daemon, &sandbox, (name, context), effective).await;
-            assert_eq!(told, format!("CapEff:\t{host}\n"), "{name}");
+            let printed = output(&daemon, &sandbox, (name, context), effective).await;
+            assert_eq!(printed, format!("CapEff:\t{host}\n"), "{name}");
         }
         // A mount needs CAP_SYS_ADMIN, which only the privileged container has.
         let script = "busybox mount -t tmpfs x /tmp >/dev/null 2>&1 && echo mounted || echo refused";
@@ -301,11 +301,11 @@ fn namespaces_are_the_hosts_the_pods_or_the_containers() {
             let sandbox = daemon.run(pod_of(place.path(), name, options.clone())).await;
             let context = Context { namespace_options: Some(options), ..Context::default() };
             let script = "readlink /proc/self/ns/pid; readlink /proc/self/ns/ipc; readlink /proc/self/ns/net";
-            let told = output(&daemon, &sandbox, (name, context), script).await;
-            let told: Vec<&str> = told.lines().collect();
+            let printed = output(&daemon, &sandbox, (name, context), script).await;
+            let namespaces: Vec<&str> = printed.lines().collect();
             let expected = [hosts.clone(), own("ipc"), own("net")];
             for at in 0..3 {
-                assert_eq!(told[at] == expected[at], is_hosts[at], "{name}: {told:?}");
+                assert_eq!(namespaces[at] == expected[at], is_hosts[at], "{name}: {namespaces:?}");
             }
             daemon.remove(&sandbox).await;
         }
@@ -366,8 +366,8 @@ fn users_are_the_pods_or_the_hosts() {
             let context = Context { namespace_options: Some(options), ..Context::default() };
             let script =
                 "cat /proc/self/uid_map; ls /sys/class/net | grep -cx lo; touch /sys/x 2>/dev/null || echo protected";
-            let told = output(&daemon, &sandbox, (name, context), script).await;
-            let words: Vec<&str> = told.split_whitespace().collect();
+            let printed = output(&daemon, &sandbox, (name, context), script).await;
+            let words: Vec<&str> = printed.split_whitespace().collect();
             assert_eq!(words[..3].join(" "), expected, "{name}");
             assert_eq!(words[3..], ["1", "protected"], "{name}");
             daemon.remove(&sandbox).await;

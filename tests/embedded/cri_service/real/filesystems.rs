@@ -71,8 +71,12 @@ fn a_volume_is_the_hosts_directory() {
             let script = format!("cat /volume/file; echo {name} > /volume/{name}");
             assert_eq!(daemon.exec(&id, &script).await, ("of the host\n".to_owned(), 0), "{name}");
             assert_eq!(fs::read_to_string(folder.join(name)).expect("written"), format!("{name}\n"));
-            let told = daemon.status(&id).await.mounts;
-            assert_eq!((told.len(), told[0].host_path.as_str()), (1, &*path.display().to_string()), "only those asked");
+            let mounts = daemon.status(&id).await.mounts;
+            assert_eq!(
+                (mounts.len(), mounts[0].host_path.as_str()),
+                (1, &*path.display().to_string()),
+                "only those asked"
+            );
         }
         daemon.remove(&sandbox).await;
         place.assert_clean();

@@ -96,8 +96,8 @@ fn a_pull_ends_when_its_time_is_up() {
 }
 
 #[test]
-fn an_images_status_is_found_by_all_its_names_and_says_its_user() {
-    beside_a_registry("an_images_status_is_found_by_all_its_names_and_says_its_user", async |place, registry| {
+fn image_status_resolves_all_names_and_has_the_user() {
+    beside_a_registry("image_status_resolves_all_names_and_has_the_user", async |place, registry| {
         let host = registry.host();
         let daemon = images_alone(place.path()).await;
         let digest = push(&registry, "test-image-tag", "test", "", "tag");

@@ -68,9 +68,9 @@ fn verbose_answers_have_the_shape_of_containerds() {
             serde_json::from_str(&info["info"]).expect("JSON")
         };
         let asked = cri::ContainerStatusRequest { container_id: id.clone(), verbose: true };
-        let told = read(rpc.container_status(asked).await.expect("told").into_inner().info);
-        let spec = &told["runtimeSpec"];
-        assert_eq!((&told["config"]["metadata"]["name"], &spec["root"]["readonly"]), (&"c".into(), &false.into()));
+        let info = read(rpc.container_status(asked).await.expect("told").into_inner().info);
+        let spec = &info["runtimeSpec"];
+        assert_eq!((&info["config"]["metadata"]["name"], &spec["root"]["readonly"]), (&"c".into(), &false.into()));
         let kinds: Vec<_> =
             spec["linux"]["namespaces"].as_array().expect("a list").iter().map(|n| &n["type"]).collect();
         assert!(["pid", "ipc", "mount"].iter().all(|kind| kinds.iter().any(|k| *k == kind)), "{kinds:?}");
@@ -81,8 +81,8 @@ fn verbose_answers_have_the_shape_of_containerds() {
         assert!(spec["linux"]["cgroupsPath"].as_str().is_some_and(|path| path.contains(&id)), "{spec}");
         let asked = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.clone(), verbose: true };
         let pod = read(rpc.pod_sandbox_status(asked).await.expect("told").into_inner().info);
-        assert_eq!((&pod["pid"], &pod["config"]["metadata"]["name"]), (&told["pid"], &"a".into()));
-        assert!(told["pid"].as_u64().is_some_and(|pid| pid > 0), "{told}");
+        assert_eq!((&pod["pid"], &pod["config"]["metadata"]["name"]), (&info["pid"], &"a".into()));
+        assert!(info["pid"].as_u64().is_some_and(|pid| pid > 0), "{info}");
         daemon.remove(&sandbox).await;
         daemon.stop.cancel();
     });
@@ -119,8 +119,8 @@ fn a_frozen_container_is_stopped_and_removed() {
 
 // "Runtime info", "PodSandbox": basic operations, "Idempotence", "Container": basic operations
 #[test]
-fn pods_and_containers_come_and_go_as_often_as_they_are_told() {
-    in_network_namespace("pods_and_containers_come_and_go_as_often_as_they_are_told", async |place| {
+fn pods_and_containers_are_stopped_and_removed_idempotently() {
+    in_network_namespace("pods_and_containers_are_stopped_and_removed_idempotently", async |place| {
         let daemon = daemon(place.path()).await;
         let version =
             daemon.calls.rpc.clone().version(cri::VersionRequest::default()).await.expect("told").into_inner();
@@ -144,10 +144,10 @@ fn pods_and_containers_come_and_go_as_often_as_they_are_told() {
         let can_share = can.user_namespaces && can.recursive_read_only_mounts;
         assert_eq!(features.user_namespaces_host_network, can_share);
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.clone(), verbose: false };
-        let told = daemon.calls.rpc.clone().pod_sandbox_status(request).await.expect("told").into_inner();
-        let told = told.status.expect("a status");
-        assert_eq!((told.labels, told.annotations), (pod_config.labels, pod_config.annotations));
-        assert_eq!(told.metadata, pod_config.metadata);
+        let response = daemon.calls.rpc.clone().pod_sandbox_status(request).await.expect("told").into_inner();
+        let pod_status = response.status.expect("a status");
+        assert_eq!((pod_status.labels, pod_status.annotations), (pod_config.labels, pod_config.annotations));
+        assert_eq!(pod_status.metadata, pod_config.metadata);
 
         let config = config_with("created", "1");
         let id = create(&daemon, &sandbox, config.clone()).await;
@@ -170,11 +170,11 @@ fn pods_and_containers_come_and_go_as_often_as_they_are_told() {
         }
         assert_eq!(containers(&daemon, None).await, Vec::<String>::new());
         // Unknown ids count as stopped and removed.
-        let nobody = "0123456789abcdef".repeat(4);
-        stop(&daemon, &nobody, 0).await;
-        remove(&daemon, &nobody).await;
-        stop_pod(&daemon, &nobody).await;
-        daemon.remove(&nobody).await;
+        let unknown_id = "0123456789abcdef".repeat(4);
+        stop(&daemon, &unknown_id, 0).await;
+        remove(&daemon, &unknown_id).await;
+        stop_pod(&daemon, &unknown_id).await;
+        daemon.remove(&unknown_id).await;
         daemon.images.remove("docker.io/library/nobody-has-it:1").await.expect("unknown is good");
         for _ in 0..2 {
             stop_pod(&daemon, &sandbox).await;
@@ -285,12 +285,13 @@ async fn statistics(daemon: &Daemon, sandbox: &str, ids: &[String]) {
     let own = |metrics: &cri::PodSandboxMetrics| Some(metrics.pod_sandbox_id.clone());
     let got = streamed!(daemon.calls.rpc, stream_pod_sandbox_metrics, request, pod_sandbox_metrics, own);
     assert!(got.contains(&sandbox.to_owned()), "{got:?}");
-    let told = daemon.calls.rpc.clone().list_metric_descriptors(cri::ListMetricDescriptorsRequest::default()).await;
+    let response = daemon.calls.rpc.clone().list_metric_descriptors(cri::ListMetricDescriptorsRequest::default()).await;
     let keys: HashMap<_, _> =
-        told.expect("told").into_inner().descriptors.into_iter().map(|d| (d.name.clone(), d)).collect();
-    let told = daemon.calls.rpc.clone().list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest::default()).await;
-    let told = told.expect("told").into_inner().pod_metrics;
-    let of_pod = told.iter().find(|metrics| metrics.pod_sandbox_id == sandbox).expect("this pod's");
+        response.expect("told").into_inner().descriptors.into_iter().map(|d| (d.name.clone(), d)).collect();
+    let response =
+        daemon.calls.rpc.clone().list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest::default()).await;
+    let pod_metrics = response.expect("told").into_inner().pod_metrics;
+    let of_pod = pod_metrics.iter().find(|metrics| metrics.pod_sandbox_id == sandbox).expect("this pod's");
     let all = of_pod.metrics.iter().chain(of_pod.container_metrics.iter().flat_map(|container| &container.metrics));
     let mut seen = std::collections::BTreeSet::new();
     for metric in all {

@@ -10,7 +10,7 @@ use std::{
 use berth_proto::cri;
 use berth_sys::{
     net_namespace,
-    netlink::{Protocol, Socket, rtnetlink},
+    netlink::{NetlinkFamily, Socket, rtnetlink},
 };
 
 use berth_testkit::embedded::{
@@ -57,11 +57,11 @@ async fn asked(to: &str) -> String {
 /// Links, packet filter elements, and files that pods left behind.
 fn left_of_networks() -> Vec<String> {
     let links =
-        Socket::open(Protocol::Route).and_then(|mut socket| socket.dump(&rtnetlink::get_links())).expect("links");
+        Socket::open(NetlinkFamily::Route).and_then(|mut socket| socket.dump(&rtnetlink::get_links())).expect("links");
     let mut left: Vec<_> = links.iter().filter_map(rtnetlink::link).map(|link| link.name).collect();
     left.retain(|name| name.starts_with("veth"));
     let rules = Command::new("nft").args(["list", "ruleset"]).output();
-    let rules = rules.map(|told| String::from_utf8_lossy(&told.stdout).into_owned()).unwrap_or_default();
+    let rules = rules.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     left.extend(rules.lines().filter(|line| line.contains("elements = { tcp")).map(str::to_owned));
     left
 }
@@ -134,7 +134,7 @@ fn a_pod_that_lost_its_network_is_not_ready() {
         // As `ip netns del` does.
         net_namespace::unbind_file(&namespace_file(place.path(), &file)).expect("removed");
         daemon.until_not_ready(&file).await;
-        let mut socket = Socket::open(Protocol::Route).expect("a socket");
+        let mut socket = Socket::open(NetlinkFamily::Route).expect("a socket");
         let links = socket.dump(&rtnetlink::get_links()).expect("links");
         let end = links.iter().filter_map(rtnetlink::link).find(|end| end.alias == link).expect("the pod's link");
         socket.request(rtnetlink::delete_link(end.index)).expect("removed");
@@ -151,18 +151,18 @@ fn a_pod_that_lost_its_network_is_not_ready() {
 }
 
 #[test]
-fn a_network_that_went_while_nobody_looked_is_missed_at_the_start() {
-    in_network_namespace("a_network_that_went_while_nobody_looked_is_missed_at_the_start", async |place| {
+fn a_network_lost_without_a_daemon_is_detected_at_start() {
+    in_network_namespace("a_network_lost_without_a_daemon_is_detected_at_start", async |place| {
         let at = place.path().to_owned();
         let first = std::thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-            let told = runtime.block_on(async {
+            let sandboxes = runtime.block_on(async {
                 let daemon = daemon(&at).await;
                 (daemon.run(with_network(pod(&at, "lost"))).await, daemon.run(with_network(pod(&at, "kept"))).await)
             });
             // As if the daemon was killed.
             runtime.shutdown_timeout(Duration::from_millis(100));
-            told
+            sandboxes
         });
         let (lost, kept) = first.join().expect("ran");
         net_namespace::unbind_file(&namespace_file(place.path(), &lost)).expect("removed");

@@ -22,13 +22,13 @@ const OPTIONAL: [&str; 5] = [
     "container_fs_writes_total",
 ];
 
-fn value(told: Option<cri::UInt64Value>) -> u64 {
-    told.expect("known").value
+fn value(number: Option<cri::UInt64Value>) -> u64 {
+    number.expect("known").value
 }
 
 #[test]
-fn what_a_container_uses_is_told() {
-    in_network_namespace("what_a_container_uses_is_told", async |place| {
+fn container_usage_is_reported() {
+    in_network_namespace("container_usage_is_reported", async |place| {
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(with_network(pod(place.path(), "a"))).await;
         let mut config = container("c", "while :; do :; done");
@@ -66,13 +66,13 @@ fn what_a_container_uses_is_told() {
         };
         assert!((50_000_000..400_000_000).contains(&rate), "a fifth of a core: {rate}");
         let request = cri::PodSandboxStatsRequest { pod_sandbox_id: sandbox.clone() };
-        let told = daemon.calls.rpc.clone().pod_sandbox_stats(request).await.expect("told").into_inner().stats;
-        let told = told.and_then(|told| told.linux).expect("of Linux");
-        let link = told.network.and_then(|network| network.default_interface).expect("eth0");
+        let pod_stats = daemon.calls.rpc.clone().pod_sandbox_stats(request).await.expect("told").into_inner().stats;
+        let linux = pod_stats.and_then(|told| told.linux).expect("of Linux");
+        let link = linux.network.and_then(|network| network.default_interface).expect("eth0");
         assert!(link.name == "eth0" && value(link.rx_bytes) > 0 && value(link.tx_bytes) > 0, "{link:?}");
-        assert!(value(told.process.expect("known").process_count) >= 1);
-        assert!(value(told.cpu.and_then(|cpu| cpu.usage_core_nano_seconds)) > 0 && told.containers.len() == 1);
-        assert!(value(told.memory.expect("known").working_set_bytes) > 0);
+        assert!(value(linux.process.expect("known").process_count) >= 1);
+        assert!(value(linux.cpu.and_then(|cpu| cpu.usage_core_nano_seconds)) > 0 && linux.containers.len() == 1);
+        assert!(value(linux.memory.expect("known").working_set_bytes) > 0);
         every_descriptor_has_its_value(&daemon, &sandbox).await;
         daemon.remove(&sandbox).await;
         place.assert_clean();
@@ -82,9 +82,9 @@ fn what_a_container_uses_is_told() {
 
 async fn every_descriptor_has_its_value(daemon: &Daemon, sandbox: &str) {
     let described = daemon.calls.rpc.clone().list_metric_descriptors(cri::ListMetricDescriptorsRequest {}).await;
-    let told = daemon.calls.rpc.clone().list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await;
-    let told = told.expect("told").into_inner().pod_metrics;
-    let pod = told.into_iter().find(|pod| pod.pod_sandbox_id == sandbox).expect("the pod");
+    let response = daemon.calls.rpc.clone().list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await;
+    let pod_metrics = response.expect("told").into_inner().pod_metrics;
+    let pod = pod_metrics.into_iter().find(|pod| pod.pod_sandbox_id == sandbox).expect("the pod");
     let of_containers = pod.container_metrics.into_iter().flat_map(|container| container.metrics);
     let mut found: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
     for metric in pod.metrics.into_iter().chain(of_containers) {

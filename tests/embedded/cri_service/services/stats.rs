@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn value(told: Option<cri::UInt64Value>) -> Option<u64> {
-    told.map(|told| told.value)
+fn value(number: Option<cri::UInt64Value>) -> Option<u64> {
+    number.map(|number| number.value)
 }
 
 impl Fixture {
@@ -25,7 +25,7 @@ impl Fixture {
 }
 
 #[tokio::test]
-async fn containers_are_told_with_what_they_use_and_wrote() {
+async fn container_stats_have_usage_and_written_bytes() {
     let set = set().await;
     let sandbox = set.run(pod("a")).await.expect("runs");
     let (runs, made) = (
@@ -33,21 +33,21 @@ async fn containers_are_told_with_what_they_use_and_wrote() {
         set.create(&sandbox, container("made")).await.expect("made"),
     );
     set.start(&runs).await.expect("starts");
-    let told = set.stats(&runs[..13]).await.expect("told");
-    let attributes = told.attributes.expect("attributes");
+    let stats = set.stats(&runs[..13]).await.expect("told");
+    let attributes = stats.attributes.expect("attributes");
     assert_eq!((attributes.id, attributes.metadata.expect("metadata").name.as_str()), (runs.clone(), "runs"));
-    let (cpu, memory) = (told.cpu.expect("cpu"), told.memory.expect("memory"));
+    let (cpu, memory) = (stats.cpu.expect("cpu"), stats.memory.expect("memory"));
     assert!(cpu.timestamp != 0 && memory.timestamp != 0);
     assert_eq!((value(cpu.usage_core_nano_seconds), cpu.usage_nano_cores), (Some(2_000_000_000), None));
     assert_eq!((value(memory.working_set_bytes), memory.available_bytes), (Some(70), None));
-    let written = told.writable_layer.expect("counted");
+    let written = stats.writable_layer.expect("counted");
     assert_eq!((value(written.used_bytes), value(written.inodes_used)), (Some(4096), Some(3)));
     let place = set.runtime.shell.layout.snapshots().display().to_string();
     assert_eq!(written.fs_id.map(|fs| fs.mountpoint), Some(place));
     // A container that does not run has no usage.
-    let told = set.stats(&made).await.expect("told");
-    assert_eq!((told.cpu, told.memory, told.swap), (None, None, None));
-    assert!(told.attributes.is_some() && told.writable_layer.is_some());
+    let stats = set.stats(&made).await.expect("told");
+    assert_eq!((stats.cpu, stats.memory, stats.swap), (None, None, None));
+    assert!(stats.attributes.is_some() && stats.writable_layer.is_some());
     assert_eq!(set.stats("0000").await.expect_err("unknown").code(), Code::NotFound);
     let filter = |id: &str, sandbox: &str| {
         let (id, pod_sandbox_id) = (id.to_owned(), sandbox.to_owned());
@@ -67,7 +67,7 @@ async fn containers_are_told_with_what_they_use_and_wrote() {
 }
 
 #[tokio::test]
-async fn pods_are_told_while_they_are_ready() {
+async fn pods_have_stats_while_they_are_ready() {
     let set = set().await;
     let mut config = pod("a");
     config.linux.as_mut().expect("there").cgroup_parent = "/pods".to_owned();
@@ -78,10 +78,10 @@ async fn pods_are_told_while_they_are_ready() {
             set.start(&id).await.expect("starts");
         }
     }
-    let told = set.pod_stats(&own[..13]).await.expect("told");
-    let attributes = told.attributes.expect("attributes");
+    let stats = set.pod_stats(&own[..13]).await.expect("told");
+    let attributes = stats.attributes.expect("attributes");
     assert_eq!((attributes.id, attributes.labels["app"].as_str()), (own.clone(), "a"));
-    let linux = told.linux.expect("of Linux");
+    let linux = stats.linux.expect("of Linux");
     let usage =
         |linux: &cri::LinuxPodSandboxStats| value(linux.cpu.as_ref().and_then(|cpu| cpu.usage_core_nano_seconds));
     assert_eq!((usage(&linux), linux.containers.len()), (Some(2_000_000_000), 2), "that of its group");
@@ -94,7 +94,7 @@ async fn pods_are_told_while_they_are_ready() {
     assert_eq!(set.pod_stats("0000").await.expect_err("unknown").code(), Code::NotFound);
     let request = cri::ListPodSandboxStatsRequest { filter: None };
     let listed = set.rpc.clone().list_pod_sandbox_stats(request).await.expect("told").into_inner().stats;
-    let ids: Vec<_> = listed.into_iter().filter_map(|stats| stats.attributes).map(|told| told.id).collect();
+    let ids: Vec<_> = listed.into_iter().filter_map(|stats| stats.attributes).map(|attributes| attributes.id).collect();
     assert_eq!(ids, std::slice::from_ref(&own));
     let metrics = set.rpc.clone().list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await;
     let metrics = metrics.expect("told").into_inner().pod_metrics;

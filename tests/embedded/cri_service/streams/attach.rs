@@ -21,12 +21,12 @@ async fn several_clients_attach_and_none_holds_up_the_container() {
     let Some(world) = Fixture::with("several_clients_attach_and_none_holds_up_the_container", config).await else {
         return;
     };
-    let spdy = world.door.spdy(&world.attach(ALL).await, &["v4.channel.k8s.io"]).await;
+    let spdy = world.endpoint.spdy(&world.attach(ALL).await, &["v4.channel.k8s.io"]).await;
     let mut streams = spdy.command(&["error", "stdin", "stdout", "stderr"]).await;
-    let (_, mut socket) = world.door.web_socket(&world.attach(READS).await, "v4.channel.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket(&world.attach(READS).await, "v4.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
     // This client is attached only now: a WebSocket upgrade is answered before the attach.
-    let (_, mut writes) = world.door.web_socket(&world.attach(ALL).await, "v5.channel.k8s.io").await;
+    let (_, mut writes) = world.endpoint.web_socket(&world.attach(ALL).await, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut writes).await, [1]);
     send_message(&mut writes, b"\0one\n").await;
     assert_eq!(up_to(streams.get_mut("stdout").expect("open"), "got one\n").await, "got one\n");
@@ -63,7 +63,7 @@ async fn who_ends_its_input_leaves_and_the_container_goes_on() {
         };
         for line in ["one", "two"] {
             let flags = if tty { TERMINAL } else { ALL };
-            let client = world.door.spdy(&world.attach(flags).await, &["v4.channel.k8s.io"]).await;
+            let client = world.endpoint.spdy(&world.attach(flags).await, &["v4.channel.k8s.io"]).await;
             let kinds =
                 if tty { &["error", "stdin", "stdout", "resize"][..] } else { &["error", "stdin", "stdout", "stderr"] };
             let mut streams = client.command(kinds).await;
@@ -74,23 +74,24 @@ async fn who_ends_its_input_leaves_and_the_container_goes_on() {
             assert_eq!(all(streams.get_mut("stdout").expect("open")).await, "", "{tty} {stdin_once}");
             assert_eq!(all(streams.get_mut("error").expect("open")).await, SUCCESS);
         }
-        let (said, code) = world.daemon.exec(&world.container, "echo here").await;
-        assert_eq!((said.as_str(), code), ("here\n", 0), "it still runs");
+        let (output, code) = world.daemon.exec(&world.container, "echo here").await;
+        assert_eq!((output.as_str(), code), ("here\n", 0), "it still runs");
         world.end().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_stops_reading_holds_up_nobody_else() {
+async fn a_client_that_stops_reading_blocks_no_other_client() {
     // The container prints more than all buffers can store, and writes a file once it is through.
     let script = "while [ ! -e /tmp/go ]; do sleep 0.05; done; head -c 20000000 /dev/zero; echo through > /tmp/through; \
                   trap 'exit 0' TERM; while :; do sleep 0.1; done";
-    let Some(world) = Fixture::with("who_stops_reading_holds_up_nobody_else", container("c", script)).await else {
+    let Some(world) = Fixture::with("a_client_that_stops_reading_blocks_no_other_client", container("c", script)).await
+    else {
         return;
     };
     let url = world.attach(READS).await;
     // This client opens its streams, and then does not read from its connection.
-    let (head, mut silent) = world.door.request(&spdy_head(&url, &["v4.channel.k8s.io"])).await;
+    let (head, mut silent) = world.endpoint.request(&spdy_head(&url, &["v4.channel.k8s.io"])).await;
     assert_eq!(head.status, 101);
     let mut frames = BytesMut::new();
     let mut encoder = Encoder::default();
@@ -98,17 +99,17 @@ async fn who_stops_reading_holds_up_nobody_else() {
         encoder.syn_stream(id, &Headers::of(&[("streamType", kind)]), &mut frames).expect("packed");
     }
     silent.write_all(&frames).await.expect("sent");
-    let (_, mut socket) = world.door.web_socket(&world.attach(READS).await, "v5.channel.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket(&world.attach(READS).await, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
     world.daemon.exec(&world.container, "touch /tmp/go").await;
-    let (said, _) =
+    let (output, _) =
         world.daemon.exec(&world.container, "while ! cat /tmp/through 2>/dev/null; do sleep 0.05; done").await;
-    assert_eq!(said, "through\n", "clients that do not read are no reason to wait");
+    assert_eq!(output, "through\n", "clients that do not read are no reason to wait");
 
     // AC-04b-S13: stdout flows while stderr is unread.
     const LOTS: usize = 100_000_000;
     let url = world.exec(&format!("head -c 100000 /dev/zero >&2; head -c {LOTS} /dev/zero"), ALL).await;
-    let client = world.door.spdy(&url, &["v4.channel.k8s.io"]).await;
+    let client = world.endpoint.spdy(&url, &["v4.channel.k8s.io"]).await;
     let mut streams = client.command(&["error", "stdin", "stdout", "stderr"]).await;
     let mut got = 0;
     while let Some(bytes) =

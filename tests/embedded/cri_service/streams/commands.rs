@@ -17,7 +17,7 @@ async fn commands_over_spdy() {
     let Some(world) = Fixture::asleep("commands_over_spdy").await else { return };
     // AC-04b-S3, S5: stdout and stderr arrive completely before the status.
     let url = world.exec("cat; echo oops >&2; exit 7", ALL).await;
-    let client = world.door.spdy(&url, &["v5.channel.k8s.io", "v4.channel.k8s.io"]).await;
+    let client = world.endpoint.spdy(&url, &["v5.channel.k8s.io", "v4.channel.k8s.io"]).await;
     assert_eq!(client.head.header("x-stream-protocol-version"), ["v4.channel.k8s.io"]);
     let mut streams = client.command(&["error", "stdin", "stdout", "stderr"]).await;
     let stdin = streams.get_mut("stdin").expect("open");
@@ -31,7 +31,7 @@ async fn commands_over_spdy() {
     // Exits by signal, and programs that cannot be executed.
     let run = async |script: &str, protocol: &str| {
         let url = world.exec(script, READS).await;
-        let client = world.door.spdy(&url, &[protocol]).await;
+        let client = world.endpoint.spdy(&url, &[protocol]).await;
         let mut streams = client.command(&["error", "stdout"]).await;
         let printed = all(streams.get_mut("stdout").expect("open")).await;
         (printed, all(streams.get_mut("error").expect("open")).await)
@@ -57,7 +57,7 @@ async fn commands_over_spdy() {
         ..Default::default()
     };
     let url = world.run(request).await;
-    let client = world.door.spdy(&url, &["v4.channel.k8s.io"]).await;
+    let client = world.endpoint.spdy(&url, &["v4.channel.k8s.io"]).await;
     let mut streams = client.command(&["error", "stdout"]).await;
     let status = all(streams.get_mut("error").expect("open")).await;
     assert!(
@@ -74,7 +74,7 @@ async fn terminals_have_their_size_from_the_start_and_hang_up() {
     let script = "stty size; trap 'stty size' WINCH; echo ready; read line; echo got $line; \
                   trap 'echo hung > /tmp/hung; exit' HUP; while :; do sleep 0.1; done";
     let url = world.exec(script, TERMINAL).await;
-    let client = world.door.spdy(&url, &["v4.channel.k8s.io"]).await;
+    let client = world.endpoint.spdy(&url, &["v4.channel.k8s.io"]).await;
     let mut streams = client.command(&["error", "stdin", "stdout", "resize"]).await;
     let sized = |columns: u16, rows: u16| Bytes::from(format!("{{\"Width\":{columns},\"Height\":{rows}}}"));
     streams["resize"].write(sized(101, 33)).await.expect("sent");
@@ -87,15 +87,18 @@ async fn terminals_have_their_size_from_the_start_and_hang_up() {
     up_to(streams.get_mut("stdout").expect("open"), "22 77\r\n").await;
     client.connection.close();
     drop(streams);
-    let (said, _) = world.daemon.exec(&world.container, "while ! cat /tmp/hung 2>/dev/null; do sleep 0.1; done").await;
-    assert_eq!(said, "hung\n", "who leaves a terminal hangs up");
+    let (output, _) =
+        world.daemon.exec(&world.container, "while ! cat /tmp/hung 2>/dev/null; do sleep 0.1; done").await;
+    assert_eq!(output, "hung\n", "who leaves a terminal hangs up");
 
     // The same over a WebSocket, and without any size.
-    let (_, mut socket) = world.door.web_socket(&world.exec("stty size", TERMINAL).await, "v5.channel.k8s.io").await;
+    let (_, mut socket) =
+        world.endpoint.web_socket(&world.exec("stty size", TERMINAL).await, "v5.channel.k8s.io").await;
     send_message(&mut socket, b"\x04{\"Width\":90,\"Height\":30}").await;
     let [stdout, _, status] = channels(&mut socket).await;
     assert_eq!((stdout.as_str(), status.as_str()), ("30 90\r\n", r#"{"metadata":{},"status":"Success"}"#));
-    let (_, mut socket) = world.door.web_socket(&world.exec("stty size", TERMINAL).await, "v4.channel.k8s.io").await;
+    let (_, mut socket) =
+        world.endpoint.web_socket(&world.exec("stty size", TERMINAL).await, "v4.channel.k8s.io").await;
     assert_eq!(channels(&mut socket).await, ["24 80\r\n".to_owned(), String::new(), SUCCESS.to_owned()]);
     world.end().await;
 }
@@ -104,7 +107,7 @@ async fn terminals_have_their_size_from_the_start_and_hang_up() {
 async fn commands_over_web_sockets() {
     let Some(world) = Fixture::asleep("commands_over_web_sockets").await else { return };
     // AC-04b-S6
-    let (head, mut socket) = world.door.web_socket(&world.exec("cat", ALL).await, "v5.channel.k8s.io").await;
+    let (head, mut socket) = world.endpoint.web_socket(&world.exec("cat", ALL).await, "v5.channel.k8s.io").await;
     assert_eq!(head.header("sec-websocket-protocol"), ["v5.channel.k8s.io"]);
     assert_eq!(next(&mut socket).await, [1]);
     send_message(&mut socket, b"\0foo").await;
@@ -121,25 +124,25 @@ async fn commands_over_web_sockets() {
         ("channel.k8s.io", "command terminated with non-zero exit code: exit status 9".to_owned()),
         ("", "command terminated with non-zero exit code: exit status 9".to_owned()),
     ] {
-        let (head, mut socket) = world.door.web_socket(&world.exec(script, ALL).await, protocol).await;
+        let (head, mut socket) = world.endpoint.web_socket(&world.exec(script, ALL).await, protocol).await;
         assert_eq!(head.header("sec-websocket-protocol").concat(), protocol);
         send_message(&mut socket, b"\0foo").await;
         assert_eq!(channels(&mut socket).await, ["foo\n".to_owned(), "oops\n".to_owned(), status], "{protocol}");
     }
-    let (_, mut socket) = world.door.web_socket(&world.exec("head -c 3", ALL).await, "base64.channel.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket(&world.exec("head -c 3", ALL).await, "base64.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, b"1");
     socket.send(Message::Text("0Zm9v".into())).await.expect("sent");
     assert_eq!(next(&mut socket).await, b"1Zm9v");
 
     // A client without a supported subprotocol gets an error.
     let url = world.exec("true", ALL).await;
-    let (head, _) = world.door.request(&web_socket_head(&url, "v9.channel.k8s.io")).await;
+    let (head, _) = world.endpoint.request(&web_socket_head(&url, "v9.channel.k8s.io")).await;
     assert_eq!(head.status, 403);
     // AC-04b-S4
     let url = world.exec("true", ALL).await;
-    let (head, _) = world.door.request(&spdy_head(&url, &["v9"])).await;
+    let (head, _) = world.endpoint.request(&spdy_head(&url, &["v9"])).await;
     assert_eq!((head.status, head.header("x-accepted-stream-protocol-versions").len()), (403, 4));
-    let (head, _) = world.door.request(&spdy_head(&url, &["v4.channel.k8s.io"])).await;
+    let (head, _) = world.endpoint.request(&spdy_head(&url, &["v4.channel.k8s.io"])).await;
     assert_eq!(head.status, 404, "a URL is met once");
     world.end().await;
 }
@@ -163,18 +166,19 @@ async fn a_command_whose_client_has_gone_goes_on() {
             ALL,
         )
         .await;
-    let client = world.door.spdy(&url, &["v4.channel.k8s.io"]).await;
+    let client = world.endpoint.spdy(&url, &["v4.channel.k8s.io"]).await;
     let mut streams = client.command(&["error", "stdin", "stdout", "stderr"]).await;
     up_to(streams.get_mut("stdout").expect("open"), "began\n").await;
     drop(streams);
     client.connection.close();
     drop(client);
-    let (said, _) = world.daemon.exec(&world.container, "while ! cat /tmp/end 2>/dev/null; do sleep 0.05; done").await;
-    assert_eq!(said, "well\n", "what it prints is read and dropped");
+    let (output, _) =
+        world.daemon.exec(&world.container, "while ! cat /tmp/end 2>/dev/null; do sleep 0.05; done").await;
+    assert_eq!(output, "well\n", "what it prints is read and dropped");
 
     // Not root: its streams belong to it all the same.
     let url = world.exec("id -u; echo again > /dev/stdout; echo oops > /dev/stderr", ALL).await;
-    let (_, mut socket) = world.door.web_socket(&url, "v4.channel.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket(&url, "v4.channel.k8s.io").await;
     assert_eq!(channels(&mut socket).await, ["1000\nagain\n".to_owned(), "oops\n".to_owned(), SUCCESS.to_owned()]);
     world.end().await;
 }

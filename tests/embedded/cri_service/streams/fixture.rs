@@ -38,7 +38,7 @@ pub fn exit_status(code: u8) -> String {
 /// A streaming listener of a runtime.
 pub struct Streams {
     /// Client of the listener.
-    pub door: StreamEndpoint,
+    pub endpoint: StreamEndpoint,
     /// Base URL of the streams.
     pub url: String,
     /// Stops the listener.
@@ -51,10 +51,10 @@ impl Streams {
     pub async fn of(runtime: &Arc<Runtime>) -> Self {
         let listening = BoundListener::bind("127.0.0.1:0").await.expect("a port");
         let url = listening.url();
-        let door = StreamEndpoint(url.strip_prefix("http://").expect("http").parse().expect("an address"));
+        let endpoint = StreamEndpoint(url.strip_prefix("http://").expect("http").parse().expect("an address"));
         let stop = CancellationToken::new();
         let task = tokio::spawn(listening.serve(Arc::new(RuntimeTargets(runtime.clone())), stop.clone()));
-        Self { door, url, stop, task }
+        Self { endpoint, url, stop, task }
     }
 
     /// Stops the listener and waits for its end.
@@ -69,7 +69,7 @@ pub struct Fixture {
     /// The runtime.
     pub daemon: Daemon,
     /// Client of the streaming listener.
-    pub door: StreamEndpoint,
+    pub endpoint: StreamEndpoint,
     /// Sandbox id.
     pub sandbox: String,
     /// Container id.
@@ -89,7 +89,7 @@ impl Fixture {
         let streams = Streams::of(&daemon.runtime).await;
         let sandbox = daemon.run(pod(place.path(), "s")).await;
         let container = daemon.start(&sandbox, config).await;
-        Some(Self { daemon, door: streams.door, sandbox, container, streams, place })
+        Some(Self { daemon, endpoint: streams.endpoint, sandbox, container, streams, place })
     }
 
     /// Like [`Fixture::with`], with a sleeping container.

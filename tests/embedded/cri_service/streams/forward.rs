@@ -28,7 +28,7 @@ async fn forwards(world: &Fixture, ports: &Ports, client: &Spdy) {
 async fn ports_are_forwarded_over_every_protocol() {
     let Some(world) = Fixture::asleep("ports_are_forwarded_over_every_protocol").await else { return };
     let ports = Ports::open().await;
-    let client = world.door.spdy(&world.forward(&[]).await, &["portforward.k8s.io"]).await;
+    let client = world.endpoint.spdy(&world.forward(&[]).await, &["portforward.k8s.io"]).await;
     forwards(&world, &ports, &client).await;
     let open = ports.line;
     let taken = client.pair(open, "taken").await;
@@ -43,13 +43,13 @@ async fn ports_are_forwarded_over_every_protocol() {
     up_to(&mut error, "data stream already assigned").await;
 
     // AC-04b-S10
-    let (head, socket) = world.door.web_socket(&world.forward(&[]).await, "SPDY/3.1+portforward.k8s.io").await;
+    let (head, socket) = world.endpoint.web_socket(&world.forward(&[]).await, "SPDY/3.1+portforward.k8s.io").await;
     assert_eq!(head.header("sec-websocket-protocol"), ["SPDY/3.1+portforward.k8s.io"]);
     forwards(&world, &ports, &Spdy::within(head, socket)).await;
 
     // AC-04b-S9, small: a pair of channels for each port.
     let (line, closed) = (ports.line, ports.closed);
-    let (_, mut socket) = world.door.web_socket(&world.forward(&[line, closed]).await, "v4.channel.k8s.io").await;
+    let (_, mut socket) = world.endpoint.web_socket(&world.forward(&[line, closed]).await, "v4.channel.k8s.io").await;
     let [low, high] = line.to_le_bytes();
     for channel in 0..4 {
         let greeting = next(&mut socket).await;
@@ -57,16 +57,16 @@ async fn ports_are_forwarded_over_every_protocol() {
         assert!(channel > 1 || greeting[1..] == [low, high]);
     }
     send_message(&mut socket, b"\0ping\n").await;
-    let mut told = BTreeMap::<u8, Vec<u8>>::new();
+    let mut received = BTreeMap::<u8, Vec<u8>>::new();
     while let Some(Ok(message)) = timeout(LIMIT, socket.next()).await.expect("in time") {
         if let Message::Binary(bytes) = message {
-            told.entry(bytes[0]).or_default().extend_from_slice(&bytes[1..]);
+            received.entry(bytes[0]).or_default().extend_from_slice(&bytes[1..]);
         }
     }
-    assert_eq!(told.keys().copied().collect::<Vec<_>>(), [0, 3], "it ends once all ports have");
-    assert_eq!(told[&0], b"pong\n");
-    assert!(told[&3].starts_with(format!("error forwarding port {closed} to pod ").as_bytes()));
-    let (head, _) = world.door.request(&web_socket_head(&world.forward(&[]).await, "v4.channel.k8s.io")).await;
+    assert_eq!(received.keys().copied().collect::<Vec<_>>(), [0, 3], "it ends once all ports have");
+    assert_eq!(received[&0], b"pong\n");
+    assert!(received[&3].starts_with(format!("error forwarding port {closed} to pod ").as_bytes()));
+    let (head, _) = world.endpoint.request(&web_socket_head(&world.forward(&[]).await, "v4.channel.k8s.io")).await;
     assert_eq!(head.status, 400, "ports are needed where no connection names its own");
     world.end().await;
 }

@@ -30,7 +30,7 @@ fn others_meet_streams_on_loopback_while_the_socket_is_served() {
 async fn over_a_socket(place: RuntimeFixture) {
     let daemon = daemon(place.path()).await;
     let streams = Streams::of(&daemon.runtime).await;
-    let (door, url) = (streams.door, streams.url.clone());
+    let (endpoint, url) = (streams.endpoint, streams.url.clone());
     let (runtime, path) = (daemon.runtime.clone(), place.path().join("cri.sock"));
     let (at, begins, stopped) = (path.clone(), url.clone(), streams.stop.clone());
     let socket = tokio::spawn(async move { services::over_socket(&runtime, at, &begins, stopped).await });
@@ -70,21 +70,21 @@ async fn over_a_socket(place: RuntimeFixture) {
     let version = timeout(LIMIT, client(&path).version(cri::VersionRequest::default())).await.expect("in time");
     assert_eq!(version.expect("answered").into_inner().runtime_api_version, "v1");
     drop(idle);
-    let spdy = door.spdy(&met, &["v4.channel.k8s.io"]).await;
+    let spdy = endpoint.spdy(&met, &["v4.channel.k8s.io"]).await;
     let mut ends = spdy.command(&["error", "stdin", "stdout", "resize"]).await;
     ends["stdin"].write(Bytes::from("hello\n")).await.expect("sent");
     let printed = all(ends.get_mut("stdout").expect("open")).await;
     assert!(printed.contains("/dev/pts/0\r\n") && printed.ends_with("hello\r\n"), "{printed:?}");
     let attached = cri::AttachRequest { container_id: id, stdin: true, stdout: true, ..Default::default() };
     let met = met_at(rpc.attach(attached).await.expect("prepared").into_inner().url);
-    let (_, mut joined) = door.web_socket(&met, "v5.channel.k8s.io").await;
+    let (_, mut joined) = endpoint.web_socket(&met, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut joined).await, [1]);
     send_message(&mut joined, b"\0x\n").await;
     assert_eq!(next(&mut joined).await, b"\x01got x\n");
 
     let forward = cri::PortForwardRequest { pod_sandbox_id: sandbox.clone(), port: vec![80] };
     let met = met_at(rpc.port_forward(forward).await.expect("prepared").into_inner().url);
-    let client = door.spdy(&met, &["portforward.k8s.io"]).await;
+    let client = endpoint.spdy(&met, &["portforward.k8s.io"]).await;
     for (port, request) in [(80, "four"), (81, "six")] {
         let (mut data, _error) = client.pair(port, request).await;
         data.write(Bytes::from("GET / HTTP/1.0\r\n\r\n")).await.expect("sent");
@@ -105,7 +105,7 @@ async fn over_a_socket(place: RuntimeFixture) {
     assert!(late.starts_with("/exec/"));
     streams.end().await;
     timeout(LIMIT, socket).await.expect("in time").expect("no panic").expect("served");
-    assert!(TcpStream::connect(door.0).await.is_err());
+    assert!(TcpStream::connect(endpoint.0).await.is_err());
     ended(&mut joined).await;
     daemon.remove(&sandbox).await;
     place.assert_clean();

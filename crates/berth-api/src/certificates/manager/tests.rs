@@ -19,9 +19,9 @@ use crate::{
 use berth_metrics::Registry;
 
 /// Wall clock that starts at a given time and advances with tokio's.
-struct Clocked(Instant, i64);
+struct TokioClock(Instant, i64);
 
-impl Clock for Clocked {
+impl Clock for TokioClock {
     fn now(&self) -> Timestamp {
         let since = i64::try_from(self.0.elapsed().as_secs()).expect("not for ever");
         Timestamp::from_second(self.1 + since).expect("a time")
@@ -29,10 +29,10 @@ impl Clock for Clocked {
 }
 
 #[derive(Default)]
-struct Recorded(Mutex<Vec<Event>>);
+struct RecordedEvents(Mutex<Vec<EventRecord>>);
 
-impl EventSink for Recorded {
-    fn record(&self, event: Event) {
+impl EventSink for RecordedEvents {
+    fn record(&self, event: EventRecord) {
         self.0.lock().expect("not poisoned").push(event);
     }
 }
@@ -41,10 +41,10 @@ impl EventSink for Recorded {
 struct World {
     folder: tempfile::TempDir,
     authority: Arc<Authority>,
-    clock: Arc<Clocked>,
+    clock: Arc<TokioClock>,
     shown: watch::Receiver<Option<Arc<Pair>>>,
     sink: Arc<watch::Sender<Option<Arc<Pair>>>>,
-    events: Arc<Recorded>,
+    events: Arc<RecordedEvents>,
     metrics: CertificateMetrics,
     opened: Arc<AtomicUsize>,
     stop: CancellationToken,
@@ -58,7 +58,7 @@ impl World {
         Self {
             folder: tempfile::tempdir().expect("a folder"),
             authority: Arc::new(Authority::new()),
-            clock: Arc::new(Clocked(Instant::now(), START)),
+            clock: Arc::new(TokioClock(Instant::now(), START)),
             shown,
             sink: Arc::new(sink),
             events: Arc::default(),
@@ -72,8 +72,8 @@ impl World {
         self.clock.now().as_second()
     }
 
-    fn store(&self, purpose: Purpose) -> Store {
-        Store::new(self.folder.path(), purpose, None)
+    fn store(&self, purpose: Purpose) -> CertificateStore {
+        CertificateStore::new(self.folder.path(), purpose, None)
     }
 
     fn keep(&self, pair: &Pair) {
@@ -129,7 +129,7 @@ impl World {
             sink: self.sink.clone(),
             events: self.events.clone(),
         };
-        let manager = Manager::open(purpose, parts, templates).await;
+        let manager = CertificateManager::open(purpose, parts, templates).await;
         let state = manager.state();
         tokio::spawn(manager.run(self.stop.clone()));
         state
@@ -307,7 +307,7 @@ async fn what_stands_in_a_kubeconfig_is_used_and_replaced_at_once() {
     let embedded = world.authority.pair("n", START, START + 100 * DAY);
     let api = world.signs(DAY);
     let seeds = embedded.clone();
-    let seed: Seed = Arc::new(move || Some((seeds.clone(), Origin::Data)));
+    let seed: Seed = Arc::new(move || Some((seeds.clone(), CertificateOrigin::Data)));
     world.start_with(Purpose::Client, &api, None, client(), Some(seed)).await;
     assert_eq!(world.shown.borrow().as_deref(), Some(&embedded));
     assert_eq!(world.store(Purpose::Client).current().expect("readable"), Some(embedded.clone()));
@@ -316,7 +316,7 @@ async fn what_stands_in_a_kubeconfig_is_used_and_replaced_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pair_that_somebody_puts_there_is_taken() {
+async fn a_pair_written_by_another_process_is_adopted() {
     let world = World::new();
     let api = refusing();
     let state = world.start(Purpose::Client, &api, None, client()).await;
@@ -330,8 +330,8 @@ async fn a_pair_that_somebody_puts_there_is_taken() {
 }
 
 #[test]
-fn the_transport_is_told() {
-    let (authority, identity) = (Authority::new(), Identity::anonymous());
+fn the_identity_sink_updates_the_transport() {
+    let (authority, identity) = (Authority::new(), ClientIdentity::anonymous());
     let pair = Arc::new(authority.pair("n", START, START + DAY));
     let sink: &dyn IdentitySink = &identity;
     sink.set(Some(pair));

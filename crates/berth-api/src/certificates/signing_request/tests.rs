@@ -13,15 +13,16 @@ use crate::{
     testing::{FakeApi, event, refused},
 };
 
-fn request() -> Request {
-    Request::new(Template::client("n"), Key::generate().expect("a key"), Naming::Rotation).expect("a request")
+fn request() -> SigningRequest {
+    SigningRequest::new(Template::client("n"), PrivateKey::generate().expect("a key"), NamingScheme::Rotation)
+        .expect("a request")
 }
 
-type Kept = Arc<Mutex<Vec<Value>>>;
+type StoredObjects = Arc<Mutex<Vec<Value>>>;
 
 /// Stores created objects and lists them; `more` answers every other request.
 fn keeping(
-    kept: Kept,
+    kept: StoredObjects,
     mut more: impl FnMut(&Call) -> Option<Result<Value, ApiError>> + Send + 'static,
 ) -> Arc<FakeApi> {
     FakeApi::new(move |call| {
@@ -42,7 +43,7 @@ fn keeping(
 
 #[tokio::test(start_paused = true)]
 async fn a_certificate_comes_after_approval() {
-    let (kept, authority) = (Kept::default(), Authority::new());
+    let (kept, authority) = (StoredObjects::default(), Authority::new());
     let api = keeping(kept.clone(), |_| None);
     let events = api.next_watch();
     let mut request = request();
@@ -84,23 +85,23 @@ async fn what_ends_the_wait() {
         (Box::new(other), "csr \"NAME\" changed UIDs"),
     ];
     for (change, expected) in changes {
-        let kept = Kept::default();
+        let kept = StoredObjects::default();
         let api = keeping(kept.clone(), |_| None);
         let events = api.next_watch();
         let mut request = request();
         request.make(&*api, 0).await.expect("made");
         events.send(change(&kept.lock().expect("not poisoned")[0])).expect("listening");
-        let told = request.wait(&*api).await.expect_err(expected);
-        assert_eq!(told.to_string(), expected.replace("NAME", request.name()));
-        assert!(!told.is_retryable());
+        let error = request.wait(&*api).await.expect_err(expected);
+        assert_eq!(error.to_string(), expected.replace("NAME", request.name()));
+        assert!(!error.is_retryable());
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_breaks_is_begun_again() {
-    let (kept, authority) = (Kept::default(), Authority::new());
-    let looks = Arc::new(AtomicUsize::new(0));
-    let seen = looks.clone();
+    let (kept, authority) = (StoredObjects::default(), Authority::new());
+    let list_calls = Arc::new(AtomicUsize::new(0));
+    let seen = list_calls.clone();
     let api = keeping(kept.clone(), move |call| {
         let is_ill = call.verb == Verb::List && seen.fetch_add(1, Ordering::Relaxed) == 0;
         is_ill.then(|| Err(refused(500, "InternalError", "ill")))
@@ -115,13 +116,13 @@ async fn a_watch_that_breaks_is_begun_again() {
     let last = api.next_watch();
     last.send(event("ADDED", authority.answer(&made, 0, DAY))).expect("listening");
     request.wait(&*api).await.expect("a certificate");
-    assert_eq!(looks.load(Ordering::Relaxed), 5);
+    assert_eq!(list_calls.load(Ordering::Relaxed), 5);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_whose_answer_was_lost_is_found_again() {
     // AC-10-36, and the worse case: the CSR was created and the response was lost.
-    let kept = Kept::default();
+    let kept = StoredObjects::default();
     let there = kept.clone();
     let tries = AtomicUsize::new(0);
     let api = keeping(kept.clone(), move |call| {
@@ -138,22 +139,23 @@ async fn a_request_whose_answer_was_lost_is_found_again() {
         }
     });
     let mut request = request();
-    let told = request.make(&*api, 0).await.expect_err("refused");
-    assert!(told.is_retryable(), "the key is kept for the next attempt");
+    let error = request.make(&*api, 0).await.expect_err("refused");
+    assert!(error.is_retryable(), "the key is kept for the next attempt");
     request.make(&*api, 0).await.expect("found");
     assert_eq!(kept.lock().expect("not poisoned").len(), 1, "one object");
     let calls = api.calls();
     assert_eq!(calls.last().map(|call| call.name.clone()), Some(request.name().to_owned()));
 
     let mut other =
-        Request::new(Template::client("m"), Key::generate().expect("a key"), Naming::Rotation).expect("one");
-    let told = other.make(&*api, 0).await.expect_err("another's");
-    assert_eq!(told.to_string(), "retrieved csr is not compatible: csr subjects differ");
+        SigningRequest::new(Template::client("m"), PrivateKey::generate().expect("a key"), NamingScheme::Rotation)
+            .expect("one");
+    let error = other.make(&*api, 0).await.expect_err("another's");
+    assert_eq!(error.to_string(), "retrieved csr is not compatible: csr subjects differ");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_older_server_is_asked_in_its_own_version() {
-    let kept = Kept::default();
+    let kept = StoredObjects::default();
     let api = keeping(kept.clone(), |call| {
         (call.resource.version == "v1").then(|| Err(refused(404, "NotFound", "the server could not find it")))
     });
@@ -161,6 +163,6 @@ async fn an_older_server_is_asked_in_its_own_version() {
     request.make(&*api, 0).await.expect("made");
     assert_eq!(kept.lock().expect("not poisoned")[0]["apiVersion"], "certificates.k8s.io/v1beta1");
     let api = FakeApi::new(|_| Err(refused(404, "NotFound", "no")));
-    let told = super::tests::request().make(&*api, 0).await.expect_err("none").to_string();
-    assert_eq!(told, "cannot create certificate signing request: no");
+    let message = super::tests::request().make(&*api, 0).await.expect_err("none").to_string();
+    assert_eq!(message, "cannot create certificate signing request: no");
 }

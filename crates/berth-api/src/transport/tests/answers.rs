@@ -49,7 +49,7 @@ async fn a_call_arrives_as_the_reference_sends_it() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_with_their_reason() {
+async fn error_responses_carry_their_reason() {
     let server = Server::start(Settings::default(), |seen| match seen.target.as_str() {
         "/api/v1/nodes/gone" => Reply::Full(
             410,
@@ -94,8 +94,8 @@ async fn a_server_that_asks_for_patience_gets_it() {
     let begun = Instant::now();
     // AC-10-35: a text body; retried when the server requested it. AC-10-36: without `Retry-After`, not retried.
     let patch = Call::patch(Resource::PODS, "ns", "p", "{}").sub("status");
-    let told = client.transport.call(patch.clone()).await.expect_err("no promise");
-    assert_eq!((told.code(), server.seen().len()), (503, 2));
+    let error = client.transport.call(patch.clone()).await.expect_err("no promise");
+    assert_eq!((error.code(), server.seen().len()), (503, 2));
     assert!((1.0..2.5).contains(&begun.elapsed().as_secs_f64()), "{:?}", begun.elapsed());
     assert_eq!(client.metric("rest_client_request_retries_total", &["429", "PATCH"]), 1.0);
     assert!(client.transport.call(patch.once()).await.is_ok());
@@ -152,8 +152,8 @@ async fn a_watch_begins_when_it_can() {
     assert_eq!(watch.next().await, None);
     let targets: Vec<String> = server.seen().into_iter().map(|seen| seen.target).collect();
     assert_eq!(targets, ["/api/v1/pods?resourceVersion=7&watch=true"; 3]);
-    let told = client.transport.watch(call.clone()).await.err().expect("no promise");
-    assert_eq!(told.code(), 500);
+    let error = client.transport.watch(call.clone()).await.err().expect("no promise");
+    assert_eq!(error.code(), 500);
     let mut empty = client.transport.watch(call.within(Duration::from_secs(1))).await.expect("an empty one");
     assert_eq!(empty.next().await, None, "what is lost each time is no error");
 }
@@ -161,8 +161,8 @@ async fn a_watch_begins_when_it_can() {
 #[tokio::test]
 async fn a_program_that_is_not_believed_is_asked_again() {
     let server = Server::start(Settings::default(), |seen| {
-        let said = seen.headers.get("authorization").and_then(|value| value.to_str().ok());
-        if said == Some("Bearer word1") { json("{}") } else { status(401) }
+        let authorization = seen.headers.get("authorization").and_then(|value| value.to_str().ok());
+        if authorization == Some("Bearer word1") { json("{}") } else { status(401) }
     })
     .await;
     let runs = server.path("runs", "");
@@ -225,8 +225,8 @@ impl<S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'
     }
 
     fn on_close(&self, id: tracing::Id, context: tracing_subscriber::layer::Context<'_, S>) {
-        if let Some(Values(said)) = context.span(&id).expect("it closes").extensions_mut().remove() {
-            self.0.lock().expect("whole").push(said);
+        if let Some(Values(values)) = context.span(&id).expect("it closes").extensions_mut().remove() {
+            self.0.lock().expect("whole").push(values);
         }
     }
 }
@@ -243,14 +243,14 @@ async fn each_request_has_a_span() {
     .await;
     let client = server.client().await;
     let spans = Spans::default();
-    let heard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
+    let subscriber_guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
     for name in ["a", "b"] {
         let _ = client.transport.call(Call::get(Resource::PODS, "ns", name)).await; // the second does not exist
     }
-    drop(heard);
-    let mut told = spans.0.lock().expect("whole").clone();
-    told.retain(|said| said.starts_with("api.request"));
+    drop(subscriber_guard);
+    let mut recorded = spans.0.lock().expect("whole").clone();
+    recorded.retain(|span| span.starts_with("api.request"));
     let expected = ["retry=0 http.status_code=503", "retry=1 http.status_code=200", "retry=0 http.status_code=404"];
     let expected = expected.map(|rest| format!("api.request k8s.verb=\"get\" k8s.resource=\"pods\" {rest}"));
-    assert_eq!(told, expected);
+    assert_eq!(recorded, expected);
 }

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::server::{Authority, Client, Reply, Seen, Server, Settings, endless, json, status, until};
+use super::server::{Authority, Client, ReceivedRequest, Reply, Server, Settings, endless, json, status, until};
 use crate::{
     api::{ApiClient, ApiError, Call, RequestClass, Resource, Verb},
     transport::*,
@@ -31,7 +31,7 @@ fn leaf(pair: &CertifiedPair) -> Option<Vec<u8>> {
 }
 
 /// Watches never end, `slow` blocks until it is released, and everything else is answered.
-fn answers(slow: &Arc<AtomicBool>) -> impl Fn(&Seen) -> Reply + use<> {
+fn answers(slow: &Arc<AtomicBool>) -> impl Fn(&ReceivedRequest) -> Reply + use<> {
     let slow = slow.clone();
     move |seen| {
         if seen.target.contains("/secrets") {
@@ -57,7 +57,7 @@ async fn a_new_certificate_takes_over_without_a_loss() {
     let server = Server::start(Settings::default(), answers(&slow)).await;
     let clients = Authority::new("clients");
     let (old, new) = (pair(&clients.client("old")), pair(&clients.client("new")));
-    let identity = Identity::anonymous();
+    let identity = ClientIdentity::anonymous();
     let client = Client::open(server.config().with_identity(identity.clone())).await;
     client.transport.call(get("anonymous")).await.expect("an answer");
     identity.set(Some(old.clone()));
@@ -100,7 +100,7 @@ async fn who_we_were_is_not_refused_for_long() {
         None => status(401),
     })
     .await;
-    let identity = Identity::anonymous();
+    let identity = ClientIdentity::anonymous();
     let client = Client::open(server.config().with_identity(identity.clone())).await;
     let refused = client.transport.call(get("p")).await.expect_err("nobody");
     assert_eq!((refused.code(), refused.reason()), (401, "Unauthorized"));
@@ -116,7 +116,7 @@ async fn files_are_followed() {
     let clients = Authority::new("clients");
     let (old, new) = (clients.client("old"), clients.client("new"));
     let (certificate, key) = (server.path("client.crt", &old.0), server.path("client.key", &old.1));
-    let user = User { pair: Some((Source::File(certificate), Source::File(key))), ..User::default() };
+    let user = User { pair: Some((InlineOrFile::File(certificate), InlineOrFile::File(key))), ..User::default() };
     let client = Client::open(TransportConfig::new(server.cluster(), user)).await;
     client.transport.call(get("p")).await.expect("an answer");
     assert_eq!(server.seen()[0].who, leaf(&pair(&old)));
@@ -133,7 +133,7 @@ async fn authorities_that_cannot_be_used_change_nothing() {
     // AC-10-38
     let mut server = Server::start(Settings::default(), |_| json("{}")).await;
     let file = server.path("ca.crt", &server.authority.pem);
-    let cluster = Cluster { authorities: Some(Source::File(file)), ..server.cluster() };
+    let cluster = Cluster { authorities: Some(InlineOrFile::File(file)), ..server.cluster() };
     let client = Client::open(TransportConfig::new(cluster, User::default())).await;
     client.transport.call(get("p")).await.expect("an answer");
     server.path("ca.crt", "garbage");
@@ -141,8 +141,8 @@ async fn authorities_that_cannot_be_used_change_nothing() {
     client.transport.call(get("p")).await.expect("the old ones are believed");
     let other = Authority::new("others");
     server.serve_as(&other).await;
-    let told = client.transport.call(get("p").within(Duration::from_secs(2))).await.expect_err("a stranger");
-    assert!(told.to_string().contains("UnknownIssuer"), "{told}");
+    let error = client.transport.call(get("p").within(Duration::from_secs(2))).await.expect_err("a stranger");
+    assert!(error.to_string().contains("UnknownIssuer"), "{error}");
     server.path("ca.crt", &other.pem);
     until("the good ones are used", || client.transport.is_reachable() || ask_again(&client)).await;
     client.transport.call(get("p")).await.expect("an answer");
@@ -179,20 +179,20 @@ async fn a_server_that_sends_us_away_is_left() {
 }
 
 #[tokio::test]
-async fn strangers_are_told_nothing() {
+async fn unverified_servers_receive_no_request() {
     let server = Server::start(Settings::default(), |_| json("{}")).await;
-    let stranger = Source::Text(Authority::new("others").pem.into_bytes());
+    let stranger = InlineOrFile::Text(Authority::new("others").pem.into_bytes());
     let cluster = Cluster { authorities: Some(stranger), ..server.cluster() };
     let user = User { token: "secret".into(), ..User::default() };
     let client = Client::open(TransportConfig::new(cluster.clone(), user.clone())).await;
-    let told = client.transport.call(get("p")).await.expect_err("not believed");
-    assert!(matches!(&told, ApiError::Unreachable(text) if text.starts_with("tls: ")), "{told:?}");
+    let error = client.transport.call(get("p")).await.expect_err("not believed");
+    assert!(matches!(&error, ApiError::Unreachable(text) if text.starts_with("tls: ")), "{error:?}");
     assert_eq!(server.seen().len(), 0);
     let named = Cluster { tls_server_name: "localhost".into(), ..server.cluster() };
     Client::open(TransportConfig::new(named, user.clone())).await.transport.call(get("p")).await.expect("by its name");
     let wrong = Cluster { tls_server_name: "other".into(), ..server.cluster() };
-    let told = Client::open(TransportConfig::new(wrong, user.clone())).await.transport.call(get("p")).await;
-    assert!(told.expect_err("another name").to_string().contains("tls: "));
+    let result = Client::open(TransportConfig::new(wrong, user.clone())).await.transport.call(get("p")).await;
+    assert!(result.expect_err("another name").to_string().contains("tls: "));
     let careless = Cluster { insecure_skip_tls_verify: true, authorities: None, ..cluster };
     Client::open(TransportConfig::new(careless, user)).await.transport.call(get("p")).await.expect("anybody will do");
     let heartbeat = Call::get(Resource::NODES, "", "n").on(RequestClass::Heartbeat);

@@ -27,11 +27,11 @@ async fn one_dials_and_the_others_wait() {
     let client = server.client().await;
     client.transport.call(lease()).await.expect("renewed");
     server.vanish().await;
-    let told = client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect_err("away");
-    assert!(matches!(&told, ApiError::Unreachable(text) if text.contains("connection refused")), "{told:?}");
+    let error = client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect_err("away");
+    assert!(matches!(&error, ApiError::Unreachable(text) if text.contains("connection refused")), "{error:?}");
     let begun = Instant::now();
     let again = client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect_err("away");
-    assert_eq!(again, told, "told at once what the last attempt came to");
+    assert_eq!(again, error, "told at once what the last attempt came to");
     assert!(begun.elapsed() < Duration::from_millis(700), "{:?}", begun.elapsed());
     assert!(!client.transport.is_reachable());
     let mut waiting = tokio::task::JoinSet::new();
@@ -64,17 +64,17 @@ async fn one_dials_and_the_others_wait() {
 }
 
 #[tokio::test]
-async fn nobody_listens_where_nobody_ever_did() {
+async fn a_refused_connection_is_an_error_at_once() {
     let cluster = Cluster { server: "http://127.0.0.1:1".into(), ..Cluster::default() };
     let user = User { token: "secret".into(), ..User::default() };
     let client = Client::open(TransportConfig::new(cluster, user)).await;
     for call in [Call::get(Resource::PODS, "ns", "p"), lease()] {
-        let told = client.transport.call(call).await.expect_err("nobody");
-        assert_eq!(told, ApiError::Unreachable("dial tcp 127.0.0.1:1: connect: connection refused".into()));
+        let error = client.transport.call(call).await.expect_err("nobody");
+        assert_eq!(error, ApiError::Unreachable("dial tcp 127.0.0.1:1: connect: connection refused".into()));
     }
     let watch = watch_of(Resource::PODS).within(Duration::from_millis(50));
-    let told = client.transport.watch(watch).await.err();
-    assert!(matches!(&told, Some(ApiError::Unreachable(text)) if text.contains("refused")), "{told:?}");
+    let error = client.transport.watch(watch).await.err();
+    assert!(matches!(&error, Some(ApiError::Unreachable(text)) if text.contains("refused")), "{error:?}");
     assert_eq!(client.metric("rest_client_requests_total", &[]), 0.0);
 }
 
@@ -107,7 +107,7 @@ fn patient(server: &Server) -> TransportConfig {
 }
 
 #[tokio::test]
-async fn what_one_finds_dead_the_others_look_at() {
+async fn a_dead_connection_triggers_pings_in_all_pools() {
     // AC-10-5: a heartbeat without a response triggers pings in all pools.
     let server = Server::start(Settings::default(), quiet).await;
     let client = Client::open(patient(&server)).await;
@@ -162,7 +162,7 @@ async fn who_gets_through_has_the_others_try() {
     for _ in 0..5 {
         client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect_err("away");
         let mut reached = client.transport.reached();
-        let _nobody = tokio::time::timeout(Duration::from_millis(900), reached.changed()).await;
+        let _timeout = tokio::time::timeout(Duration::from_millis(900), reached.changed()).await;
     }
     let mut reached = client.transport.reached();
     let waiting = tokio::spawn({
@@ -178,15 +178,15 @@ async fn who_gets_through_has_the_others_try() {
 }
 
 #[tokio::test]
-async fn a_server_that_only_listens_holds_up_nobody_for_long() {
+async fn a_server_that_only_accepts_delays_no_request_for_long() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let cluster =
         Cluster { server: format!("https://{address}"), insecure_skip_tls_verify: true, ..Cluster::default() };
     let client = Client::open(TransportConfig::new(cluster, User::default())).await;
     let limit = Duration::from_millis(100);
-    let told = client.transport.call(Call::get(Resource::PODS, "ns", "p").within(limit)).await.expect_err("nothing");
-    assert!(matches!(told, ApiError::Timeout(_) | ApiError::Unreachable(_)), "{told:?}");
+    let error = client.transport.call(Call::get(Resource::PODS, "ns", "p").within(limit)).await.expect_err("nothing");
+    assert!(matches!(error, ApiError::Timeout(_) | ApiError::Unreachable(_)), "{error:?}");
     let begun = Instant::now();
     let beat = tokio::spawn({
         let transport = client.transport.clone();

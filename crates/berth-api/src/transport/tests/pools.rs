@@ -111,7 +111,7 @@ async fn events_come_as_they_are_written() {
 }
 
 #[tokio::test]
-async fn a_watch_that_is_cut_says_so() {
+async fn a_cut_watch_ends_with_an_error() {
     let server = Server::start(Settings::default(), quiet).await;
     let client = server.client().await;
     let mut watch = client.transport.watch(watch_of("s")).await.expect("it begins");

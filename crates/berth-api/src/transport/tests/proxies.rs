@@ -138,8 +138,8 @@ async fn a_proxy_within_tls_proves_itself() {
 
     let stranger = Proxy::start(Speaks::Connect(Some(acceptor(&Authority::new("others"), false)))).await;
     let proxy_url = format!("https://u:secret@{}", stranger.address);
-    let told = ask(Cluster { proxy_url, ..server.cluster() }).await.expect_err("nobody knows it").to_string();
-    assert!(told.contains("proxyconnect tcp: tls:") && !told.contains("secret"), "{told}");
+    let message = ask(Cluster { proxy_url, ..server.cluster() }).await.expect_err("nobody knows it").to_string();
+    assert!(message.contains("proxyconnect tcp: tls:") && !message.contains("secret"), "{message}");
     assert!(stranger.heads().is_empty(), "it is told nothing");
 }
 
@@ -161,6 +161,6 @@ async fn a_proxy_that_speaks_socks_is_asked() {
         proxy_url: format!("socks5://{}", proxy.address),
         ..server.cluster()
     };
-    let told = ask(gone).await.expect_err("nobody is there").to_string();
-    assert!(told.contains("socks connect tcp") && told.contains("Connection refused"), "{told}");
+    let message = ask(gone).await.expect_err("nobody is there").to_string();
+    assert!(message.contains("socks connect tcp") && message.contains("Connection refused"), "{message}");
 }

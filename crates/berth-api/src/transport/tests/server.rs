@@ -64,7 +64,7 @@ impl Authority {
 
 /// Received request.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ReceivedRequest {
     pub connection: u64,
     pub method: Method,
     pub target: String,
@@ -101,11 +101,11 @@ pub fn endless() -> Reply {
 }
 
 /// Silent watches, and an empty object for every other request.
-pub fn quiet(seen: &Seen) -> Reply {
+pub fn quiet(seen: &ReceivedRequest) -> Reply {
     if seen.target.contains("watch=true") { endless() } else { json("{}") }
 }
 
-type Answers = Arc<dyn Fn(&Seen) -> Reply + Send + Sync>;
+type Answers = Arc<dyn Fn(&ReceivedRequest) -> Reply + Send + Sync>;
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// Settings of the server.
@@ -123,7 +123,7 @@ impl Default for Settings {
 
 /// State shared by the connections.
 pub struct State {
-    pub seen: Mutex<Vec<Seen>>,
+    pub seen: Mutex<Vec<ReceivedRequest>>,
     /// Open connections, and all connections ever accepted.
     pub open: AtomicUsize,
     pub made: AtomicU64,
@@ -149,7 +149,10 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn start(settings: Settings, answers: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
+    pub async fn start(
+        settings: Settings,
+        answers: impl Fn(&ReceivedRequest) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let authority = Authority::new("servers");
         let acceptor = acceptor(&authority, settings.http2);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -223,7 +226,7 @@ impl Server {
         std::mem::take(&mut *self.state.leave.lock().expect("whole")).cancel();
     }
 
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<ReceivedRequest> {
         self.state.seen.lock().expect("whole").clone()
     }
 
@@ -246,7 +249,7 @@ impl Server {
     pub fn cluster(&self) -> Cluster {
         Cluster {
             server: format!("https://{}", self.address),
-            authorities: Some(Source::Text(self.authority.pem.clone().into_bytes())),
+            authorities: Some(InlineOrFile::Text(self.authority.pem.clone().into_bytes())),
             ..Cluster::default()
         }
     }
@@ -385,7 +388,7 @@ async fn answer(
     let (head, body) = request.into_parts();
     let _ = body.collect().await; // the content does not matter
     let target = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-    let seen = Seen { connection, method: head.method, target, headers: head.headers, who };
+    let seen = ReceivedRequest { connection, method: head.method, target, headers: head.headers, who };
     let reply = (state.answers)(&seen);
     state.seen.lock().expect("whole").push(seen);
     match reply {

@@ -59,7 +59,7 @@ pub fn main(job: &str) -> ExitCode {
         .map_err(|error| ImageError::invalid(format!("invalid unpack job: {error}")))
         .and_then(|job| unpack(&job));
     let code = if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    match tell(&OutputLine::Outcome(outcome)) {
+    match write_line(&OutputLine::Outcome(outcome)) {
         Ok(()) => code,
         Err(_) => ExitCode::FAILURE, // no reader
     }
@@ -78,12 +78,12 @@ fn unpack(job: &UnpackJob) -> Result<LayerSummary, ImageError> {
     let stream = File::from(io::stdin().as_fd().try_clone_to_owned().attempt("open input stream")?);
     // A thread spawned now has the reduced privileges; it opens no files.
     let stream = decompress::decompress_ahead(stream)?;
-    let mut told = Instant::now();
+    let mut last_alive = Instant::now();
     let mut alive = || {
-        if told.elapsed() >= ALIVE_EVERY {
-            told = Instant::now();
+        if last_alive.elapsed() >= ALIVE_EVERY {
+            last_alive = Instant::now();
             // A parent that no longer reads kills this process or is gone.
-            let _ = tell(&OutputLine::Alive);
+            let _ = write_line(&OutputLine::Alive);
         }
     };
     apply_in(stream, UnpackTarget { root, way: PathMode::Fchdir(alone), alive: &mut alive }, &job.policy, Some(recipe))
@@ -110,7 +110,7 @@ fn confine(root: &RootDir) -> Result<(), ImageError> {
     privileges::keep_only(KEPT).attempt("drop capabilities")
 }
 
-fn tell(line: &OutputLine) -> io::Result<()> {
+fn write_line(line: &OutputLine) -> io::Result<()> {
     let mut text = serde_json::to_string(line).map_err(io::Error::other)?;
     text.push('\n');
     let mut out = io::stdout().lock();
@@ -130,7 +130,7 @@ impl Write for Warnings {
         let length = text.len().saturating_mul(6);
         if length <= self.left {
             self.left -= length;
-            tell(&OutputLine::Warning(text.trim_end().to_owned()))?;
+            write_line(&OutputLine::Warning(text.trim_end().to_owned()))?;
         }
         Ok(bytes.len())
     }

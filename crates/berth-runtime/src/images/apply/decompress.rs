@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::images::{
-    compression::Unpacked,
+    compression::Decompressor,
     error::{ImageError, IoContext},
 };
 
@@ -24,24 +24,24 @@ const PIECES: usize = 4;
 const PIECE: usize = 256 << 10;
 
 /// A decompressed stream.
-pub trait Source: Read {
+pub trait DecompressedStream: Read {
     /// Compressed bytes consumed for the bytes read, or slightly more.
     fn packed(&self) -> u64;
 }
 
-impl Source for Box<dyn Source + '_> {
+impl DecompressedStream for Box<dyn DecompressedStream + '_> {
     fn packed(&self) -> u64 {
         (**self).packed()
     }
 }
 
 /// A reader that counts bytes.
-struct Counting<R> {
+struct CountingReader<R> {
     inner: R,
     count: u64,
 }
 
-impl<R: Read> Read for Counting<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.count = self.count.saturating_add(count as u64);
@@ -50,7 +50,7 @@ impl<R: Read> Read for Counting<R> {
 }
 
 /// Decompresses on read.
-struct InlineDecoder<R: Read>(Unpacked<Counting<R>>);
+struct InlineDecoder<R: Read>(Decompressor<CountingReader<R>>);
 
 impl<R: Read> Read for InlineDecoder<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -58,7 +58,7 @@ impl<R: Read> Read for InlineDecoder<R> {
     }
 }
 
-impl<R: Read> Source for InlineDecoder<R> {
+impl<R: Read> DecompressedStream for InlineDecoder<R> {
     fn packed(&self) -> u64 {
         self.0.packed().count
     }
@@ -68,17 +68,17 @@ impl<R: Read> Source for InlineDecoder<R> {
 ///
 /// # Errors
 /// The stream cannot be read, or its compression is not supported.
-pub fn decompress_inline<'a, R: Read + 'a>(packed: R) -> Result<Box<dyn Source + 'a>, ImageError> {
-    Ok(Box::new(InlineDecoder(Unpacked::new(Counting { inner: packed, count: 0 })?)))
+pub fn decompress_inline<'a, R: Read + 'a>(packed: R) -> Result<Box<dyn DecompressedStream + 'a>, ImageError> {
+    Ok(Box::new(InlineDecoder(Decompressor::new(CountingReader { inner: packed, count: 0 })?)))
 }
 
 /// Decompresses ahead of the reader in a thread; an uncompressed stream needs none.
 ///
 /// # Errors
 /// As for [`decompress_inline`]; also if the thread cannot be created.
-pub fn decompress_ahead<R: Read + Send + 'static>(packed: R) -> Result<Box<dyn Source>, ImageError> {
-    let here = InlineDecoder(Unpacked::new(Counting { inner: packed, count: 0 })?);
-    if matches!(here.0, Unpacked::Plain(_)) {
+pub fn decompress_ahead<R: Read + Send + 'static>(packed: R) -> Result<Box<dyn DecompressedStream>, ImageError> {
+    let here = InlineDecoder(Decompressor::new(CountingReader { inner: packed, count: 0 })?);
+    if matches!(here.0, Decompressor::Plain(_)) {
         return Ok(Box::new(here));
     }
     let (to, pieces) = sync_channel(PIECES);
@@ -100,7 +100,7 @@ struct Piece {
     packed: u64,
 }
 
-fn unpack(mut from: impl Source, buffers: &Receiver<Vec<u8>>, to: &SyncSender<io::Result<Piece>>) {
+fn unpack(mut from: impl DecompressedStream, buffers: &Receiver<Vec<u8>>, to: &SyncSender<io::Result<Piece>>) {
     while let Ok(mut buffer) = buffers.recv() {
         let read = loop {
             match from.read(&mut buffer) {
@@ -144,7 +144,7 @@ impl Read for ReadAheadDecoder {
     }
 }
 
-impl Source for ReadAheadDecoder {
+impl DecompressedStream for ReadAheadDecoder {
     fn packed(&self) -> u64 {
         self.piece.packed
     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     /// The bytes read, and the count of compressed bytes at the end.
-    fn read(mut source: Box<dyn Source + '_>) -> (Result<Vec<u8>, String>, u64) {
+    fn read(mut source: Box<dyn DecompressedStream + '_>) -> (Result<Vec<u8>, String>, u64) {
         let mut out = Vec::new();
         let read = source.read_to_end(&mut out).map_err(|error| error.to_string());
         (read.map(|_| out), source.packed())

@@ -25,16 +25,16 @@ use tracing::warn;
 
 use self::deletions::{is_at_or_below, is_whiteout};
 use super::{
-    decompress::{self, Source},
-    limits::{LayerFormat, Policy, Totals},
+    decompress::{self, DecompressedStream},
+    limits::{LayerFormat, Totals, UnpackPolicy},
     path,
     root::{self, NameInDirectory, PathMode, RootDir},
     whiteouts::{NameKind, classify},
 };
 use crate::images::{
-    digest::{Digest, Hashing},
-    error::{ImageError, IoContext, Kind as ErrorKind},
-    tar::reader::{Entry, Kind, Reader},
+    digest::{Digest, HashingReader},
+    error::{ImageError, ImageErrorKind as ErrorKind, IoContext},
+    tar::reader::{TarEntry, TarEntryKind, TarReader},
     tar_split::RecipeRecorder,
 };
 use berth_sys::write_back;
@@ -42,7 +42,7 @@ use berth_sys::write_back;
 /// Maximum user or group ID.
 const HIGHEST_ID: u64 = i32::MAX as u64;
 /// Bytes written between two checks of free space.
-const LOOK_EVERY: u64 = 64 << 20;
+const FREE_SPACE_CHECK_BYTES: u64 = 64 << 20;
 /// Buffer for file content, bytes.
 const BUFFER: usize = 256 << 10;
 /// Minimum size of a file for early write-back, bytes: the layer is synced at the end and waits less then.
@@ -65,13 +65,13 @@ pub struct LayerSummary {
 
 /// Access and modification time: seconds and nanoseconds each.
 type Times = ((i64, u32), (i64, u32));
-type Stream<'a> = RecipeRecorder<Hashing<Box<dyn Source + 'a>>>;
+type Stream<'a> = RecipeRecorder<HashingReader<Box<dyn DecompressedStream + 'a>>>;
 
 /// Unpacks a layer of any known compression into an existing directory.
 ///
 /// # Errors
 /// The stream is invalid or exceeds the limits, or a write fails. The directory is partially filled then.
-pub fn apply<R: Read>(packed: R, into: &Path, policy: &Policy) -> Result<LayerSummary, ImageError> {
+pub fn apply<R: Read>(packed: R, into: &Path, policy: &UnpackPolicy) -> Result<LayerSummary, ImageError> {
     apply_noting(packed, into, policy, None)
 }
 
@@ -82,7 +82,7 @@ pub fn apply<R: Read>(packed: R, into: &Path, policy: &Policy) -> Result<LayerSu
 pub fn apply_noting<R: Read>(
     packed: R,
     into: &Path,
-    policy: &Policy,
+    policy: &UnpackPolicy,
     recipe: Option<File>,
 ) -> Result<LayerSummary, ImageError> {
     let root = RootDir::open(into).attempt("open layer directory")?;
@@ -90,7 +90,7 @@ pub fn apply_noting<R: Read>(
     apply_in(decompress::decompress_inline(packed)?, place, policy, recipe)
 }
 
-/// Target of an unpack.
+/// Directory that receives the files of a layer, with a progress callback.
 pub struct UnpackTarget<'a> {
     /// The open directory.
     pub root: RootDir,
@@ -105,13 +105,13 @@ pub struct UnpackTarget<'a> {
 /// # Errors
 /// As for [`apply`].
 pub fn apply_in<'a>(
-    stream: Box<dyn Source + 'a>,
+    stream: Box<dyn DecompressedStream + 'a>,
     into: UnpackTarget<'a>,
-    policy: &'a Policy,
+    policy: &'a UnpackPolicy,
     recipe: Option<File>,
 ) -> Result<LayerSummary, ImageError> {
-    let stream = Hashing::new(stream);
-    let mut layer = Layer::new(into, policy, Reader::new(RecipeRecorder::new(stream, recipe)?));
+    let stream = HashingReader::new(stream);
+    let mut layer = Layer::new(into, policy, TarReader::new(RecipeRecorder::new(stream, recipe)?));
     layer.run()?;
     layer.finish_folders()?;
     let totals = layer.totals;
@@ -125,10 +125,10 @@ struct Layer<'a> {
     root: RootDir,
     way: PathMode,
     alive: &'a mut dyn FnMut(),
-    policy: &'a Policy,
-    tar: Reader<Stream<'a>>,
+    policy: &'a UnpackPolicy,
+    tar: TarReader<Stream<'a>>,
     totals: Totals,
-    looked_at: u64,
+    unchecked_bytes: u64,
     /// Times of directories by path; set last, because creating entries changes them.
     folders: BTreeMap<Vec<u8>, Times>,
     /// Paths created by this layer in a merged tree, spared by its deletions. An overlay layer contains nothing else.
@@ -137,7 +137,7 @@ struct Layer<'a> {
 }
 
 impl<'a> Layer<'a> {
-    fn new(into: UnpackTarget<'a>, policy: &'a Policy, tar: Reader<Stream<'a>>) -> Self {
+    fn new(into: UnpackTarget<'a>, policy: &'a UnpackPolicy, tar: TarReader<Stream<'a>>) -> Self {
         Self {
             root: into.root,
             way: into.way,
@@ -145,7 +145,7 @@ impl<'a> Layer<'a> {
             policy,
             tar,
             totals: Totals::default(),
-            looked_at: 0,
+            unchecked_bytes: 0,
             folders: BTreeMap::new(),
             made: BTreeSet::new(),
             buffer: vec![0; BUFFER],
@@ -174,7 +174,7 @@ impl<'a> Layer<'a> {
         self.policy.bounds.check(self.totals, stream.inner().packed(), stream.length())
     }
 
-    fn entry(&mut self, entry: &Entry) -> Result<(), ImageError> {
+    fn entry(&mut self, entry: &TarEntry) -> Result<(), ImageError> {
         if entry.uid > HIGHEST_ID || entry.gid > HIGHEST_ID {
             return Err(ImageError::bad_content(format!("owner {}:{} out of range", entry.uid, entry.gid)));
         }
@@ -198,8 +198,8 @@ impl<'a> Layer<'a> {
         }
     }
 
-    fn root_itself(&mut self, entry: &Entry) -> Result<(), ImageError> {
-        if entry.kind != Kind::Directory {
+    fn root_itself(&mut self, entry: &TarEntry) -> Result<(), ImageError> {
+        if entry.kind != TarEntryKind::Directory {
             return Err(ImageError::bad_content("root is not a directory"));
         }
         let itself = self.root.resolve(b"", OFlags::RDONLY | OFlags::DIRECTORY).attempt("open root")?;
@@ -211,14 +211,14 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    fn ordinary(&mut self, entry: &Entry, at: NameInDirectory<'_>, key: Vec<u8>) -> Result<(), ImageError> {
-        let is_folder = entry.kind == Kind::Directory;
+    fn ordinary(&mut self, entry: &TarEntry, at: NameInDirectory<'_>, key: Vec<u8>) -> Result<(), ImageError> {
+        let is_folder = entry.kind == TarEntryKind::Directory;
         let stat = at.stat().attempt("stat")?;
         let was_removed = stat.as_ref().is_some_and(is_whiteout);
         let there = stat.map(|stat| FileType::from_raw_mode(stat.st_mode));
         // Resolved before anything is removed: a link to itself must not lose the file.
         let target = match &entry.kind {
-            Kind::HardLink(target) => Some(self.link_target(target)?),
+            TarEntryKind::HardLink(target) => Some(self.link_target(target)?),
             _ => None,
         };
         if there.is_some() && !(is_folder && there == Some(FileType::Directory)) {
@@ -234,27 +234,27 @@ impl<'a> Layer<'a> {
             self.folders.retain(|path, _| !is_at_or_below(path, &key));
         }
         match &entry.kind {
-            Kind::Regular => self.file(entry, at, &key)?,
-            Kind::HardLink(_) => {
+            TarEntryKind::Regular => self.file(entry, at, &key)?,
+            TarEntryKind::HardLink(_) => {
                 let (folder, name) = target.ok_or_else(|| ImageError::bad_content("hardlink target not found"))?;
                 rustix::fs::linkat(&folder, OsStr::from_bytes(&name), at.parent, at.name, AtFlags::empty())
                     .attempt("link")?;
             }
-            Kind::Symlink(text) => symlink(text, at)?,
-            Kind::Directory => root::make_folder(at, 0o755).attempt("create directory")?,
-            Kind::Fifo => node(at, FileType::Fifo, 0)?,
-            Kind::Character(major, minor) => {
+            TarEntryKind::Symlink(text) => symlink(text, at)?,
+            TarEntryKind::Directory => root::make_folder(at, 0o755).attempt("create directory")?,
+            TarEntryKind::Fifo => node(at, FileType::Fifo, 0)?,
+            TarEntryKind::Character(major, minor) => {
                 if !self.device(at, FileType::CharacterDevice, *major, *minor)? {
                     return Ok(());
                 }
             }
-            Kind::Block(major, minor) => {
+            TarEntryKind::Block(major, minor) => {
                 if !self.device(at, FileType::BlockDevice, *major, *minor)? {
                     return Ok(());
                 }
             }
         }
-        if !matches!(entry.kind, Kind::HardLink(_)) {
+        if !matches!(entry.kind, TarEntryKind::HardLink(_)) {
             self.describe(entry, at, &key)?;
         }
         if was_removed && is_folder {
@@ -267,21 +267,21 @@ impl<'a> Layer<'a> {
     }
 
     /// Sets owner, then mode (a change of owner clears setuid), attributes, times.
-    fn describe(&mut self, entry: &Entry, at: NameInDirectory<'_>, key: &[u8]) -> Result<(), ImageError> {
+    fn describe(&mut self, entry: &TarEntry, at: NameInDirectory<'_>, key: &[u8]) -> Result<(), ImageError> {
         owner(at, entry)?;
-        if !matches!(entry.kind, Kind::Symlink(_)) {
+        if !matches!(entry.kind, TarEntryKind::Symlink(_)) {
             at.set_mode(entry.mode).attempt("set mode")?;
         }
         self.attributes(at, entry)?;
         let times = (entry.atime.unwrap_or(entry.mtime), entry.mtime);
-        if entry.kind == Kind::Directory {
+        if entry.kind == TarEntryKind::Directory {
             self.folders.insert(key.to_vec(), times);
             return Ok(());
         }
         at.set_times(times.0, times.1).attempt("set times")
     }
 
-    fn file(&mut self, entry: &Entry, at: NameInDirectory<'_>, key: &[u8]) -> Result<(), ImageError> {
+    fn file(&mut self, entry: &TarEntry, at: NameInDirectory<'_>, key: &[u8]) -> Result<(), ImageError> {
         self.totals.bytes = self.totals.bytes.saturating_add(entry.length());
         // Reject by declared size, before anything is written.
         self.check()?;
@@ -322,11 +322,11 @@ impl<'a> Layer<'a> {
     }
 
     fn check_free_space(&mut self, more: u64) -> Result<(), ImageError> {
-        self.looked_at += more;
-        if self.looked_at < LOOK_EVERY {
+        self.unchecked_bytes += more;
+        if self.unchecked_bytes < FREE_SPACE_CHECK_BYTES {
             return Ok(());
         }
-        self.looked_at = 0;
+        self.unchecked_bytes = 0;
         self.check()?;
         let disk = rustix::fs::fstatvfs(self.root.fd()).attempt("stat filesystem")?;
         if disk.f_bavail.saturating_mul(disk.f_frsize) < self.policy.keep_free {
@@ -373,7 +373,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    fn attributes(&self, at: NameInDirectory<'_>, entry: &Entry) -> Result<(), ImageError> {
+    fn attributes(&self, at: NameInDirectory<'_>, entry: &TarEntry) -> Result<(), ImageError> {
         for (name, value) in &entry.attributes {
             // These control overlayfs; a layer must not set them.
             if name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.") || name.contains(&0) {
@@ -388,7 +388,7 @@ impl<'a> Layer<'a> {
                 Err(Errno::OPNOTSUPP) => {
                     warn!(attribute = %shown, "Skipped extended attribute of a layer: not supported")
                 }
-                Err(Errno::PERM) if name.starts_with(b"user.") && entry.kind != Kind::Regular => {
+                Err(Errno::PERM) if name.starts_with(b"user.") && entry.kind != TarEntryKind::Regular => {
                     warn!(attribute = %shown, "Skipped extended attribute of a layer: only valid on regular files");
                 }
                 Err(Errno::PERM) if name.starts_with(b"trusted.") || name.starts_with(b"security.") => {
@@ -432,7 +432,7 @@ fn unreadable(error: &io::Error) -> ImageError {
     ImageError::bad_content(format!("invalid layer: {error}"))
 }
 
-fn owner(at: NameInDirectory<'_>, entry: &Entry) -> Result<(), ImageError> {
+fn owner(at: NameInDirectory<'_>, entry: &TarEntry) -> Result<(), ImageError> {
     // Both were checked against the maximum ID.
     let id = |value: u64| u32::try_from(value).unwrap_or(u32::MAX >> 1);
     at.set_owner(id(entry.uid), id(entry.gid)).attempt("set owner")

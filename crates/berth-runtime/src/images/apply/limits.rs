@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::images::error::{ImageError, Kind};
+use crate::images::error::{ImageError, ImageErrorKind};
 
 /// Below this many unpacked bytes the ratio is not checked.
 const RATIO_FROM: u64 = 64 << 20;
@@ -38,7 +38,7 @@ pub enum LayerFormat {
 
 /// Limits and format for unpacking a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Policy {
+pub struct UnpackPolicy {
     /// Limits of the layer.
     pub bounds: LayerLimits,
     /// Use of the directory.
@@ -62,8 +62,9 @@ impl LayerLimits {
     /// # Errors
     /// `layer exceeds limits: …`.
     pub fn check(&self, totals: Totals, packed: u64, unpacked: u64) -> Result<(), ImageError> {
-        let exceeded =
-            |what: String| Err(ImageError::new(Kind::ResourceExhausted, format!("layer exceeds limits: {what}")));
+        let exceeded = |what: String| {
+            Err(ImageError::new(ImageErrorKind::ResourceExhausted, format!("layer exceeds limits: {what}")))
+        };
         let largest = totals.bytes.max(unpacked);
         if largest > self.bytes {
             return exceeded(format!("more than {} bytes", self.bytes));

@@ -14,4 +14,4 @@ pub mod unpack_process;
 pub mod whiteouts;
 
 pub use layer::{LayerSummary, UnpackTarget, apply, apply_in, apply_noting};
-pub use limits::{LayerFormat, LayerLimits, Policy};
+pub use limits::{LayerFormat, LayerLimits, UnpackPolicy};

@@ -23,8 +23,8 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::{LayerSummary, Policy};
-use crate::images::error::{ImageError, IoContext, Kind};
+use super::{LayerSummary, UnpackPolicy};
+use crate::images::error::{ImageError, ImageErrorKind, IoContext};
 
 /// Internal subcommand that unpacks a layer.
 pub const VERB: &str = "unpack-layer";
@@ -49,12 +49,12 @@ pub struct UnpackJob {
     /// File to create for the recipe that restores the tar stream.
     pub recipe: PathBuf,
     /// Limits and format.
-    pub policy: Policy,
+    pub policy: UnpackPolicy,
     /// Expected PID of the parent; with another parent the process exits.
     pub parent: u32,
 }
 
-/// A line of the output.
+/// JSON line on the standard output of the unpack process.
 #[derive(Serialize, Deserialize)]
 pub(super) enum OutputLine {
     /// Something of the layer was omitted.
@@ -66,9 +66,9 @@ pub(super) enum OutputLine {
 }
 
 /// The child process; killed on drop unless it was waited for.
-struct Running(Option<Child>);
+struct ChildProcess(Option<Child>);
 
-impl Running {
+impl ChildProcess {
     /// Waits for the exit; `None` on timeout.
     fn wait(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         let Some(child) = &mut self.0 else { return Ok(None) };
@@ -86,7 +86,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _has_ended = self.0.as_mut().map(Child::kill);
         if matches!(self.wait(DYING), Ok(Some(_))) {
@@ -132,7 +132,7 @@ fn apply_within<R: Read>(
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut child = command.spawn().attempt(format!("start {} to unpack a layer", program.display()))?;
     let pipes = child.stdin.take().zip(child.stdout.take());
-    let mut running = Running(Some(child));
+    let mut running = ChildProcess(Some(child));
     let (to, from) = pipes.ok_or_else(|| ImageError::bad_content("pipe to the unpack process is missing"))?;
     let mut talk = ProcessPipes::new(to, from, patience).attempt("set up pipes to the unpack process")?;
     talk.write_input(packed)?;
@@ -140,11 +140,14 @@ fn apply_within<R: Read>(
         talk.wait()?;
     }
     let status = running.wait(patience).attempt("wait for the unpack process")?;
-    outcome(&String::from_utf8_lossy(&talk.heard), status.ok_or_else(|| timed_out(patience))?)
+    outcome(&String::from_utf8_lossy(&talk.output), status.ok_or_else(|| timed_out(patience))?)
 }
 
 fn timed_out(patience: Duration) -> ImageError {
-    ImageError::new(Kind::DeadlineExceeded, format!("unpack process made no progress for {patience:?} and was killed"))
+    ImageError::new(
+        ImageErrorKind::DeadlineExceeded,
+        format!("unpack process made no progress for {patience:?} and was killed"),
+    )
 }
 
 /// Both pipes, in non-blocking mode.
@@ -153,7 +156,7 @@ struct ProcessPipes {
     to: Option<ChildStdin>,
     /// Open until the output is read.
     from: Option<ChildStdout>,
-    heard: Vec<u8>,
+    output: Vec<u8>,
     patience: Duration,
 }
 
@@ -163,7 +166,7 @@ impl ProcessPipes {
         let _refused = rustix::pipe::fcntl_setpipe_size(&to, WAITING);
         rustix::io::ioctl_fionbio(&to, true)?;
         rustix::io::ioctl_fionbio(&from, true)?;
-        Ok(Self { to: Some(to), from: Some(from), heard: Vec::new(), patience })
+        Ok(Self { to: Some(to), from: Some(from), output: Vec::new(), patience })
     }
 
     /// Writes the stream to the process; one that closes its input early reports the reason as its outcome.
@@ -208,8 +211,8 @@ impl ProcessPipes {
             match from.read(&mut buffer) {
                 Ok(0) => self.from = None,
                 Ok(count) => {
-                    self.heard.extend_from_slice(buffer.get(..count).unwrap_or_default());
-                    if self.heard.len() >= LONGEST {
+                    self.output.extend_from_slice(buffer.get(..count).unwrap_or_default());
+                    if self.output.len() >= LONGEST {
                         self.from = None;
                     }
                 }
@@ -227,7 +230,7 @@ fn outcome(answer: &str, status: ExitStatus) -> Result<LayerSummary, ImageError>
     for line in answer.lines() {
         match serde_json::from_str(line) {
             Ok(OutputLine::Warning(text)) => warn!(cause = text, "Skipped part of a layer"),
-            Ok(OutputLine::Outcome(told)) => outcome = Some(told),
+            Ok(OutputLine::Outcome(result)) => outcome = Some(result),
             Ok(OutputLine::Alive) => {}
             Err(_) => break,
         }
@@ -236,7 +239,8 @@ fn outcome(answer: &str, status: ExitStatus) -> Result<LayerSummary, ImageError>
         (Some(signal), _) => format!("killed by signal {signal}"),
         (None, code) => format!("exit code {}", code.unwrap_or_default()),
     };
-    let silent = || ImageError::new(Kind::Unknown, format!("unpack process exited without a result: {silent}"));
+    let silent =
+        || ImageError::new(ImageErrorKind::Unknown, format!("unpack process exited without a result: {silent}"));
     outcome.unwrap_or_else(|| Err(silent()))
 }
 
@@ -252,7 +256,7 @@ mod tests {
         UnpackJob {
             into: folder.to_owned(),
             recipe: folder.join("recipe"),
-            policy: Policy { bounds: LayerLimits::default(), form: LayerFormat::Merged, keep_free: 0 },
+            policy: UnpackPolicy { bounds: LayerLimits::default(), form: LayerFormat::Merged, keep_free: 0 },
             parent: std::process::id(),
         }
     }
@@ -267,13 +271,13 @@ mod tests {
     }
 
     #[test]
-    fn whatever_becomes_of_the_other_process_is_told() {
+    fn every_outcome_of_the_unpack_process_is_reported() {
         let dir = tempfile::tempdir().expect("a directory");
         let applied = LayerSummary { diff_id: Digest::of(b"x"), bytes: 1, entries: 2, stream: 3, is_noted: true };
-        let told = |line: &OutputLine| serde_json::to_string(line).expect("JSON");
+        let encode = |line: &OutputLine| serde_json::to_string(line).expect("JSON");
         let (good, bad) =
-            (told(&OutputLine::Outcome(Ok(applied))), told(&OutputLine::Outcome(Err(ImageError::invalid("no")))));
-        let warned = told(&OutputLine::Warning("w".into()));
+            (encode(&OutputLine::Outcome(Ok(applied))), encode(&OutputLine::Outcome(Err(ImageError::invalid("no")))));
+        let warned = encode(&OutputLine::Warning("w".into()));
         for (script, expected) in [
             (format!("cat > /dev/null; echo '{warned}'; echo '{good}'"), Ok(applied)),
             // It rejects the layer without reading it.
@@ -298,21 +302,21 @@ mod tests {
 
     #[test]
     fn a_stream_that_breaks_off_ends_the_other_process() {
-        struct Broken;
-        impl Read for Broken {
+        struct BrokenReader;
+        impl Read for BrokenReader {
             fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
                 Err(io::Error::other("broke off"))
             }
         }
         let dir = tempfile::tempdir().expect("a directory");
         let program = program(dir.path(), "exec sleep 600");
-        let error = apply(Broken, &program, &job(dir.path())).expect_err("broken");
+        let error = apply(BrokenReader, &program, &job(dir.path())).expect_err("broken");
         assert_eq!(error.text, "invalid layer: broke off");
     }
 
     #[test]
-    fn who_has_ended_is_not_looked_for_again() {
-        let mut running = Running(Some(Command::new("true").spawn().expect("a process")));
+    fn an_exited_process_is_not_waited_for_again() {
+        let mut running = ChildProcess(Some(Command::new("true").spawn().expect("a process")));
         assert!(running.wait(PATIENCE).expect("asked").expect("in time").success());
         assert!(running.0.is_none(), "its number may be another's");
     }
@@ -323,15 +327,17 @@ mod tests {
         let patience = Duration::from_secs(1);
         let alive = serde_json::to_string(&OutputLine::Alive).expect("JSON");
         let good = LayerSummary { diff_id: Digest::of(b"x"), bytes: 1, entries: 2, stream: 3, is_noted: true };
-        let told = serde_json::to_string(&OutputLine::Outcome(Ok(good))).expect("JSON");
+        let outcome_line = serde_json::to_string(&OutputLine::Outcome(Ok(good))).expect("JSON");
         for (script, expected) in [
             // Reads nothing; reads everything and stays silent; reports success and does not exit.
             ("exec sleep 600".to_owned(), None),
             ("cat > /dev/null; exec sleep 600".to_owned(), None),
-            (format!("cat > /dev/null; echo '{told}'; exec > /dev/null; exec sleep 600"), None),
+            (format!("cat > /dev/null; echo '{outcome_line}'; exec > /dev/null; exec sleep 600"), None),
             // A keep-alive line suffices, even if nothing is read.
             (
-                format!("for i in 1 2 3 4 5 6 7 8; do echo '{alive}'; sleep 0.2; done; cat > /dev/null; echo '{told}'"),
+                format!(
+                    "for i in 1 2 3 4 5 6 7 8; do echo '{alive}'; sleep 0.2; done; cat > /dev/null; echo '{outcome_line}'"
+                ),
                 Some(good),
             ),
         ] {
@@ -339,7 +345,7 @@ mod tests {
             match (apply_within(patience, io::repeat(7).take(3 << 20), &program, &job(dir.path())), expected) {
                 (Ok(got), Some(expected)) => assert_eq!(got, expected, "{script}"),
                 (Err(error), None) => {
-                    assert_eq!(error.kind, Kind::DeadlineExceeded, "{script}: {error}");
+                    assert_eq!(error.kind, ImageErrorKind::DeadlineExceeded, "{script}: {error}");
                     assert_eq!(error.text, "unpack process made no progress for 1s and was killed");
                 }
                 (got, _) => panic!("{script}: {got:?}"),

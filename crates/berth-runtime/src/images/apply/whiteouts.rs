@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_told_by_name() {
+    fn whiteouts_are_classified_by_name() {
         for (name, expected) in [
             (&b"file"[..], NameKind::Ordinary),
             (b".wh", NameKind::Ordinary),

@@ -17,10 +17,10 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 
 /// Credentials from a CRI request. Never logged.
 #[derive(Clone, PartialEq, Eq, Default)]
-pub struct Credentials {
+pub struct RegistryCredentials {
     /// Username.
     pub username: String,
-    /// Password.
+    /// Password for basic authentication; unused without a username.
     pub password: String,
     /// Base64 of `user:password`.
     pub auth: String,
@@ -34,7 +34,7 @@ pub struct Credentials {
 
 /// Authentication used for a host.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Identity {
+pub enum RegistryAuth {
     /// No authentication.
     Anonymous,
     /// Bearer token.
@@ -45,7 +45,7 @@ pub enum Identity {
     Refresh(String),
 }
 
-impl Credentials {
+impl RegistryCredentials {
     /// Hash that distinguishes credentials without revealing them.
     pub fn key(&self) -> Digest {
         let fields = [
@@ -61,28 +61,28 @@ impl Credentials {
 
     /// Authentication for a host of an image from registry `origin`: credentials are sent only to the registry they are
     /// for.
-    pub fn for_host(&self, host: &str, origin: &str) -> Identity {
+    pub fn for_host(&self, host: &str, origin: &str) -> RegistryAuth {
         let server = server_host(&self.server_address);
         let is_meant = match server {
             "" => same_host(host, origin),
             server => same_host(host, server) || (same_host(server, origin) && same_host(host, origin)),
         };
         if !is_meant {
-            return Identity::Anonymous;
+            return RegistryAuth::Anonymous;
         }
         if !self.registry_token.is_empty() {
-            return Identity::Bearer(self.registry_token.clone());
+            return RegistryAuth::Bearer(self.registry_token.clone());
         }
         if !self.username.is_empty() {
-            return Identity::Basic(self.username.clone(), self.password.clone());
+            return RegistryAuth::Basic(self.username.clone(), self.password.clone());
         }
         if !self.identity_token.is_empty() {
-            return Identity::Refresh(self.identity_token.clone());
+            return RegistryAuth::Refresh(self.identity_token.clone());
         }
         let decoded = BASE64.decode(self.auth.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
         match decoded.as_deref().and_then(|text| text.split_once(':')) {
-            Some((user, password)) => Identity::Basic(user.to_owned(), password.trim_matches('\0').to_owned()),
-            None => Identity::Anonymous,
+            Some((user, password)) => RegistryAuth::Basic(user.to_owned(), password.trim_matches('\0').to_owned()),
+            None => RegistryAuth::Anonymous,
         }
     }
 }
@@ -197,8 +197,9 @@ mod tests {
 
     #[test]
     fn credentials_go_to_their_registry_only() {
-        let plain = Credentials { username: "u".into(), password: "p".into(), ..Credentials::default() };
-        let meant = |server: &str| Credentials { server_address: server.into(), ..plain.clone() };
+        let plain =
+            RegistryCredentials { username: "u".into(), password: "p".into(), ..RegistryCredentials::default() };
+        let meant = |server: &str| RegistryCredentials { server_address: server.into(), ..plain.clone() };
         for (credentials, host, origin, expected) in [
             (plain.clone(), "r.tld", "r.tld", true),
             (plain.clone(), "mirror.tld", "r.tld", false),
@@ -206,11 +207,11 @@ mod tests {
             (meant("https://mirror.tld/v2/"), "r.tld", "r.tld", false),
             (meant("https://index.docker.io/v1/"), "registry-1.docker.io", "docker.io", true),
         ] {
-            let told = credentials.for_host(host, origin) != Identity::Anonymous;
-            assert_eq!(told, expected, "{host} for {origin}");
+            let is_sent = credentials.for_host(host, origin) != RegistryAuth::Anonymous;
+            assert_eq!(is_sent, expected, "{host} for {origin}");
         }
-        let encoded = Credentials { auth: "dTpwAAA".into(), ..Credentials::default() };
-        assert!(encoded.for_host("a", "a") == Identity::Basic("u".into(), "p".into()));
+        let encoded = RegistryCredentials { auth: "dTpwAAA".into(), ..RegistryCredentials::default() };
+        assert!(encoded.for_host("a", "a") == RegistryAuth::Basic("u".into(), "p".into()));
     }
 
     #[test]

@@ -72,7 +72,7 @@ struct File {
 struct Host {
     capabilities: Option<Vec<String>>,
     ca: Option<OneOrMany>,
-    client: Option<Client>,
+    client: Option<ClientKeyPairs>,
     dial_timeout: Option<String>,
     #[serde(default)]
     skip_verify: bool,
@@ -93,12 +93,12 @@ enum OneOrMany {
 /// containerd.
 #[derive(Deserialize, Clone)]
 #[serde(untagged)]
-enum Client {
+enum ClientKeyPairs {
     One(String),
     Many(Vec<OneOrMany>),
 }
 
-impl Client {
+impl ClientKeyPairs {
     /// Blocking: a list of two is a pair unless the first file contains a key.
     fn pairs(&self, folder: &Path) -> Result<Vec<KeyPair>, String> {
         let pair = |certificate: &str, key: &str| {
@@ -312,7 +312,7 @@ mod tests {
 
     /// A mistake in the file must not cause a fallback to the public registry.
     #[test]
-    fn a_broken_file_is_named_and_nobody_is_asked() {
+    fn an_invalid_hosts_file_is_named_and_no_registry_is_contacted() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("bad.example/hosts.toml");
         fs::create_dir(dir.path().join("bad.example")).expect("makeable");

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
 use super::{
-    auth::{self, Challenge, Identity},
+    auth::{self, Challenge, RegistryAuth},
     client::{self, HttpClient},
     hosts::Endpoint,
 };
@@ -35,7 +35,7 @@ const LONGEST_TOKEN: u64 = 1 << 20;
 
 /// Why an endpoint did not serve a request.
 #[derive(Clone, Debug)]
-pub enum Refusal {
+pub enum EndpointFailure {
     /// The content does not exist there.
     NotFound,
     /// Authentication or authorization failed.
@@ -51,7 +51,7 @@ pub struct EndpointClient {
     /// Configuration of the endpoint.
     pub endpoint: Endpoint,
     client: HttpClient,
-    identity: Identity,
+    identity: RegistryAuth,
     /// Token scope if the challenge names none.
     scope: String,
     authorization: tokio::sync::Mutex<Option<String>>,
@@ -62,10 +62,10 @@ impl EndpointClient {
     ///
     /// # Errors
     /// The CA certificates or client certificates cannot be read.
-    pub fn new(endpoint: Endpoint, identity: Identity, path: &str) -> Result<Self, ImageError> {
+    pub fn new(endpoint: Endpoint, identity: RegistryAuth, path: &str) -> Result<Self, ImageError> {
         let client = client::of(&endpoint)?;
         let token = match &identity {
-            Identity::Bearer(token) => Some(format!("Bearer {token}")),
+            RegistryAuth::Bearer(token) => Some(format!("Bearer {token}")),
             _ => None,
         };
         let scope = format!("repository:{path}:pull");
@@ -82,7 +82,12 @@ impl EndpointClient {
     ///
     /// # Errors
     /// The refusal after the last attempt.
-    pub async fn request(&self, method: Method, path: &str, headers: HeaderMap) -> Result<Response<Incoming>, Refusal> {
+    pub async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+    ) -> Result<Response<Incoming>, EndpointFailure> {
         let url = format!("{}://{}{}{path}", self.endpoint.scheme, self.endpoint.authority, self.endpoint.prefix);
         let mut attempt = 0;
         loop {
@@ -97,7 +102,7 @@ impl EndpointClient {
                     None => None,
                 },
                 // With a plain HTTP fallback, that is tried without delay.
-                Err(Refusal::Unavailable(_)) if self.http_fallback().is_none() => once,
+                Err(EndpointFailure::Unavailable(_)) if self.http_fallback().is_none() => once,
                 Err(_) => None,
             };
             let Some(pause) = pause else {
@@ -113,24 +118,29 @@ impl EndpointClient {
         method: &Method,
         url: &str,
         answer: Response<Incoming>,
-    ) -> Result<Response<Incoming>, Refusal> {
+    ) -> Result<Response<Incoming>, EndpointFailure> {
         let status = answer.status();
         let unexpected = || format!("unexpected status from {method} request to {url}: {status}");
         match status {
             _ if status.is_success() => Ok(answer),
             StatusCode::RANGE_NOT_SATISFIABLE => Ok(answer),
-            StatusCode::NOT_FOUND => Err(Refusal::NotFound),
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Refusal::Denied(unexpected())),
+            StatusCode::NOT_FOUND => Err(EndpointFailure::NotFound),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(EndpointFailure::Denied(unexpected())),
             _ if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
-                Err(Refusal::Unavailable(unexpected()))
+                Err(EndpointFailure::Unavailable(unexpected()))
             }
-            _ => Err(Refusal::Other(ImageError::bad_content(unexpected()))),
+            _ => Err(EndpointFailure::Other(ImageError::bad_content(unexpected()))),
         }
     }
 
     /// Sends a request, and after a challenge of the registry once more with authorization. A challenge of a host that
     /// the registry redirected to is ignored: its realm would receive the registry's credentials.
-    async fn authorized(&self, method: &Method, url: &str, headers: &HeaderMap) -> Result<Response<Incoming>, Refusal> {
+    async fn authorized(
+        &self,
+        method: &Method,
+        url: &str,
+        headers: &HeaderMap,
+    ) -> Result<Response<Incoming>, EndpointFailure> {
         let known = self.authorization.lock().await.clone();
         let (answer, is_registry) = self.follow(method, url, headers, known.as_deref()).await?;
         if answer.status() != StatusCode::UNAUTHORIZED || !is_registry {
@@ -140,8 +150,8 @@ impl EndpointClient {
             answer.headers().get_all(header::WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
         let Some(challenge) = challenges.filter_map(auth::challenge).next() else { return Ok(answer) };
         let authorization = match (challenge, &self.identity) {
-            (Challenge::Basic, Identity::Basic(user, password)) => auth::basic(user, password),
-            (Challenge::Basic, _) | (_, Identity::Bearer(_)) => return Ok(answer),
+            (Challenge::Basic, RegistryAuth::Basic(user, password)) => auth::basic(user, password),
+            (Challenge::Basic, _) | (_, RegistryAuth::Bearer(_)) => return Ok(answer),
             (Challenge::Bearer { realm, service, scope }, _) => {
                 let scope = if scope.is_empty() { self.scope.clone() } else { scope };
                 format!("Bearer {}", self.token(&realm, &service, &scope).await?)
@@ -151,8 +161,8 @@ impl EndpointClient {
         Ok(self.follow(method, url, headers, Some(&authorization)).await?.0)
     }
 
-    async fn token(&self, realm: &str, service: &str, scope: &str) -> Result<String, Refusal> {
-        let failed = |text: String| Refusal::Denied(format!("failed to authorize: {text}"));
+    async fn token(&self, realm: &str, service: &str, scope: &str) -> Result<String, EndpointFailure> {
+        let failed = |text: String| EndpointFailure::Denied(format!("failed to authorize: {text}"));
         let (method, url, headers, body) = self.token_request(realm, service, scope).map_err(failed)?;
         let answer =
             self.send(&method, &url, &headers, body.into()).await.map_err(|error| failed(refusal_text(&error)))?;
@@ -179,14 +189,14 @@ impl EndpointClient {
         let mut query = form_urlencoded::Serializer::new(String::new());
         query.append_pair("service", service).append_pair("scope", scope);
         let mut headers = HeaderMap::new();
-        if let Identity::Refresh(token) = &self.identity {
+        if let RegistryAuth::Refresh(token) = &self.identity {
             query.append_pair("grant_type", "refresh_token").append_pair("refresh_token", token);
             query.append_pair("client_id", "berth");
             let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
             headers.insert(header::CONTENT_TYPE, kind);
             return Ok((Method::POST, realm.to_owned(), headers, query.finish()));
         }
-        if let Identity::Basic(user, password) = &self.identity {
+        if let RegistryAuth::Basic(user, password) = &self.identity {
             query.append_pair("account", user);
             let value = HeaderValue::from_str(&auth::basic(user, password)).map_err(|error| error.to_string())?;
             headers.insert(header::AUTHORIZATION, value);
@@ -202,7 +212,7 @@ impl EndpointClient {
         url: &str,
         headers: &HeaderMap,
         authorization: Option<&str>,
-    ) -> Result<(Response<Incoming>, bool), Refusal> {
+    ) -> Result<(Response<Incoming>, bool), EndpointFailure> {
         let (mut url, mut is_registry) = (url.to_owned(), true);
         let mut headers = headers.clone();
         for (name, value) in &self.endpoint.headers {
@@ -219,7 +229,8 @@ impl EndpointClient {
             let is_redirect = matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308);
             let location = answer.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let Some(location) = location.filter(|_| is_redirect) else { return Ok((answer, is_registry)) };
-            let next = redirect(&url, location).map_err(|text| Refusal::Other(ImageError::bad_content(text)))?;
+            let next =
+                redirect(&url, location).map_err(|text| EndpointFailure::Other(ImageError::bad_content(text)))?;
             let host = |url: &str| url.parse::<Uri>().ok().and_then(|uri| uri.authority().map(ToString::to_string));
             if host(&next) != host(&url) {
                 is_registry = false;
@@ -230,7 +241,7 @@ impl EndpointClient {
             }
             url = next;
         }
-        Err(Refusal::Other(ImageError::bad_content(format!("stopped after {MOST_REDIRECTS} redirects"))))
+        Err(EndpointFailure::Other(ImageError::bad_content(format!("stopped after {MOST_REDIRECTS} redirects"))))
     }
 
     async fn send(
@@ -239,16 +250,17 @@ impl EndpointClient {
         url: &str,
         headers: &HeaderMap,
         body: Bytes,
-    ) -> Result<Response<Incoming>, Refusal> {
+    ) -> Result<Response<Incoming>, EndpointFailure> {
         let mut request = Request::builder().method(method).uri(url);
         if let Some(all) = request.headers_mut() {
             all.extend(headers.clone());
             all.insert(header::USER_AGENT, HeaderValue::from_static(concat!("berth/", env!("CARGO_PKG_VERSION"))));
         }
         let request = request.body(Full::new(body));
-        let request = request.map_err(|error| Refusal::Other(ImageError::invalid(format!("{url}: {error}"))))?;
+        let request =
+            request.map_err(|error| EndpointFailure::Other(ImageError::invalid(format!("{url}: {error}"))))?;
         let unavailable = |text: &dyn std::fmt::Display| {
-            Refusal::Unavailable(format!("failed to do request: {method} {url}: {text}"))
+            EndpointFailure::Unavailable(format!("failed to do request: {method} {url}: {text}"))
         };
         match tokio::time::timeout(FIRST_BYTE, self.client.request(request)).await {
             Err(_) => Err(unavailable(&format!("no response within {} s", FIRST_BYTE.as_secs()))),
@@ -298,11 +310,11 @@ pub async fn body_bytes(answer: Response<Incoming>, limit: u64) -> Result<Bytes,
 }
 
 /// Text of a refusal for people.
-pub fn refusal_text(refusal: &Refusal) -> String {
+pub fn refusal_text(refusal: &EndpointFailure) -> String {
     match refusal {
-        Refusal::NotFound => "not found".to_owned(),
-        Refusal::Denied(text) | Refusal::Unavailable(text) => text.clone(),
-        Refusal::Other(error) => error.text.clone(),
+        EndpointFailure::NotFound => "not found".to_owned(),
+        EndpointFailure::Denied(text) | EndpointFailure::Unavailable(text) => text.clone(),
+        EndpointFailure::Other(error) => error.text.clone(),
     }
 }
 
@@ -359,7 +371,7 @@ mod tests {
             headers: vec![("X-Secret".to_owned(), "hush".to_owned())],
             falls_back: false,
         };
-        let identity = Identity::Basic("user".to_owned(), "password".to_owned());
+        let identity = RegistryAuth::Basic("user".to_owned(), "password".to_owned());
         EndpointClient::new(endpoint, identity, "a").expect("a client")
     }
 
@@ -376,7 +388,7 @@ mod tests {
             let (registry, mut asked) =
                 server(move |_| format!("307 Temporary Redirect\r\nLocation: http://{thief}/blob")).await;
             let refused = place(registry).request(Method::GET, "/a/blobs/sha256:0", HeaderMap::new()).await;
-            assert!(matches!(refused, Err(Refusal::Denied(_))), "{challenge}");
+            assert!(matches!(refused, Err(EndpointFailure::Denied(_))), "{challenge}");
             assert!(asked.recv().await.expect("asked").to_lowercase().contains("x-secret: hush"));
             while let Ok(head) = stolen.try_recv() {
                 let head = head.to_lowercase();

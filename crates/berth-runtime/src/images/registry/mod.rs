@@ -9,5 +9,5 @@ pub mod hosts;
 pub mod http;
 pub mod session;
 
-pub use auth::Credentials;
+pub use auth::RegistryCredentials;
 pub use session::Session;

@@ -11,17 +11,17 @@ use http_body_util::BodyExt;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::{
-    auth::Credentials,
+    auth::RegistryCredentials,
     hosts,
-    http::{EndpointClient, Refusal, body_bytes, refusal_text},
+    http::{EndpointClient, EndpointFailure, body_bytes, refusal_text},
 };
 use crate::images::{
-    content::{self, Content},
+    content::{self, ContentStore},
     digest::{Digest, Hasher},
-    error::{ImageError, Kind},
+    error::{ImageError, ImageErrorKind},
     model::{self, DOCKER_LIST, DOCKER_MANIFEST, Descriptor, LONGEST_MANIFEST, OCI_INDEX, OCI_MANIFEST},
-    names::{Name, Version},
-    progress::{Progress, Stage},
+    names::{Name, TagOrDigest},
+    progress::{ImageProgress, Stage},
 };
 
 /// Capacity of the queue of chunks between network and disk.
@@ -31,7 +31,7 @@ const BREAKS: u32 = 5;
 
 /// Result of resolving a reference.
 #[derive(Clone)]
-pub struct Resolved {
+pub struct ResolvedManifest {
     /// Descriptor of the manifest or index.
     pub target: Descriptor,
     /// Content of the manifest or index.
@@ -42,13 +42,13 @@ pub struct Resolved {
 pub struct Session {
     name: Name,
     places: Vec<EndpointClient>,
-    content: Content,
+    content: ContentStore,
     /// Limits concurrent downloads of all pulls.
     slots: Arc<Semaphore>,
     /// Timeout without received data.
     idle_timeout: Duration,
     /// Progress of the downloads.
-    pub progress: Arc<Progress>,
+    pub progress: Arc<ImageProgress>,
 }
 
 impl Session {
@@ -58,9 +58,9 @@ impl Session {
     /// An endpoint's configuration or certificates are invalid.
     pub fn new(
         name: &Name,
-        credentials: &Credentials,
+        credentials: &RegistryCredentials,
         roots: &[PathBuf],
-        content: Content,
+        content: ContentStore,
         slots: Arc<Semaphore>,
         patience: Duration,
     ) -> Result<Self, ImageError> {
@@ -82,10 +82,10 @@ impl Session {
     ///
     /// # Errors
     /// The texts of spec 09b §4.3.
-    pub async fn resolve(&self) -> Result<Resolved, ImageError> {
+    pub async fn resolve(&self) -> Result<ResolvedManifest, ImageError> {
         let reference = match &self.name.version {
-            Version::Tag(tag) => tag.clone(),
-            Version::Digest(digest) => digest.to_string(),
+            TagOrDigest::Tag(tag) => tag.clone(),
+            TagOrDigest::Digest(digest) => digest.to_string(),
         };
         let by_digest = self.name.tag().is_none();
         let places = self.places.iter().filter(|place| by_digest || place.endpoint.resolves);
@@ -99,40 +99,44 @@ impl Session {
         Err(self.unresolved(&refusals))
     }
 
-    fn unresolved(&self, refusals: &[Refusal]) -> ImageError {
+    fn unresolved(&self, refusals: &[EndpointFailure]) -> ImageError {
         let name = &self.name;
         let within = |error: ImageError| error.within(format!("failed to resolve reference \"{name}\""));
-        if let Some(Refusal::Denied(text)) = refusals.iter().find(|refusal| matches!(refusal, Refusal::Denied(_))) {
+        if let Some(EndpointFailure::Denied(text)) =
+            refusals.iter().find(|refusal| matches!(refusal, EndpointFailure::Denied(_)))
+        {
             let denied = "pull access denied, repository does not exist or may require authorization";
             let text = if text.starts_with("failed to authorize") { text.clone() } else { format!("{denied}: {text}") };
-            return within(with_others(ImageError::new(Kind::Unknown, text), refusals));
+            return within(with_others(ImageError::new(ImageErrorKind::Unknown, text), refusals));
         }
-        let is_unavailable = !refusals.is_empty() && refusals.iter().all(|r| matches!(r, Refusal::Unavailable(_)));
+        let is_unavailable =
+            !refusals.is_empty() && refusals.iter().all(|r| matches!(r, EndpointFailure::Unavailable(_)));
         let error = match refusals.last() {
-            Some(Refusal::Other(error)) => error.clone(),
-            Some(refusal) if is_unavailable => ImageError::new(Kind::Unavailable, refusal_text(refusal)),
+            Some(EndpointFailure::Other(error)) => error.clone(),
+            Some(refusal) if is_unavailable => ImageError::new(ImageErrorKind::Unavailable, refusal_text(refusal)),
             _ => ImageError::not_found(format!("{name}: not found")),
         };
         within(with_others(error, refusals))
     }
 
-    async fn manifest_of(&self, place: &EndpointClient, reference: &str) -> Result<Resolved, Refusal> {
+    async fn manifest_of(&self, place: &EndpointClient, reference: &str) -> Result<ResolvedManifest, EndpointFailure> {
         let path = format!("/{}/manifests/{reference}{}", self.name.path, self.origin(place));
         let answer = place.request(Method::GET, &path, accept()).await?;
-        let told = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let kind = told("content-type").unwrap_or_default();
-        let claimed = told("docker-content-digest");
-        let bytes = body_bytes(answer, LONGEST_MANIFEST).await.map_err(|error| Refusal::Unavailable(error.text))?;
+        let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let kind = header("content-type").unwrap_or_default();
+        let claimed = header("docker-content-digest");
+        let bytes =
+            body_bytes(answer, LONGEST_MANIFEST).await.map_err(|error| EndpointFailure::Unavailable(error.text))?;
         let digest = Digest::of(&bytes);
         let wanted = match &self.name.version {
-            Version::Digest(wanted) => Some(*wanted),
-            Version::Tag(_) => claimed.and_then(|text| text.parse().ok()),
+            TagOrDigest::Digest(wanted) => Some(*wanted),
+            TagOrDigest::Tag(_) => claimed.and_then(|text| text.parse().ok()),
         };
         if let Some(wanted) = wanted {
-            content::check(&wanted, None, digest, bytes.len() as u64).map_err(Refusal::Other)?;
+            content::check(&wanted, None, digest, bytes.len() as u64).map_err(EndpointFailure::Other)?;
         }
         let kind = kind.split(';').next().unwrap_or_default().trim().to_owned();
-        Ok(Resolved { target: Descriptor::new(&kind, digest, bytes.len() as u64), bytes })
+        Ok(ResolvedManifest { target: Descriptor::new(&kind, digest, bytes.len() as u64), bytes })
     }
 
     /// Downloads a manifest, index, or configuration.
@@ -150,9 +154,10 @@ impl Session {
             let path = format!("/{}/{kind}/{}{}", self.name.path, entry.digest, self.origin(place));
             let read = async {
                 let answer = place.request(Method::GET, &path, accept()).await?;
-                let bytes = body_bytes(answer, limit).await.map_err(|error| Refusal::Unavailable(error.text))?;
+                let bytes =
+                    body_bytes(answer, limit).await.map_err(|error| EndpointFailure::Unavailable(error.text))?;
                 content::check(&entry.digest, Some(entry.size), Digest::of(&bytes), bytes.len() as u64)
-                    .map_err(Refusal::Other)?;
+                    .map_err(EndpointFailure::Other)?;
                 Ok(bytes)
             };
             match read.await {
@@ -168,10 +173,11 @@ impl Session {
     /// # Errors
     /// No endpoint serves it, it does not match its digest, or the download makes no progress until the timeout.
     pub async fn layer(&self, entry: &Descriptor) -> Result<(), ImageError> {
-        let _slot = self.slots.acquire().await.map_err(|_| ImageError::new(Kind::Cancelled, "pull was cancelled"))?;
+        let _slot =
+            self.slots.acquire().await.map_err(|_| ImageError::new(ImageErrorKind::Cancelled, "pull was cancelled"))?;
         let mut refusals = Vec::new();
         for place in &self.places {
-            let mut last = Refusal::NotFound;
+            let mut last = EndpointFailure::NotFound;
             for _ in 0..=BREAKS {
                 if self.content.has(&entry.digest) {
                     return Ok(());
@@ -180,7 +186,7 @@ impl Session {
                     Ok(()) => return Ok(()),
                     Err(refusal) => last = refusal,
                 }
-                if !matches!(last, Refusal::Unavailable(_)) || place.http_fallback().is_some() {
+                if !matches!(last, EndpointFailure::Unavailable(_)) || place.http_fallback().is_some() {
                     break;
                 }
             }
@@ -190,7 +196,7 @@ impl Session {
     }
 
     /// Resumes a download from one endpoint.
-    async fn part(&self, place: &EndpointClient, entry: &Descriptor) -> Result<(), Refusal> {
+    async fn part(&self, place: &EndpointClient, entry: &Descriptor) -> Result<(), EndpointFailure> {
         let content = self.content.clone();
         let (digest, size) = (entry.digest, entry.size);
         let (file, hasher) = run(move || content.resume(&digest, size)).await?;
@@ -198,7 +204,7 @@ impl Session {
         let mut headers = HeaderMap::new();
         if have > 0 && have < size {
             let range = HeaderValue::from_str(&format!("bytes={have}-"));
-            headers.insert(header::RANGE, range.map_err(|error| Refusal::Unavailable(error.to_string()))?);
+            headers.insert(header::RANGE, range.map_err(|error| EndpointFailure::Unavailable(error.to_string()))?);
         }
         if have == size {
             let content = self.content.clone();
@@ -217,7 +223,7 @@ impl Session {
             (file, Hasher::default())
         };
         if answer.status() == StatusCode::RANGE_NOT_SATISFIABLE {
-            return Err(Refusal::Unavailable("range not satisfiable".into()));
+            return Err(EndpointFailure::Unavailable("range not satisfiable".into()));
         }
         self.progress.enter(digest, Stage::Downloading, hasher.length());
         self.receive(answer.into_body(), file, hasher, entry).await
@@ -229,16 +235,18 @@ impl Session {
         file: File,
         hasher: Hasher,
         entry: &Descriptor,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), EndpointFailure> {
         let (sender, pieces) = mpsc::channel::<Bytes>(PIECES);
         let size = entry.size;
         let from_network = async move {
             loop {
                 let frame = tokio::time::timeout(self.idle_timeout, body.frame()).await;
                 let frame = match frame {
-                    Err(_) => return Err(Refusal::Other(no_progress(self.idle_timeout))),
+                    Err(_) => return Err(EndpointFailure::Other(no_progress(self.idle_timeout))),
                     Ok(None) => return Ok(()),
-                    Ok(Some(Err(error))) => return Err(Refusal::Unavailable(format!("download interrupted: {error}"))),
+                    Ok(Some(Err(error))) => {
+                        return Err(EndpointFailure::Unavailable(format!("download interrupted: {error}")));
+                    }
                     Ok(Some(Ok(frame))) => frame,
                 };
                 if let Ok(piece) = frame.into_data() {
@@ -255,7 +263,7 @@ impl Session {
         let (file, hasher) = written?;
         received?;
         if hasher.length() < size {
-            return Err(Refusal::Unavailable("download interrupted".into()));
+            return Err(EndpointFailure::Unavailable("download interrupted".into()));
         }
         let (content, digest) = (self.content.clone(), entry.digest);
         run(move || content.finish(&file, hasher, &digest, size)).await
@@ -276,7 +284,10 @@ fn write_all(
 ) -> Result<(File, Hasher), ImageError> {
     while let Some(piece) = pieces.blocking_recv() {
         if hasher.length().saturating_add(piece.len() as u64) > size {
-            return Err(ImageError::new(Kind::DataLoss, format!("more than the expected {size} bytes: size mismatch")));
+            return Err(ImageError::new(
+                ImageErrorKind::DataLoss,
+                format!("more than the expected {size} bytes: size mismatch"),
+            ));
         }
         hasher.update(&piece);
         file.write_all(&piece).map_err(|error| ImageError::io("write blob", &error))?;
@@ -284,30 +295,32 @@ fn write_all(
     Ok((file, hasher))
 }
 
-async fn run<T: Send + 'static>(work: impl FnOnce() -> Result<T, ImageError> + Send + 'static) -> Result<T, Refusal> {
+async fn run<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ImageError> + Send + 'static,
+) -> Result<T, EndpointFailure> {
     let joined = tokio::task::spawn_blocking(work).await;
-    joined.map_err(|error| Refusal::Unavailable(error.to_string()))?.map_err(Refusal::Other)
+    joined.map_err(|error| EndpointFailure::Unavailable(error.to_string()))?.map_err(EndpointFailure::Other)
 }
 
 fn no_progress(patience: Duration) -> ImageError {
     let (minutes, seconds) = (patience.as_secs() / 60, patience.as_secs() % 60);
-    ImageError::new(Kind::DeadlineExceeded, format!("no progress in {minutes}m{seconds}s"))
+    ImageError::new(ImageErrorKind::DeadlineExceeded, format!("no progress in {minutes}m{seconds}s"))
 }
 
-fn missing(entry: &Descriptor, refusals: &[Refusal]) -> ImageError {
+fn missing(entry: &Descriptor, refusals: &[EndpointFailure]) -> ImageError {
     let error = match refusals.last() {
-        Some(Refusal::Other(error)) => error.clone(),
-        Some(Refusal::Unavailable(text)) => ImageError::new(Kind::Unavailable, text.clone()),
-        Some(Refusal::Denied(text)) => ImageError::new(Kind::Unknown, text.clone()),
-        Some(Refusal::NotFound) | None => ImageError::not_found(format!("content {}: not found", entry.digest)),
+        Some(EndpointFailure::Other(error)) => error.clone(),
+        Some(EndpointFailure::Unavailable(text)) => ImageError::new(ImageErrorKind::Unavailable, text.clone()),
+        Some(EndpointFailure::Denied(text)) => ImageError::new(ImageErrorKind::Unknown, text.clone()),
+        Some(EndpointFailure::NotFound) | None => ImageError::not_found(format!("content {}: not found", entry.digest)),
     };
     with_others(error, refusals)
 }
 
 /// Appends the other refusals to an error, each text once.
-fn with_others(error: ImageError, refusals: &[Refusal]) -> ImageError {
+fn with_others(error: ImageError, refusals: &[EndpointFailure]) -> ImageError {
     let mut text = error.text;
-    for refusal in refusals.iter().filter(|refusal| !matches!(refusal, Refusal::NotFound)) {
+    for refusal in refusals.iter().filter(|refusal| !matches!(refusal, EndpointFailure::NotFound)) {
         let other = refusal_text(refusal);
         if !text.contains(&other) {
             text.push_str("; ");
@@ -318,8 +331,8 @@ fn with_others(error: ImageError, refusals: &[Refusal]) -> ImageError {
 }
 
 /// Adds a refusal. Replaces the TLS failure if the plain HTTP fallback reached the registry.
-fn add_refusal(refusals: &mut Vec<Refusal>, is_fallback: bool, refusal: Refusal) {
-    if is_fallback && !matches!(refusal, Refusal::Unavailable(_)) {
+fn add_refusal(refusals: &mut Vec<EndpointFailure>, is_fallback: bool, refusal: EndpointFailure) {
+    if is_fallback && !matches!(refusal, EndpointFailure::Unavailable(_)) {
         refusals.pop();
     }
     refusals.push(refusal);
@@ -345,9 +358,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_all_places_said_is_told() {
-        let down = |text: &str| Refusal::Unavailable(text.to_owned());
-        let told_of = |refusals: Vec<(bool, Refusal)>| {
+    fn an_error_lists_the_failures_of_all_endpoints() {
+        let down = |text: &str| EndpointFailure::Unavailable(text.to_owned());
+        let error_text = |refusals: Vec<(bool, EndpointFailure)>| {
             let mut all = Vec::new();
             for (is_fallback, refusal) in refusals {
                 add_refusal(&mut all, is_fallback, refusal);
@@ -355,7 +368,7 @@ mod tests {
             with_others(ImageError::not_found("r/a:1: not found"), &all).text
         };
         for (refusals, expected) in [
-            (vec![(false, Refusal::NotFound)], "r/a:1: not found"),
+            (vec![(false, EndpointFailure::NotFound)], "r/a:1: not found"),
             (
                 vec![(false, down("bad certificate")), (false, down("no such host"))],
                 "r/a:1: not found; bad certificate; no such host",
@@ -365,10 +378,10 @@ mod tests {
                 "r/a:1: not found; bad certificate",
             ),
             // The plain HTTP fallback reached a registry without TLS.
-            (vec![(false, down("no TLS")), (true, Refusal::NotFound)], "r/a:1: not found"),
+            (vec![(false, down("no TLS")), (true, EndpointFailure::NotFound)], "r/a:1: not found"),
             (vec![(false, down("no TLS")), (true, down("refused"))], "r/a:1: not found; no TLS; refused"),
         ] {
-            assert_eq!(told_of(refusals), expected);
+            assert_eq!(error_text(refusals), expected);
         }
     }
 }

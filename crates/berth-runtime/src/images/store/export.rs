@@ -10,18 +10,18 @@ use std::{
     sync::Arc,
 };
 
-use super::{ImageStore, Inner, blocking};
+use super::{ImageStore, ImageStoreInner, blocking};
 use crate::images::{
-    digest::{Digest, Hashing},
-    error::{ImageError, IoContext, Kind},
+    digest::{Digest, HashingReader},
+    error::{ImageError, ImageErrorKind, IoContext},
     model::{self, Descriptor, LONGEST_CONFIG, Manifest, OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST},
     names::Name,
-    progress::{Progress, Stage},
-    record::Record,
+    progress::{ImageProgress, Stage},
+    record::ImageRecord,
     tar::write,
 };
 
-/// An image to export.
+/// Content of one image for an archive, with the names it is exported under.
 struct ExportImage {
     names: Vec<Name>,
     config: Vec<u8>,
@@ -40,15 +40,15 @@ impl ImageStore {
         &self,
         references: Vec<String>,
         into: W,
-        progress: Arc<Progress>,
+        progress: Arc<ImageProgress>,
     ) -> Result<W, ImageError> {
         let inner = Arc::clone(&self.inner);
         blocking(move || inner.export(&references, into, &progress)).await
     }
 }
 
-impl Inner {
-    fn export<W: Write>(&self, references: &[String], mut into: W, progress: &Progress) -> Result<W, ImageError> {
+impl ImageStoreInner {
+    fn export<W: Write>(&self, references: &[String], mut into: W, progress: &ImageProgress) -> Result<W, ImageError> {
         let mut leases = Vec::new();
         let mut images: Vec<ExportImage> = Vec::new();
         for reference in references {
@@ -87,8 +87,8 @@ impl Inner {
         Ok(into)
     }
 
-    fn outgoing(&self, reference: &str, record: &Record) -> Result<ExportImage, ImageError> {
-        let missing = || ImageError::new(Kind::DataLoss, "image configuration not found");
+    fn outgoing(&self, reference: &str, record: &ImageRecord) -> Result<ExportImage, ImageError> {
+        let missing = || ImageError::new(ImageErrorKind::DataLoss, "image configuration not found");
         let config = self.content.read(&record.id, LONGEST_CONFIG)?.ok_or_else(missing)?;
         let diff_ids = model::config(&config, record.layers.len())?.diff_ids;
         let mut layers = Vec::new();
@@ -123,15 +123,15 @@ impl Inner {
         into: &mut impl Write,
         layer: &Descriptor,
         number: u64,
-        progress: &Progress,
+        progress: &ImageProgress,
     ) -> Result<(), ImageError> {
         progress.enter(layer.digest, Stage::Writing, 0);
         write::header(into, &blob(&layer.digest), layer.size).attempt("write archive")?;
         let broken = |error: &dyn std::fmt::Display| {
             let text = format!("layer {}: {error}; run `berth images verify --repair` to repair it", layer.digest);
-            ImageError::new(Kind::DataLoss, text)
+            ImageError::new(ImageErrorKind::DataLoss, text)
         };
-        let mut stream = Hashing::new(self.layers.stream(number)?);
+        let mut stream = HashingReader::new(self.layers.stream(number)?);
         let mut buffer = vec![0; 256 << 10];
         loop {
             let count = stream.read(&mut buffer).map_err(|error| broken(&error))?;
@@ -257,7 +257,7 @@ mod tests {
         let once = store.export(vec!["a:1".to_owned()], Vec::new(), Arc::default()).await.expect("written");
         assert_eq!(again, once, "to the byte");
         let unknown = store.export(vec!["nothing".to_owned()], Vec::new(), Arc::default()).await.expect_err("unknown");
-        assert_eq!(unknown.kind, Kind::NotFound);
+        assert_eq!(unknown.kind, ImageErrorKind::NotFound);
     }
 
     #[tokio::test]
@@ -270,7 +270,7 @@ mod tests {
         imported(&store, dir.path(), &oci("x.tld/a:1", &[layer(&[("f", "right")])], "")).await;
         fs::write(dir.path().join("a/layers/1/d/f"), "wrong").expect("writable");
         let error = store.export(vec!["x.tld/a:1".to_owned()], Vec::new(), Arc::default()).await.expect_err("changed");
-        assert_eq!(error.kind, Kind::DataLoss);
+        assert_eq!(error.kind, ImageErrorKind::DataLoss);
         assert!(error.text.contains("verify --repair"), "{error}");
     }
 }

@@ -16,7 +16,7 @@ use std::{
 
 use tracing::warn;
 
-use super::{ImageStore, Inner};
+use super::{ImageStore, ImageStoreInner};
 use crate::{
     images::{
         apply::LayerFormat,
@@ -26,7 +26,7 @@ use crate::{
         error::{ImageError, IoContext},
         layers::{self, Layers},
         model::{self, Descriptor, LONGEST_MANIFEST, ManifestOrIndex},
-        record::Record,
+        record::ImageRecord,
         usage, volume,
     },
     store::record,
@@ -39,7 +39,7 @@ pub struct FsUsage {
     pub mountpoint: PathBuf,
     /// Used bytes.
     pub used_bytes: u64,
-    /// Used inodes.
+    /// Inodes of the counted layers, blobs, and writable layers.
     pub inodes_used: u64,
 }
 
@@ -98,7 +98,7 @@ impl ImageStore {
     }
 }
 
-impl Inner {
+impl ImageStoreInner {
     pub(super) fn collect(&self) -> usize {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         // Read leases before owners: a layer released after this has an owner by the time owners are read.
@@ -115,7 +115,7 @@ impl Inner {
         });
         let mut kept: BTreeSet<Digest> = digests.collect();
         kept.extend(records.iter().flat_map(|record| self.packed(record)).map(|layer| layer.digest));
-        kept.extend(self.pulls.held());
+        kept.extend(self.pulls.blobs_in_use());
         match self.content.list() {
             Ok(blobs) => {
                 for (digest, _) in blobs.iter().filter(|(digest, _)| !kept.contains(digest)) {
@@ -131,7 +131,7 @@ impl Inner {
     }
 
     /// Compressed layers named by an image's manifest, if the store keeps them. Some may be absent.
-    pub(super) fn packed(&self, record: &Record) -> Vec<Descriptor> {
+    pub(super) fn packed(&self, record: &ImageRecord) -> Vec<Descriptor> {
         if !self.settings.keeps_compressed {
             return Vec::new();
         }
@@ -182,7 +182,7 @@ pub(super) fn load_records(folder: &Path, layers: &Layers) -> Result<Catalogue, 
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).attempt("list images")? {
         let path = entry.attempt("list images")?.path();
-        match record::read::<Record>(&path) {
+        match record::read::<ImageRecord>(&path) {
             Ok(Some(record)) if layers.has_all(&record.layers) => found.push(record),
             other => {
                 let error = other.err().map(|error| error.to_string()).unwrap_or_else(|| "layer not found".into());

@@ -10,7 +10,7 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 
 use super::{
-    ImageStore, Inner, blocking,
+    ImageStore, ImageStoreInner, blocking,
     pull::{PullGroup, PullRequest},
 };
 use crate::images::{
@@ -19,13 +19,13 @@ use crate::images::{
     error::ImageError,
     names::Name,
     platform::PlatformSelection,
-    progress::Progress,
-    record::{Origin, Platform, Record},
-    registry::Credentials,
+    progress::ImageProgress,
+    record::{ImageOrigin, ImageRecord, Platform},
+    registry::RegistryCredentials,
 };
 
 /// A pull that runs as long as any caller waits for it, and its progress.
-pub type PullWithProgress = (BoxFuture<'static, Result<Arc<Record>, ImageError>>, Arc<Progress>);
+pub type PullWithProgress = (BoxFuture<'static, Result<Arc<ImageRecord>, ImageError>>, Arc<ImageProgress>);
 
 /// Which images of an archive to import, and their name.
 #[derive(Clone, Debug, Default)]
@@ -42,10 +42,10 @@ impl ImageStore {
     ///
     /// # Errors
     /// It is no image archive, or its content is invalid.
-    pub async fn import(&self, path: &Path, reference: Option<&str>) -> Result<Vec<Arc<Record>>, ImageError> {
+    pub async fn import(&self, path: &Path, reference: Option<&str>) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
         let (inner, path) = (Arc::clone(&self.inner), path.to_owned());
         let choice = ImportOptions { name: reference.map(Name::parse).transpose()?, ..ImportOptions::default() };
-        blocking(move || inner.import(&path, &choice, &Progress::default())).await
+        blocking(move || inner.import(&path, &choice, &ImageProgress::default())).await
     }
 
     /// Like [`Self::import`] for an open descriptor, with progress.
@@ -56,8 +56,8 @@ impl ImageStore {
         &self,
         archive: OwnedFd,
         choice: ImportOptions,
-        progress: Arc<Progress>,
-    ) -> Result<Vec<Arc<Record>>, ImageError> {
+        progress: Arc<ImageProgress>,
+    ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
         let inner = Arc::clone(&self.inner);
         blocking(move || {
             // The descriptor stays open until the end, because the path names it.
@@ -71,7 +71,11 @@ impl ImageStore {
     ///
     /// # Errors
     /// The reference is invalid, or the pull fails: the texts of spec 09b §4.3.
-    pub async fn pull(&self, reference: &str, credentials: &Credentials) -> Result<Arc<Record>, ImageError> {
+    pub async fn pull(
+        &self,
+        reference: &str,
+        credentials: &RegistryCredentials,
+    ) -> Result<Arc<ImageRecord>, ImageError> {
         if reference.is_empty() {
             return Err(ImageError::invalid("image reference is empty"));
         }
@@ -92,7 +96,7 @@ impl ImageStore {
     pub fn pull_watched(
         &self,
         reference: &str,
-        credentials: &Credentials,
+        credentials: &RegistryCredentials,
         machine: Option<Platform>,
     ) -> Result<PullWithProgress, ImageError> {
         let asked = PullRequest { name: Name::parse(reference)?, credentials: credentials.clone(), machine };
@@ -101,20 +105,20 @@ impl ImageStore {
     }
 }
 
-impl Inner {
+impl ImageStoreInner {
     pub(super) fn import(
         &self,
         path: &Path,
         choice: &ImportOptions,
-        progress: &Progress,
-    ) -> Result<Vec<Arc<Record>>, ImageError> {
+        progress: &ImageProgress,
+    ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
         let archive = Archive::open(path, &self.content)?;
         let found = archive.images(&choice.platforms, choice.name.as_ref())?;
         progress.begin(found.iter().flat_map(|image| &image.parsed.layers));
         let mut out = Vec::new();
         for image in &found {
             let _hold = self.settings.keeps_compressed.then(|| self.hold_packed(&image.parsed.layers));
-            out.push(self.commit(image, Origin::Import, progress, |at| -> Result<Box<dyn Read>, ImageError> {
+            out.push(self.commit(image, ImageOrigin::Import, progress, |at| -> Result<Box<dyn Read>, ImageError> {
                 let name = image.layers.get(at).map(String::as_str).unwrap_or_default();
                 let missing = || ImageError::not_found(format!("layer {name:?} is not in the archive: not found"));
                 let file = archive.file(name)?.ok_or_else(missing)?;

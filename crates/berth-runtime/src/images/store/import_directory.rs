@@ -26,11 +26,11 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::{ImageStore, ImportOptions, Inner, blocking};
+use super::{ImageStore, ImageStoreInner, ImportOptions, blocking};
 use crate::{
     images::{
-        error::{ImageError, IoContext, Kind},
-        progress::Progress,
+        error::{ImageError, ImageErrorKind, IoContext},
+        progress::ImageProgress,
     },
     store::record::{self, Durability},
 };
@@ -48,7 +48,7 @@ const GATHER: Duration = Duration::from_millis(100);
 type FileIdentity = (u64, i64, i64, u64);
 
 #[derive(Serialize, Deserialize, Default, Clone, PartialEq)]
-struct Imported {
+struct ImportRecord {
     v: u64,
     archives: BTreeMap<String, FileIdentity>,
     /// Archives whose import failed.
@@ -146,13 +146,13 @@ impl DirectoryWatch<'_> {
     }
 }
 
-impl Inner {
+impl ImageStoreInner {
     fn import_folder(&self, folder: &Path, complete: &CompleteArchives) -> Result<usize, ImageError> {
         // One import at a time: a second caller finds nothing new.
         let _importing = self.importing.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.settings.root.join("imported.json");
-        let known = record::read::<Imported>(&path).ok().flatten().unwrap_or_default();
-        let mut now = Imported { v: record::VERSION, ..Imported::default() };
+        let known = record::read::<ImportRecord>(&path).ok().flatten().unwrap_or_default();
+        let mut now = ImportRecord { v: record::VERSION, ..ImportRecord::default() };
         let mut count = 0;
         for archive in archives_of(folder)? {
             let Ok(stat) = fs::metadata(&archive) else { continue };
@@ -164,7 +164,7 @@ impl Inner {
             } else if is(&known.refused) {
                 now.refused.insert(name, facts);
             } else if is_complete(&archive, &stat, complete) {
-                match self.import(&archive, &ImportOptions::default(), &Progress::default()) {
+                match self.import(&archive, &ImportOptions::default(), &ImageProgress::default()) {
                     Ok(images) => {
                         info!(path = %name, images = images.len(), "Imported image archive");
                         now.archives.insert(name, facts);
@@ -173,7 +173,7 @@ impl Inner {
                     Err(error) => {
                         warn!(path = %name, err = %error, "Failed to import image archive");
                         // Retry later when there may be space.
-                        if error.kind != Kind::ResourceExhausted {
+                        if error.kind != ImageErrorKind::ResourceExhausted {
                             now.refused.insert(name, facts);
                         }
                     }
@@ -253,7 +253,7 @@ mod tests {
         fs::write(dir.path().join("c.tar"), archive("x.tld/c:1")).expect("writable");
         fs::rename(dir.path().join("c.tar"), folder.join("c.tar")).expect("renamed");
         until("c is here", || here("x.tld/c:1")).await;
-        let noted = || record::read::<Imported>(&root.join("imported.json")).ok().flatten().unwrap_or_default();
+        let noted = || record::read::<ImportRecord>(&root.join("imported.json")).ok().flatten().unwrap_or_default();
         assert!(noted().refused.is_empty(), "half an archive is none yet");
         std::io::Write::write_all(&mut file, rest).expect("writable");
         drop(file);

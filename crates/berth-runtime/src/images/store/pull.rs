@@ -14,19 +14,19 @@ use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::info;
 
-use super::{Inner, blocking, now_ns};
+use super::{ImageStoreInner, blocking, now_ns};
 use crate::images::{
     archive::ArchiveImage,
     catalogue::references,
     digest::{Digest, chain_ids},
-    error::{ImageError, IoContext, Kind},
+    error::{ImageError, ImageErrorKind, IoContext},
     layers::Lease,
     model::{self, Descriptor, LONGEST_CONFIG, LONGEST_MANIFEST, ManifestOrIndex},
     names::Name,
     platform,
-    progress::{LayerProgress, Progress, Stage},
-    record::{Origin, Platform, Record},
-    registry::{Credentials, Session, session::Resolved},
+    progress::{ImageProgress, LayerProgress, Stage},
+    record::{ImageOrigin, ImageRecord, Platform},
+    registry::{RegistryCredentials, Session, session::ResolvedManifest},
 };
 use crate::store::record::{self, Durability};
 use berth_sys::single_flight::{Role, SingleFlight};
@@ -38,17 +38,17 @@ const DEEPEST: usize = 3;
 /// Free space required in addition to three times the download size, bytes.
 const MARGIN: u64 = 64 << 20;
 /// Interval of progress log lines.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+const PROGRESS_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Download timeout if the configuration sets none.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-type Outcome = Result<Arc<Record>, ImageError>;
+type Outcome = Result<Arc<ImageRecord>, ImageError>;
 
-/// A pull request.
+/// Image reference to pull, with credentials and platform.
 #[derive(Clone)]
 pub(super) struct PullRequest {
     pub(super) name: Name,
-    pub(super) credentials: Credentials,
+    pub(super) credentials: RegistryCredentials,
     /// Requested platform; none: this machine's, and a single image for another platform is accepted.
     pub(super) machine: Option<Platform>,
 }
@@ -63,15 +63,15 @@ pub(super) struct PullGroup {
     most: usize,
     running: SingleFlight<Key, Outcome>,
     /// Progress of the running pulls.
-    progress: Mutex<BTreeMap<Key, Weak<Progress>>>,
+    progress: Mutex<BTreeMap<Key, Weak<ImageProgress>>>,
     blobs: Arc<Blobs>,
 }
 
 /// Reference counts of blobs in use, and a lock per download.
 #[derive(Default)]
 pub(super) struct Blobs {
-    held: Mutex<BTreeMap<Digest, usize>>,
-    turns: Mutex<BTreeMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
+    reference_counts: Mutex<BTreeMap<Digest, usize>>,
+    download_locks: Mutex<BTreeMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 /// Protects blobs from collection.
@@ -82,15 +82,15 @@ pub(super) struct BlobLease {
 
 impl Drop for BlobLease {
     fn drop(&mut self) {
-        let mut held = self.of.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut turns = self.of.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.of.reference_counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.of.download_locks.lock().unwrap_or_else(PoisonError::into_inner);
         for digest in &self.digests {
-            let left = held.get(digest).map_or(0, |count| count.saturating_sub(1));
+            let left = counts.get(digest).map_or(0, |count| count.saturating_sub(1));
             if left == 0 {
-                held.remove(digest);
-                turns.remove(digest);
+                counts.remove(digest);
+                locks.remove(digest);
             } else {
-                held.insert(*digest, left);
+                counts.insert(*digest, left);
             }
         }
     }
@@ -98,14 +98,14 @@ impl Drop for BlobLease {
 
 impl Blobs {
     pub(super) fn hold(self: &Arc<Self>, digests: Vec<Digest>) -> BlobLease {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        digests.iter().for_each(|digest| *held.entry(*digest).or_default() += 1);
+        let mut counts = self.reference_counts.lock().unwrap_or_else(PoisonError::into_inner);
+        digests.iter().for_each(|digest| *counts.entry(*digest).or_default() += 1);
         BlobLease { of: Arc::clone(self), digests }
     }
 
     fn download_lock(&self, digest: Digest) -> Arc<tokio::sync::Mutex<()>> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(turns.entry(digest).or_default())
+        let mut locks = self.download_locks.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(locks.entry(digest).or_default())
     }
 }
 
@@ -117,22 +117,22 @@ impl PullGroup {
     }
 
     /// Blobs in use by pulls.
-    pub(super) fn held(&self) -> Vec<Digest> {
-        self.blobs.held.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    pub(super) fn blobs_in_use(&self) -> Vec<Digest> {
+        self.blobs.reference_counts.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
     }
 
     /// Joins the running pull with the same key, or starts one. The pull is canceled with its last caller.
     pub(super) fn join(
-        inner: &Arc<Inner>,
+        inner: &Arc<ImageStoreInner>,
         asked: PullRequest,
-    ) -> (impl Future<Output = Outcome> + Send + 'static + use<>, Arc<Progress>) {
+    ) -> (impl Future<Output = Outcome> + Send + 'static + use<>, Arc<ImageProgress>) {
         let Self { running, progress, .. } = &inner.pulls;
         let machine = asked.machine.as_ref().map(|machine| format!("{machine:?}"));
         let key = (asked.name.to_string(), asked.credentials.key(), machine);
         // Locked across both, so that a pull that is joined has its progress here.
         let mut all = progress.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, progress| progress.strong_count() > 0);
-        let new: Arc<Progress> = Arc::default();
+        let new: Arc<ImageProgress> = Arc::default();
         let start = || pull(Arc::clone(inner), asked, Arc::clone(&new));
         let (work, role) = running.join_or_start(key.clone(), start);
         let progress = match role {
@@ -143,18 +143,18 @@ impl PullGroup {
             Role::Joined => all.get(&key).and_then(Weak::upgrade).unwrap_or(new), // absent if it has just ended
         };
         let work = work.map(|outcome| {
-            outcome.unwrap_or_else(|panicked| Err(ImageError::new(Kind::Unknown, panicked.to_string())))
+            outcome.unwrap_or_else(|panicked| Err(ImageError::new(ImageErrorKind::Unknown, panicked.to_string())))
         });
         (work, progress)
     }
 }
 
-async fn pull(inner: Arc<Inner>, asked: PullRequest, progress: Arc<Progress>) -> Outcome {
+async fn pull(inner: Arc<ImageStoreInner>, asked: PullRequest, progress: Arc<ImageProgress>) -> Outcome {
     let name = &asked.name;
     let result = {
         let mut work = std::pin::pin!(pull_now(&inner, &asked, &progress, PresentImagePolicy::Taken));
         loop {
-            match tokio::time::timeout(TELL_EVERY, &mut work).await {
+            match tokio::time::timeout(PROGRESS_LOG_INTERVAL, &mut work).await {
                 Ok(result) => break result,
                 Err(_) => {
                     let shown = progress.snapshot();
@@ -181,9 +181,9 @@ pub(super) enum PresentImagePolicy {
 }
 
 pub(super) async fn pull_now(
-    inner: &Arc<Inner>,
+    inner: &Arc<ImageStoreInner>,
     asked: &PullRequest,
-    progress: &Arc<Progress>,
+    progress: &Arc<ImageProgress>,
     known: PresentImagePolicy,
 ) -> Outcome {
     let mut session = {
@@ -210,7 +210,11 @@ pub(super) async fn pull_now(
 }
 
 /// Downloads manifest and configuration for the platform.
-async fn documents(session: &Session, resolved: Resolved, asked: &PullRequest) -> Result<ArchiveImage, ImageError> {
+async fn documents(
+    session: &Session,
+    resolved: ResolvedManifest,
+    asked: &PullRequest,
+) -> Result<ArchiveImage, ImageError> {
     let machine = asked.machine.clone().unwrap_or_else(platform::host);
     let target_bytes = resolved.bytes.to_vec();
     let (mut manifest, mut bytes) = (resolved.target.clone(), resolved.bytes);
@@ -223,8 +227,8 @@ async fn documents(session: &Session, resolved: Resolved, asked: &PullRequest) -
             ManifestOrIndex::Manifest(parsed) => {
                 let config = session.document(&parsed.config, LONGEST_CONFIG).await?.to_vec();
                 if asked.machine.is_some() {
-                    let told = model::config(&config, parsed.layers.len())?.platform;
-                    platform::rank_image(&told, &machine).ok_or_else(platform::no_match)?;
+                    let image_platform = model::config(&config, parsed.layers.len())?.platform;
+                    platform::rank_image(&image_platform, &machine).ok_or_else(platform::no_match)?;
                 }
                 return Ok(ArchiveImage {
                     names: vec![asked.name.clone()],
@@ -243,7 +247,7 @@ async fn documents(session: &Session, resolved: Resolved, asked: &PullRequest) -
 }
 
 /// Downloads missing layers and unpacks them as they arrive.
-async fn fetch(inner: &Arc<Inner>, session: Session, found: ArchiveImage) -> Outcome {
+async fn fetch(inner: &Arc<ImageStoreInner>, session: Session, found: ArchiveImage) -> Outcome {
     let (known, lease) = {
         let (inner, found) = (Arc::clone(inner), found.clone());
         blocking(move || inner.known_layers(&found)).await?
@@ -271,8 +275,8 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: ArchiveImage) -> Out
         let (inner, found, progress) = (Arc::clone(inner), found.clone(), Arc::clone(&session.progress));
         blocking(move || {
             let mut receivers = receivers.into_iter().map(Some).collect::<Vec<_>>();
-            let record = inner.commit(&found, Origin::Pull, &progress, |at| {
-                let gone = || ImageError::new(Kind::Cancelled, "pull was cancelled");
+            let record = inner.commit(&found, ImageOrigin::Pull, &progress, |at| {
+                let gone = || ImageError::new(ImageErrorKind::Cancelled, "pull was cancelled");
                 let slot = at.checked_sub(known).and_then(|at| receivers.get_mut(at)).and_then(Option::take);
                 slot.ok_or_else(gone)?.blocking_recv().map_err(|_| gone())?;
                 let layer = found.parsed.layers.get(at).ok_or_else(gone)?;
@@ -292,16 +296,20 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: ArchiveImage) -> Out
     }
 }
 
-impl Inner {
+impl ImageStoreInner {
     /// Adds the reference to an image that is already present with this digest.
-    fn add_reference(&self, asked: &PullRequest, resolved: &Resolved) -> Result<Option<Arc<Record>>, ImageError> {
+    fn add_reference(
+        &self,
+        asked: &PullRequest,
+        resolved: &ResolvedManifest,
+    ) -> Result<Option<Arc<ImageRecord>>, ImageError> {
         let (name, target) = (&asked.name, resolved.target.digest);
         let machine = asked.machine.clone().unwrap_or_else(platform::host);
         let manifest = match model::parse_manifest_or_index(&resolved.bytes, &resolved.target.media_type)? {
             ManifestOrIndex::Manifest(_) => target,
             ManifestOrIndex::Index(index) => platform::choose(&index, &machine)?.digest,
         };
-        let is_wanted = |known: &Arc<Record>| {
+        let is_wanted = |known: &Arc<ImageRecord>| {
             let is_for_it = asked.machine.is_none() || platform::rank_image(&known.platform, &machine).is_some();
             is_for_it && self.layers.has_all(&known.layers)
         };
@@ -312,7 +320,7 @@ impl Inner {
         };
         let refs = references(name, target, now_ns());
         let id = known.id;
-        for written in changed.add(Record { refs, ..Record::clone(&known) }) {
+        for written in changed.add(ImageRecord { refs, ..ImageRecord::clone(&known) }) {
             record::write(&self.record_path(&written.id), &*written, Durability::Synced)
                 .attempt("write image record")?;
         }
@@ -350,7 +358,7 @@ impl Inner {
         if layers.is_empty() || packed.saturating_mul(3).saturating_add(MARGIN) <= free {
             return Ok(());
         }
-        Err(ImageError::new(Kind::ResourceExhausted, "not enough disk space"))
+        Err(ImageError::new(ImageErrorKind::ResourceExhausted, "not enough disk space"))
     }
 }
 

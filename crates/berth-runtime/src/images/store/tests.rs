@@ -4,9 +4,9 @@ use std::{fs, io::Write as _};
 
 use super::*;
 use crate::images::{
-    error::Kind,
+    error::ImageErrorKind,
     platform::{self, PlatformSelection},
-    registry::Credentials,
+    registry::RegistryCredentials,
 };
 
 pub(super) fn is_root() -> bool {
@@ -100,17 +100,17 @@ fn layout(entry: &serde_json::Value, blobs: &[Vec<u8>]) -> Vec<u8> {
 }
 
 pub(super) async fn opened(root: &Path) -> ImageStore {
-    ImageStore::open(Settings::new(root)).await.expect("opens")
+    ImageStore::open(ImageStoreSettings::new(root)).await.expect("opens")
 }
 
 /// Settings of a store whose built-in images are made from a dummy program.
-pub(super) fn with_program(dir: &Path) -> Settings {
+pub(super) fn with_program(dir: &Path) -> ImageStoreSettings {
     let program = dir.join("program");
     fs::write(&program, "#!not really\n").expect("writable");
-    Settings { program: Some(program), ..Settings::new(dir.join("root")) }
+    ImageStoreSettings { program: Some(program), ..ImageStoreSettings::new(dir.join("root")) }
 }
 
-pub(super) async fn imported(store: &ImageStore, folder: &Path, bytes: &[u8]) -> Vec<Arc<Record>> {
+pub(super) async fn imported(store: &ImageStore, folder: &Path, bytes: &[u8]) -> Vec<Arc<ImageRecord>> {
     let path = folder.join("archive.tar");
     fs::write(&path, bytes).expect("writable");
     store.import(&path, None).await.expect("imports")
@@ -151,18 +151,18 @@ async fn an_imported_image_is_found_used_and_removed() {
     let kind = store.prepare_root("c1", &record.id()).await.expect("made");
     let RootKind::Overlay { lower, .. } = &kind else { panic!("an overlay: {kind:?}") };
     assert_eq!(lower, &["2/d", "1/d"]);
-    assert_eq!(store.prepare_root("c1", "a:1").await.expect_err("taken").kind, Kind::AlreadyExists);
-    assert_eq!(store.prepare_root("../c", "a:1").await.expect_err("no id").kind, Kind::InvalidArgument);
+    assert_eq!(store.prepare_root("c1", "a:1").await.expect_err("taken").kind, ImageErrorKind::AlreadyExists);
+    assert_eq!(store.prepare_root("../c", "a:1").await.expect_err("no id").kind, ImageErrorKind::InvalidArgument);
     assert_eq!(
         store.prepare_root("c2", "nothing").await.expect_err("no image").text,
         "failed to resolve image \"nothing\": not found"
     );
     let (_, source) = store.mount_image("c1", "b:1", "").await.expect("mountable");
-    assert!(matches!(source, Source::Layers { lower, .. } if lower == ["1/d"]));
+    assert!(matches!(source, MountKind::Layers { lower, .. } if lower == ["1/d"]));
 
     store.mount_image("c1", "b:1", "bin").await.expect("a directory");
     for wrong in ["bin/sh", "none", "../x"] {
-        assert_eq!(store.mount_image("c1", "b:1", wrong).await.expect_err(wrong).kind, Kind::InvalidArgument);
+        assert_eq!(store.mount_image("c1", "b:1", wrong).await.expect_err(wrong).kind, ImageErrorKind::InvalidArgument);
     }
 
     // Five concurrent removals, also of an absent image (critest: simultaneous RemoveImage).
@@ -266,7 +266,7 @@ async fn docker_archives_and_packed_archives_are_read() {
 }
 
 #[tokio::test]
-async fn a_layer_that_is_not_what_the_configuration_says_is_refused() {
+async fn a_layer_that_does_not_match_its_diff_id_is_rejected() {
     if !is_root() {
         return;
     }
@@ -294,12 +294,15 @@ async fn built_in_images_are_made_once_and_come_back() {
     let root = dir.path().join("root");
     let (settings, program) = (with_program(dir.path()), dir.path().join("program"));
     let store = ImageStore::open(settings.clone()).await.expect("opens");
-    let pause = store.pull("berth.local/pause", &Credentials::default()).await.expect("built in");
-    assert_eq!(pause.id, store.pull("builtin.local/pause:latest", &Credentials::default()).await.expect("built in").id);
+    let pause = store.pull("berth.local/pause", &RegistryCredentials::default()).await.expect("built in");
+    assert_eq!(
+        pause.id,
+        store.pull("builtin.local/pause:latest", &RegistryCredentials::default()).await.expect("built in").id
+    );
     assert!(pause.pinned && pause.repo_tags().len() == 4, "{:?}", pause.repo_tags());
     assert_eq!(
-        store.pull("berth.local/nothing", &Credentials::default()).await.expect_err("unknown").kind,
-        Kind::NotFound
+        store.pull("berth.local/nothing", &RegistryCredentials::default()).await.expect_err("unknown").kind,
+        ImageErrorKind::NotFound
     );
     assert_eq!(store.list("").expect("a list").len(), 1);
     assert_eq!(numbers(&root), ["1"], "one layer");
@@ -307,11 +310,11 @@ async fn built_in_images_are_made_once_and_come_back() {
     store.remove("berth.local/pause").await.expect("removed");
     drop(store);
     let store = ImageStore::open(settings.clone()).await.expect("opens");
-    assert_eq!(store.pull("berth.local/pause", &Credentials::default()).await.expect("back").id, pause.id);
+    assert_eq!(store.pull("berth.local/pause", &RegistryCredentials::default()).await.expect("back").id, pause.id);
     drop(store);
     fs::write(&program, "#!another program\n").expect("writable");
     let store = ImageStore::open(settings).await.expect("opens");
-    assert_ne!(store.pull("berth.local/pause", &Credentials::default()).await.expect("new").id, pause.id);
+    assert_ne!(store.pull("berth.local/pause", &RegistryCredentials::default()).await.expect("new").id, pause.id);
     assert_eq!((store.list("").expect("a list").len(), numbers(&root)), (1, vec!["2".to_owned()]));
 }
 
@@ -323,7 +326,9 @@ async fn without_overlays_roots_are_copies() {
     let dir = tempfile::tempdir().expect("a directory");
     let root = dir.path().join("root");
     let store =
-        ImageStore::open(Settings { snapshotter: Snapshotter::Copy, ..Settings::new(&root) }).await.expect("opens");
+        ImageStore::open(ImageStoreSettings { snapshotter: Snapshotter::Copy, ..ImageStoreSettings::new(&root) })
+            .await
+            .expect("opens");
     let layers = [
         layer(&[("a", "1"), ("d/x", "1"), ("d/y", "1")]),
         layer(&[(".wh.a", ""), ("d/.wh..wh..opq", ""), ("d/z", "2")]),
@@ -375,12 +380,13 @@ async fn of_an_archive_for_many_machines_those_that_are_wanted_are_imported() {
                 (opened(&dir.path().join("root")).await, ImportOptions { name: None, platforms: wanted });
             let file = fs::File::open(&path).expect("there").into();
             let images = store.import_watched(file, choice, Arc::default()).await?;
-            let mut told: Vec<_> = images.iter().map(|i| (i.platform.architecture.clone(), i.repo_tags())).collect();
-            told.sort();
+            let mut platform_tags: Vec<_> =
+                images.iter().map(|i| (i.platform.architecture.clone(), i.repo_tags())).collect();
+            platform_tags.sort();
             assert!(images.iter().all(|image| image.repo_digests().len() == 1), "{images:?}");
             let all = store.list("").expect("a list").len();
-            assert_eq!(all, told.len());
-            Ok::<_, ImageError>(told)
+            assert_eq!(all, platform_tags.len());
+            Ok::<_, ImageError>(platform_tags)
         }
     };
     let tagged = |architecture: &str| (architecture.to_owned(), vec!["x.tld/a:1".to_owned()]);
@@ -391,24 +397,26 @@ async fn of_an_archive_for_many_machines_those_that_are_wanted_are_imported() {
     let mut all = vec![tagged(&own), other("mips64le"), other("s390x")];
     all.sort();
     assert_eq!(names(PlatformSelection::All).await, Ok(all));
-    assert_eq!(names(only("riscv64")).await.expect_err("there is none").kind, Kind::NotFound);
+    assert_eq!(names(only("riscv64")).await.expect_err("there is none").kind, ImageErrorKind::NotFound);
 }
 
 #[tokio::test]
-async fn an_imported_image_mends_itself_of_kept_layers() {
+async fn an_imported_image_is_repaired_from_kept_layers() {
     if !is_root() {
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");
     let root = dir.path().join("root");
-    let store = ImageStore::open(Settings { keeps_compressed: true, ..Settings::new(&root) }).await.expect("opens");
+    let store = ImageStore::open(ImageStoreSettings { keeps_compressed: true, ..ImageStoreSettings::new(&root) })
+        .await
+        .expect("opens");
     let layers = [layer(&[("f", "right")]), layer(&[("g", "")])];
     let image = imported(&store, dir.path(), &oci("x.tld/a:1", &layers, "")).await.remove(0);
     store.collect().await.expect("collected");
     fs::write(root.join("layers/1/d/f"), "wrong").expect("writable");
     let verified = store.verify(verify::RepairMode::Yes, Arc::default()).await.expect("verified");
     assert_eq!(verified.findings[0].repair, Some(Ok(())), "{verified:?}");
-    let mended = store.status("x.tld/a:1").expect("a name").expect("there");
-    assert_eq!((mended.id, mended.source, mended.layers.clone()), (image.id, Origin::Import, vec![3, 2]));
+    let repaired = store.status("x.tld/a:1").expect("a name").expect("there");
+    assert_eq!((repaired.id, repaired.source, repaired.layers.clone()), (image.id, ImageOrigin::Import, vec![3, 2]));
     assert_eq!(fs::read_to_string(root.join("layers/3/d/f")).expect("there"), "right");
 }

@@ -14,7 +14,7 @@ use std::{
 use rustix::fs::{FileType, OFlags};
 
 use super::{
-    ImageStore, Inner, blocking,
+    ImageStore, ImageStoreInner, blocking,
     pull::{PresentImagePolicy, PullRequest, pull_now},
 };
 use crate::images::{
@@ -24,15 +24,15 @@ use crate::images::{
         whiteouts::{NameKind, classify},
     },
     archive::ArchiveImage,
-    digest::{Digest, Hashing},
-    error::{ImageError, IoContext, Kind},
+    digest::{Digest, HashingReader},
+    error::{ImageError, ImageErrorKind, IoContext},
     model::{self, Descriptor, LONGEST_CONFIG, ManifestOrIndex, OCI_LAYER},
     names::Name,
     platform,
-    progress::{Progress, ProgressReader, Stage},
-    record::{Origin, Platform, Record},
-    registry::Credentials,
-    tar::reader::{Kind as TarKind, Reader},
+    progress::{ImageProgress, ProgressReader, Stage},
+    record::{ImageOrigin, ImageRecord, Platform},
+    registry::RegistryCredentials,
+    tar::reader::{TarEntryKind as TarKind, TarReader},
 };
 
 /// Whether to repair broken images.
@@ -57,7 +57,7 @@ pub struct Finding {
 
 /// Result of a verification.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Verified {
+pub struct VerificationReport {
     /// Number of images verified.
     pub images: usize,
     /// Number of layers verified.
@@ -68,7 +68,7 @@ pub struct Verified {
 
 /// Broken content of the store, with reasons.
 #[derive(Default)]
-struct Broken {
+struct BrokenContent {
     layers: BTreeMap<u64, String>,
     blobs: BTreeMap<Digest, String>,
     /// Compressed layers that the store kept.
@@ -80,11 +80,15 @@ impl ImageStore {
     ///
     /// # Errors
     /// The blocking pool has shut down; broken content is a finding, not an error.
-    pub async fn verify(&self, mending: RepairMode, progress: Arc<Progress>) -> Result<Verified, ImageError> {
+    pub async fn verify(
+        &self,
+        mode: RepairMode,
+        progress: Arc<ImageProgress>,
+    ) -> Result<VerificationReport, ImageError> {
         let (inner, watched) = (Arc::clone(&self.inner), progress);
         let (records, broken) = blocking(move || Ok(inner.scan(&watched))).await?;
         let used: BTreeSet<u64> = records.iter().flat_map(|record| record.layers.iter().copied()).collect();
-        let mut out = Verified { images: records.len(), layers: used.len(), findings: Vec::new() };
+        let mut out = VerificationReport { images: records.len(), layers: used.len(), findings: Vec::new() };
         for record in &records {
             let packed = self.inner.packed(record).into_iter().map(|layer| layer.digest);
             let packed: Vec<Digest> = packed.filter(|digest| broken.packed.contains_key(digest)).collect();
@@ -92,22 +96,27 @@ impl ImageStore {
             if causes.is_empty() {
                 continue;
             }
-            let mended = match mending {
+            let repair = match mode {
                 RepairMode::No => None,
                 RepairMode::Yes => Some(self.repair(record, &broken, &packed).await.map_err(|error| error.text)),
             };
             let names = record.repo_tags().into_iter().chain(record.repo_digests());
             let image = names.into_iter().next().unwrap_or_else(|| record.id());
-            out.findings.push(Finding { image, cause: causes.join("; "), repair: mended });
+            out.findings.push(Finding { image, cause: causes.join("; "), repair });
         }
-        if mending == RepairMode::Yes && !out.findings.is_empty() {
+        if mode == RepairMode::Yes && !out.findings.is_empty() {
             self.collect().await?;
         }
         Ok(out)
     }
 
     /// Disowns or deletes the broken content, then restores the image from its source.
-    async fn repair(&self, record: &Arc<Record>, broken: &Broken, packed: &[Digest]) -> Result<(), ImageError> {
+    async fn repair(
+        &self,
+        record: &Arc<ImageRecord>,
+        broken: &BrokenContent,
+        packed: &[Digest],
+    ) -> Result<(), ImageError> {
         let inner = Arc::clone(&self.inner);
         // Compressed layers are optional: the image is complete without them.
         packed.iter().try_for_each(|digest| inner.content.remove(digest))?;
@@ -123,24 +132,24 @@ impl ImageStore {
             return Ok(());
         }
         match record.source {
-            Origin::Pull => {
+            ImageOrigin::Pull => {
                 let digests = record.repo_digests().into_iter().filter_map(|name| Name::parse(&name).ok());
                 let nowhere = || ImageError::not_found("unknown source: the image has no repository digest");
                 let name = digests.into_iter().next().ok_or_else(nowhere)?;
                 // Select this image of the index, whatever its platform.
-                let asked = PullRequest { name, credentials: Credentials::default(), machine: machine(record) };
+                let asked = PullRequest { name, credentials: RegistryCredentials::default(), machine: machine(record) };
                 pull_now(&inner, &asked, &Arc::default(), PresentImagePolicy::Fetched).await.map(drop)
             }
-            Origin::Import => {
+            ImageOrigin::Import => {
                 let record = Arc::clone(record);
                 blocking(move || inner.restore_import(&record)).await
             }
-            Origin::Builtin => {
+            ImageOrigin::Builtin => {
                 let id = record.id();
                 blocking(move || {
                     inner.remove(&id)?;
-                    let nobody = || ImageError::not_found("the image is recreated when the runtime starts");
-                    let program = inner.settings.program.clone().ok_or_else(nobody)?;
+                    let missing = || ImageError::not_found("the image is recreated when the runtime starts");
+                    let program = inner.settings.program.clone().ok_or_else(missing)?;
                     inner.make_builtin(&program)
                 })
                 .await
@@ -150,16 +159,16 @@ impl ImageStore {
 }
 
 /// Platform to request when an image is pulled again; none for this machine's architecture, as in an ordinary pull.
-fn machine(record: &Record) -> Option<Platform> {
+fn machine(record: &ImageRecord) -> Option<Platform> {
     let platform = Some(record.platform.clone()).filter(|platform| !platform.architecture.is_empty());
     platform.filter(|platform| platform.architecture != platform::host().architecture)
 }
 
-fn blobs(record: &Record) -> BTreeSet<Digest> {
+fn blobs(record: &ImageRecord) -> BTreeSet<Digest> {
     [record.id, record.manifest.digest, record.target.digest].into()
 }
 
-fn causes(record: &Record, broken: &Broken, packed: &[Digest]) -> Vec<String> {
+fn causes(record: &ImageRecord, broken: &BrokenContent, packed: &[Digest]) -> Vec<String> {
     let layers =
         record.layers.iter().filter_map(|number| Some(format!("layer {number}: {}", broken.layers.get(number)?)));
     let blobs = blobs(record).into_iter().filter_map(|digest| broken.blobs.get(&digest).cloned());
@@ -167,8 +176,8 @@ fn causes(record: &Record, broken: &Broken, packed: &[Digest]) -> Vec<String> {
     layers.chain(blobs).chain(packed).collect()
 }
 
-impl Inner {
-    fn scan(&self, progress: &Progress) -> (Vec<Arc<Record>>, Broken) {
+impl ImageStoreInner {
+    fn scan(&self, progress: &ImageProgress) -> (Vec<Arc<ImageRecord>>, BrokenContent) {
         let records = self.catalogue().list();
         // Layers of images removed in the meantime stay readable.
         let _leases: Vec<_> = records.iter().filter_map(|record| self.layers.lease_all(&record.layers)).collect();
@@ -178,7 +187,7 @@ impl Inner {
         let entries: Vec<Descriptor> =
             metas.iter().map(|(_, digest, stream)| Descriptor::new(OCI_LAYER, *digest, *stream)).collect();
         progress.begin(&entries);
-        let mut broken = Broken::default();
+        let mut broken = BrokenContent::default();
         for (number, diff_id, stream) in metas {
             if stream > 0
                 && let Err(error) = self.check_layer(number, diff_id, progress)
@@ -189,7 +198,7 @@ impl Inner {
         }
         for digest in records.iter().flat_map(|record| blobs(record)).collect::<BTreeSet<_>>() {
             let read = self.content.read(&digest, LONGEST_CONFIG);
-            let missing = || ImageError::new(Kind::DataLoss, format!("blob {digest} is missing"));
+            let missing = || ImageError::new(ImageErrorKind::DataLoss, format!("blob {digest} is missing"));
             if let Err(error) = read.and_then(|bytes| bytes.ok_or_else(missing)) {
                 broken.blobs.insert(digest, error.text);
             }
@@ -204,7 +213,7 @@ impl Inner {
     }
 
     /// Restores an image from its compressed layers, if they were kept.
-    fn restore_import(&self, record: &Record) -> Result<(), ImageError> {
+    fn restore_import(&self, record: &ImageRecord) -> Result<(), ImageError> {
         let missing = || ImageError::not_found("the image was imported: import its archive again");
         let read = |digest: &Digest| self.content.read(digest, LONGEST_CONFIG)?.ok_or_else(missing);
         let manifest_bytes = read(&record.manifest.digest)?;
@@ -228,16 +237,16 @@ impl Inner {
             let layer = found.parsed.layers.get(at).filter(|layer| self.content.has(&layer.digest));
             self.content.open_blob(&layer.ok_or_else(missing)?.digest)
         };
-        self.commit(&found, record.source, &Progress::default(), open).map(drop)
+        self.commit(&found, record.source, &ImageProgress::default(), open).map(drop)
     }
 
     /// Verifies the digest of a layer's stream, and that the entries it names exist.
-    fn check_layer(&self, number: u64, diff_id: Digest, progress: &Progress) -> Result<(), ImageError> {
-        let broken = |error: &dyn std::fmt::Display| ImageError::new(Kind::DataLoss, error.to_string());
-        let mut stream = Hashing::new(ProgressReader::new(self.layers.stream(number)?, diff_id, progress));
+    fn check_layer(&self, number: u64, diff_id: Digest, progress: &ImageProgress) -> Result<(), ImageError> {
+        let broken = |error: &dyn std::fmt::Display| ImageError::new(ImageErrorKind::DataLoss, error.to_string());
+        let mut stream = HashingReader::new(ProgressReader::new(self.layers.stream(number)?, diff_id, progress));
         progress.enter(diff_id, Stage::Checking, 0);
         let mut entries = BTreeMap::new();
-        let mut reader = Reader::new(&mut stream);
+        let mut reader = TarReader::new(&mut stream);
         while let Some(entry) = reader.next_entry().map_err(|error| broken(&error))? {
             let parts = path::parts(&entry.name)?;
             if parts.last().is_none_or(|last| classify(last) != NameKind::Ordinary) {
@@ -300,14 +309,14 @@ mod tests {
         *,
     };
 
-    async fn found(store: &ImageStore, mending: RepairMode) -> Vec<(String, Option<bool>)> {
-        let verified = store.verify(mending, Arc::default()).await.expect("verified");
-        let of = |finding: Finding| (finding.cause, finding.repair.map(|mended| mended.is_ok()));
+    async fn found(store: &ImageStore, mode: RepairMode) -> Vec<(String, Option<bool>)> {
+        let verified = store.verify(mode, Arc::default()).await.expect("verified");
+        let of = |finding: Finding| (finding.cause, finding.repair.map(|repair| repair.is_ok()));
         verified.findings.into_iter().map(of).collect()
     }
 
     #[tokio::test]
-    async fn what_is_broken_is_found_and_mended_where_its_content_can_be_had() {
+    async fn damaged_content_is_found_and_repaired_if_its_source_exists() {
         if !is_root() {
             return;
         }
@@ -325,8 +334,8 @@ mod tests {
                 None => fs::remove_file(at(name)).expect("removable"),
             }
             let causes = found(&store, RepairMode::No).await;
-            let is_told = causes.len() == 1 && causes[0].0.starts_with("layer 1: ");
-            assert!(is_told, "{name}: {change:?}: {causes:?}");
+            let is_reported = causes.len() == 1 && causes[0].0.starts_with("layer 1: ");
+            assert!(is_reported, "{name}: {change:?}: {causes:?}");
             fs::write(at("a/f"), "right").expect("writable");
             fs::write(at("a/g"), "").expect("writable");
         }
@@ -363,7 +372,7 @@ mod tests {
         fs::write(root.join("layers/1/d/bin/berth"), "#!another!!!\n").expect("writable");
         let causes = found(&store, RepairMode::Yes).await;
         assert_eq!(causes.len(), 1, "{causes:?}");
-        assert!(causes.iter().all(|(_, mended)| *mended == Some(true)), "{causes:?}");
+        assert!(causes.iter().all(|(_, repaired)| *repaired == Some(true)), "{causes:?}");
         assert_eq!(found(&store, RepairMode::No).await, []);
         assert_eq!(store.list("").expect("a list").len(), 1);
     }

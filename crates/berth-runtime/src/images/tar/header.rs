@@ -10,7 +10,7 @@ pub const BLOCK: usize = 512;
 pub enum Flag {
     /// A regular file.
     Regular,
-    /// A hard link.
+    /// Type `1`: a further name of a file in the archive.
     HardLink,
     /// A symbolic link.
     Symlink,
@@ -18,9 +18,9 @@ pub enum Flag {
     Character,
     /// A block device.
     Block,
-    /// A directory.
+    /// Type `5`; it has no content, whatever the size field.
     Directory,
-    /// A FIFO.
+    /// Type `6`: a named pipe.
     Fifo,
     /// A sparse file in old GNU format.
     GnuSparse,

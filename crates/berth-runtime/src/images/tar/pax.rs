@@ -10,7 +10,7 @@ const MOST_ATTRIBUTES: usize = 256;
 /// Extensions of an entry; `None`: not set.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Extensions {
-    /// Path.
+    /// `path`: replaces the name in the header.
     pub path: Option<Vec<u8>>,
     /// Target of a link.
     pub link: Option<Vec<u8>>,

@@ -16,16 +16,16 @@ const MOST_EXTENSIONS: usize = 16;
 
 /// Type of an entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum TarEntryKind {
     /// A regular file; its content follows.
     Regular,
     /// A hard link to a path in the archive.
     HardLink(Vec<u8>),
     /// A symbolic link with its target.
     Symlink(Vec<u8>),
-    /// A directory.
+    /// A directory; also a regular entry whose name ends in `/`, as in V7 archives.
     Directory,
-    /// A FIFO.
+    /// A named pipe, without content.
     Fifo,
     /// A character device: major and minor number.
     Character(u32, u32),
@@ -35,11 +35,11 @@ pub enum Kind {
 
 /// An entry with its extensions applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
+pub struct TarEntry {
     /// Path as in the archive.
     pub name: Vec<u8>,
     /// Type of the entry.
-    pub kind: Kind,
+    pub kind: TarEntryKind,
     /// Permission bits including setuid, setgid, sticky.
     pub mode: u32,
     /// User ID of the owner.
@@ -58,7 +58,7 @@ pub struct Entry {
     pub sparse: Option<Map>,
 }
 
-impl Entry {
+impl TarEntry {
     /// Length of the extracted file, bytes.
     pub fn length(&self) -> u64 {
         self.sparse.as_ref().map_or(self.size, |map| map.size)
@@ -66,7 +66,7 @@ impl Entry {
 }
 
 /// Reads entries; [`Read`] returns the content of the current one.
-pub struct Reader<R> {
+pub struct TarReader<R> {
     inner: R,
     /// Unread bytes of the current entry's content.
     left: u64,
@@ -74,7 +74,7 @@ pub struct Reader<R> {
     ended: bool,
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> TarReader<R> {
     /// Wraps a stream.
     pub fn new(inner: R) -> Self {
         Self { inner, left: 0, padding: 0, ended: false }
@@ -114,7 +114,7 @@ impl<R: Read> Reader<R> {
     ///
     /// # Errors
     /// The archive is invalid or truncated.
-    pub fn next_entry(&mut self) -> Result<Option<Entry>, TarError> {
+    pub fn next_entry(&mut self) -> Result<Option<TarEntry>, TarError> {
         let mut extensions = Extensions::default();
         for extensions_seen in 0.. {
             if extensions_seen > MOST_EXTENSIONS {
@@ -136,9 +136,9 @@ impl<R: Read> Reader<R> {
         Ok(None)
     }
 
-    fn entry(&mut self, mut header: Header, block: &[u8; BLOCK], said: Extensions) -> Result<Entry, TarError> {
-        header.size = said.size.unwrap_or(header.size);
-        if header.flag == Flag::Regular && said.path.as_ref().unwrap_or(&header.name).ends_with(b"/") {
+    fn entry(&mut self, mut header: Header, block: &[u8; BLOCK], extensions: Extensions) -> Result<TarEntry, TarError> {
+        header.size = extensions.size.unwrap_or(header.size);
+        if header.flag == Flag::Regular && extensions.path.as_ref().unwrap_or(&header.name).ends_with(b"/") {
             // V7 archives have no type for directories.
             header.flag = Flag::Directory;
         }
@@ -147,37 +147,37 @@ impl<R: Read> Reader<R> {
         if header.flag == Flag::GnuSparse {
             sparse = Some(self.gnu_map(block)?);
         }
-        let mut name = said.path.unwrap_or(header.name);
+        let mut name = extensions.path.unwrap_or(header.name);
         if header.flag == Flag::Regular {
-            let is_in_data = said.sparse.is_in_data;
-            if let Some(real) = &said.sparse.name {
+            let is_in_data = extensions.sparse.is_in_data;
+            if let Some(real) = &extensions.sparse.name {
                 name.clone_from(real);
             }
-            sparse = said.sparse.map();
+            sparse = extensions.sparse.map();
             if let (true, Some(map)) = (is_in_data, &mut sparse) {
                 map.pieces = self.data_map()?;
             }
         }
         let sparse = sparse.map(|map| map.checked(self.left)).transpose()?;
-        let link = said.link.unwrap_or(header.link);
+        let link = extensions.link.unwrap_or(header.link);
         let kind = match header.flag {
-            Flag::HardLink => Kind::HardLink(link),
-            Flag::Symlink => Kind::Symlink(link),
-            Flag::Character => Kind::Character(header.device.0, header.device.1),
-            Flag::Block => Kind::Block(header.device.0, header.device.1),
-            Flag::Directory => Kind::Directory,
-            Flag::Fifo => Kind::Fifo,
-            _ => Kind::Regular,
+            Flag::HardLink => TarEntryKind::HardLink(link),
+            Flag::Symlink => TarEntryKind::Symlink(link),
+            Flag::Character => TarEntryKind::Character(header.device.0, header.device.1),
+            Flag::Block => TarEntryKind::Block(header.device.0, header.device.1),
+            Flag::Directory => TarEntryKind::Directory,
+            Flag::Fifo => TarEntryKind::Fifo,
+            _ => TarEntryKind::Regular,
         };
-        Ok(Entry {
+        Ok(TarEntry {
             name,
             kind,
             mode: header.mode,
-            uid: said.uid.unwrap_or(header.uid),
-            gid: said.gid.unwrap_or(header.gid),
-            mtime: said.mtime.unwrap_or((header.mtime, 0)),
-            atime: said.atime,
-            attributes: said.attributes,
+            uid: extensions.uid.unwrap_or(header.uid),
+            gid: extensions.gid.unwrap_or(header.gid),
+            mtime: extensions.mtime.unwrap_or((header.mtime, 0)),
+            atime: extensions.atime,
+            attributes: extensions.attributes,
             size: self.left,
             sparse,
         })
@@ -260,7 +260,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-impl<R: Read> Read for Reader<R> {
+impl<R: Read> Read for TarReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
         let count = self.inner.read(buffer.get_mut(..most).unwrap_or_default())?;
@@ -300,7 +300,7 @@ mod tests {
             add(builder, &long, &[7; 1000]);
             add(builder, "b", b"");
         });
-        let mut reader = Reader::new(&bytes[..]);
+        let mut reader = TarReader::new(&bytes[..]);
         let first = reader.next_entry().expect("whole").expect("an entry");
         assert_eq!((first.name.as_slice(), first.size), (&b"a"[..], 5));
         let mut content = Vec::new();
@@ -314,10 +314,10 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_cut_is_told() {
+    fn a_truncated_archive_is_an_error() {
         let bytes = archive(|builder| add(builder, "a", &[1; 700]));
         for length in (1..512 * 3).filter(|length| *length != 512 * 3) {
-            let mut reader = Reader::new(&bytes[..length]);
+            let mut reader = TarReader::new(&bytes[..length]);
             let all = std::iter::from_fn(|| reader.next_entry().transpose()).collect::<Result<Vec<_>, _>>();
             assert!(all.is_err(), "cut at {length}");
         }
@@ -330,7 +330,7 @@ mod tests {
             header.set_entry_type(tar::EntryType::new(flag));
             header.set_size(1 << 40);
             header.set_cksum();
-            assert!(matches!(Reader::new(&header.as_bytes()[..]).next_entry(), Err(TarError::TooLong(_))));
+            assert!(matches!(TarReader::new(&header.as_bytes()[..]).next_entry(), Err(TarError::TooLong(_))));
         }
     }
 }

@@ -74,7 +74,7 @@ pub fn end(into: &mut impl Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::tar::reader::Reader;
+    use crate::images::tar::reader::TarReader;
 
     #[test]
     fn what_is_written_is_read_by_us_and_by_others() {
@@ -83,7 +83,7 @@ mod tests {
         file(&mut out, "empty", b"").expect("in memory");
         file(&mut out, "block", &[1; BLOCK]).expect("in memory");
         header(&mut out, "huge", 1 << 40).expect("in memory");
-        let mut ours = Reader::new(&out[..]);
+        let mut ours = TarReader::new(&out[..]);
         let mut seen = Vec::new();
         for _ in 0..4 {
             let entry = ours.next_entry().expect("whole").expect("an entry");

@@ -75,8 +75,8 @@ fn every_container_has_the_base_mounts_in_order() {
     assert_eq!(targets(&got), expected);
     assert_eq!(at(&got, "/sys").access, Access::ReadOnly);
     assert_eq!(at(&got, "/etc/hosts").access, Access::ReadWrite);
-    assert_eq!(at(&got, "/etc/hosts").source, Source::Bind("/s/hosts".into()));
-    assert_eq!(at(&got, "/dev/shm").source, Source::Bind("/s/shm".into()));
+    assert_eq!(at(&got, "/etc/hosts").source, MountKind::Bind("/s/hosts".into()));
+    assert_eq!(at(&got, "/dev/shm").source, MountKind::Bind("/s/shm".into()));
     let read_only = all(vec![], MountContext { has_read_only_root: true, ..PLAIN }).expect("mounts");
     assert_eq!(at(&read_only, "/etc/hosts").access, Access::ReadOnly);
     assert_eq!(at(&read_only, "/dev/shm").access, Access::ReadWrite);
@@ -84,7 +84,7 @@ fn every_container_has_the_base_mounts_in_order() {
     let privileged = all(vec![], privileged).expect("mounts");
     assert_eq!(at(&privileged, "/sys").access, Access::ReadWrite);
     let cgroup = at(&privileged, "/sys/fs/cgroup");
-    let expected = Source::New { kind: "cgroup".into(), data: "nsdelegate".into() };
+    let expected = MountKind::New { kind: "cgroup".into(), data: "nsdelegate".into() };
     assert_eq!((cgroup.access, &cgroup.source), (Access::ReadWrite, &expected));
 }
 
@@ -93,14 +93,14 @@ fn the_hosts_file_systems_are_shown_where_a_fresh_one_is_forbidden() {
     let shares_all = SharedHostNamespaces { network: true, processes: true, ipc: true };
     let got = all(vec![], MountContext { users: Some(USERS), host: shares_all, ..PLAIN }).expect("mounts");
     for path in ["/proc", "/sys", "/dev/mqueue"] {
-        assert_eq!(at(&got, path).source, Source::Bind(PathBuf::from(path)));
+        assert_eq!(at(&got, path).source, MountKind::Bind(PathBuf::from(path)));
     }
     assert_eq!(at(&got, "/sys").access, Access::RecursivelyReadOnly);
     assert_eq!(at(&got, "/etc/hosts").ids, Some(USERS));
     for style in [MountContext { users: Some(USERS), ..PLAIN }, MountContext { host: shares_all, ..PLAIN }] {
         let got = all(vec![], style).expect("mounts");
-        assert!(matches!(at(&got, "/proc").source, Source::New { .. }));
-        assert!(matches!(at(&got, "/sys").source, Source::New { .. }));
+        assert!(matches!(at(&got, "/proc").source, MountKind::New { .. }));
+        assert!(matches!(at(&got, "/sys").source, MountKind::New { .. }));
     }
 }
 
@@ -123,7 +123,7 @@ fn requests_take_the_place_of_ours_and_outer_ones_come_first() {
         "/sys/fs/cgroup",
     ];
     assert_eq!(targets(&got), expected);
-    assert_eq!(at(&got, "/etc/hosts").source, Source::Bind("/h".into()));
+    assert_eq!(at(&got, "/etc/hosts").source, MountKind::Bind("/h".into()));
     let got = all(vec![asked("/dev")], PLAIN).expect("mounts");
     assert_eq!(
         targets(&got),
@@ -189,7 +189,7 @@ fn images_are_mounted_read_only() {
     let place = || vec![MountSource::Image { layers: "/l".into(), lower: vec!["2/d".into(), "1/d".into()] }];
     let got = all_at(vec![of_image("a/./b")], place(), PLAIN).expect("mounts");
     let layers =
-        Source::Layers { layers: "/l".into(), lower: vec!["2/d".into(), "1/d".into()], sub_path: "a/b".into() };
+        MountKind::Layers { layers: "/l".into(), lower: vec!["2/d".into(), "1/d".into()], sub_path: "a/b".into() };
     assert_eq!((at(&got, "/i").access, &at(&got, "/i").source), (Access::ReadOnly, &layers));
     for (mount, text) in [
         (cri::Mount { readonly: false, ..of_image("") }, "readonly must be true while mount image"),
@@ -214,8 +214,8 @@ fn volumes_of_images_give_way_to_requests() {
     let facts = fixture::Facts { found, ..fixture::Facts::default() };
     let sandbox = fixture::sandbox_config();
     let got = mounts(&facts.inputs(&config, &sandbox), &PLAIN).expect("mounts");
-    assert_eq!(at(&got, "/data").source, Source::Bind("/v/1".into()));
-    assert_eq!(at(&got, "/taken").source, Source::Bind("/h".into()));
+    assert_eq!(at(&got, "/data").source, MountKind::Bind("/v/1".into()));
+    assert_eq!(at(&got, "/taken").source, MountKind::Bind("/h".into()));
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn modes_decide_what_is_made() {
     }
     let nameless = cri::PodSandboxConfig::default();
     let refusal = namespaces(&nameless, "h", &fixture::host()).expect_err("a refusal");
-    assert_eq!(refusal, Refusal::invalid("sandbox config must include metadata"));
+    assert_eq!(refusal, LaunchError::invalid("sandbox config must include metadata"));
 }
 
 #[test]

@@ -139,7 +139,7 @@ fn later_processes_have_words_and_a_terminal_of_their_own() {
     assert!(
         got.process.env.contains(&"TERM=xterm".to_owned()) && !first.process.env.contains(&"TERM=xterm".to_owned())
     );
-    assert_eq!(exec(&first, "e", &[], None), Err(Refusal::invalid("exec cmd must not be empty")));
+    assert_eq!(exec(&first, "e", &[], None), Err(LaunchError::invalid("exec cmd must not be empty")));
 }
 
 #[test]
@@ -178,12 +178,12 @@ fn native_images_make_no_32_bit_system_calls_under_the_built_in_profile() {
     };
     let config = profile(cri::security_profile::ProfileType::RuntimeDefault);
     let compiled = |restricted: bool| {
-        let mut profile = seccomp::Profile::parse(seccomp::DEFAULT_PROFILE.as_bytes()).expect("a profile");
+        let mut profile = seccomp::SeccompProfile::parse(seccomp::DEFAULT_PROFILE.as_bytes()).expect("a profile");
         if restricted {
-            profile.restrict_to(seccomp::Machine::X86_64);
+            profile.restrict_to(seccomp::CpuArchitecture::X86_64);
         }
         let conditions = seccomp::Conditions {
-            machine: seccomp::Machine::X86_64,
+            machine: seccomp::CpuArchitecture::X86_64,
             capabilities: names(0xa804_25fb),
             kernel: fixture::host().kernel,
             has_spec_allow: true,
@@ -211,8 +211,8 @@ fn an_environment_that_fits_no_message_is_refused_when_it_is_created() {
         plan(&cri::ContainerConfig { envs: vec![env], ..fixture::container_config() })
     };
     let fits = with(LONGEST_TEXTS - 4096).expect("a plan");
-    let request = berth_shim::plan::Request::Launch(Box::new(fits.plan));
-    assert!(berth_shim::wire::write(berth_shim::wire::Kind::Request, 0, &request).is_ok());
+    let request = berth_shim::plan::ShimRequest::Launch(Box::new(fits.plan));
+    assert!(berth_shim::wire::write(berth_shim::wire::DatagramKind::Request, 0, &request).is_ok());
     let refusal = with(5_000_000).expect_err("too long");
     assert!(refusal.starts_with("arguments and environment have 5000"), "{refusal}");
 }

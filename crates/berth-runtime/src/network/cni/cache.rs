@@ -14,7 +14,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::config::{self, Network};
+use super::config::{self, CniNetwork};
 use berth_sys::atomic_file;
 
 /// Maximum size of a cache file, bytes; larger files are foreign.
@@ -31,7 +31,7 @@ pub struct Attachment {
     config: String,
     /// Interface name in the pod.
     pub if_name: String,
-    /// Network name.
+    /// `name` of the CNI network configuration.
     pub network_name: String,
     /// Path of the network namespace; absent in files of older libcni versions.
     #[serde(default)]
@@ -49,7 +49,7 @@ pub struct Attachment {
 
 impl Attachment {
     /// A new attachment without arguments and result.
-    pub fn new(network: &Network, sandbox: &str, netns: &str, link: &str) -> Self {
+    pub fn new(network: &CniNetwork, sandbox: &str, netns: &str, link: &str) -> Self {
         Self {
             kind: KIND.to_owned(),
             container_id: sandbox.to_owned(),
@@ -67,7 +67,7 @@ impl Attachment {
     ///
     /// # Errors
     /// The cached configuration is malformed.
-    pub fn network(&self) -> Result<Network, String> {
+    pub fn network(&self) -> Result<CniNetwork, String> {
         let bytes = STANDARD.decode(&self.config).map_err(|e| format!("cached CNI config: {e}"))?;
         config::parse("cached.conflist", &String::from_utf8_lossy(&bytes))
     }

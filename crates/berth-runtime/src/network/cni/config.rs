@@ -11,7 +11,7 @@ const ENDINGS: [&str; 3] = [".conf", ".conflist", ".json"];
 
 /// A network: plugins that run in order.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Network {
+pub struct CniNetwork {
     /// Network name.
     pub name: String,
     /// CNI version.
@@ -33,7 +33,7 @@ pub fn first(mut names: Vec<String>) -> Option<String> {
 ///
 /// # Errors
 /// The reason why the file is unusable.
-pub fn parse(file: &str, text: &str) -> Result<Network, String> {
+pub fn parse(file: &str, text: &str) -> Result<CniNetwork, String> {
     let object: Map<String, Value> =
         serde_json::from_str(text).map_err(|e| format!("failed to load CNI config {file}: {e}"))?;
     let of = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -51,7 +51,7 @@ pub fn parse(file: &str, text: &str) -> Result<Network, String> {
         return Err(format!("failed to load CNI config {file}: unsupported CNI version {version:?}"));
     }
     let text = if is_list { text.to_owned() } else { wrapped(&name, &version, object).to_string() };
-    Ok(Network { name, version, plugins, text })
+    Ok(CniNetwork { name, version, plugins, text })
 }
 
 fn listed(file: &str, object: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, String> {
@@ -98,24 +98,24 @@ pub fn passes_result_on_del(version: &str) -> bool {
 /// The JSON input of a plugin call: the plugin's configuration plus the data of the call. Includes only the runtime
 /// configuration that the plugin declares as a capability.
 pub fn input(
-    network: &Network,
+    network: &CniNetwork,
     plugin: &Map<String, Value>,
     known: &Map<String, Value>,
     previous: Option<&Value>,
 ) -> Value {
-    let mut told = plugin.clone();
-    told.insert("name".to_owned(), network.name.clone().into());
-    told.insert("cniVersion".to_owned(), network.version.clone().into());
+    let mut config = plugin.clone();
+    config.insert("name".to_owned(), network.name.clone().into());
+    config.insert("cniVersion".to_owned(), network.version.clone().into());
     let uses = |key: &str| plugin.get("capabilities").and_then(|c| c.get(key)).and_then(Value::as_bool) == Some(true);
     let used: Map<String, Value> =
         known.iter().filter(|(key, _)| uses(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
     if !used.is_empty() {
-        told.insert("runtimeConfig".to_owned(), used.into());
+        config.insert("runtimeConfig".to_owned(), used.into());
     }
     if let Some(previous) = previous {
-        told.insert("prevResult".to_owned(), previous.clone());
+        config.insert("prevResult".to_owned(), previous.clone());
     }
-    told.into()
+    config.into()
 }
 
 #[cfg(test)]
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_of_invalid_configs_name_file_and_cause() {
         for (file, text, expected) in [
             ("a.conf", "{}", "failed to load CNI config a.conf: network type not found in a.conf"),
             (
@@ -166,15 +166,15 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_is_told_what_it_can_use() {
+    fn a_plugin_gets_the_runtime_config_of_its_capabilities() {
         let text = r#"{"name":"n","cniVersion":"1.0.0","type":"x","capabilities":{"portMappings":true,"dns":false}}"#;
         let network = parse("a.conf", text).expect("fine");
         let known = json!({"portMappings": [1], "dns": {}, "bandwidth": {}});
-        let told =
+        let config =
             input(&network, &network.plugins[0], known.as_object().expect("an object"), Some(&json!({"ips": []})));
-        assert_eq!(told["runtimeConfig"], json!({"portMappings": [1]}));
+        assert_eq!(config["runtimeConfig"], json!({"portMappings": [1]}));
         assert_eq!(
-            (&told["name"], &told["cniVersion"], &told["prevResult"]),
+            (&config["name"], &config["cniVersion"], &config["prevResult"]),
             (&json!("n"), &json!("1.0.0"), &json!({"ips": []}))
         );
         for kind in ["", "a/b", "..", "x\0"] {

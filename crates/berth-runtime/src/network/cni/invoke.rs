@@ -52,7 +52,7 @@ impl CniCommand {
 
 /// The pod of a plugin call; empty for calls without a pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Subject {
+pub struct CniRuntimeConf {
     /// Sandbox id.
     pub container: String,
     /// Path of the network namespace; empty once it is gone.
@@ -97,7 +97,7 @@ impl PluginRunner {
         &self,
         kind: &str,
         verb: CniCommand,
-        subject: &Subject,
+        subject: &CniRuntimeConf,
         input: &Value,
     ) -> Result<Option<Value>, PluginError> {
         let program = self.find(kind)?;

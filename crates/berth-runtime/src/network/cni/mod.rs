@@ -15,4 +15,4 @@ mod invoke;
 mod plugins;
 mod result;
 
-pub use plugins::{Plugins, Request};
+pub use plugins::{CniRequest, Plugins};

@@ -17,8 +17,8 @@ use tracing::{info, warn};
 
 use super::{
     cache::{self, Attachment},
-    config::{self, Network},
-    invoke::{CniCommand, PluginError, PluginRunner, Subject},
+    config::{self, CniNetwork},
+    invoke::{CniCommand, CniRuntimeConf, PluginError, PluginRunner},
     result,
 };
 use crate::network::{
@@ -35,7 +35,7 @@ const COUNTED: usize = 1024;
 
 /// CNI arguments of a pod.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Request {
+pub struct CniRequest {
     /// Sandbox id.
     pub sandbox: String,
     /// Path of its network namespace.
@@ -59,7 +59,7 @@ pub struct Plugins {
 
 #[derive(Debug)]
 struct PluginState {
-    loaded: Result<Arc<Network>, String>,
+    loaded: Result<Arc<CniNetwork>, String>,
     has_file: bool,
     failures: BTreeMap<String, (u32, Instant)>,
 }
@@ -101,7 +101,7 @@ impl Plugins {
         (state.has_file, state.loaded) = (has_file, loaded);
     }
 
-    fn read(&self) -> (bool, Result<Arc<Network>, String>) {
+    fn read(&self) -> (bool, Result<Arc<CniNetwork>, String>) {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let names = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         let Some(name) = config::first(names) else {
@@ -126,7 +126,7 @@ impl Plugins {
     ///
     /// # Errors
     /// The reason why no configuration is loaded.
-    pub fn network(&self) -> Result<Arc<Network>, String> {
+    pub fn network(&self) -> Result<Arc<CniNetwork>, String> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).loaded.clone()
     }
 
@@ -141,8 +141,9 @@ impl Plugins {
         }
         for plugin in &network.plugins {
             let input = config::input(&network, plugin, &Map::new(), None);
-            let told = self.caller.call(config::kind(plugin), CniCommand::Status, &Subject::default(), &input).await;
-            told.map_err(|e| e.text)?;
+            let outcome =
+                self.caller.call(config::kind(plugin), CniCommand::Status, &CniRuntimeConf::default(), &input).await;
+            outcome.map_err(|e| e.text)?;
         }
         Ok(())
     }
@@ -152,7 +153,7 @@ impl Plugins {
     ///
     /// # Errors
     /// A plugin's error, or that no plugin returned an address.
-    pub async fn add(&self, request: &Request) -> Result<(Vec<IpAddr>, Value), String> {
+    pub async fn add(&self, request: &CniRequest) -> Result<(Vec<IpAddr>, Value), String> {
         let network = self.network()?;
         let netns = request.netns.display().to_string();
         let mut attachment = Attachment::new(&network, &request.sandbox, &netns, names::POD_LINK);
@@ -175,7 +176,7 @@ impl Plugins {
         }
     }
 
-    async fn add_all(&self, network: &Network, attachment: &mut Attachment) -> Result<(Vec<IpAddr>, Value), String> {
+    async fn add_all(&self, network: &CniNetwork, attachment: &mut Attachment) -> Result<(Vec<IpAddr>, Value), String> {
         for plugin in &network.plugins {
             let input = config::input(network, plugin, &attachment.capability_args, attachment.result.as_ref());
             let answer = self.call(plugin, CniCommand::Add, attachment, &input).await.map_err(|e| e.text)?;
@@ -195,7 +196,7 @@ impl Plugins {
     ///
     /// # Errors
     /// A plugin's error. After several failures, a pod whose namespace is gone counts as removed.
-    pub async fn del(&self, request: &Request) -> Result<(), String> {
+    pub async fn del(&self, request: &CniRequest) -> Result<(), String> {
         let mut attachments = cache::of(&self.cache, &request.sandbox);
         if attachments.is_empty()
             && let Ok(network) = self.network()
@@ -233,7 +234,7 @@ impl Plugins {
         counts_as_leaked(&mut state.failures, sandbox, Instant::now())
     }
 
-    async fn del_all(&self, network: &Network, attachment: &Attachment) -> Result<(), PluginError> {
+    async fn del_all(&self, network: &CniNetwork, attachment: &Attachment) -> Result<(), PluginError> {
         let previous = attachment.result.as_ref().filter(|_| config::passes_result_on_del(&network.version));
         for plugin in network.plugins.iter().rev() {
             let input = config::input(network, plugin, &attachment.capability_args, previous);
@@ -250,7 +251,7 @@ impl Plugins {
         input: &Value,
     ) -> Result<Option<Value>, PluginError> {
         let args: Vec<String> = attachment.cni_args.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        let subject = Subject {
+        let subject = CniRuntimeConf {
             container: attachment.container_id.clone(),
             netns: attachment.netns.clone(),
             link: attachment.if_name.clone(),
@@ -275,8 +276,11 @@ impl Plugins {
                 continue;
             }
             for attachment in attachments.into_iter().filter(|one| is_ours(&self.files, one)) {
-                let request =
-                    Request { netns: attachment.netns.clone().into(), sandbox: sandbox.clone(), ..Request::default() };
+                let request = CniRequest {
+                    netns: attachment.netns.clone().into(),
+                    sandbox: sandbox.clone(),
+                    ..CniRequest::default()
+                };
                 if let Err(e) = self.del(&request).await {
                     warn!(podSandboxID = %sandbox, err = %e, "Failed to remove CNI attachment of a deleted sandbox");
                 }
@@ -293,7 +297,9 @@ impl Plugins {
             if let Some(object) = input.as_object_mut() {
                 object.insert("cni.dev/valid-attachments".to_owned(), valid.clone().into());
             }
-            if let Err(e) = self.caller.call(config::kind(plugin), CniCommand::Gc, &Subject::default(), &input).await {
+            if let Err(e) =
+                self.caller.call(config::kind(plugin), CniCommand::Gc, &CniRuntimeConf::default(), &input).await
+            {
                 warn!(err = %e.text, "CNI GC failed");
             }
         }
@@ -332,8 +338,9 @@ mod tests {
         ];
         for (seconds, expected) in cases {
             let (mut failures, begin) = (BTreeMap::new(), Instant::now());
-            let told = seconds.iter().map(|s| counts_as_leaked(&mut failures, "pod", begin + Duration::from_secs(*s)));
-            assert_eq!(told.last(), Some(expected), "{seconds:?}");
+            let leaked =
+                seconds.iter().map(|s| counts_as_leaked(&mut failures, "pod", begin + Duration::from_secs(*s)));
+            assert_eq!(leaked.last(), Some(expected), "{seconds:?}");
         }
     }
 }

@@ -50,17 +50,17 @@ pub fn converted(mut result: Value) -> Value {
 
 /// Error code and message of a failed plugin call.
 pub fn failure(stdout: &[u8], stderr: &[u8]) -> (Option<u64>, String) {
-    let told: Option<Value> = serde_json::from_slice(stdout).ok();
+    let response: Option<Value> = serde_json::from_slice(stdout).ok();
     let text =
-        |key: &str| told.as_ref().and_then(|t| t.get(key)).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let code = told.as_ref().and_then(|t| t.get("code")).and_then(Value::as_u64);
+        |key: &str| response.as_ref().and_then(|t| t.get(key)).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let code = response.as_ref().and_then(|t| t.get("code")).and_then(Value::as_u64);
     match (text("msg"), text("details")) {
         (msg, details) if !msg.is_empty() && !details.is_empty() => (code, format!("{msg}; {details}")),
         (msg, _) if !msg.is_empty() => (code, msg),
         _ => {
-            let said = [stderr, stdout].map(|b| String::from_utf8_lossy(b).trim().to_owned());
-            let said = said.into_iter().find(|s| !s.is_empty());
-            (code, said.unwrap_or_else(|| "netplugin failed with no error message".to_owned()))
+            let outputs = [stderr, stdout].map(|b| String::from_utf8_lossy(b).trim().to_owned());
+            let output = outputs.into_iter().find(|s| !s.is_empty());
+            (code, output.unwrap_or_else(|| "netplugin failed with no error message".to_owned()))
         }
     }
 }
@@ -84,8 +84,8 @@ mod tests {
                 {"address": "10.0.0.9/24", "interface": 77},
             ],
         });
-        let told: Vec<String> = addresses(&result, "eth0").iter().map(ToString::to_string).collect();
-        assert_eq!(told, ["10.0.0.2", "fd00::2", "10.0.0.3"]);
+        let ips: Vec<String> = addresses(&result, "eth0").iter().map(ToString::to_string).collect();
+        assert_eq!(ips, ["10.0.0.2", "fd00::2", "10.0.0.3"]);
         assert!(addresses(&json!({"ips": 5}), "eth0").is_empty());
         let converted = converted(result);
         assert_eq!(converted["cniVersion"], "1.0.0");
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_told() {
+    fn plugin_failures_have_code_and_message() {
         let cases: [(&str, &str, Option<u64>, &str); 4] = [
             (r#"{"code":11,"msg":"later","details":"busy"}"#, "", Some(11), "later; busy"),
             (r#"{"code":7,"msg":"bad"}"#, "noise", Some(7), "bad"),

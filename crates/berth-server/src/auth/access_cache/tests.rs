@@ -6,19 +6,19 @@ use async_trait::async_trait;
 
 use super::*;
 use crate::{
-    auth::{Authorizer, Identity, Verdict},
+    auth::{AuthorizationDecision, Authorizer, UserInfo},
     ports::AccessVerdict,
 };
 
 type Answers = Box<dyn Fn(&AccessRequest, usize) -> Result<AccessVerdict, ReviewError> + Send + Sync>;
 
-struct Scripted {
+struct ScriptedReviewer {
     answers: Answers,
     asked: AtomicUsize,
 }
 
 #[async_trait]
-impl AccessReviewer for Scripted {
+impl AccessReviewer for ScriptedReviewer {
     async fn review(&self, request: &AccessRequest) -> Result<AccessVerdict, ReviewError> {
         let count = self.asked.fetch_add(1, Ordering::Relaxed);
         (self.answers)(request, count)
@@ -29,7 +29,7 @@ const YES: Result<AccessVerdict, ReviewError> = Ok(AccessVerdict { allowed: true
 const NO: Result<AccessVerdict, ReviewError> = Ok(AccessVerdict { allowed: false, denied: false });
 
 struct Bench {
-    reviewer: Arc<Scripted>,
+    reviewer: Arc<ScriptedReviewer>,
     authorizer: Authorizer,
 }
 
@@ -44,14 +44,14 @@ impl Bench {
         stale: Duration,
         answers: impl Fn(&AccessRequest, usize) -> Result<AccessVerdict, ReviewError> + Send + Sync + 'static,
     ) -> Self {
-        let reviewer = Arc::new(Scripted { answers: Box::new(answers), asked: AtomicUsize::new(0) });
+        let reviewer = Arc::new(ScriptedReviewer { answers: Box::new(answers), asked: AtomicUsize::new(0) });
         let ttls = AccessTtls { authorized: Duration::from_secs(300), unauthorized: Duration::from_secs(30), stale };
         let cache = AccessCache::new(reviewer.clone(), ttls, TaskTracker::new(), CancellationToken::new());
         Self { reviewer, authorizer: Authorizer::webhook(cache, "node") }
     }
 
-    async fn ask(&self, user: &str, subresources: &[&str]) -> Verdict {
-        let who = Identity { name: user.to_owned(), ..Identity::unauthenticated_listener() };
+    async fn ask(&self, user: &str, subresources: &[&str]) -> AuthorizationDecision {
+        let who = UserInfo { name: user.to_owned(), ..UserInfo::unauthenticated_listener() };
         self.authorizer.authorize(&who, "get", subresources).await
     }
 
@@ -70,16 +70,16 @@ async fn each_subresource_is_asked_for_until_one_is_allowed() {
         ("f", _) => Ok(AccessVerdict { allowed: true, denied: true }),
         _ => NO,
     });
-    let failed = |user: &str| Verdict::Failed {
+    let failed = |user: &str| AuthorizationDecision::Failed {
         text: format!("Authorization error (user={user}, verb=get, resource=nodes, subresource=healthz)"),
     };
     let forbidden = "Forbidden (user=d, verb=get, resource=nodes, subresource(s)=[healthz proxy])\n";
     for (user, subresources, verdict, asked) in [
-        ("a", ["pods", "proxy"], Verdict::Allowed, 1),    // AC-04-4
-        ("b", ["configz", "proxy"], Verdict::Allowed, 2), // AC-04-5
-        ("c", ["pods", "proxy"], Verdict::Allowed, 2),
-        ("d", ["healthz", "proxy"], Verdict::Forbidden { text: forbidden.to_owned() }, 2), // AC-04-6
-        ("e", ["healthz", "proxy"], failed("e"), 1),                                       // AC-04-7
+        ("a", ["pods", "proxy"], AuthorizationDecision::Allowed, 1), // AC-04-4
+        ("b", ["configz", "proxy"], AuthorizationDecision::Allowed, 2), // AC-04-5
+        ("c", ["pods", "proxy"], AuthorizationDecision::Allowed, 2),
+        ("d", ["healthz", "proxy"], AuthorizationDecision::Forbidden { text: forbidden.to_owned() }, 2), // AC-04-6
+        ("e", ["healthz", "proxy"], failed("e"), 1),                                                     // AC-04-7
         ("f", ["healthz", "proxy"], failed("f"), 1),
     ] {
         let before = bench.asked();
@@ -104,21 +104,21 @@ async fn verdicts_are_remembered_each_for_its_time() {
     }
     let failing = Bench::new(|_, _| Err(ReviewError("gone".to_owned())));
     for count in 1..4 {
-        assert!(matches!(failing.ask("a", &["pods"]).await, Verdict::Failed { .. }));
+        assert!(matches!(failing.ask("a", &["pods"]).await, AuthorizationDecision::Failed { .. }));
         assert_eq!(failing.asked(), count, "failures are not remembered");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_yes_holds_to_its_end_when_nobody_answers_any_more() {
+async fn a_cached_approval_is_used_until_it_expires_when_reviews_fail() {
     let bench = Bench::new(|_, count| if count == 0 { YES } else { Err(ReviewError("gone".to_owned())) });
-    assert_eq!(bench.ask("a", &["metrics"]).await, Verdict::Allowed);
+    assert_eq!(bench.ask("a", &["metrics"]).await, AuthorizationDecision::Allowed);
     tokio::time::advance(Duration::from_secs(299)).await;
-    assert_eq!(bench.ask("a", &["metrics"]).await, Verdict::Allowed);
+    assert_eq!(bench.ask("a", &["metrics"]).await, AuthorizationDecision::Allowed);
     tokio::task::yield_now().await;
     assert_eq!(bench.asked(), 2);
     tokio::time::advance(Duration::from_secs(1)).await;
-    assert!(matches!(bench.ask("a", &["metrics"]).await, Verdict::Failed { .. }));
+    assert!(matches!(bench.ask("a", &["metrics"]).await, AuthorizationDecision::Failed { .. }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -128,20 +128,26 @@ async fn only_metrics_and_health_hold_on_while_the_api_server_is_gone() {
     let bench = Bench::holding_on(Duration::from_secs(60), gone);
     let all = ["metrics", "healthz", "pods"];
     for subresource in all {
-        assert_eq!(bench.ask("a", &[subresource]).await, Verdict::Allowed);
+        assert_eq!(bench.ask("a", &[subresource]).await, AuthorizationDecision::Allowed);
     }
-    for (after, held) in [(301, true), (58, true), (2, false)] {
+    for (after, is_usable) in [(301, true), (58, true), (2, false)] {
         tokio::time::advance(Duration::from_secs(after)).await;
         for subresource in all {
-            let may = bench.ask("a", &[subresource]).await == Verdict::Allowed;
-            assert_eq!(may, held && subresource != "pods", "{subresource} {after}");
+            let may = bench.ask("a", &[subresource]).await == AuthorizationDecision::Allowed;
+            assert_eq!(may, is_usable && subresource != "pods", "{subresource} {after}");
         }
-        assert!(matches!(bench.ask("b", &["metrics"]).await, Verdict::Failed { .. }), "never was allowed");
+        assert!(
+            matches!(bench.ask("b", &["metrics"]).await, AuthorizationDecision::Failed { .. }),
+            "never was allowed"
+        );
     }
     let refused = Bench::holding_on(Duration::from_secs(60), |_, count| if count == 0 { YES } else { NO });
     refused.ask("a", &["metrics"]).await;
     tokio::time::advance(Duration::from_secs(301)).await;
-    assert!(matches!(refused.ask("a", &["metrics"]).await, Verdict::Forbidden { .. }), "who answers is obeyed");
+    assert!(
+        matches!(refused.ask("a", &["metrics"]).await, AuthorizationDecision::Forbidden { .. }),
+        "who answers is obeyed"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,18 +155,18 @@ async fn words_too_long_to_be_kept_are_asked_about_each_time() {
     let bench = Bench::new(|_, _| YES);
     let long = "x".repeat(LONGEST);
     for count in 1..3 {
-        assert_eq!(bench.ask(&long, &["pods"]).await, Verdict::Allowed);
+        assert_eq!(bench.ask(&long, &["pods"]).await, AuthorizationDecision::Allowed);
         assert_eq!(bench.asked(), count);
     }
 }
 
 #[tokio::test]
 async fn without_reviews_there_are_two_ways() {
-    let who = Identity::anonymous();
-    assert_eq!(Authorizer::always_allow().authorize(&who, "", &["proxy"]).await, Verdict::Allowed);
-    let standalone = Authorizer::standalone(crate::auth::Policy::masters_only());
+    let who = UserInfo::anonymous();
+    assert_eq!(Authorizer::always_allow().authorize(&who, "", &["proxy"]).await, AuthorizationDecision::Allowed);
+    let standalone = Authorizer::standalone(crate::auth::AuthorizationPolicy::masters_only());
     let text = "Forbidden (user=system:anonymous, verb=, resource=nodes, subresource(s)=[proxy])\n".to_owned();
-    assert_eq!(standalone.authorize(&who, "", &["proxy"]).await, Verdict::Forbidden { text });
-    let master = Identity { groups: vec!["system:masters".to_owned()], ..who };
-    assert_eq!(standalone.authorize(&master, "create", &["proxy"]).await, Verdict::Allowed);
+    assert_eq!(standalone.authorize(&who, "", &["proxy"]).await, AuthorizationDecision::Forbidden { text });
+    let master = UserInfo { groups: vec!["system:masters".to_owned()], ..who };
+    assert_eq!(standalone.authorize(&master, "create", &["proxy"]).await, AuthorizationDecision::Allowed);
 }

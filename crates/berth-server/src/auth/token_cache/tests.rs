@@ -10,7 +10,7 @@ use berth_metrics::Registry;
 
 /// Scripted verdict of the reviewer; the last one repeats.
 #[derive(Clone)]
-enum Say {
+enum ScriptedVerdict {
     Yes,
     No,
     Invalid,
@@ -18,47 +18,47 @@ enum Say {
     Hang,
 }
 
-struct Scripted {
-    says: Mutex<VecDeque<Say>>,
+struct ScriptedReviewer {
+    verdicts: Mutex<VecDeque<ScriptedVerdict>>,
     asked: Mutex<Vec<String>>,
     /// One permit per review that may complete.
     gate: Semaphore,
 }
 
 #[async_trait]
-impl TokenReviewer for Scripted {
+impl TokenReviewer for ScriptedReviewer {
     async fn review(&self, token: &str) -> Result<TokenVerdict, ReviewError> {
         self.asked.lock().expect("whole").push(token.to_owned());
-        let say = {
-            let mut says = self.says.lock().expect("whole");
-            if says.len() > 1 { says.pop_front() } else { says.front().cloned() }
+        let verdict = {
+            let mut verdicts = self.verdicts.lock().expect("whole");
+            if verdicts.len() > 1 { verdicts.pop_front() } else { verdicts.front().cloned() }
         };
         self.gate.acquire().await.expect("open").forget();
-        match say.expect("something") {
-            Say::Yes => Ok(TokenVerdict::Accepted {
+        match verdict.expect("something") {
+            ScriptedVerdict::Yes => Ok(TokenVerdict::Accepted {
                 name: token.to_owned(),
                 uid: "u".to_owned(),
                 groups: vec!["g".to_owned()],
                 extra: Default::default(),
             }),
-            Say::No => Ok(TokenVerdict::Rejected),
-            Say::Invalid => Ok(TokenVerdict::Invalid("expired".to_owned())),
-            Say::Nothing => Err(ReviewError("refused".to_owned())),
-            Say::Hang => std::future::pending().await,
+            ScriptedVerdict::No => Ok(TokenVerdict::Rejected),
+            ScriptedVerdict::Invalid => Ok(TokenVerdict::Invalid("expired".to_owned())),
+            ScriptedVerdict::Nothing => Err(ReviewError("refused".to_owned())),
+            ScriptedVerdict::Hang => std::future::pending().await,
         }
     }
 }
 
 struct Bench {
-    reviewer: Arc<Scripted>,
+    reviewer: Arc<ScriptedReviewer>,
     cache: Arc<TokenCache>,
     registry: Registry,
 }
 
 impl Bench {
-    fn new(says: &[Say], ttl: u64) -> Self {
-        let reviewer = Arc::new(Scripted {
-            says: Mutex::new(says.iter().cloned().collect()),
+    fn new(verdicts: &[ScriptedVerdict], ttl: u64) -> Self {
+        let reviewer = Arc::new(ScriptedReviewer {
+            verdicts: Mutex::new(verdicts.iter().cloned().collect()),
             asked: Mutex::default(),
             gate: Semaphore::new(1000),
         });
@@ -74,7 +74,7 @@ impl Bench {
     }
 
     async fn ask(&self, token: &str) -> TokenLookup {
-        self.cache.look_up(token, None).await
+        self.cache.lookup(token, None).await
     }
 
     fn asked(&self) -> usize {
@@ -96,15 +96,15 @@ fn is_accepted(known: &TokenLookup) -> bool {
 #[tokio::test(start_paused = true)]
 async fn verdicts_are_remembered_and_failures_are_not() {
     // Per row: verdict, and for how many seconds it is cached.
-    for (say, ttl, remembered) in [
-        (Say::Yes, 120, 120),
-        (Say::Yes, 0, 0),
-        (Say::No, 120, 120),
-        (Say::No, 0, 10),
-        (Say::Invalid, 120, 10),
-        (Say::Nothing, 120, 0),
+    for (verdict, ttl, remembered) in [
+        (ScriptedVerdict::Yes, 120, 120),
+        (ScriptedVerdict::Yes, 0, 0),
+        (ScriptedVerdict::No, 120, 120),
+        (ScriptedVerdict::No, 0, 10),
+        (ScriptedVerdict::Invalid, 120, 10),
+        (ScriptedVerdict::Nothing, 120, 0),
     ] {
-        let bench = Bench::new(&[say], ttl);
+        let bench = Bench::new(&[verdict], ttl);
         let first = bench.ask("a").await;
         if remembered > 0 {
             tokio::time::advance(Duration::from_secs(remembered - 1)).await;
@@ -119,7 +119,7 @@ async fn verdicts_are_remembered_and_failures_are_not() {
 
 #[tokio::test(start_paused = true)]
 async fn many_who_ask_at_once_make_one_review() {
-    let bench = Bench::new(&[Say::Yes], 120);
+    let bench = Bench::new(&[ScriptedVerdict::Yes], 120);
     bench.reviewer.gate.forget_permits(1000);
     let asking = futures::future::join_all((0..50).map(|_| bench.ask("a")));
     let answer = async { bench.reviewer.gate.add_permits(1000) }; // once all have asked
@@ -134,7 +134,7 @@ async fn many_who_ask_at_once_make_one_review() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reviewer_that_hangs_is_given_up_and_the_caller_who_leaves_loses_nothing() {
-    let bench = Bench::new(&[Say::Hang, Say::Yes], 120);
+    let bench = Bench::new(&[ScriptedVerdict::Hang, ScriptedVerdict::Yes], 120);
     let began = Instant::now();
     let hung = bench.ask("a").await;
     assert_eq!(hung, TokenLookup::Failed("no answer within 30s".to_owned()));
@@ -152,17 +152,17 @@ async fn a_reviewer_that_hangs_is_given_up_and_the_caller_who_leaves_loses_nothi
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_invented_tokens_does_not_become_the_api_servers_work() {
     // Spec 04 §10: a token bucket per address, ten concurrent reviews, ten seconds of caching.
-    let bench = Bench::new(&[Say::Invalid], 120);
+    let bench = Bench::new(&[ScriptedVerdict::Invalid], 120);
     let (bad, good) = (Some(IpAddr::from([192, 0, 2, 1])), Some(IpAddr::from([192, 0, 2, 2])));
     let mut busy = 0;
     for number in 0..1000 {
-        busy += usize::from(bench.cache.look_up(&format!("invented {number}"), bad).await == TokenLookup::Busy);
+        busy += usize::from(bench.cache.lookup(&format!("invented {number}"), bad).await == TokenLookup::Busy);
     }
     assert_eq!((bench.asked(), busy), (20, 980));
-    assert!(matches!(bench.cache.look_up("another", good).await, TokenLookup::Rejected(_)));
+    assert!(matches!(bench.cache.lookup("another", good).await, TokenLookup::Rejected(_)));
     for _ in 0..1000 {
         assert!(
-            matches!(bench.cache.look_up("invented 0", bad).await, TokenLookup::Rejected(_)),
+            matches!(bench.cache.lookup("invented 0", bad).await, TokenLookup::Rejected(_)),
             "remembered: no review"
         );
     }
@@ -171,11 +171,11 @@ async fn a_flood_of_invented_tokens_does_not_become_the_api_servers_work() {
 
 #[tokio::test(start_paused = true)]
 async fn ten_reviews_at_a_time_are_enough() {
-    let bench = Bench::new(&[Say::Yes], 120);
+    let bench = Bench::new(&[ScriptedVerdict::Yes], 120);
     bench.reviewer.gate.forget_permits(1000);
     let ask = |number: u8| {
         let cache = bench.cache.clone();
-        async move { cache.look_up(&format!("token {number}"), Some(IpAddr::from([192, 0, 2, number]))).await }
+        async move { cache.lookup(&format!("token {number}"), Some(IpAddr::from([192, 0, 2, number]))).await }
     };
     let waiting: Vec<_> = (0..10).map(|number| tokio::spawn(ask(number))).collect();
     while bench.asked() < 10 {

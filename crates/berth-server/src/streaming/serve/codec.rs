@@ -7,23 +7,24 @@ use tokio_tungstenite::tungstenite::Message;
 use super::status::StatusFormat;
 
 /// Protocols before version 5: name, whether messages are base64 text, and format of the exit status.
-const COMMAND: &[Protocol] = &[
-    Protocol { name: "channel.k8s.io", is_text: false, style: StatusFormat::Text },
-    Protocol { name: "base64.channel.k8s.io", is_text: true, style: StatusFormat::Text },
-    Protocol { name: "v4.channel.k8s.io", is_text: false, style: StatusFormat::Json },
-    Protocol { name: "v4.base64.channel.k8s.io", is_text: true, style: StatusFormat::Json },
+const COMMAND: &[ChannelProtocol] = &[
+    ChannelProtocol { name: "channel.k8s.io", is_text: false, style: StatusFormat::Text },
+    ChannelProtocol { name: "base64.channel.k8s.io", is_text: true, style: StatusFormat::Text },
+    ChannelProtocol { name: "v4.channel.k8s.io", is_text: false, style: StatusFormat::Json },
+    ChannelProtocol { name: "v4.base64.channel.k8s.io", is_text: true, style: StatusFormat::Json },
 ];
 const FORWARD: &[&str] = &["v4.channel.k8s.io", "v4.base64.channel.k8s.io"];
 /// Used where the client offers no subprotocol.
-const UNNAMED: Protocol = Protocol { name: "", is_text: false, style: StatusFormat::Text };
+const UNNAMED: ChannelProtocol = ChannelProtocol { name: "", is_text: false, style: StatusFormat::Text };
 /// Protocol with half-closed streams.
-const NEWEST: Protocol = Protocol { name: "v5.channel.k8s.io", is_text: false, style: StatusFormat::Whole };
+const NEWEST: ChannelProtocol =
+    ChannelProtocol { name: "v5.channel.k8s.io", is_text: false, style: StatusFormat::Whole };
 /// Channel whose messages half-close other channels.
 const CLOSE: u8 = 255;
 
 /// WebSocket channel subprotocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Protocol {
+pub struct ChannelProtocol {
     /// Name; empty where the client offered none.
     pub name: &'static str,
     is_text: bool,
@@ -42,7 +43,7 @@ pub enum ClientMessage {
     End,
 }
 
-impl Protocol {
+impl ChannelProtocol {
     /// Negotiates for exec and attach: version 5 at any position of the client's list, as the kubelet does in front of
     /// external runtimes; otherwise the first known offer. `None` where no offer is known.
     pub fn for_command(offered: &[&str], knows_newest: bool) -> Option<Self> {
@@ -104,8 +105,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clients_first_wish_that_is_known() {
-        let name = |offered: &[&str], newest| Protocol::for_command(offered, newest).map(|protocol| protocol.name);
+    fn the_first_known_protocol_of_the_client_is_selected() {
+        let name =
+            |offered: &[&str], newest| ChannelProtocol::for_command(offered, newest).map(|protocol| protocol.name);
         let rows: [(&[&str], bool, Option<&str>); 9] = [
             (&[], true, Some("")),
             (&["channel.k8s.io", "v4.channel.k8s.io"], true, Some("channel.k8s.io")),
@@ -121,7 +123,7 @@ mod tests {
         for (offered, newest, expected) in rows {
             assert_eq!(name(offered, newest), expected, "{offered:?} {newest}");
         }
-        let ports = |offered: &[&str]| Protocol::for_ports(offered).map(|protocol| protocol.name);
+        let ports = |offered: &[&str]| ChannelProtocol::for_ports(offered).map(|protocol| protocol.name);
         assert_eq!(ports(&[]), Some(""));
         assert_eq!(ports(&["channel.k8s.io", "v4.base64.channel.k8s.io"]), Some("v4.base64.channel.k8s.io"));
         assert_eq!(ports(&["channel.k8s.io"]), None);
@@ -129,19 +131,19 @@ mod tests {
 
     #[test]
     fn messages_both_ways() {
-        let of = |name| Protocol::for_command(&[name], true).expect("known");
+        let of = |name| ChannelProtocol::for_command(&[name], true).expect("known");
         let (binary, text, newest) = (of("v4.channel.k8s.io"), of("base64.channel.k8s.io"), of("v5.channel.k8s.io"));
         assert_eq!(binary.write(1, b"foo"), Message::Binary(Bytes::from_static(b"\x01foo")));
         assert_eq!(text.write(1, b"foo"), Message::Text("1Zm9v".into()));
         assert_eq!(text.write(2, b""), Message::Text("2".into()));
         let bytes = |bytes: &'static [u8]| ClientMessage::Channel(Bytes::from_static(bytes));
-        let said = |bytes: &'static [u8]| Message::Binary(Bytes::from_static(bytes));
+        let binary_message = |bytes: &'static [u8]| Message::Binary(Bytes::from_static(bytes));
         let rows = [
-            (binary, said(b"\0foo"), bytes(b"\0foo")),
+            (binary, binary_message(b"\0foo"), bytes(b"\0foo")),
             (binary, Message::Text("\0foo".into()), bytes(b"\0foo")),
-            (binary, said(&[255, 0]), ClientMessage::Nothing),
-            (newest, said(&[255, 0]), bytes(&[255, 0])),
-            (binary, said(b""), ClientMessage::Nothing),
+            (binary, binary_message(&[255, 0]), ClientMessage::Nothing),
+            (newest, binary_message(&[255, 0]), bytes(&[255, 0])),
+            (binary, binary_message(b""), ClientMessage::Nothing),
             (text, Message::Text("0Zm9v".into()), bytes(b"\0foo")),
             (text, Message::Text("4".into()), bytes(b"\x04")),
             (text, Message::Text("0!".into()), ClientMessage::End),

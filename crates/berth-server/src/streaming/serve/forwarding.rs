@@ -20,21 +20,21 @@ const BUSY: usize = 32 << 10;
 
 /// I/O error of one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Broken;
+pub struct ForwardError;
 
 /// Receiving half of a client's connection.
 pub trait ClientSide {
     /// Next chunk; `None` once the client has half-closed.
-    fn read(&mut self) -> impl Future<Output = Result<Option<Bytes>, Broken>> + Send;
+    fn read(&mut self) -> impl Future<Output = Result<Option<Bytes>, ForwardError>> + Send;
 }
 
 /// Sending half of a client's connection.
 pub trait ToClient {
     /// Sends bytes.
-    fn write(&self, bytes: Bytes) -> impl Future<Output = Result<(), Broken>> + Send;
+    fn write(&self, bytes: Bytes) -> impl Future<Output = Result<(), ForwardError>> + Send;
 
     /// Half-closes: the pod sends nothing more.
-    fn finish(self) -> impl Future<Output = Result<(), Broken>> + Send;
+    fn finish(self) -> impl Future<Output = Result<(), ForwardError>> + Send;
 }
 
 /// Copies until both directions have ended, one has ended and the other is idle for a minute, or one fails.
@@ -45,9 +45,9 @@ pub async fn forward<R: ClientSide, W: ToClient>(pod: TcpStream, client: &mut R,
     let inward = async {
         while let Some(bytes) = client.read().await? {
             active.send_replace(Instant::now());
-            to_pod.write_all(&bytes).await.map_err(|_| Broken)?;
+            to_pod.write_all(&bytes).await.map_err(|_| ForwardError)?;
         }
-        to_pod.shutdown().await.map_err(|_| Broken)?;
+        to_pod.shutdown().await.map_err(|_| ForwardError)?;
         is_half_open.send_replace(true);
         Ok(())
     };
@@ -55,7 +55,7 @@ pub async fn forward<R: ClientSide, W: ToClient>(pod: TcpStream, client: &mut R,
         let (mut buffer, mut size) = (BytesMut::new(), IDLE);
         loop {
             buffer.reserve(size);
-            let count = from_pod.read_buf(&mut buffer).await.map_err(|_| Broken)?;
+            let count = from_pod.read_buf(&mut buffer).await.map_err(|_| ForwardError)?;
             if count == 0 {
                 break;
             }
@@ -65,7 +65,7 @@ pub async fn forward<R: ClientSide, W: ToClient>(pod: TcpStream, client: &mut R,
         }
         to_client.finish().await?;
         is_half_open.send_replace(true);
-        Ok::<(), Broken>(())
+        Ok::<(), ForwardError>(())
     };
     let idle = async {
         // Fails only without senders, which outlive this future.

@@ -30,12 +30,12 @@ use axum::{body::Body, http::Request, response::Response};
 
 pub use upgrade::ServeOptions;
 
-use super::{Streaming, stream_limit::Permit};
+use super::{StreamingContext, stream_limit::Permit};
 use crate::ports::stream_targets::StreamTarget;
 
 /// Serves a target to the client of a request: responds now, and streams in a background task.
 pub(crate) fn serve_target(
-    streaming: &Streaming,
+    streaming: &StreamingContext,
     target: StreamTarget,
     request: Request<Body>,
     permit: Permit,

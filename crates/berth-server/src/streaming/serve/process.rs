@@ -14,13 +14,13 @@ const IDLE: usize = 4 << 10;
 const BUSY: usize = 32 << 10;
 
 /// Output of a process, read in chunks.
-pub struct Output {
+pub struct OutputReader {
     from: Option<Reader>,
     buffer: BytesMut,
     size: usize,
 }
 
-impl Output {
+impl OutputReader {
     /// Wraps a stream; `None` is at its end.
     pub fn new(from: Option<Reader>) -> Self {
         Self { from, buffer: BytesMut::new(), size: IDLE }

@@ -13,14 +13,14 @@ use tokio_tungstenite::tungstenite::Message;
 
 use super::{
     ServeOptions,
-    codec::{ClientMessage, Protocol},
-    process::{FIRST_SIZE, Input, Output},
+    codec::{ChannelProtocol, ClientMessage},
+    process::{FIRST_SIZE, Input, OutputReader},
     resize_parser::ResizeParser,
     status,
 };
 use crate::{
     ports::{
-        stream_targets::{CommandKind, Process, ProcessStreams, Size, Terminal},
+        stream_targets::{CommandKind, ProcessStreams, ProcessTarget, Size, Terminal},
         streams::StreamSet,
     },
     streaming::websocket::{
@@ -37,14 +37,14 @@ pub struct SocketCommandRequest {
     /// Requested streams.
     pub set: StreamSet,
     /// Starts or joins the process.
-    pub process: Box<dyn Process>,
+    pub process: Box<dyn ProcessTarget>,
     /// Negotiated channel protocol.
-    pub protocol: Protocol,
+    pub protocol: ChannelProtocol,
 }
 
 /// Serves a WebSocket to its end.
-pub async fn serve(socket: Socket, wish: SocketCommandRequest, manner: ServeOptions) {
-    let SocketCommandRequest { verb, set, process, protocol } = wish;
+pub async fn serve(socket: Socket, request: SocketCommandRequest, manner: ServeOptions) {
+    let SocketCommandRequest { verb, set, process, protocol } = request;
     let (mut to, from) = socket.split();
     // An empty message on the lowest channel that the client reads signals that it is connected.
     let lowest = match set {
@@ -56,19 +56,20 @@ pub async fn serve(socket: Socket, wish: SocketCommandRequest, manner: ServeOpti
         return;
     }
     let active = watch::channel(Instant::now()).0;
-    let mut client = Client { from, protocol, sizes: ResizeParser::default(), active: active.clone(), early: None };
+    let mut client =
+        CommandClient { from, protocol, sizes: ResizeParser::default(), active: active.clone(), early: None };
     let size = if set.tty && verb == CommandKind::Exec { client.first_size().await } else { None };
     let end = match process.start(size).await {
         Err(why) => Some(Err(why)),
         Ok(running) => {
             let ProcessStreams { stdin, stdout, stderr, terminal, end } = running;
-            let output = Outputs { stdout: Output::new(stdout), stderr: Output::new(stderr), set, manner };
+            let output = Outputs { stdout: OutputReader::new(stdout), stderr: OutputReader::new(stderr), set, manner };
             let outward = async {
                 output.send(&mut to, protocol, &active).await.ok()?;
                 Some(end.await)
             };
             tokio::select! {
-                told = outward => told,
+                result = outward => result,
                 () = client.pass_on(Input::new(stdin.filter(|_| set.stdin)), terminal) => None,
                 () = idle_timeout(manner.idle, active.subscribe()) => None,
             }
@@ -80,16 +81,16 @@ pub async fn serve(socket: Socket, wish: SocketCommandRequest, manner: ServeOpti
 }
 
 /// Receiving half of the client's WebSocket.
-struct Client {
+struct CommandClient {
     from: SplitStream<Socket>,
-    protocol: Protocol,
+    protocol: ChannelProtocol,
     sizes: ResizeParser,
     active: watch::Sender<Instant>,
     /// Message that was received before the process started.
     early: Option<ChannelMessage>,
 }
 
-impl Client {
+impl CommandClient {
     /// Next message; `None` where the client disconnects or sends an invalid message. Cancel-safe.
     async fn next(&mut self) -> Option<ChannelMessage> {
         if let Some(early) = self.early.take() {
@@ -121,8 +122,8 @@ impl Client {
 
     /// Passes all messages on to the process; returns when the client disconnects.
     async fn pass_on(&mut self, mut input: Input, terminal: Option<Box<dyn Terminal>>) {
-        while let Some(said) = self.next().await {
-            match said {
+        while let Some(message) = self.next().await {
+            match message {
                 ChannelMessage::Stdin(bytes) => input.write(&bytes).await,
                 ChannelMessage::StdinEnds => input.end(),
                 ChannelMessage::Resize(bytes) => {
@@ -138,8 +139,8 @@ impl Client {
 
 /// Outputs of a process.
 struct Outputs {
-    stdout: Output,
-    stderr: Output,
+    stdout: OutputReader,
+    stderr: OutputReader,
     set: StreamSet,
     manner: ServeOptions,
 }
@@ -155,7 +156,7 @@ impl Outputs {
     async fn send(
         self,
         to: &mut SplitSink<Socket, Message>,
-        protocol: Protocol,
+        protocol: ChannelProtocol,
         active: &watch::Sender<Instant>,
     ) -> Result<(), tokio_tungstenite::tungstenite::Error> {
         let Self { mut stdout, mut stderr, set, manner } = self;

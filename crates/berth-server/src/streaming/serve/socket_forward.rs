@@ -10,8 +10,8 @@ use tokio_tungstenite::tungstenite::Message;
 
 use super::{
     ServeOptions,
-    codec::{ClientMessage, Protocol},
-    forwarding::{Broken, ClientSide, ToClient, forward},
+    codec::{ChannelProtocol, ClientMessage},
+    forwarding::{ClientSide, ForwardError, ToClient, forward},
 };
 use crate::{
     ports::stream_targets::PodPorts,
@@ -34,7 +34,7 @@ const WAITING: usize = 8;
 pub async fn serve(
     socket: Socket,
     pod: Box<dyn PodPorts>,
-    (protocol, ports): (Protocol, Vec<u16>),
+    (protocol, ports): (ChannelProtocol, Vec<u16>),
     manner: ServeOptions,
 ) {
     let (mut to, from) = socket.split();
@@ -45,26 +45,26 @@ pub async fn serve(
         }
     }
     let active = watch::channel(Instant::now()).0;
-    let (said, mut saying) = mpsc::channel(WAITING);
+    let (messages, mut outgoing) = mpsc::channel(WAITING);
     let (inputs, connections): (Vec<_>, Vec<_>) = ports
         .iter()
         .zip((0..=u8::MAX).step_by(2))
         .map(|(&port, channel)| {
-            let (input, heard) = mpsc::channel(WAITING);
-            let client = ToChannel { protocol, channel, said: said.clone() };
-            (input, connect(&*pod, port, heard, client))
+            let (input, received) = mpsc::channel(WAITING);
+            let client = ToChannel { protocol, channel, messages: messages.clone() };
+            (input, connect(&*pod, port, received, client))
         })
         .unzip();
-    drop(said);
+    drop(messages);
     let all = futures::future::join_all(connections);
-    let mut client = Client { from, protocol, inputs, active: active.clone() };
+    let mut client = ForwardClient { from, protocol, inputs, active: active.clone() };
     let outward = async {
         let mut beat = tokio::time::interval(manner.heartbeat);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         beat.reset();
         loop {
             let message = tokio::select! {
-                message = saying.recv() => match message {
+                message = outgoing.recv() => match message {
                     Some(message) => message,
                     // All ports have ended and their data is sent.
                     None => return,
@@ -88,14 +88,14 @@ pub async fn serve(
 }
 
 /// Receiving half of the client's WebSocket.
-struct Client {
+struct ForwardClient {
     from: SplitStream<Socket>,
-    protocol: Protocol,
+    protocol: ChannelProtocol,
     inputs: Vec<mpsc::Sender<Bytes>>,
     active: watch::Sender<Instant>,
 }
 
-impl Client {
+impl ForwardClient {
     /// Passes data on to the ports; returns when the client disconnects.
     async fn pass_on(&mut self) {
         while let Some(Ok(message)) = self.from.next().await {
@@ -113,9 +113,9 @@ impl Client {
     }
 }
 
-async fn connect(pod: &dyn PodPorts, port: u16, mut heard: mpsc::Receiver<Bytes>, client: ToChannel) {
+async fn connect(pod: &dyn PodPorts, port: u16, mut received: mpsc::Receiver<Bytes>, client: ToChannel) {
     match pod.dial(port).await {
-        Ok(tcp) => forward(tcp, &mut heard, client).await,
+        Ok(tcp) => forward(tcp, &mut received, client).await,
         Err(why) => {
             let text = pairing::failed(port, pod.sandbox(), &why);
             let error = ToChannel { channel: client.channel.saturating_add(1), ..client };
@@ -125,24 +125,24 @@ async fn connect(pod: &dyn PodPorts, port: u16, mut heard: mpsc::Receiver<Bytes>
 }
 
 impl ClientSide for mpsc::Receiver<Bytes> {
-    async fn read(&mut self) -> Result<Option<Bytes>, Broken> {
+    async fn read(&mut self) -> Result<Option<Bytes>, ForwardError> {
         Ok(self.recv().await)
     }
 }
 
 /// Data of a port for the client. The protocol cannot half-close a channel: the end of the pod's data ends the forward.
 struct ToChannel {
-    protocol: Protocol,
+    protocol: ChannelProtocol,
     channel: u8,
-    said: mpsc::Sender<Message>,
+    messages: mpsc::Sender<Message>,
 }
 
 impl ToClient for ToChannel {
-    async fn write(&self, bytes: Bytes) -> Result<(), Broken> {
-        self.said.send(self.protocol.write(self.channel, &bytes)).await.map_err(|_| Broken)
+    async fn write(&self, bytes: Bytes) -> Result<(), ForwardError> {
+        self.messages.send(self.protocol.write(self.channel, &bytes)).await.map_err(|_| ForwardError)
     }
 
-    async fn finish(self) -> Result<(), Broken> {
-        Err(Broken)
+    async fn finish(self) -> Result<(), ForwardError> {
+        Err(ForwardError)
     }
 }

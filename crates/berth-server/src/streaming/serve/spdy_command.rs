@@ -11,18 +11,18 @@ use tracing::debug;
 
 use super::{
     ServeOptions,
-    process::{FIRST_SIZE, Input, Output},
+    process::{FIRST_SIZE, Input, OutputReader},
     resize_parser::ResizeParser,
     status::{self, StatusFormat},
 };
 use crate::{
     ports::{
-        stream_targets::{CommandKind, Process, ProcessStreams, Size, Terminal},
+        stream_targets::{CommandKind, ProcessStreams, ProcessTarget, Size, Terminal},
         streams::StreamSet,
     },
     streaming::spdy::{
-        Connection, Incoming, Limits, Role, Stream, StreamClosed,
-        command::{self, Command, ExpectedStreams},
+        ConnectionLimits, IncomingStreams, Role, SpdyConnection, SpdyStream, StreamClosed,
+        command::{self, CommandStreams, ExpectedStreams},
         session,
     },
 };
@@ -39,16 +39,16 @@ pub struct SpdyCommandRequest {
     /// Requested streams.
     pub set: StreamSet,
     /// Starts or joins the process.
-    pub process: Box<dyn Process>,
+    pub process: Box<dyn ProcessTarget>,
     /// Negotiated subprotocol.
     pub protocol: &'static str,
 }
 
 /// Serves a connection to its end.
-pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, wish: SpdyCommandRequest, manner: ServeOptions) {
-    let limits = Limits { idle: manner.idle, ping: None, streams: STREAMS };
+pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, request: SpdyCommandRequest, manner: ServeOptions) {
+    let limits = ConnectionLimits { idle: manner.idle, ping: None, streams: STREAMS };
     serve_connection(io, limits, async |connection, incoming| {
-        run(&connection, incoming, wish).await;
+        run(&connection, incoming, request).await;
         // The driver detects a client that no longer reads.
         let _ = connection.flushed().await;
     })
@@ -56,10 +56,10 @@ pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, wish: SpdyCo
 }
 
 /// Runs a SPDY server on the connection; `serving` is canceled when the connection ends.
-pub async fn serve_connection<T, F>(mut io: T, limits: Limits, serving: F)
+pub async fn serve_connection<T, F>(mut io: T, limits: ConnectionLimits, serving: F)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin,
-    F: AsyncFnOnce(Connection, Incoming),
+    F: AsyncFnOnce(SpdyConnection, IncomingStreams),
 {
     {
         let (connection, incoming, driver) = session(&mut io, Role::Server, limits);
@@ -80,8 +80,8 @@ where
     let _ = timeout(GOODBYE, read_out).await;
 }
 
-async fn run(connection: &Connection, mut incoming: Incoming, wish: SpdyCommandRequest) {
-    let SpdyCommandRequest { verb, set, process, protocol } = wish;
+async fn run(connection: &SpdyConnection, mut incoming: IncomingStreams, request: SpdyCommandRequest) {
+    let SpdyCommandRequest { verb, set, process, protocol } = request;
     let (style, knows_sizes) = match protocol {
         "v4.channel.k8s.io" => (StatusFormat::Json, true),
         "v3.channel.k8s.io" => (StatusFormat::Text, true),
@@ -104,7 +104,7 @@ async fn run(connection: &Connection, mut incoming: Incoming, wish: SpdyCommandR
     } else {
         Some(streams.error)
     };
-    let Command { stdin, stdout, stderr, resize, .. } = streams;
+    let CommandStreams { stdin, stdout, stderr, resize, .. } = streams;
     let mut resize = resize.map(|stream| Resizes { stream, sizes: ResizeParser::default() });
     let size = match &mut resize {
         Some(resize) if verb == CommandKind::Exec => resize.first().await,
@@ -125,9 +125,9 @@ async fn run(connection: &Connection, mut incoming: Incoming, wish: SpdyCommandR
 
 /// Client-side streams of a process.
 struct ClientStreams {
-    stdin: Option<Stream>,
-    stdout: Option<Stream>,
-    stderr: Option<Stream>,
+    stdin: Option<SpdyStream>,
+    stdout: Option<SpdyStream>,
+    stderr: Option<SpdyStream>,
     resize: Option<Resizes>,
 }
 
@@ -137,15 +137,15 @@ async fn moving(running: ProcessStreams, ends: ClientStreams) -> Option<Result<i
     let ClientStreams { stdin, stdout, stderr, resize } = ends;
     let outward = async {
         let (out, err) = tokio::join!(deliver(printed, stdout), deliver(complained, stderr));
-        let told = end.await;
-        out.and(err).ok().map(|()| told)
+        let result = end.await;
+        out.and(err).ok().map(|()| result)
     };
     let inward = async {
         tokio::join!(feed(stdin, Input::new(input)), adapt(resize, terminal));
         std::future::pending::<Infallible>().await
     };
     tokio::select! {
-        told = outward => told,
+        result = outward => result,
         never = inward => match never {},
     }
 }
@@ -153,9 +153,9 @@ async fn moving(running: ProcessStreams, ends: ClientStreams) -> Option<Result<i
 /// Sends the output of a process; output that was not requested is read and discarded.
 async fn deliver(
     from: Option<crate::ports::stream_targets::Reader>,
-    mut to: Option<Stream>,
+    mut to: Option<SpdyStream>,
 ) -> Result<(), StreamClosed> {
-    let mut output = Output::new(from);
+    let mut output = OutputReader::new(from);
     while let Some(piece) = output.next().await {
         if let Some(to) = &to {
             to.write(piece).await?;
@@ -168,7 +168,7 @@ async fn deliver(
 }
 
 /// Copies the client's input to a process until either side ends.
-async fn feed(from: Option<Stream>, mut to: Input) {
+async fn feed(from: Option<SpdyStream>, mut to: Input) {
     let Some(mut from) = from else { return };
     while let Ok(Some(bytes)) = from.read().await {
         to.write(&bytes).await;
@@ -189,7 +189,7 @@ async fn adapt(resize: Option<Resizes>, terminal: Option<Box<dyn Terminal>>) {
 }
 
 struct Resizes {
-    stream: Stream,
+    stream: SpdyStream,
     sizes: ResizeParser,
 }
 

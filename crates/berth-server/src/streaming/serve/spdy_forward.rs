@@ -16,13 +16,13 @@ use tracing::debug;
 
 use super::{
     ServeOptions,
-    forwarding::{Broken, ClientSide, ToClient, forward},
+    forwarding::{ClientSide, ForwardError, ToClient, forward},
     spdy_command::serve_connection,
 };
 use crate::{
     ports::stream_targets::PodPorts,
     streaming::spdy::{
-        Incoming, Limits, Sender, Stream,
+        ConnectionLimits, IncomingStreams, Sender, SpdyStream,
         pairing::{self, PairHalf, PairingAction, Pairs},
     },
 };
@@ -30,17 +30,17 @@ use crate::{
 /// Limit of open streams of a connection: two per forward. kubectl uses one connection for all its forwards.
 const STREAMS: usize = 2048;
 /// Interval of the check for overdue unpaired streams.
-const LOOK: Duration = Duration::from_secs(5);
+const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Serves a connection to its end.
 pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, pod: Box<dyn PodPorts>, manner: ServeOptions) {
-    let limits = Limits { idle: manner.idle, ping: None, streams: STREAMS };
+    let limits = ConnectionLimits { idle: manner.idle, ping: None, streams: STREAMS };
     serve_connection(io, limits, async |_connection, incoming| Forwards::new(&*pod).run(incoming).await).await;
 }
 
 /// Stream that waits for the other half of its pair, with the future of its SYN_REPLY.
 struct UnpairedStream {
-    stream: Stream,
+    stream: SpdyStream,
     accepted: Shared<BoxFuture<'static, ()>>,
 }
 
@@ -65,9 +65,9 @@ impl<'a> Forwards<'a> {
         Self { pod, pairs: Pairs::default(), unpaired, errors, running: FuturesUnordered::new() }
     }
 
-    async fn run(mut self, mut incoming: Incoming) {
-        let mut look = interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    async fn run(mut self, mut incoming: IncomingStreams) {
+        let mut check_timer = interval(OVERDUE_CHECK_INTERVAL);
+        check_timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             // Back-pressure on a client that opens streams and does not read.
             let has_room = self.running.len() < 2 * STREAMS;
@@ -79,12 +79,12 @@ impl<'a> Forwards<'a> {
                 Some(request) = self.running.next() => if let Some(request) = request {
                     self.ended(&request);
                 },
-                now = look.tick(), if !self.unpaired.is_empty() => self.look(now),
+                now = check_timer.tick(), if !self.unpaired.is_empty() => self.drop_overdue(now),
             }
         }
     }
 
-    fn arrived(&mut self, stream: Stream) {
+    fn arrived(&mut self, stream: SpdyStream) {
         match self.pairs.arrive(stream.id(), stream.headers(), Instant::now().into_std()) {
             PairingAction::Reset(why) => debug!(err = why, "Rejected port-forward stream"),
             PairingAction::Taken { request, text } => {
@@ -118,7 +118,7 @@ impl<'a> Forwards<'a> {
     }
 
     /// Records the error stream of the request; returns the future that accepts the stream.
-    fn accept(&mut self, request: &str, half: PairHalf, stream: &Stream) -> Shared<BoxFuture<'static, ()>> {
+    fn accept(&mut self, request: &str, half: PairHalf, stream: &SpdyStream) -> Shared<BoxFuture<'static, ()>> {
         if half == PairHalf::Error {
             self.errors.insert(request.to_owned(), stream.sender());
         }
@@ -147,7 +147,7 @@ impl<'a> Forwards<'a> {
     }
 
     /// Drops streams whose other half is overdue.
-    fn look(&mut self, now: Instant) {
+    fn drop_overdue(&mut self, now: Instant) {
         for request in self.pairs.overdue(now.into_std()) {
             let unpaired = self.unpaired.remove(&request);
             if let Some(error) = self.errors.remove(&request) {
@@ -159,7 +159,7 @@ impl<'a> Forwards<'a> {
 }
 
 /// Runs one forward. An error ends only this forward.
-async fn connect(pod: &dyn PodPorts, port: u16, mut data: Stream, mut error: Stream) {
+async fn connect(pod: &dyn PodPorts, port: u16, mut data: SpdyStream, mut error: SpdyStream) {
     match pod.dial(port).await {
         Ok(tcp) => {
             let sender = data.sender();
@@ -173,18 +173,18 @@ async fn connect(pod: &dyn PodPorts, port: u16, mut data: Stream, mut error: Str
     let _ = error.finish().await;
 }
 
-impl ClientSide for Stream {
-    async fn read(&mut self) -> Result<Option<Bytes>, Broken> {
-        Stream::read(self).await.map_err(|_| Broken)
+impl ClientSide for SpdyStream {
+    async fn read(&mut self) -> Result<Option<Bytes>, ForwardError> {
+        SpdyStream::read(self).await.map_err(|_| ForwardError)
     }
 }
 
 impl ToClient for Sender {
-    async fn write(&self, bytes: Bytes) -> Result<(), Broken> {
-        Sender::write(self, bytes).await.map_err(|_| Broken)
+    async fn write(&self, bytes: Bytes) -> Result<(), ForwardError> {
+        Sender::write(self, bytes).await.map_err(|_| ForwardError)
     }
 
-    async fn finish(self) -> Result<(), Broken> {
-        Sender::finish(self).await.map_err(|_| Broken)
+    async fn finish(self) -> Result<(), ForwardError> {
+        Sender::finish(self).await.map_err(|_| ForwardError)
     }
 }

@@ -21,10 +21,10 @@ use tokio::{
 use super::{ServeOptions, spdy_command, spdy_forward};
 use crate::{
     ports::{
-        stream_targets::{CommandKind, PodPorts, Process, ProcessStreams, Size, Terminal},
+        stream_targets::{CommandKind, PodPorts, ProcessStreams, ProcessTarget, Size, Terminal},
         streams::StreamSet,
     },
-    streaming::spdy::{Connection, Headers, Incoming, Limits, Role, Stream, session},
+    streaming::spdy::{ConnectionLimits, Headers, IncomingStreams, Role, SpdyConnection, SpdyStream, session},
 };
 
 const IDLE: Duration = Duration::from_secs(600);
@@ -38,9 +38,9 @@ struct Echo {
     sizes: Arc<std::sync::Mutex<Vec<Option<Size>>>>,
 }
 
-struct Dropped(Arc<AtomicUsize>);
+struct DropCounter(Arc<AtomicUsize>);
 
-impl Drop for Dropped {
+impl Drop for DropCounter {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
@@ -56,13 +56,13 @@ impl Terminal for Tty {
 }
 
 #[async_trait]
-impl Process for Echo {
+impl ProcessTarget for Echo {
     async fn start(self: Box<Self>, size: Option<Size>) -> Result<ProcessStreams, String> {
         self.started.fetch_add(1, Ordering::SeqCst);
         self.sizes.lock().expect("whole").push(size);
         let (ours, theirs) = duplex(64);
         let (mut from, mut to) = tokio::io::split(theirs);
-        let alive = Dropped(self.dropped.clone());
+        let alive = DropCounter(self.dropped.clone());
         let echoing = tokio::spawn(async move {
             let copied = tokio::io::copy(&mut from, &mut to).await;
             let _ = to.shutdown().await;
@@ -70,7 +70,7 @@ impl Process for Echo {
         });
         let (stdout, stdin) = tokio::io::split(ours);
         Ok(ProcessStreams {
-            stdin: Some(Box::new(Ending(stdin))),
+            stdin: Some(Box::new(ShutdownOnDrop(stdin))),
             stdout: Some(Box::new(stdout)),
             stderr: None,
             terminal: Some(Box::new(Tty(*self))),
@@ -83,9 +83,9 @@ impl Process for Echo {
 }
 
 /// Dropping one half of an in-memory pipe does not end it: this wrapper shuts it down.
-struct Ending(tokio::io::WriteHalf<DuplexStream>);
+struct ShutdownOnDrop(tokio::io::WriteHalf<DuplexStream>);
 
-impl Drop for Ending {
+impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
         let waker = futures::task::noop_waker();
         let mut context = std::task::Context::from_waker(&waker);
@@ -93,7 +93,7 @@ impl Drop for Ending {
     }
 }
 
-impl tokio::io::AsyncWrite for Ending {
+impl tokio::io::AsyncWrite for ShutdownOnDrop {
     fn poll_write(
         mut self: std::pin::Pin<&mut Self>,
         cx: &mut std::task::Context<'_>,
@@ -116,14 +116,15 @@ impl tokio::io::AsyncWrite for Ending {
 }
 
 struct Client {
-    connection: Connection,
-    _incoming: Incoming,
+    connection: SpdyConnection,
+    _incoming: IncomingStreams,
     driver: JoinHandle<()>,
     server: JoinHandle<()>,
 }
 
 fn client(io: DuplexStream, server: JoinHandle<()>) -> Client {
-    let (connection, incoming, driver) = session(io, Role::Client, Limits { idle: None, ping: None, streams: 4096 });
+    let (connection, incoming, driver) =
+        session(io, Role::Client, ConnectionLimits { idle: None, ping: None, streams: 4096 });
     let driver = tokio::spawn(async move {
         let _ = driver.run().await;
     });
@@ -131,7 +132,7 @@ fn client(io: DuplexStream, server: JoinHandle<()>) -> Client {
 }
 
 impl Client {
-    async fn open(&self, headers: &[(&str, &str)]) -> Stream {
+    async fn open(&self, headers: &[(&str, &str)]) -> SpdyStream {
         let mut stream = self.connection.open(Headers::of(headers)).await.expect("open");
         stream.accepted().await.expect("accepted");
         stream
@@ -141,12 +142,12 @@ impl Client {
 fn command(process: &Echo, tty: bool, protocol: &'static str) -> Client {
     let (ours, theirs) = duplex(64 << 10);
     let set = StreamSet { stdin: true, stdout: true, stderr: false, tty };
-    let wish =
+    let request =
         spdy_command::SpdyCommandRequest { verb: CommandKind::Exec, set, process: Box::new(process.clone()), protocol };
-    client(ours, tokio::spawn(spdy_command::serve(theirs, wish, MANNER)))
+    client(ours, tokio::spawn(spdy_command::serve(theirs, request, MANNER)))
 }
 
-async fn all(stream: &mut Stream) -> String {
+async fn all(stream: &mut SpdyStream) -> String {
     let mut bytes = Vec::new();
     while let Ok(Some(more)) = stream.read().await {
         bytes.extend_from_slice(&more);
@@ -199,17 +200,17 @@ async fn the_first_size_comes_before_the_process() {
         let mut stdout = client.open(&[("streamType", "stdout")]).await;
         let knows_sizes = protocol != "v2.channel.k8s.io";
         let resize = if knows_sizes { Some(client.open(&[("streamType", "resize")]).await) } else { None };
-        let tell = async |text: &'static str| {
+        let send_size = async |text: &'static str| {
             if let Some(resize) = &resize {
                 resize.write(Bytes::from(text)).await.expect("sent");
             }
         };
         if is_early {
-            tell(r#"{"Width":80,"Height":24}"#).await;
+            send_size(r#"{"Width":80,"Height":24}"#).await;
         }
         // Paused time advances only when all tasks wait: nothing overtakes the first size.
         tokio::time::sleep(Duration::from_secs(1)).await;
-        tell(r#"{"Width":90,"Height":30}"#).await;
+        send_size(r#"{"Width":90,"Height":30}"#).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         stdin.finish().await.expect("sent");
         assert_eq!(all(&mut stdout).await, "");
@@ -238,7 +239,7 @@ fn forwarding() -> Client {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_half_whose_other_one_does_not_come_is_told() {
+async fn a_stream_without_its_other_half_times_out() {
     let client = forwarding();
     let mut error = client.open(&[("port", "80"), ("streamType", "error"), ("requestID", "7")]).await;
     let begun = Instant::now();
@@ -305,10 +306,10 @@ async fn half_closed_connections_live_until_they_are_silent() {
     assert_eq!(data.read().await, Ok(None));
     tokio::time::pause();
     data.write(Bytes::from("still there")).await.expect("sent");
-    let mut heard = [0; 11];
-    tcp.read_exact(&mut heard).await.expect("all of it");
+    let mut received = [0; 11];
+    tcp.read_exact(&mut received).await.expect("all of it");
     let begun = Instant::now();
-    assert_eq!(tcp.read(&mut heard).await.expect("closed in order"), 0);
+    assert_eq!(tcp.read(&mut received).await.expect("closed in order"), 0);
     let waited = begun.elapsed().as_secs();
     assert!((55..=65).contains(&waited), "{waited}");
     assert_eq!(all(&mut error).await, "");

@@ -11,13 +11,13 @@ use futures::future::BoxFuture;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
-use super::{codec::Protocol, socket_command, socket_forward, spdy_command, spdy_forward};
+use super::{codec::ChannelProtocol, socket_command, socket_forward, spdy_command, spdy_forward};
 use crate::{
     ports::stream_targets::{CommandKind, PodPorts, StreamTarget},
     streaming::{
         error_response::{bare, line},
         query::PortsError,
-        spdy::handshake::{self, Refusal, negotiate},
+        spdy::handshake::{self, UpgradeRejection, negotiate},
         upgrade_protocol::{is_web_socket, subprotocols, tunnel_of, tunnelled},
         websocket::{
             accept::Handshake,
@@ -82,12 +82,12 @@ pub fn respond(target: StreamTarget, manner: ServeOptions, request: Request<Body
 /// The refusal is boxed because it is rare and large.
 type UpgradeResult = Result<UpgradeResponse, Box<Response>>;
 
-type Upgraded = TokioIo<hyper::upgrade::Upgraded>;
+type UpgradedIo = TokioIo<hyper::upgrade::Upgraded>;
 
 fn spdy(
     mut request: Request<Body>,
     accepted: &'static [&'static str],
-    serve: impl FnOnce(Upgraded, &'static str) -> BoxFuture<'static, ()> + Send + 'static,
+    serve: impl FnOnce(UpgradedIo, &'static str) -> BoxFuture<'static, ()> + Send + 'static,
 ) -> UpgradeResult {
     let protocol = negotiate(request.headers(), accepted).map_err(|no| Box::new(refused(no, accepted)))?;
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
@@ -108,8 +108,8 @@ fn spdy(
     Ok(UpgradeResponse { response, work: Some(Box::pin(work)), counts_as: None })
 }
 
-fn refused(refusal: Refusal, accepted: &[&'static str]) -> Response {
-    let Refusal { status, text, lists_accepted } = refusal;
+fn refused(refusal: UpgradeRejection, accepted: &[&'static str]) -> Response {
+    let UpgradeRejection { status, text, lists_accepted } = refusal;
     let mut response = line(status, "no-protocol", text.trim_end());
     for protocol in accepted.iter().filter(|_| lists_accepted) {
         let name = HeaderName::from_static(handshake::ACCEPTED);
@@ -118,11 +118,11 @@ fn refused(refusal: Refusal, accepted: &[&'static str]) -> Response {
     response
 }
 
-type Command = (CommandKind, crate::ports::streams::StreamSet, Box<dyn crate::ports::stream_targets::Process>);
+type Command = (CommandKind, crate::ports::streams::StreamSet, Box<dyn crate::ports::stream_targets::ProcessTarget>);
 
 fn command(mut request: Request<Body>, manner: ServeOptions, (verb, set, process): Command) -> UpgradeResult {
     let offered = offered(request.headers());
-    let protocol = Protocol::for_command(&strs(&offered), manner.knows_newest).ok_or_else(no_protocol)?;
+    let protocol = ChannelProtocol::for_command(&strs(&offered), manner.knows_newest).ok_or_else(no_protocol)?;
     let (response, socket) = Handshake::of(&mut request).map_err(Box::new)?.complete(protocol.name);
     let work = async move {
         if let Some(socket) = socket.await {
@@ -152,7 +152,7 @@ fn forward(mut request: Request<Body>, manner: ServeOptions, (ports, pod): Forwa
         let text = format!("too many ports: must be at most {}", socket_forward::MOST_PORTS);
         return Err(Box::new(bare(StatusCode::BAD_REQUEST, "bad-port", &text)));
     }
-    let protocol = Protocol::for_ports(&strs(&offered)).ok_or_else(no_protocol)?;
+    let protocol = ChannelProtocol::for_ports(&strs(&offered)).ok_or_else(no_protocol)?;
     let (response, socket) = Handshake::of(&mut request).map_err(Box::new)?.complete(protocol.name);
     let work = async move {
         if let Some(socket) = socket.await {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::{Incoming, Stream, StreamClosed};
+use super::{IncomingStreams, SpdyStream, StreamClosed};
 
 /// Timeout for the client to open all streams.
 pub const CREATION: Duration = Duration::from_secs(30);
@@ -24,17 +24,17 @@ pub struct ExpectedStreams {
 }
 
 /// Streams of a command.
-pub struct Command {
+pub struct CommandStreams {
     /// Carries the exit status.
-    pub error: Stream,
+    pub error: SpdyStream,
     /// Standard input.
-    pub stdin: Option<Stream>,
+    pub stdin: Option<SpdyStream>,
     /// Standard output.
-    pub stdout: Option<Stream>,
+    pub stdout: Option<SpdyStream>,
     /// Standard error.
-    pub stderr: Option<Stream>,
+    pub stderr: Option<SpdyStream>,
     /// Terminal sizes as JSON.
-    pub resize: Option<Stream>,
+    pub resize: Option<SpdyStream>,
 }
 
 /// Reason why the streams of a command are incomplete.
@@ -52,20 +52,23 @@ pub enum MissingStreams {
 ///
 /// # Errors
 /// If that takes longer than [`CREATION`], or the connection ends; the caller must close it then.
-pub async fn accept(incoming: &mut Incoming, expected: ExpectedStreams) -> Result<Command, MissingStreams> {
+pub async fn accept(
+    incoming: &mut IncomingStreams,
+    expected: ExpectedStreams,
+) -> Result<CommandStreams, MissingStreams> {
     timeout(CREATION, assemble(incoming, expected)).await.map_err(|_| MissingStreams::TimedOut)?
 }
 
-async fn assemble(incoming: &mut Incoming, expected: ExpectedStreams) -> Result<Command, MissingStreams> {
+async fn assemble(incoming: &mut IncomingStreams, expected: ExpectedStreams) -> Result<CommandStreams, MissingStreams> {
     let (mut error, mut stdin, mut stdout, mut stderr, mut resize) = (None, None, None, None, None);
     loop {
-        let complete = |stream: &Option<Stream>, wanted: bool| !wanted || stream.is_some();
+        let complete = |stream: &Option<SpdyStream>, wanted: bool| !wanted || stream.is_some();
         let all = complete(&stdin, expected.stdin)
             && complete(&stdout, expected.stdout)
             && complete(&stderr, expected.stderr)
             && complete(&resize, expected.resize);
         if all && let Some(error) = error.take() {
-            return Ok(Command { error, stdin, stdout, stderr, resize });
+            return Ok(CommandStreams { error, stdin, stdout, stderr, resize });
         }
         let stream = incoming.recv().await.ok_or(StreamClosed::Gone)?;
         stream.accept().await?;

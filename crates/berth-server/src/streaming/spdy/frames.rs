@@ -16,7 +16,7 @@ const VERSION: u16 = 3;
 const FIN: u8 = 1;
 const HEAD: usize = 8;
 
-/// Stream ID.
+/// 31-bit SPDY stream ID; odd if the client opened the stream, never 0.
 pub type StreamId = u32;
 
 /// Protocol error of the peer; it ends the connection.
@@ -52,7 +52,7 @@ pub enum ResetStatus {
 
 /// Event decoded from the peer's frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum SpdyEvent {
     /// The peer opens a stream.
     SynStream {
         /// Stream ID.
@@ -123,7 +123,7 @@ impl Decoder {
     ///
     /// # Errors
     /// On a protocol error; the decoder is unusable afterwards.
-    pub fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Event>, SpdyError> {
+    pub fn decode(&mut self, input: &mut BytesMut) -> Result<Option<SpdyEvent>, SpdyError> {
         if let Some(payload) = self.data.take() {
             return Ok(self.piece(payload, input));
         }
@@ -157,7 +157,7 @@ impl Decoder {
     }
 
     /// Returns the available part of a data frame, at most [`CHUNK`] bytes.
-    fn piece(&mut self, mut payload: Payload, input: &mut BytesMut) -> Option<Event> {
+    fn piece(&mut self, mut payload: Payload, input: &mut BytesMut) -> Option<SpdyEvent> {
         let size = payload.left.min(input.len()).min(CHUNK);
         if size == 0 && payload.left > 0 {
             self.data = Some(payload);
@@ -169,10 +169,10 @@ impl Decoder {
         if payload.left > 0 {
             self.data = Some(payload);
         }
-        Some(Event::Data { stream, bytes, fin })
+        Some(SpdyEvent::Data { stream, bytes, fin })
     }
 
-    fn control(&mut self, kind: u16, fin: bool, mut payload: &[u8]) -> Result<Event, SpdyError> {
+    fn control(&mut self, kind: u16, fin: bool, mut payload: &[u8]) -> Result<SpdyEvent, SpdyError> {
         let malformed = SpdyError::Malformed(kind);
         let mut number = || payload.try_get_u32().map_err(|_| malformed.clone());
         let stream = |number: u32| match number & 0x7fff_ffff {
@@ -184,17 +184,17 @@ impl Decoder {
                 let stream = stream(number()?)?;
                 let _associated = number()?;
                 let packed = payload.get(2..).ok_or(malformed)?; // skips priority and slot
-                Ok(Event::SynStream { stream, fin, headers: self.unpacker.unpack(packed)? })
+                Ok(SpdyEvent::SynStream { stream, fin, headers: self.unpacker.unpack(packed)? })
             }
             2 | 8 => {
                 let stream = stream(number()?)?;
                 self.unpacker.unpack(payload)?;
-                Ok(if kind == 2 { Event::SynReply { stream, fin } } else { Event::Headers { stream, fin } })
+                Ok(if kind == 2 { SpdyEvent::SynReply { stream, fin } } else { SpdyEvent::Headers { stream, fin } })
             }
-            3 => Ok(Event::Reset { stream: stream(number()?)?, status: number()? }),
-            6 => Ok(Event::Ping(number()?)),
-            7 => Ok(Event::GoAway),
-            _ => Ok(Event::Ignored),
+            3 => Ok(SpdyEvent::Reset { stream: stream(number()?)?, status: number()? }),
+            6 => Ok(SpdyEvent::Ping(number()?)),
+            7 => Ok(SpdyEvent::GoAway),
+            _ => Ok(SpdyEvent::Ignored),
         }
     }
 }
@@ -271,7 +271,7 @@ pub fn data_head(stream: StreamId, length: usize, fin: bool, out: &mut BytesMut)
 mod tests {
     use super::*;
 
-    fn events(bytes: &[u8]) -> Result<Vec<Event>, SpdyError> {
+    fn events(bytes: &[u8]) -> Result<Vec<SpdyEvent>, SpdyError> {
         let (mut decoder, mut input, mut out) = (Decoder::default(), BytesMut::from(bytes), Vec::new());
         while let Some(event) = decoder.decode(&mut input)? {
             out.push(event);
@@ -295,17 +295,17 @@ mod tests {
         out
     }
 
-    fn expected() -> Vec<Event> {
+    fn expected() -> Vec<SpdyEvent> {
         vec![
-            Event::SynStream { stream: 1, fin: false, headers: Headers::of(&[("streamtype", "stdout")]) },
-            Event::SynReply { stream: 1, fin: false },
-            Event::Data { stream: 1, bytes: Bytes::from_static(b"foo"), fin: false },
-            Event::Data { stream: 1, bytes: Bytes::new(), fin: true },
-            Event::Ping(7),
-            Event::Reset { stream: 3, status: 5 },
-            Event::Ignored,
-            Event::Ignored,
-            Event::GoAway,
+            SpdyEvent::SynStream { stream: 1, fin: false, headers: Headers::of(&[("streamtype", "stdout")]) },
+            SpdyEvent::SynReply { stream: 1, fin: false },
+            SpdyEvent::Data { stream: 1, bytes: Bytes::from_static(b"foo"), fin: false },
+            SpdyEvent::Data { stream: 1, bytes: Bytes::new(), fin: true },
+            SpdyEvent::Ping(7),
+            SpdyEvent::Reset { stream: 3, status: 5 },
+            SpdyEvent::Ignored,
+            SpdyEvent::Ignored,
+            SpdyEvent::GoAway,
         ]
     }
 
@@ -318,7 +318,7 @@ mod tests {
             input.put_u8(byte);
             while let Some(event) = decoder.decode(&mut input).expect("well-formed") {
                 match event {
-                    Event::Data { bytes, fin: false, .. } => data.extend_from_slice(&bytes),
+                    SpdyEvent::Data { bytes, fin: false, .. } => data.extend_from_slice(&bytes),
                     event => out.push(event),
                 }
             }
@@ -343,7 +343,7 @@ mod tests {
         for (bytes, error) in rows {
             assert_eq!(events(bytes), Err(error), "{bytes:x?}");
         }
-        assert_eq!(events(&[0x80, 3, 0, 99, 0, 0, 0, 1, 0]), Ok(vec![Event::Ignored]), "an unknown kind");
+        assert_eq!(events(&[0x80, 3, 0, 99, 0, 0, 0, 1, 0]), Ok(vec![SpdyEvent::Ignored]), "an unknown kind");
         assert_eq!(events(&[0x80, 3, 0, 1, 0, 0, 0]), Ok(vec![]), "not yet a head");
     }
 
@@ -356,7 +356,7 @@ mod tests {
             .expect("well-formed")
             .iter()
             .map(|event| match event {
-                Event::Data { stream: 5, bytes, fin } => (bytes.len(), *fin),
+                SpdyEvent::Data { stream: 5, bytes, fin } => (bytes.len(), *fin),
                 other => panic!("{other:?}"),
             })
             .collect();

@@ -15,7 +15,7 @@ pub const FORWARD: &[&str] = &["portforward.k8s.io"];
 
 /// Reason why the upgrade is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct UpgradeRejection {
     /// Status code of the response.
     pub status: StatusCode,
     /// Body of the response.
@@ -28,8 +28,8 @@ pub struct Refusal {
 ///
 /// # Errors
 /// The response, where no protocol matches or no upgrade was requested.
-pub fn negotiate(headers: &HeaderMap, accepted: &[&'static str]) -> Result<&'static str, Refusal> {
-    let bad = |text| Refusal { status: StatusCode::BAD_REQUEST, text, lists_accepted: false };
+pub fn negotiate(headers: &HeaderMap, accepted: &[&'static str]) -> Result<&'static str, UpgradeRejection> {
+    let bad = |text| UpgradeRejection { status: StatusCode::BAD_REQUEST, text, lists_accepted: false };
     let lines: Vec<&str> = headers.get_all(PROTOCOL).iter().filter_map(|line| line.to_str().ok()).collect();
     if lines.is_empty() {
         let text = "unable to upgrade: header X-Stream-Protocol-Version does not exist in request with";
@@ -45,13 +45,13 @@ pub fn negotiate(headers: &HeaderMap, accepted: &[&'static str]) -> Result<&'sta
     let Some(protocol) = known else {
         let text = "unable to upgrade: unable to negotiate protocol: client supports";
         let text = format!("{text} [{}], server accepts [{}]\n", offered.join(" "), accepted.join(" "));
-        return Err(Refusal { status: StatusCode::FORBIDDEN, text, lists_accepted: true });
+        return Err(UpgradeRejection { status: StatusCode::FORBIDDEN, text, lists_accepted: true });
     };
-    let says = |name: header::HeaderName, word: &str| {
+    let header_contains = |name: header::HeaderName, word: &str| {
         let values = headers.get_all(name).iter();
         values.filter_map(|v| v.to_str().ok()).any(|v| v.to_ascii_lowercase().contains(&word.to_ascii_lowercase()))
     };
-    if !says(header::CONNECTION, "upgrade") || !says(header::UPGRADE, SPDY) {
+    if !header_contains(header::CONNECTION, "upgrade") || !header_contains(header::UPGRADE, SPDY) {
         return Err(bad(format!("unable to upgrade: missing upgrade headers in request: {headers:?}\n")));
     }
     Ok(protocol)
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clients_first_wish_that_we_know() {
+    fn the_first_known_protocol_of_the_client_is_negotiated() {
         let upgrade = [("connection", "Upgrade"), ("upgrade", "SPDY/3.1")];
         let offer = |lines: &[&'static str]| {
             let mut all = upgrade.to_vec();
@@ -91,7 +91,7 @@ mod tests {
             "unable to upgrade: unable to negotiate protocol: client supports [v9], server accepts \
              [v4.channel.k8s.io v3.channel.k8s.io v2.channel.k8s.io channel.k8s.io]\n"
         );
-        let text = |answer: Result<_, Refusal>| {
+        let text = |answer: Result<_, UpgradeRejection>| {
             let refusal = answer.expect_err("refused");
             assert_eq!((refusal.status.as_u16(), refusal.lists_accepted), (400, false));
             refusal.text

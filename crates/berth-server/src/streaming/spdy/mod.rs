@@ -21,5 +21,7 @@ mod tests;
 
 pub use frames::{SpdyError, StreamId};
 pub use headers::Headers;
-pub use session::{Connection, ConnectionError, Driver, Incoming, Limits, Role, session};
-pub use stream::{Sender, Stream, StreamClosed};
+pub use session::{
+    ConnectionDriver, ConnectionError, ConnectionLimits, IncomingStreams, Role, SpdyConnection, session,
+};
+pub use stream::{Sender, SpdyStream, StreamClosed};

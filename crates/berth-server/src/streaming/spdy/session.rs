@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Headers, SpdyError, StreamId,
-    frames::{self, Decoder, Encoder, Event, ResetStatus},
-    stream::{QUEUE, Stream, StreamClosed, StreamEvent, cost},
+    frames::{self, Decoder, Encoder, ResetStatus, SpdyEvent},
+    stream::{QUEUE, SpdyStream, StreamClosed, StreamEvent, cost},
 };
 
 /// Capacity of the writer queue in frames; 256 KiB with data frames of 32 KiB.
@@ -41,7 +41,7 @@ pub enum Role {
 
 /// Limits of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// Idle timeout: the connection is closed after this long without a frame; `None` for never.
     pub idle: Option<Duration>,
     /// Interval of keep-alive pings; `None` for never.
@@ -80,7 +80,7 @@ pub(super) struct QueuedFrame {
     _place: Option<OwnedSemaphorePermit>,
 }
 
-struct Entry {
+struct StreamEntry {
     arrived: mpsc::UnboundedSender<StreamEvent>,
     room: Arc<Semaphore>,
     replied: Option<oneshot::Sender<()>>,
@@ -89,8 +89,8 @@ struct Entry {
 }
 
 #[derive(Default)]
-struct Table {
-    streams: HashMap<StreamId, Entry>,
+struct StreamTable {
+    streams: HashMap<StreamId, StreamEntry>,
     /// Highest stream ID opened by the peer.
     last_of_peer: StreamId,
     /// Highest stream ID opened by us.
@@ -99,10 +99,10 @@ struct Table {
 }
 
 /// State shared by streams, connection, and driver task.
-pub(super) struct Shared {
+pub(super) struct SessionState {
     role: Role,
     limit: usize,
-    table: Mutex<Table>,
+    table: Mutex<StreamTable>,
     /// A single queue for all frames, so that a reset never overtakes data sent before it.
     outgoing: mpsc::UnboundedSender<QueuedFrame>,
     /// Semaphore that bounds the queue.
@@ -111,8 +111,8 @@ pub(super) struct Shared {
     last_frame: Mutex<Instant>,
 }
 
-impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
+impl SessionState {
+    fn table(&self) -> MutexGuard<'_, StreamTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -147,11 +147,11 @@ impl Shared {
         *self.last_frame.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    fn enter(self: &Arc<Self>, table: &mut Table, id: StreamId, headers: Headers, ours: bool) -> Stream {
+    fn enter(self: &Arc<Self>, table: &mut StreamTable, id: StreamId, headers: Headers, ours: bool) -> SpdyStream {
         let (arrived, queue) = mpsc::unbounded_channel();
         let room = Arc::new(Semaphore::new(QUEUE));
         let (reply, replied) = oneshot::channel();
-        let entry = Entry {
+        let entry = StreamEntry {
             arrived,
             room: room.clone(),
             replied: ours.then_some(reply),
@@ -159,7 +159,7 @@ impl Shared {
             we_finished: false,
         };
         table.streams.insert(id, entry);
-        Stream {
+        SpdyStream {
             id,
             headers,
             arrived: queue,
@@ -173,14 +173,14 @@ impl Shared {
 }
 
 /// Handle of a connection: opens streams and closes the connection. Dropping it closes the connection.
-pub struct Connection(Arc<Shared>);
+pub struct SpdyConnection(Arc<SessionState>);
 
-impl Connection {
+impl SpdyConnection {
     /// Opens a stream, without waiting for the peer to accept it.
     ///
     /// # Errors
     /// If the connection ended, or has reached its stream limit.
-    pub async fn open(&self, headers: Headers) -> Result<Stream, StreamClosed> {
+    pub async fn open(&self, headers: Headers) -> Result<SpdyStream, StreamClosed> {
         // The queue permit is acquired before the ID is assigned: IDs must reach the wire in order.
         let place = self.0.queue_permits.clone().acquire_owned().await.map_err(|_| StreamClosed::Gone)?;
         let mut table = self.0.table();
@@ -214,29 +214,33 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for SpdyConnection {
     fn drop(&mut self) {
         self.close();
     }
 }
 
 /// Streams opened by the peer.
-pub type Incoming = mpsc::Receiver<Stream>;
+pub type IncomingStreams = mpsc::Receiver<SpdyStream>;
 
-/// Driver of a connection; does nothing until [`Driver::run`] is polled.
-pub struct Driver<T> {
+/// Driver of a connection; does nothing until [`ConnectionDriver::run`] is polled.
+pub struct ConnectionDriver<T> {
     io: T,
-    shared: Arc<Shared>,
-    limits: Limits,
+    shared: Arc<SessionState>,
+    limits: ConnectionLimits,
     outgoing: mpsc::UnboundedReceiver<QueuedFrame>,
-    incoming: mpsc::Sender<Stream>,
+    incoming: mpsc::Sender<SpdyStream>,
 }
 
 /// Creates a connection over `io`.
-pub fn session<T>(io: T, role: Role, limits: Limits) -> (Connection, Incoming, Driver<T>) {
+pub fn session<T>(
+    io: T,
+    role: Role,
+    limits: ConnectionLimits,
+) -> (SpdyConnection, IncomingStreams, ConnectionDriver<T>) {
     let (to_wire, outgoing) = mpsc::unbounded_channel();
     let (to_server, incoming) = mpsc::channel(limits.streams.max(1));
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SessionState {
         role,
         limit: limits.streams,
         table: Mutex::default(),
@@ -245,11 +249,11 @@ pub fn session<T>(io: T, role: Role, limits: Limits) -> (Connection, Incoming, D
         closed: CancellationToken::new(),
         last_frame: Mutex::new(Instant::now()),
     });
-    let driver = Driver { io, shared: shared.clone(), limits, outgoing, incoming: to_server };
-    (Connection(shared), incoming, driver)
+    let driver = ConnectionDriver { io, shared: shared.clone(), limits, outgoing, incoming: to_server };
+    (SpdyConnection(shared), incoming, driver)
 }
 
-impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
+impl<T: AsyncRead + AsyncWrite + Send> ConnectionDriver<T> {
     /// Runs the connection until either side ends it.
     ///
     /// # Errors
@@ -285,7 +289,7 @@ impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
 }
 
 /// Closes all streams and semaphores, which wakes up every waiter.
-fn finish(shared: &Shared, ended: Result<(), ConnectionError>) -> Result<(), ConnectionError> {
+fn finish(shared: &SessionState, ended: Result<(), ConnectionError>) -> Result<(), ConnectionError> {
     shared.closed.cancel();
     shared.queue_permits.close();
     let mut table = shared.table();
@@ -296,7 +300,7 @@ fn finish(shared: &Shared, ended: Result<(), ConnectionError>) -> Result<(), Con
     ended
 }
 
-async fn idle(shared: &Shared, limit: Option<Duration>) -> Result<(), ConnectionError> {
+async fn idle(shared: &SessionState, limit: Option<Duration>) -> Result<(), ConnectionError> {
     let Some(limit) = limit else { return std::future::pending().await };
     loop {
         let due = *shared.last_frame.lock().unwrap_or_else(PoisonError::into_inner) + limit;
@@ -307,7 +311,7 @@ async fn idle(shared: &Shared, limit: Option<Duration>) -> Result<(), Connection
     }
 }
 
-async fn ping(shared: &Shared, every: Option<Duration>) {
+async fn ping(shared: &SessionState, every: Option<Duration>) {
     let Some(every) = every else { return std::future::pending().await };
     let mut id = if shared.role == Role::Client { 1u32 } else { 2 };
     loop {
@@ -321,8 +325,8 @@ async fn ping(shared: &Shared, every: Option<Duration>) {
 
 async fn read<T: AsyncRead>(
     mut reader: ReadHalf<T>,
-    shared: &Arc<Shared>,
-    incoming: mpsc::Sender<Stream>,
+    shared: &Arc<SessionState>,
+    incoming: mpsc::Sender<SpdyStream>,
 ) -> Result<(), ConnectionError> {
     let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
     loop {
@@ -338,15 +342,15 @@ async fn read<T: AsyncRead>(
 }
 
 /// Applies an event of the peer.
-async fn take(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, event: Event) {
+async fn take(shared: &Arc<SessionState>, incoming: &mpsc::Sender<SpdyStream>, event: SpdyEvent) {
     match event {
-        Event::SynStream { stream, fin, headers } => {
+        SpdyEvent::SynStream { stream, fin, headers } => {
             opened(shared, incoming, stream, headers);
             if fin {
                 end(shared, stream);
             }
         }
-        Event::SynReply { stream, fin } => {
+        SpdyEvent::SynReply { stream, fin } => {
             let replied = shared.table().streams.get_mut(&stream).and_then(|entry| entry.replied.take());
             if let Some(replied) = replied {
                 let _ = replied.send(()); // the receiver may be dropped
@@ -355,33 +359,33 @@ async fn take(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, event: Even
                 end(shared, stream);
             }
         }
-        Event::Headers { stream, fin } => {
+        SpdyEvent::Headers { stream, fin } => {
             if fin {
                 end(shared, stream);
             }
         }
-        Event::Data { stream, bytes, fin } => {
+        SpdyEvent::Data { stream, bytes, fin } => {
             data(shared, stream, bytes).await;
             if fin {
                 end(shared, stream);
             }
         }
-        Event::Reset { stream, status } => {
+        SpdyEvent::Reset { stream, status } => {
             if let Some(entry) = shared.table().streams.remove(&stream) {
                 let _ = entry.arrived.send(StreamEvent::Reset(status)); // the receiver may be dropped
             }
         }
         // IDs of the peer's parity are its pings, which we return; IDs of our parity are replies to ours.
-        Event::Ping(id) => {
+        SpdyEvent::Ping(id) => {
             if (id % 2 == 1) == (shared.role == Role::Server) {
                 let _ = shared.send(OutgoingFrame::Ping(id)).await; // the writer reports the error
             }
         }
-        Event::GoAway | Event::Ignored => {}
+        SpdyEvent::GoAway | SpdyEvent::Ignored => {}
     }
 }
 
-fn opened(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, id: StreamId, headers: Headers) {
+fn opened(shared: &Arc<SessionState>, incoming: &mpsc::Sender<SpdyStream>, id: StreamId, headers: Headers) {
     let mut table = shared.table();
     let in_order = (id % 2 == 1) == (shared.role == Role::Server) && id > table.last_of_peer;
     if !in_order {
@@ -400,7 +404,7 @@ fn opened(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, id: StreamId, h
 }
 
 /// Appends data to a stream's queue and waits while the queue is full. Data of unknown streams is dropped.
-async fn data(shared: &Shared, id: StreamId, bytes: Bytes) {
+async fn data(shared: &SessionState, id: StreamId, bytes: Bytes) {
     if bytes.is_empty() {
         return;
     }
@@ -415,7 +419,7 @@ async fn data(shared: &Shared, id: StreamId, bytes: Bytes) {
     let _ = arrived.send(StreamEvent::Data(bytes)); // fails only without a reader
 }
 
-fn end(shared: &Shared, id: StreamId) {
+fn end(shared: &SessionState, id: StreamId) {
     let mut table = shared.table();
     let Some(entry) = table.streams.get_mut(&id) else { return };
     if !std::mem::replace(&mut entry.peer_finished, true) {
@@ -428,7 +432,7 @@ fn end(shared: &Shared, id: StreamId) {
 
 async fn write<T: AsyncWrite>(
     mut writer: WriteHalf<T>,
-    shared: &Shared,
+    shared: &SessionState,
     mut outgoing: mpsc::UnboundedReceiver<QueuedFrame>,
 ) -> Result<(), ConnectionError> {
     let (mut encoder, mut buffer) = (Encoder::default(), BytesMut::new());
@@ -454,7 +458,7 @@ async fn write<T: AsyncWrite>(
     Ok(())
 }
 
-fn encode_shutdown(shared: &Shared, buffer: &mut BytesMut) {
+fn encode_shutdown(shared: &SessionState, buffer: &mut BytesMut) {
     let table = shared.table();
     for stream in table.streams.keys() {
         frames::reset(*stream, ResetStatus::Cancel, buffer);

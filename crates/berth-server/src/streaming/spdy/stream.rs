@@ -8,7 +8,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use super::{
     Headers, StreamId,
     frames::{CHUNK, ResetStatus},
-    session::{OutgoingFrame, Shared},
+    session::{OutgoingFrame, SessionState},
 };
 
 /// Capacity of a stream's receive queue, in bytes.
@@ -40,18 +40,18 @@ pub(super) fn cost(length: usize) -> u32 {
 }
 
 /// SPDY stream. Dropping it resets it, unless both sides have finished.
-pub struct Stream {
+pub struct SpdyStream {
     pub(super) id: StreamId,
     pub(super) headers: Headers,
     pub(super) arrived: mpsc::UnboundedReceiver<StreamEvent>,
     pub(super) capacity: Arc<Semaphore>,
     pub(super) replied: Option<oneshot::Receiver<()>>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SessionState>,
     pub(super) ended: Option<Result<(), StreamClosed>>,
     pub(super) finished: bool,
 }
 
-impl Stream {
+impl SpdyStream {
     /// Stream ID on the wire.
     pub fn id(&self) -> StreamId {
         self.id
@@ -125,7 +125,7 @@ impl Stream {
         self.sender().finish().await
     }
 
-    /// Returns a separate sender, to write while the stream is being read. Do not call [`Stream::finish`] then.
+    /// Returns a separate sender, to write while the stream is being read. Do not call [`SpdyStream::finish`] then.
     pub fn sender(&self) -> Sender {
         Sender { id: self.id, shared: self.shared.clone() }
     }
@@ -138,11 +138,11 @@ impl Stream {
 #[derive(Clone)]
 pub struct Sender {
     id: StreamId,
-    shared: Arc<Shared>,
+    shared: Arc<SessionState>,
 }
 
 impl Sender {
-    /// Accepts the stream, as [`Stream::accept`] does.
+    /// Accepts the stream, as [`SpdyStream::accept`] does.
     ///
     /// # Errors
     /// If the connection ended.
@@ -173,7 +173,7 @@ impl Sender {
     }
 }
 
-impl Drop for Stream {
+impl Drop for SpdyStream {
     fn drop(&mut self) {
         self.capacity.close(); // wakes up a task that waits to queue data
         if self.shared.forget(self.id) {

@@ -10,20 +10,20 @@ use tokio::{
 };
 
 use super::{
-    Connection, ConnectionError, Headers, Incoming, Limits, Role, SpdyError, StreamClosed,
-    frames::{self, Decoder, Encoder, Event, ResetStatus},
+    ConnectionError, ConnectionLimits, Headers, IncomingStreams, Role, SpdyConnection, SpdyError, StreamClosed,
+    frames::{self, Decoder, Encoder, ResetStatus, SpdyEvent},
     session,
 };
 
-const FREE: Limits = Limits { idle: None, ping: None, streams: 4 };
+const FREE: ConnectionLimits = ConnectionLimits { idle: None, ping: None, streams: 4 };
 
 struct End {
-    connection: Connection,
-    incoming: Incoming,
+    connection: SpdyConnection,
+    incoming: IncomingStreams,
     task: JoinHandle<Result<(), ConnectionError>>,
 }
 
-fn end(io: DuplexStream, role: Role, limits: Limits) -> End {
+fn end(io: DuplexStream, role: Role, limits: ConnectionLimits) -> End {
     let (connection, incoming, driver) = session(io, role, limits);
     End { connection, incoming, task: tokio::spawn(driver.run()) }
 }
@@ -34,13 +34,13 @@ fn both() -> (End, End) {
 }
 
 /// Server, and the raw end of its connection.
-fn against(limits: Limits) -> (End, DuplexStream) {
+fn against(limits: ConnectionLimits) -> (End, DuplexStream) {
     let (a, b) = duplex(1 << 20);
     (end(b, Role::Server, limits), a)
 }
 
 /// Events that a server sends until it is silent for a moment of paused time.
-async fn said(raw: &mut DuplexStream) -> Vec<Event> {
+async fn sent_events(raw: &mut DuplexStream) -> Vec<SpdyEvent> {
     let (mut decoder, mut input, mut events) = (Decoder::default(), BytesMut::new(), Vec::new());
     while let Ok(Ok(read)) = timeout(Duration::from_millis(1), raw.read_buf(&mut input)).await {
         while let Some(event) = decoder.decode(&mut input).expect("well-formed") {
@@ -120,25 +120,25 @@ async fn an_unread_stream_keeps_so_much_and_no_more() {
 #[tokio::test(start_paused = true)]
 async fn silence_ends_a_connection() {
     let began = Instant::now();
-    let limits = Limits { idle: Some(Duration::from_secs(60)), ..FREE };
+    let limits = ConnectionLimits { idle: Some(Duration::from_secs(60)), ..FREE };
     let (server, mut raw) = against(limits);
     tokio::time::sleep(Duration::from_secs(40)).await;
     let mut ping = BytesMut::new();
     frames::ping(1, &mut ping);
     raw.write_all(&ping).await.expect("taken");
-    assert_eq!(said(&mut raw).await, [Event::Ping(1)]);
+    assert_eq!(sent_events(&mut raw).await, [SpdyEvent::Ping(1)]);
     let ended = server.task.await.expect("no panic");
     assert!(matches!(ended, Err(ConnectionError::Idle(_))), "{ended:?}");
     assert_eq!(began.elapsed().as_secs(), 100);
-    assert_eq!(said(&mut raw).await, [Event::GoAway]);
+    assert_eq!(sent_events(&mut raw).await, [SpdyEvent::GoAway]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_asks_whether_its_server_is_there() {
     let (io, mut raw) = duplex(1 << 10);
-    let _client = end(io, Role::Client, Limits { ping: Some(Duration::from_secs(5)), ..FREE });
+    let _client = end(io, Role::Client, ConnectionLimits { ping: Some(Duration::from_secs(5)), ..FREE });
     tokio::time::sleep(Duration::from_secs(11)).await;
-    assert_eq!(said(&mut raw).await, [Event::Ping(1), Event::Ping(3)]);
+    assert_eq!(sent_events(&mut raw).await, [SpdyEvent::Ping(1), SpdyEvent::Ping(3)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -146,15 +146,18 @@ async fn streams_beyond_the_limit_and_out_of_order_are_refused() {
     let (mut server, mut raw) = against(FREE);
     let mut encoder = Encoder::default();
     raw.write_all(&opened(&mut encoder, &[1, 3, 5, 7, 9])).await.expect("taken");
-    assert_eq!(said(&mut raw).await, [Event::Reset { stream: 9, status: ResetStatus::RefusedStream as u32 }]);
+    assert_eq!(
+        sent_events(&mut raw).await,
+        [SpdyEvent::Reset { stream: 9, status: ResetStatus::RefusedStream as u32 }]
+    );
     raw.write_all(&opened(&mut encoder, &[4, 9, 1])).await.expect("taken");
-    let wrong = |stream| Event::Reset { stream, status: ResetStatus::ProtocolError as u32 };
-    assert_eq!(said(&mut raw).await, [wrong(4), wrong(9), wrong(1)]);
+    let wrong = |stream| SpdyEvent::Reset { stream, status: ResetStatus::ProtocolError as u32 };
+    assert_eq!(sent_events(&mut raw).await, [wrong(4), wrong(9), wrong(1)]);
     let mut unknown = BytesMut::new();
     frames::data_head(99, 3, true, &mut unknown);
     unknown.extend_from_slice(b"foo");
     raw.write_all(&unknown).await.expect("taken");
-    assert_eq!(said(&mut raw).await, [], "data of a stream nobody opened is dropped");
+    assert_eq!(sent_events(&mut raw).await, [], "data of a stream nobody opened is dropped");
     assert_eq!(server.incoming.recv().await.map(|stream| stream.id()), Some(1));
 }
 
@@ -170,7 +173,7 @@ async fn a_broken_protocol_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn what_a_peer_said_before_it_went_is_heard() {
+async fn data_sent_before_the_peer_closed_is_delivered() {
     // Whether the read or the write detects it first is random.
     for _ in 0..50 {
         let (ours, mut raw) = duplex(1 << 20);

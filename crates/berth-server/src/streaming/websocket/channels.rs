@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_clients_say() {
+    fn client_messages_are_decoded() {
         let rows: [(&[u8], Result<ChannelMessage, BadClose>); 12] = [
             (b"", Ok(ChannelMessage::Nothing)),
             (b"\0foo", Ok(ChannelMessage::Stdin(Bytes::from_static(b"foo")))),

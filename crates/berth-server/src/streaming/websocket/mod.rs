@@ -7,5 +7,5 @@ pub(super) mod translate;
 pub(super) mod tunnel;
 
 pub use accept::limits;
-pub(crate) use translate::{Command, translate};
+pub(crate) use translate::{WebSocketCommand, translate};
 pub(crate) use tunnel::tunnel;

@@ -35,12 +35,12 @@ pub fn internal(why: &str) -> String {
 }
 
 /// Converts the content of the runtime's error stream; an empty stream means success.
-pub fn of_error_stream(said: &[u8]) -> String {
-    if said.is_empty() {
+pub fn of_error_stream(content: &[u8]) -> String {
+    if content.is_empty() {
         return success();
     }
-    let Ok(status) = serde_json::from_slice::<Map<String, Value>>(said) else {
-        let shown = String::from_utf8_lossy(said);
+    let Ok(status) = serde_json::from_slice::<Map<String, Value>>(content) else {
+        let shown = String::from_utf8_lossy(content);
         return internal(&format!("error stream protocol error: not a status in {shown:?}"));
     };
     let text = |name: &str| status.get(name).and_then(Value::as_str).unwrap_or_default();
@@ -101,8 +101,8 @@ mod tests {
             (r#"{"status":"Odd"}"#, wrong("unknown error")),
             ("boom", wrong("not a status in \"boom\"")),
         ];
-        for (said, expected) in rows {
-            assert_eq!(of_error_stream(said.as_bytes()), expected, "{said}");
+        for (content, expected) in rows {
+            assert_eq!(of_error_stream(content.as_bytes()), expected, "{content}");
         }
         assert_eq!(success(), r#"{"metadata":{},"status":"Success"}"#);
         assert_eq!(

@@ -32,9 +32,9 @@ use super::{
     status,
 };
 use crate::streaming::{
-    Streaming, StreamingConfig,
+    StreamingConfig, StreamingContext,
     query::RequestedStreams,
-    spdy::{Connection, Headers, Limits, Role, Stream, StreamClosed, handshake, session},
+    spdy::{ConnectionLimits, Headers, Role, SpdyConnection, SpdyStream, StreamClosed, handshake, session},
     splice,
     stream_limit::Permit,
     upgrade_protocol::V5,
@@ -53,7 +53,7 @@ const STREAMS: usize = 8;
 
 /// Command to run behind a WebSocket.
 #[derive(Clone, Debug)]
-pub struct Command {
+pub struct WebSocketCommand {
     /// Streaming URL of the runtime.
     pub url: String,
     /// Streams requested from the runtime.
@@ -63,7 +63,12 @@ pub struct Command {
 }
 
 /// Responds to the client and translates in a background task.
-pub fn translate(streaming: &Streaming, command: Command, mut request: Request<Body>, permit: Permit) -> Response {
+pub fn translate(
+    streaming: &StreamingContext,
+    command: WebSocketCommand,
+    mut request: Request<Body>,
+    permit: Permit,
+) -> Response {
     let handshake = match Handshake::of(&mut request) {
         Ok(handshake) => handshake,
         Err(response) => return response,
@@ -100,12 +105,12 @@ fn toward_runtime(mut headers: HeaderMap) -> HeaderMap {
 }
 
 /// SPDY streams to the runtime.
-struct Streams {
-    error: Stream,
-    stdin: Option<Stream>,
-    stdout: Option<Stream>,
-    stderr: Option<Stream>,
-    resize: Option<Stream>,
+struct RuntimeStreamSet {
+    error: SpdyStream,
+    stdin: Option<SpdyStream>,
+    stdout: Option<SpdyStream>,
+    stderr: Option<SpdyStream>,
+    resize: Option<SpdyStream>,
 }
 
 struct Translation {
@@ -118,7 +123,7 @@ struct Translation {
     active: watch::Sender<Instant>,
 }
 
-/// Result of the translation.
+/// How a translation ended; only a status is sent to the client.
 enum TranslationResult {
     /// All streams of the runtime ended, with this status for the client.
     Status(String),
@@ -133,7 +138,7 @@ impl Translation {
         Self { to_client, from_client, wanted, idle, heartbeat, active }
     }
 
-    async fn run(mut self, streaming: &Streaming, url: &str, headers: HeaderMap) {
+    async fn run(mut self, streaming: &StreamingContext, url: &str, headers: HeaderMap) {
         // An empty message on the lowest channel that the client reads signals that it is connected.
         let lowest = match self.wanted {
             RequestedStreams { stdout: true, .. } => Channel::Stdout,
@@ -158,7 +163,7 @@ impl Translation {
             Ok(upgraded) => upgraded,
             Err(error) => return self.close_with_message(status::internal(&error.to_string())).await,
         };
-        let limits = Limits { idle: None, ping: Some(PING), streams: STREAMS };
+        let limits = ConnectionLimits { idle: None, ping: Some(PING), streams: STREAMS };
         let (connection, incoming, driver) = session(TokioIo::new(upgraded), Role::Client, limits);
         drop(incoming); // runtimes open no streams; all streams are ours
         // The driver ends last: it sends the runtime a GOAWAY once the connection is dropped.
@@ -171,7 +176,7 @@ impl Translation {
     }
 
     /// Opens the streams and moves bytes until the runtime has sent everything.
-    async fn translate(&mut self, connection: Connection) -> TranslationResult {
+    async fn translate(&mut self, connection: SpdyConnection) -> TranslationResult {
         let streams = match timeout(CREATION, open(&connection, self.wanted)).await {
             Ok(Ok(streams)) => streams,
             Ok(Err(error)) => {
@@ -179,12 +184,12 @@ impl Translation {
             }
             Err(_) => return TranslationResult::Status(status::internal("error creating streams: timed out")),
         };
-        let Streams { error, stdin, stdout, stderr, resize } = streams;
+        let RuntimeStreamSet { error, stdin, stdout, stderr, resize } = streams;
         let active = self.active.clone();
-        let heard = Output { error, stdout, stderr, heartbeat: self.heartbeat };
+        let outputs = OutputStreams { error, stdout, stderr, heartbeat: self.heartbeat };
         let silent = idle_timeout(self.idle, self.active.subscribe());
         tokio::select! {
-            said = output(&mut self.to_client, heard, &active) => said,
+            result = output(&mut self.to_client, outputs, &active) => result,
             () = input(&mut self.from_client, stdin, resize, &active) => TranslationResult::Disconnected,
             () = silent => TranslationResult::Disconnected,
         }
@@ -203,7 +208,7 @@ pub async fn close_with_message(
     mut from: SplitStream<Socket>,
     words: Option<Message>,
 ) {
-    let said = async {
+    let closing = async {
         if let Some(words) = words {
             to.send(words).await?;
         }
@@ -214,10 +219,10 @@ pub async fn close_with_message(
         while let Some(Ok(_)) = from.next().await {}
         to.close().await
     };
-    let _ = timeout(LAST_WRITE, said).await; // best effort: a client that does not read misses it
+    let _ = timeout(LAST_WRITE, closing).await; // best effort: a client that does not read misses it
 }
 
-async fn open(connection: &Connection, wanted: RequestedStreams) -> Result<Streams, StreamClosed> {
+async fn open(connection: &SpdyConnection, wanted: RequestedStreams) -> Result<RuntimeStreamSet, StreamClosed> {
     let stream = |kind: &'static str, is_wanted: bool| async move {
         if !is_wanted {
             return Ok(None);
@@ -233,14 +238,14 @@ async fn open(connection: &Connection, wanted: RequestedStreams) -> Result<Strea
     for stream in [&mut stdin, &mut stdout, &mut stderr, &mut resize].into_iter().flatten() {
         stream.accepted().await?;
     }
-    Ok(Streams { error, stdin, stdout, stderr, resize })
+    Ok(RuntimeStreamSet { error, stdin, stdout, stderr, resize })
 }
 
 /// Copies messages of the client to the runtime; returns when the client sends no more.
 async fn input(
     from: &mut SplitStream<Socket>,
-    mut stdin: Option<Stream>,
-    resize: Option<Stream>,
+    mut stdin: Option<SpdyStream>,
+    resize: Option<SpdyStream>,
     active: &watch::Sender<Instant>,
 ) {
     while let Some(Ok(message)) = from.next().await {
@@ -274,10 +279,10 @@ async fn input(
     }
 }
 
-struct Output {
-    error: Stream,
-    stdout: Option<Stream>,
-    stderr: Option<Stream>,
+struct OutputStreams {
+    error: SpdyStream,
+    stdout: Option<SpdyStream>,
+    stderr: Option<SpdyStream>,
     heartbeat: Duration,
 }
 
@@ -287,11 +292,11 @@ struct Output {
 /// does not read would not be detected.
 async fn output(
     to: &mut SplitSink<Socket, Message>,
-    streams: Output,
+    streams: OutputStreams,
     active: &watch::Sender<Instant>,
 ) -> TranslationResult {
-    let Output { error, mut stdout, mut stderr, heartbeat } = streams;
-    let (mut error, mut said, mut broken) = (Some(error), BytesMut::new(), None);
+    let OutputStreams { error, mut stdout, mut stderr, heartbeat } = streams;
+    let (mut error, mut status_bytes, mut broken) = (Some(error), BytesMut::new(), None);
     let mut beat = tokio::time::interval(heartbeat);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     beat.reset();
@@ -311,8 +316,8 @@ async fn output(
         active.send_replace(Instant::now());
         match (channel, read) {
             (Channel::Status, Ok(Some(bytes))) => {
-                let room = STATUS.saturating_sub(said.len());
-                said.extend_from_slice(bytes.get(..bytes.len().min(room)).unwrap_or_default());
+                let room = STATUS.saturating_sub(status_bytes.len());
+                status_bytes.extend_from_slice(bytes.get(..bytes.len().min(room)).unwrap_or_default());
             }
             (channel, Ok(Some(bytes))) => {
                 if to.send(Message::Binary(channels::message(channel, &bytes))).await.is_err() {
@@ -329,14 +334,14 @@ async fn output(
     }
     match broken {
         // A runtime that disconnects without a status is an error.
-        Some(why) if said.is_empty() => {
+        Some(why) if status_bytes.is_empty() => {
             TranslationResult::Status(status::internal(&format!("error reading from error stream: {why}")))
         }
-        _ => TranslationResult::Status(status::of_error_stream(&said)),
+        _ => TranslationResult::Status(status::of_error_stream(&status_bytes)),
     }
 }
 
-async fn next(stream: &mut Option<Stream>) -> Result<Option<Bytes>, StreamClosed> {
+async fn next(stream: &mut Option<SpdyStream>) -> Result<Option<Bytes>, StreamClosed> {
     match stream {
         Some(stream) => stream.read().await,
         None => std::future::pending().await,

@@ -21,7 +21,7 @@ use tokio_tungstenite::tungstenite::{
 
 use super::accept::{Handshake, Socket};
 use crate::streaming::{
-    Streaming,
+    StreamingContext,
     error_response::line,
     runtime_dialer::RuntimeResponse,
     spdy::handshake,
@@ -36,7 +36,7 @@ const PIECE: usize = 64 << 10;
 const GOODBYE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Calls the runtime, responds to the client, and copies bytes in a background task.
-pub async fn tunnel(streaming: &Streaming, url: &str, mut request: Request<Body>, permit: Permit) -> Response {
+pub async fn tunnel(streaming: &StreamingContext, url: &str, mut request: Request<Body>, permit: Permit) -> Response {
     let offered: Vec<String> =
         subprotocols(request.headers()).into_iter().filter_map(tunnelled).map(str::to_owned).collect();
     if offered.is_empty() {

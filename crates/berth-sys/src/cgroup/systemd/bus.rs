@@ -15,7 +15,7 @@ use zbus::{
     message::Type,
 };
 
-use super::{Property, Release, UnitError, Units, Value, jobs::Jobs};
+use super::{Property, PropertyValue, Release, UnitError, Units, jobs::Jobs};
 
 /// Exists if systemd is process 1.
 const RUNNING: &str = "/run/systemd/system";
@@ -94,19 +94,22 @@ impl Bus {
     }
 
     /// Performs a call, and repeats it once on a new connection if the old one was lost.
-    fn call_with_retry<T>(&self, question: impl AsyncFn(&BusConnection) -> Result<T, Failure>) -> Result<T, UnitError> {
+    fn call_with_retry<T>(
+        &self,
+        question: impl AsyncFn(&BusConnection) -> Result<T, CallFailure>,
+    ) -> Result<T, UnitError> {
         self.runtime.block_on(async {
             let link = self.link().await?;
-            let told = match question(&link).await {
-                Err(Failure::Lost(_)) => {
+            let result = match question(&link).await {
+                Err(CallFailure::Lost(_)) => {
                     self.forget(&link).await;
                     question(&*self.link().await?).await
                 }
-                told => told,
+                result => result,
             };
-            told.map_err(|failure| match failure {
-                Failure::Lost(text) => UnitError::Bus(text),
-                Failure::Refused(error) => error,
+            result.map_err(|failure| match failure {
+                CallFailure::Lost(text) => UnitError::Bus(text),
+                CallFailure::Refused(error) => error,
             })
         })
     }
@@ -152,7 +155,7 @@ async fn dial(path: &Path) -> io::Result<std::os::unix::net::UnixStream> {
 }
 
 /// Why a call failed.
-enum Failure {
+enum CallFailure {
     /// The connection was lost.
     Lost(String),
     /// systemd returned an error.
@@ -167,7 +170,7 @@ struct UnitOperation<'a> {
 }
 
 impl UnitOperation<'_> {
-    fn failure(self, error: zbus::Error) -> Failure {
+    fn failure(self, error: zbus::Error) -> CallFailure {
         let unit = self.unit.to_owned();
         if let zbus::Error::MethodError(name, text, _) = &error {
             let refused = || UnitError::Refused {
@@ -175,7 +178,7 @@ impl UnitOperation<'_> {
                 unit: unit.clone(),
                 text: text.clone().unwrap_or_else(|| name.to_string()),
             };
-            return Failure::Refused(match name.rsplit('.').next() {
+            return CallFailure::Refused(match name.rsplit('.').next() {
                 Some("UnitExists") => UnitError::Exists(unit),
                 Some("NoSuchUnit") => UnitError::Missing(unit),
                 _ => refused(),
@@ -183,32 +186,34 @@ impl UnitOperation<'_> {
         }
         match error {
             zbus::Error::FDO(error) => {
-                Failure::Refused(UnitError::Refused { what: self.what, unit, text: error.to_string() })
+                CallFailure::Refused(UnitError::Refused { what: self.what, unit, text: error.to_string() })
             }
-            other => Failure::Lost(other.to_string()),
+            other => CallFailure::Lost(other.to_string()),
         }
     }
 
-    fn silent(self) -> Failure {
-        Failure::Refused(UnitError::NoAnswer(format!("{} unit {}", self.what, self.unit)))
+    fn silent(self) -> CallFailure {
+        CallFailure::Refused(UnitError::NoAnswer(format!("{} unit {}", self.what, self.unit)))
     }
 }
 
 impl BusConnection {
     async fn new(connection: Connection) -> Result<Self, UnitError> {
-        let told = |error: zbus::Error| UnitError::Bus(error.to_string());
+        let to_unit_error = |error: zbus::Error| UnitError::Bus(error.to_string());
         let rule = MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("JobRemoved").build();
-        let stream = timeout(ANSWER, MessageStream::for_match_rule(rule.map_err(told)?, &connection, None)).await;
-        let stream = stream.map_err(|_| UnitError::NoAnswer("D-Bus connection setup".to_owned()))?.map_err(told)?;
+        let stream =
+            timeout(ANSWER, MessageStream::for_match_rule(rule.map_err(to_unit_error)?, &connection, None)).await;
+        let stream =
+            stream.map_err(|_| UnitError::NoAnswer("D-Bus connection setup".to_owned()))?.map_err(to_unit_error)?;
         let jobs = Jobs::default();
         let listening = tokio::spawn(listen(stream, jobs.clone()));
         let mut link = Self { connection, release: Release::default(), jobs, listening };
-        link.release = link.asked_release().await;
+        link.release = link.query_release().await;
         Ok(link)
     }
 
     /// Queries the release. A failure is no reason to run no pods: it counts as unknown.
-    async fn asked_release(&self) -> Release {
+    async fn query_release(&self) -> Release {
         let asked = self.connection.call_method(
             Some(SERVICE),
             OBJECT,
@@ -229,7 +234,7 @@ impl BusConnection {
         }
     }
 
-    async fn call<B>(&self, about: UnitOperation<'_>, method: &'static str, body: &B) -> Result<Message, Failure>
+    async fn call<B>(&self, about: UnitOperation<'_>, method: &'static str, body: &B) -> Result<Message, CallFailure>
     where
         B: serde::Serialize + zbus::DynamicType,
     {
@@ -241,7 +246,7 @@ impl BusConnection {
     }
 
     /// Starts a job and waits for its result.
-    async fn job<B>(&self, about: UnitOperation<'_>, method: &'static str, body: &B) -> Result<(), Failure>
+    async fn job<B>(&self, about: UnitOperation<'_>, method: &'static str, body: &B) -> Result<(), CallFailure>
     where
         B: serde::Serialize + zbus::DynamicType,
     {
@@ -250,13 +255,13 @@ impl BusConnection {
         let job: OwnedObjectPath = answer.body().deserialize().map_err(|error| about.failure(error))?;
         let result = match timeout(JOB, asking.named(job.as_str())).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => return Err(Failure::Lost("connection closed before the job completed".to_owned())),
+            Ok(Err(_)) => return Err(CallFailure::Lost("connection closed before the job completed".to_owned())),
             Err(_) => return Err(about.silent()),
         };
         if result == "done" {
             return Ok(());
         }
-        Err(Failure::Refused(UnitError::Job { what: about.what, unit: about.unit.to_owned(), result }))
+        Err(CallFailure::Refused(UnitError::Job { what: about.what, unit: about.unit.to_owned(), result }))
     }
 }
 
@@ -264,8 +269,8 @@ impl BusConnection {
 async fn listen(mut stream: MessageStream, jobs: Jobs) {
     while let Some(message) = stream.next().await {
         let Ok(message) = message else { break };
-        let told = message.body().deserialize::<(u32, OwnedObjectPath, String, String)>();
-        if let Ok((_, job, _, result)) = told {
+        let job_removed = message.body().deserialize::<(u32, OwnedObjectPath, String, String)>();
+        if let Ok((_, job, _, result)) = job_removed {
             jobs.ended(job.as_str().to_owned(), result);
         }
     }
@@ -274,13 +279,13 @@ async fn listen(mut stream: MessageStream, jobs: Jobs) {
 
 /// Properties in D-Bus form: names and variants.
 fn on_the_wire(properties: &[Property]) -> Vec<(&'static str, Variant<'_>)> {
-    let variant = |value: &'_ Value| match value {
-        Value::Flag(flag) => Variant::new(*flag),
-        Value::Number(number) => Variant::new(*number),
-        Value::Text(text) => Variant::new(text.clone()),
-        Value::Names(names) => Variant::new(names.clone()),
-        Value::Bytes(bytes) => Variant::new(bytes.clone()),
-        Value::Processes(pids) => Variant::new(pids.clone()),
+    let variant = |value: &'_ PropertyValue| match value {
+        PropertyValue::Flag(flag) => Variant::new(*flag),
+        PropertyValue::Number(number) => Variant::new(*number),
+        PropertyValue::Text(text) => Variant::new(text.clone()),
+        PropertyValue::Names(names) => Variant::new(names.clone()),
+        PropertyValue::Bytes(bytes) => Variant::new(bytes.clone()),
+        PropertyValue::Processes(pids) => Variant::new(pids.clone()),
     };
     properties.iter().map(|property| (property.name, variant(&property.value))).collect()
 }

@@ -34,7 +34,7 @@ pub struct CgroupWatcher {
 pub struct WriteEvents {
     events: EventStream<Vec<u8>>,
     groups: Arc<Mutex<HashMap<WatchDescriptor, GroupPath>>>,
-    heard: BTreeSet<GroupPath>,
+    written: BTreeSet<GroupPath>,
     until: Option<Instant>,
 }
 
@@ -57,7 +57,7 @@ pub fn watch() -> io::Result<(CgroupWatcher, WriteEvents)> {
     let watches = Arc::new(Mutex::new(events.watches()));
     Ok((
         CgroupWatcher { watches, groups: groups.clone() },
-        WriteEvents { events, groups, heard: BTreeSet::new(), until: None },
+        WriteEvents { events, groups, written: BTreeSet::new(), until: None },
     ))
 }
 
@@ -85,7 +85,7 @@ impl WriteEvents {
                     Ok(event) => event,
                     Err(_) => {
                         self.until = None;
-                        return WrittenCgroups::Groups(std::mem::take(&mut self.heard));
+                        return WrittenCgroups::Groups(std::mem::take(&mut self.written));
                     }
                 },
             };
@@ -100,7 +100,7 @@ impl WriteEvents {
 
     fn handle_event(&mut self, event: &Event<OsString>) {
         if let Some(group) = self.group(event) {
-            self.heard.insert(group);
+            self.written.insert(group);
             self.until.get_or_insert_with(|| Instant::now() + SETTLE);
         }
     }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn writes_are_told_by_group() {
+    async fn writes_are_reported_by_cgroup() {
         let root = tempfile::tempdir().expect("a directory");
         let (watch, mut writes) = watch().expect("a watch");
         let group = |name: &str| GroupPath::parse(name).expect("plain");

@@ -12,11 +12,11 @@ pub type Files = [(String, String)];
 
 /// Creates and removes cgroups through systemd. Every call blocks.
 #[derive(Clone, Debug)]
-pub struct Driver {
+pub struct SystemdDriver {
     units: Arc<dyn Units>,
 }
 
-impl Driver {
+impl SystemdDriver {
     /// A driver that uses this client.
     pub fn new(units: Arc<dyn Units>) -> Self {
         Self { units }
@@ -113,7 +113,7 @@ fn missing_above(on: &Hierarchy, group: &GroupPath) -> CgroupResult<Vec<GroupPat
     let mut missing = Vec::new();
     let mut next = group.parent();
     while let Some(above) = next.filter(|above| !above.is_root()) {
-        if on.presence(&above)? == crate::cgroup::Presence::Absent {
+        if on.presence(&above)? == crate::cgroup::CgroupPresence::Absent {
             missing.insert(0, above.clone());
         }
         next = above.parent();

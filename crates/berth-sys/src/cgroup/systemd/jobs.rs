@@ -61,17 +61,17 @@ impl Jobs {
 impl PendingCall {
     /// Waits for the result of the job that the reply named.
     pub(super) fn named(self, job: &str) -> oneshot::Receiver<String> {
-        let (told, end) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let mut state = self.0.state();
         match state.ended.iter().find(|(ended, _)| ended == job) {
             // The receiver exists: it is returned below.
-            Some((_, result)) => drop(told.send(result.clone())),
+            Some((_, result)) => drop(sender.send(result.clone())),
             None => {
                 state.waiting.retain(|_, waiter| !waiter.is_closed());
-                state.waiting.insert(job.to_owned(), told);
+                state.waiting.insert(job.to_owned(), sender);
             }
         }
-        end
+        receiver
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_told_whether_it_comes_before_or_after_its_name() {
+    fn a_result_is_delivered_whether_it_arrives_before_or_after_the_job_path() {
         let jobs = Jobs::default();
         let end = |job: &str| jobs.ended(job.to_owned(), "done".to_owned());
         let asking = jobs.begin_call();

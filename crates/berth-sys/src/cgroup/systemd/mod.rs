@@ -18,8 +18,8 @@ pub mod names;
 pub mod properties;
 
 pub use bus::{Bus, is_running};
-pub use driver::{Driver, Files};
-pub use properties::{Property, Release, Value, rounded_quota};
+pub use driver::{Files, SystemdDriver};
+pub use properties::{Property, PropertyValue, Release, rounded_quota};
 
 /// Error text if systemd is not the init system.
 pub const NOT_RUNNING: &str = "systemd not running on this host, cannot use systemd cgroups manager";

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_told_by_the_last_name() {
+    fn units_are_identified_by_the_last_path_component() {
         let unit = |path| GroupPath::parse(path).and_then(|group| unit_of(&group).map(str::to_owned));
         assert_eq!(unit("/system.slice/a.service").as_deref(), Some("a.service"));
         assert_eq!(unit("/a.slice/berth-1.scope").as_deref(), Some("berth-1.scope"));

@@ -18,12 +18,12 @@ pub struct Property {
     /// systemd's property name.
     pub name: &'static str,
     /// Property value.
-    pub value: Value,
+    pub value: PropertyValue,
 }
 
 /// A property value, by its D-Bus type.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Value {
+pub enum PropertyValue {
     /// `b`
     Flag(bool),
     /// `t`
@@ -62,15 +62,15 @@ impl Release {
     }
 }
 
-fn property(name: &'static str, value: Value) -> Property {
+fn property(name: &'static str, value: PropertyValue) -> Property {
     Property { name, value }
 }
 
 /// Properties of a slice (pod or QoS class).
 pub fn of_slice(name: &str, parent: &str, is_unified: bool) -> Vec<Property> {
     let mut all = vec![
-        property("Description", Value::Text(format!("libcontainer container {name}"))),
-        property("Wants", Value::Names(vec![parent.to_owned()])),
+        property("Description", PropertyValue::Text(format!("libcontainer container {name}"))),
+        property("Wants", PropertyValue::Names(vec![parent.to_owned()])),
     ];
     all.extend(accounting(is_unified));
     all
@@ -79,11 +79,11 @@ pub fn of_slice(name: &str, parent: &str, is_unified: bool) -> Vec<Property> {
 /// Properties of a scope with `process` as its first process.
 pub fn of_scope(name: &str, slice: &str, process: u32, is_unified: bool) -> Vec<Property> {
     let mut all = vec![
-        property("Description", Value::Text(format!("libcontainer container {name}"))),
-        property("Slice", Value::Text(slice.to_owned())),
-        property("Delegate", Value::Flag(true)),
-        property("PIDs", Value::Processes(vec![process])),
-        property("CollectMode", Value::Text("inactive-or-failed".to_owned())),
+        property("Description", PropertyValue::Text(format!("libcontainer container {name}"))),
+        property("Slice", PropertyValue::Text(slice.to_owned())),
+        property("Delegate", PropertyValue::Flag(true)),
+        property("PIDs", PropertyValue::Processes(vec![process])),
+        property("CollectMode", PropertyValue::Text("inactive-or-failed".to_owned())),
     ];
     all.extend(accounting(is_unified));
     all
@@ -93,8 +93,8 @@ pub fn of_scope(name: &str, slice: &str, process: u32, is_unified: bool) -> Vec<
 fn accounting(is_unified: bool) -> impl Iterator<Item = Property> {
     let io = if is_unified { "IOAccounting" } else { "BlockIOAccounting" };
     let on = ["MemoryAccounting", "CPUAccounting", io, "TasksAccounting"];
-    let on = on.into_iter().map(|name| property(name, Value::Flag(true)));
-    on.chain([property("DefaultDependencies", Value::Flag(false))])
+    let on = on.into_iter().map(|name| property(name, PropertyValue::Flag(true)));
+    on.chain([property("DefaultDependencies", PropertyValue::Flag(false))])
 }
 
 /// Converts cgroup files and their values to properties, in order. Skips files that systemd does not know, and values
@@ -115,18 +115,18 @@ pub fn of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>, release
     }
     let period: Option<u64> = period.filter(|period| *period != 0);
     if let Some(period) = period.filter(|_| release.has_quota_period()) {
-        all.push(property("CPUQuotaPeriodUSec", Value::Number(period)));
+        all.push(property("CPUQuotaPeriodUSec", PropertyValue::Number(period)));
     }
     let per_second = quota.filter(|quota| *quota != 0).map(|quota| per_second(quota, period.unwrap_or(PERIOD_US)));
-    all.extend(per_second.map(|quota| property("CPUQuotaPerSecUSec", Value::Number(quota))));
+    all.extend(per_second.map(|quota| property("CPUQuotaPerSecUSec", PropertyValue::Number(quota))));
     all
 }
 
 fn of_file(file: &str, value: &str, release: Release) -> Option<Property> {
-    let number = || amount(value).map(Value::Number);
+    let number = || amount(value).map(PropertyValue::Number);
     // systemd refuses 0 for these properties, which the kernel accepts.
-    let above_zero = || amount(value).filter(|n| *n > 0).map(Value::Number);
-    let mask = || mask(value).filter(|_| release.has_processor_sets()).map(Value::Bytes);
+    let above_zero = || amount(value).filter(|n| *n > 0).map(PropertyValue::Number);
+    let mask = || mask(value).filter(|_| release.has_processor_sets()).map(PropertyValue::Bytes);
     let (name, value) = match file {
         "memory.max" => ("MemoryMax", above_zero()),
         "memory.high" => ("MemoryHigh", above_zero()),
@@ -134,10 +134,10 @@ fn of_file(file: &str, value: &str, release: Release) -> Option<Property> {
         "memory.min" => ("MemoryMin", number()),
         "memory.swap.max" => ("MemorySwapMax", number()),
         "memory.limit_in_bytes" => ("MemoryLimit", above_zero()),
-        "pids.max" => ("TasksMax", amount(value).map(|n| Value::Number(n.max(1)))),
+        "pids.max" => ("TasksMax", amount(value).map(|n| PropertyValue::Number(n.max(1)))),
         "cpu.weight" => ("CPUWeight", weight(value)),
-        "cpu.idle" if value == "1" && release.has_idle_weight() => ("CPUWeight", Some(Value::Number(0))),
-        "cpu.shares" => ("CPUShares", amount(value).filter(|n| (2..=262_144).contains(n)).map(Value::Number)),
+        "cpu.idle" if value == "1" && release.has_idle_weight() => ("CPUWeight", Some(PropertyValue::Number(0))),
+        "cpu.shares" => ("CPUShares", amount(value).filter(|n| (2..=262_144).contains(n)).map(PropertyValue::Number)),
         "cpuset.cpus" => ("AllowedCPUs", mask()),
         "cpuset.mems" => ("AllowedMemoryNodes", mask()),
         _ => return None,
@@ -145,8 +145,8 @@ fn of_file(file: &str, value: &str, release: Release) -> Option<Property> {
     value.map(|value| property(name, value))
 }
 
-fn weight(value: &str) -> Option<Value> {
-    amount(value).filter(|n| (1..=MOST_WEIGHT).contains(n)).map(Value::Number)
+fn weight(value: &str) -> Option<PropertyValue> {
+    amount(value).filter(|n| (1..=MOST_WEIGHT).contains(n)).map(PropertyValue::Number)
 }
 
 /// Parses a kernel number; unlimited is systemd's maximum.
@@ -209,11 +209,11 @@ mod tests {
     const NEW: Release = Release(252);
 
     /// `name=value` of each property.
-    fn told(files: &[(&str, &str)], release: Release) -> Vec<String> {
+    fn property_lines(files: &[(&str, &str)], release: Release) -> Vec<String> {
         let show = |p: &Property| match &p.value {
-            Value::Number(u64::MAX) => format!("{}=infinity", p.name),
-            Value::Number(n) => format!("{}={n}", p.name),
-            Value::Bytes(bytes) => format!("{}={bytes:02x?}", p.name),
+            PropertyValue::Number(u64::MAX) => format!("{}=infinity", p.name),
+            PropertyValue::Number(n) => format!("{}={n}", p.name),
+            PropertyValue::Bytes(bytes) => format!("{}={bytes:02x?}", p.name),
             other => format!("{}={other:?}", p.name),
         };
         of_files(files.iter().copied(), release).iter().map(show).collect()
@@ -261,7 +261,7 @@ mod tests {
             ("hugetlb.2MB.max", "4194304", &[]),
             ("io.weight", "100", &[]),
         ] {
-            assert_eq!(told(&[(file, value)], NEW), expected, "{file} {value}");
+            assert_eq!(property_lines(&[(file, value)], NEW), expected, "{file} {value}");
         }
     }
 
@@ -281,41 +281,42 @@ mod tests {
             "CPUQuotaPeriodUSec=50000",
             "CPUQuotaPerSecUSec=210000",
         ];
-        assert_eq!(told(&all, NEW), expected);
+        assert_eq!(property_lines(&all, NEW), expected);
         // AC-06a-8
         let unlimited = ["CPUQuotaPeriodUSec=100000", "CPUQuotaPerSecUSec=infinity"];
-        assert_eq!(told(&[("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "-1")], NEW), unlimited);
+        assert_eq!(property_lines(&[("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "-1")], NEW), unlimited);
     }
 
     #[test]
-    fn older_releases_are_told_what_they_know() {
+    fn older_releases_receive_only_supported_properties() {
         let files = [("cpu.max", "50000 100000"), ("cpuset.cpus", "0"), ("cpu.idle", "1")];
-        assert_eq!(told(&files, Release(251)).len(), 3);
-        assert_eq!(told(&files, Release(243)), ["CPUQuotaPeriodUSec=100000", "CPUQuotaPerSecUSec=500000"]);
-        assert_eq!(told(&files, Release(241)), ["CPUQuotaPerSecUSec=500000"]);
+        assert_eq!(property_lines(&files, Release(251)).len(), 3);
+        assert_eq!(property_lines(&files, Release(243)), ["CPUQuotaPeriodUSec=100000", "CPUQuotaPerSecUSec=500000"]);
+        assert_eq!(property_lines(&files, Release(241)), ["CPUQuotaPerSecUSec=500000"]);
         for (text, release) in [("252.39-1~deb12u2", 252), ("v249", 249), ("257~rc1", 257), ("", 0), ("x", 0)] {
             assert_eq!(Release::parse(text), Release(release), "{text}");
         }
     }
 
     #[test]
-    fn units_say_where_they_belong() {
+    fn units_declare_their_slice_and_accounting() {
         let slice = of_slice("kubepods-burstable.slice", "kubepods.slice", true);
-        let has = |all: &[Property], name, value: &Value| all.iter().any(|p| p.name == name && p.value == *value);
-        assert!(has(&slice, "Wants", &Value::Names(vec!["kubepods.slice".to_owned()])));
+        let has =
+            |all: &[Property], name, value: &PropertyValue| all.iter().any(|p| p.name == name && p.value == *value);
+        assert!(has(&slice, "Wants", &PropertyValue::Names(vec!["kubepods.slice".to_owned()])));
         let text = "libcontainer container kubepods-burstable.slice".to_owned();
-        assert!(has(&slice, "Description", &Value::Text(text)));
+        assert!(has(&slice, "Description", &PropertyValue::Text(text)));
         for name in ["MemoryAccounting", "CPUAccounting", "IOAccounting", "TasksAccounting"] {
-            assert!(has(&slice, name, &Value::Flag(true)), "{name}");
+            assert!(has(&slice, name, &PropertyValue::Flag(true)), "{name}");
         }
-        assert!(has(&slice, "DefaultDependencies", &Value::Flag(false)));
+        assert!(has(&slice, "DefaultDependencies", &PropertyValue::Flag(false)));
         assert!(!slice.iter().any(|p| p.name == "Delegate"), "a slice cannot be handed on");
         let scope = of_scope("berth-1.scope", "kubepods.slice", 7, false);
-        assert!(has(&scope, "Slice", &Value::Text("kubepods.slice".to_owned())));
-        assert!(has(&scope, "PIDs", &Value::Processes(vec![7])));
-        assert!(has(&scope, "Delegate", &Value::Flag(true)));
-        assert!(has(&scope, "CollectMode", &Value::Text("inactive-or-failed".to_owned())));
-        assert!(has(&scope, "BlockIOAccounting", &Value::Flag(true)));
+        assert!(has(&scope, "Slice", &PropertyValue::Text("kubepods.slice".to_owned())));
+        assert!(has(&scope, "PIDs", &PropertyValue::Processes(vec![7])));
+        assert!(has(&scope, "Delegate", &PropertyValue::Flag(true)));
+        assert!(has(&scope, "CollectMode", &PropertyValue::Text("inactive-or-failed".to_owned())));
+        assert!(has(&scope, "BlockIOAccounting", &PropertyValue::Flag(true)));
     }
 
     #[test]
@@ -330,7 +331,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_told_and_what_is_written_agree(quota in 1_000_i64..1_000_000_000, period in 1000_u64..=1_000_000) {
+        fn the_systemd_quota_matches_the_cgroup_file(quota in 1_000_i64..1_000_000_000, period in 1000_u64..=1_000_000) {
             let rounded = rounded_quota(quota, period);
             // The conversion to the file's microseconds per period truncates less than one microsecond.
             prop_assert!(rounded + 1 >= quota);

@@ -133,10 +133,10 @@ fn a_certificate_that_is_known_must_still_hold() {
     assert!(verdict(&other, &own, &[]).is_err(), "nobody knows it");
     let name = ServerName::try_from("elsewhere").expect("a name");
     let verifier = ServerVerifier::new(RootCertStore::empty(), [own.clone()]).expect("an authority");
-    let told = verifier.verify_server_cert(&own, &[], &name, &[], UnixTime::now()).map(drop);
+    let result = verifier.verify_server_cert(&own, &[], &name, &[], UnixTime::now()).map(drop);
     assert!(
-        matches!(told, Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext { .. }))),
-        "{told:?}"
+        matches!(result, Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext { .. }))),
+        "{result:?}"
     );
     let day = Duration::from_secs(86400);
     let now = Duration::from_secs(UnixTime::now().as_secs());
@@ -180,7 +180,7 @@ impl Drop for Server {
 }
 
 #[tokio::test]
-async fn servers_shake_hands_with_every_kind_of_key() {
+async fn servers_complete_tls_handshakes_with_every_kind_of_key() {
     let shop = Workshop::new();
     for (kind, _) in KINDS {
         let own = shop.self_signed(kind, "-sha256", &[]);

@@ -113,11 +113,11 @@ fn answered(mut review: Value, status: Value) -> Reply {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::tests::Fixed, *};
+    use super::{super::tests::FixedView, *};
 
     #[test]
     fn a_review_asks_the_authorizers() {
-        let mut view = Fixed::with(&[]);
+        let mut view = FixedView::with(&[]);
         view.rules.grants.push(super::super::Grant::new("probe", &["get"], &["/metrics"]));
         view.rules.grants.push(super::super::Grant::new("probe", &["get"], &["nodes/proxy"]));
         let nodes = |subresource: &str| json!({"resourceAttributes": {"verb": "get", "resource": "nodes", "subresource": subresource, "name": "n"}});

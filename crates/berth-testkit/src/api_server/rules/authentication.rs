@@ -53,7 +53,7 @@ pub fn authenticate(
 
 /// Cache of client certificates with verified signatures; their validity period is checked on every request.
 #[derive(Debug, Default)]
-pub struct Verified {
+pub struct CertificateCache {
     /// Authority that they were verified against; `within` is its own validity.
     authority: String,
     within: Option<Window>,
@@ -74,7 +74,7 @@ fn by_certificate(view: &dyn View, shown: &[u8]) -> Option<Caller> {
     if verified.authority != rules.authority.certificate {
         let root = CertificateDer::from_pem_slice(rules.authority.certificate.as_bytes()).ok()?;
         let within = Some(window(&X509Certificate::from_der(&root).ok()?.1));
-        *verified = Verified { authority: rules.authority.certificate.clone(), within, leaves: HashMap::new() };
+        *verified = CertificateCache { authority: rules.authority.certificate.clone(), within, leaves: HashMap::new() };
     }
     if !verified.leaves.contains_key(shown) {
         let found = verify(view, shown)?;
@@ -171,7 +171,7 @@ mod tests {
     use jiff::SignedDuration;
     use serde_json::json;
 
-    use super::{super::tests::Fixed, *};
+    use super::{super::tests::FixedView, *};
 
     fn der(pem: &str) -> Vec<u8> {
         CertificateDer::from_pem_slice(pem.as_bytes()).expect("PEM").to_vec()
@@ -180,7 +180,7 @@ mod tests {
     /// AC-10a-20: the clock jumps, the connection stays.
     #[test]
     fn a_certificate_is_judged_with_every_request() {
-        let mut view = Fixed::with(&[]);
+        let mut view = FixedView::with(&[]);
         let validity = Validity::days(view.now, 1);
         let authority = Authority::create("test", Validity::days(view.now, 30)).expect("an authority");
         let shown = der(&authority.client("system:node:n", &["system:nodes"], validity).expect("issued").certificate);
@@ -222,7 +222,7 @@ mod tests {
             json!({"metadata": {"namespace": "kube-system", "name": "bootstrap-token-abcdef"}, "type": "bootstrap.kubernetes.io/token", "data": encoded})
         };
         let token = Some("abcdef.0123456789abcdef");
-        let view = Fixed::with(&[("secrets", secret(json!({})))]);
+        let view = FixedView::with(&[("secrets", secret(json!({})))]);
         let caller = authenticate(&view, None, token, "").expect("known");
         assert_eq!(caller.name, "system:bootstrap:abcdef");
         assert_eq!(caller.groups, ["system:bootstrappers", "system:bootstrappers:kubeadm", "system:authenticated"]);
@@ -231,14 +231,14 @@ mod tests {
             json!({"expiration": "2025-12-31T00:00:00Z"}),
             json!({"usage-bootstrap-authentication": "false"}),
         ] {
-            let view = Fixed::with(&[("secrets", secret(wrong.clone()))]);
+            let view = FixedView::with(&[("secrets", secret(wrong.clone()))]);
             assert!(authenticate(&view, None, token, "").is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn strangers_are_anonymous_but_liars_are_not() {
-        let mut view = Fixed::with(&[]);
+        let mut view = FixedView::with(&[]);
         assert_eq!(authenticate(&view, None, None, "").expect("a stranger").name, "system:anonymous");
         assert!(authenticate(&view, None, Some("nonsense"), "").is_err());
         assert!(authenticate(&view, Some(b"nonsense"), None, "").is_err());

@@ -268,7 +268,7 @@ mod tests {
     use serde_json::json;
 
     use super::{
-        super::tests::{Fixed, node},
+        super::tests::{FixedView, node},
         *,
     };
 
@@ -290,7 +290,7 @@ mod tests {
     fn a_node_may_what_it_needs() {
         let pod = json!({"metadata": {"name": "p", "namespace": "a"}, "spec": {"nodeName": "n", "serviceAccountName": "sa",
             "volumes": [{"configMap": {"name": "m"}}, {"persistentVolumeClaim": {"claimName": "c"}}]}});
-        let view = Fixed::with(&[("pods", pod)]);
+        let view = FixedView::with(&[("pods", pod)]);
         const UNRELATED: &str = "no relationship found between node 'n' and this object";
         for (verb, resource, namespace, name, expected) in [
             ("get", "configmaps", "a", "m", Ok(())),
@@ -374,8 +374,8 @@ mod tests {
     }
 
     #[test]
-    fn grants_say_who_may_what_else() {
-        let mut view = Fixed::with(&[]);
+    fn grants_extend_the_permissions_of_a_caller() {
+        let mut view = FixedView::with(&[]);
         let caller = |name: &str, group: &str| Caller {
             name: name.to_owned(),
             groups: vec![group.to_owned()],
@@ -393,8 +393,8 @@ mod tests {
 
     /// The full texts of spec 10 §6.1; AC-10a-7.
     #[test]
-    fn a_refusal_says_who_cannot_what() {
-        let view = Fixed::with(&[]);
+    fn a_refusal_names_the_user_and_the_forbidden_request() {
+        let view = FixedView::with(&[]);
         let request = |verb, resource: &str, subresource: &str, namespace: &str, name: &str| Request {
             caller: node("n"),
             verb,

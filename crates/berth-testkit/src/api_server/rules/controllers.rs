@@ -253,7 +253,7 @@ fn bind(view: &dyn View, namespace: &str, name: &str) -> Vec<Write> {
 mod tests {
     use std::sync::Arc;
 
-    use super::{super::tests::Fixed, *};
+    use super::{super::tests::FixedView, *};
 
     fn created(resource: &str, object: &Value) -> Change {
         Change { resource: resource.to_owned(), before: None, after: Some(Arc::new(object.clone())) }
@@ -269,14 +269,14 @@ mod tests {
         let usages = &["digital signature", "client auth"];
         let mut asked = csr::tests::request("system:node:n", "system:nodes", &[], usages, "system:bootstrap:a");
         asked["spec"]["groups"] = json!(["system:bootstrappers"]);
-        let view = Fixed::with(&[(CSRS, asked.clone())]);
+        let view = FixedView::with(&[(CSRS, asked.clone())]);
         assert_eq!(jobs(&react(&view, &created(CSRS, &asked))), [(Duration::ZERO, Job::Approve("csr-x".to_owned()))]);
         let writes = run(&view, &Job::Approve("csr-x".to_owned()));
         let [Write::Put { object: approved, .. }] = writes.as_slice() else { panic!("{writes:?}") };
         assert_eq!(approved["status"]["conditions"][0]["reason"], "AutoApproved");
         let change = Change { before: Some(Arc::new(asked.clone())), ..created(CSRS, approved) };
         assert_eq!(jobs(&react(&view, &change)), [(Duration::ZERO, Job::Sign("csr-x".to_owned()))]);
-        let mut view = Fixed::with(&[(CSRS, approved.clone())]);
+        let mut view = FixedView::with(&[(CSRS, approved.clone())]);
         let writes = run(&view, &Job::Sign("csr-x".to_owned()));
         let [Write::Put { object: signed, .. }] = writes.as_slice() else { panic!("{writes:?}") };
         assert!(!text(signed, "/status/certificate").is_empty());
@@ -284,7 +284,7 @@ mod tests {
         let writes = run(&view, &Job::Sign("csr-x".to_owned()));
         assert!(matches!(writes.as_slice(), [Write::Put { object, .. }] if csr::has_condition(object, "Failed")));
         asked["spec"]["signerName"] = json!(csr::SERVING_SIGNER);
-        let view = Fixed::with(&[(CSRS, asked)]);
+        let view = FixedView::with(&[(CSRS, asked)]);
         assert_eq!(run(&view, &Job::Approve("csr-x".to_owned())), []);
         let by_hand = approve(&view, "csr-x");
         assert!(matches!(by_hand.as_slice(), [Write::Put { object, .. }] if csr::has_condition(object, "Approved")));
@@ -300,7 +300,7 @@ mod tests {
             json!({"metadata": {"name": name, "ownerReferences": [{"kind": "Node", "name": "n", "uid": uid}]},
             "spec": {"nodeName": "n", "terminationGracePeriodSeconds": 30}})
         };
-        let view = Fixed::with(&[
+        let view = FixedView::with(&[
             ("nodes", json!({"metadata": {"name": "n", "uid": "new"}})),
             ("leases.coordination.k8s.io", owned("n", "old")),
             ("csinodes.storage.k8s.io", owned("n", "new")),
@@ -328,7 +328,8 @@ mod tests {
 
     #[test]
     fn a_namespace_gets_what_belongs_to_it() {
-        let mut view = Fixed::with(&[("serviceaccounts", json!({"metadata": {"name": "default", "namespace": "a"}}))]);
+        let mut view =
+            FixedView::with(&[("serviceaccounts", json!({"metadata": {"name": "default", "namespace": "a"}}))]);
         let later = react(&view, &created("namespaces", &json!({"metadata": {"name": "a"}})));
         assert_eq!(jobs(&later), [(Duration::ZERO, Job::Publish("a".to_owned()))]);
         let writes = run(&view, &later[0].job);
@@ -341,18 +342,19 @@ mod tests {
     #[test]
     fn a_namespace_goes_when_it_is_empty() {
         let ending = json!({"metadata": {"name": "a"}, "status": {"phase": "Terminating"}});
-        let held = json!({"metadata": {"name": "p", "namespace": "a"}, "spec": {"nodeName": "n", "terminationGracePeriodSeconds": 30}});
+        let pod = json!({"metadata": {"name": "p", "namespace": "a"}, "spec": {"nodeName": "n", "terminationGracePeriodSeconds": 30}});
         let map = json!({"metadata": {"name": "m", "namespace": "a"}});
-        let view = Fixed::with(&[("namespaces", ending.clone()), ("pods", held.clone()), ("configmaps", map.clone())]);
+        let view =
+            FixedView::with(&[("namespaces", ending.clone()), ("pods", pod.clone()), ("configmaps", map.clone())]);
         assert_eq!(
             jobs(&react(&view, &created("namespaces", &ending))),
             [(Duration::from_secs(1), Job::Empty("a".to_owned()))]
         );
         let writes = run(&view, &Job::Empty("a".to_owned()));
         assert!(matches!(writes.as_slice(), [Write::Put { .. }, Write::Remove { .. }]), "{writes:?}");
-        let gone = Change { resource: "pods".to_owned(), before: Some(Arc::new(held)), after: None };
+        let gone = Change { resource: "pods".to_owned(), before: Some(Arc::new(pod)), after: None };
         assert_eq!(jobs(&react(&view, &gone)), [(Duration::from_secs(1), Job::Empty("a".to_owned()))]);
-        let view = Fixed::with(&[("namespaces", ending), ("configmaps", map)]);
+        let view = FixedView::with(&[("namespaces", ending), ("configmaps", map)]);
         let writes = run(&view, &Job::Empty("a".to_owned()));
         assert!(
             matches!(writes.as_slice(), [_, Write::Remove { resource, .. }] if resource == "namespaces"),
@@ -361,9 +363,9 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_bound_if_somebody_wishes() {
+    fn pods_are_bound_if_a_scheduler_is_configured() {
         let pod = json!({"metadata": {"name": "p", "namespace": "a"}, "spec": {}});
-        let mut view = Fixed::with(&[("pods", pod.clone())]);
+        let mut view = FixedView::with(&[("pods", pod.clone())]);
         assert!(react(&view, &created("pods", &pod)).is_empty());
         view.rules.scheduler = Some("n".to_owned());
         let later = react(&view, &created("pods", &pod));

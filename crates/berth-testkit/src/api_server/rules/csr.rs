@@ -303,7 +303,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_request_says_itself_who_made_it() {
+    fn the_server_sets_the_requestor_of_a_csr() {
         let caller = Caller { name: "u".to_owned(), groups: vec!["g".to_owned()], ..Caller::default() };
         let mut csr = request(NODE, "system:nodes", &[], USAGES, "liar");
         csr["status"] = json!({"certificate": "eA=="});

@@ -188,7 +188,7 @@ mod tests {
     use jiff::SignedDuration;
     use serde_json::json;
 
-    use super::{super::tests::Fixed, *};
+    use super::{super::tests::FixedView, *};
 
     fn pod() -> Value {
         json!({"metadata": {"name": "p", "namespace": "a"}, "spec": {"nodeName": "n", "serviceAccountName": "sa",
@@ -205,7 +205,7 @@ mod tests {
         let volume = json!({"metadata": {"name": "pv"}, "spec": {"claimRef": {"namespace": "a", "name": "claim"},
             "csi": {"nodeStageSecretRef": {"namespace": "kube-system", "name": "stage"}}}});
         let attachment = json!({"metadata": {"name": "va"}, "spec": {"nodeName": "n"}});
-        let view = Fixed::with(&[
+        let view = FixedView::with(&[
             ("pods", pod()),
             ("persistentvolumes", volume),
             ("volumeattachments.storage.k8s.io", attachment),
@@ -235,13 +235,13 @@ mod tests {
         }
         let mut mirror = pod();
         mirror["metadata"]["annotations"] = json!({super::super::pod_defaults::MIRROR: "h"});
-        let view = Fixed::with(&[("pods", mirror)]);
+        let view = FixedView::with(&[("pods", mirror)]);
         assert!(is_related(&view, "n", "pods", "a", "p") && !is_related(&view, "n", "secrets", "a", "pull"));
     }
 
     #[test]
     fn the_graph_is_a_little_behind() {
-        let mut view = Fixed::with(&[("pods", pod())]);
+        let mut view = FixedView::with(&[("pods", pod())]);
         view.since = view.now;
         assert!(!is_related(&view, "n", "pods", "a", "p"));
         view.now += SignedDuration::from_millis(20);

@@ -78,7 +78,7 @@ mod tests {
 
     /// Spec 10 §5.1.
     #[test]
-    fn lists_merge_as_the_table_says() {
+    fn lists_have_the_merge_strategies_of_the_spec() {
         for (kind, place, expected) in [
             ("Pod", "status.conditions", MergeBy("type")),
             ("Pod", "status.containerStatuses", Atomic),

@@ -26,14 +26,14 @@ pub enum PatchError {
     Plain(String),
 }
 
-type Patched<T> = Result<T, PatchError>;
+type PatchResult<T> = Result<T, PatchError>;
 type Object = Map<String, Value>;
 
 /// Applies a strategic merge patch to an object of that kind.
 ///
 /// # Errors
 /// The patch is invalid for the object.
-pub fn strategic(kind: &str, original: &Value, patch: &Value) -> Patched<Value> {
+pub fn strategic(kind: &str, original: &Value, patch: &Value) -> PatchResult<Value> {
     let (Some(original), Some(patch)) = (original.as_object(), patch.as_object()) else {
         return Err(PatchError::Malformed("invalid JSON document".to_owned()));
     };
@@ -72,7 +72,7 @@ impl FieldPath<'_> {
     }
 }
 
-fn merge_objects(mut original: Object, mut patch: Object, place: &FieldPath<'_>) -> Patched<Object> {
+fn merge_objects(mut original: Object, mut patch: Object, place: &FieldPath<'_>) -> PatchResult<Object> {
     match patch.get(DIRECTIVE) {
         None => {}
         Some(Value::String(directive)) if directive == "replace" => {
@@ -90,7 +90,7 @@ fn merge_objects(mut original: Object, mut patch: Object, place: &FieldPath<'_>)
     Ok(original)
 }
 
-fn merge_field(original: &mut Object, key: &str, value: Value, place: &FieldPath<'_>) -> Patched<()> {
+fn merge_field(original: &mut Object, key: &str, value: Value, place: &FieldPath<'_>) -> PatchResult<()> {
     let removed_scalars = key.starts_with(DELETE_PREFIX);
     let key = if removed_scalars { name_behind(key, BAD_DELETE_LIST)? } else { key };
     if value.is_null() {
@@ -127,7 +127,7 @@ fn plain(value: Value) -> Value {
     }
 }
 
-fn retain_keys(original: &mut Object, patch: &mut Object) -> Patched<()> {
+fn retain_keys(original: &mut Object, patch: &mut Object) -> PatchResult<()> {
     let Some(list) = patch.shift_remove(RETAIN_KEYS) else { return Ok(()) };
     let malformed = || PatchError::Malformed(BAD_RETAIN_KEYS.to_owned());
     let keys: Vec<String> =
@@ -142,7 +142,7 @@ fn retain_keys(original: &mut Object, patch: &mut Object) -> Patched<()> {
 }
 
 /// Merges the lists whose order the patch specifies; removes them and their order lists from the patch.
-fn merge_ordered_lists(original: &mut Object, patch: &mut Object, place: &FieldPath<'_>) -> Patched<()> {
+fn merge_ordered_lists(original: &mut Object, patch: &mut Object, place: &FieldPath<'_>) -> PatchResult<()> {
     let orders: Vec<String> = patch.keys().filter(|key| key.starts_with(ORDER_PREFIX)).cloned().collect();
     for order_key in orders {
         let order = list_or_error(patch.shift_remove(&order_key).unwrap_or_default())?;
@@ -168,7 +168,7 @@ fn merge_ordered_lists(original: &mut Object, patch: &mut Object, place: &FieldP
 }
 
 /// Checks that each element of the patch is in the order list, in the same sequence.
-fn check_order(patch: &[Value], order: &[Value], key: Option<&str>) -> Patched<()> {
+fn check_order(patch: &[Value], order: &[Value], key: Option<&str>) -> PatchResult<()> {
     if patch.is_empty() || order.is_empty() {
         return Ok(());
     }
@@ -190,7 +190,7 @@ fn check_order(patch: &[Value], order: &[Value], key: Option<&str>) -> Patched<(
     Ok(())
 }
 
-fn merge_lists(original: Vec<Value>, patch: Vec<Value>, place: &FieldPath<'_>) -> Patched<Vec<Value>> {
+fn merge_lists(original: Vec<Value>, patch: Vec<Value>, place: &FieldPath<'_>) -> PatchResult<Vec<Value>> {
     if original.iter().chain(&patch).any(Value::is_array) && place.list() != ListStrategy::Atomic {
         return Err(PatchError::Unfit("lists of lists are not supported".to_owned()));
     }
@@ -205,7 +205,7 @@ fn merge_lists(original: Vec<Value>, patch: Vec<Value>, place: &FieldPath<'_>) -
     }
 }
 
-fn merge_by(mut original: Vec<Value>, patch: Vec<Value>, key: &str, place: &FieldPath<'_>) -> Patched<Vec<Value>> {
+fn merge_by(mut original: Vec<Value>, patch: Vec<Value>, key: &str, place: &FieldPath<'_>) -> PatchResult<Vec<Value>> {
     let mut elements = Vec::with_capacity(patch.len());
     let mut replace = false;
     for item in patch {
@@ -244,12 +244,12 @@ fn merge_by(mut original: Vec<Value>, patch: Vec<Value>, key: &str, place: &Fiel
 
 /// Sorts elements that `order` names into its order. Others keep their order, and precede a named one only if they
 /// preceded it in `old`.
-fn in_order(merged: Vec<Value>, order: &[Value], old: &[Value], key: Option<&str>) -> Patched<Vec<Value>> {
+fn in_order(merged: Vec<Value>, order: &[Value], old: &[Value], key: Option<&str>) -> PatchResult<Vec<Value>> {
     let mut names = Vec::with_capacity(order.len());
     for item in order {
         names.push(identity(item, key)?);
     }
-    let olds: Vec<Value> = old.iter().map(|item| identity(item, key)).collect::<Patched<_>>()?;
+    let olds: Vec<Value> = old.iter().map(|item| identity(item, key)).collect::<PatchResult<_>>()?;
     let at = |list: &[Value], name: &Value| list.iter().position(|other| other == name);
     let (mut named, mut others) = (Vec::new(), std::collections::VecDeque::new());
     for item in merged {
@@ -276,18 +276,18 @@ fn in_order(merged: Vec<Value>, order: &[Value], old: &[Value], key: Option<&str
 }
 
 /// Identity of a list element: the value of its merge key, or the scalar itself.
-fn identity(item: &Value, key: Option<&str>) -> Patched<Value> {
+fn identity(item: &Value, key: Option<&str>) -> PatchResult<Value> {
     let Some(key) = key else { return Ok(item.clone()) };
     item.get(key)
         .cloned()
         .ok_or_else(|| PatchError::Plain(format!("map: {} does not contain declared merge key: {key}", go_value(item))))
 }
 
-fn name_behind<'a>(key: &'a str, otherwise: &str) -> Patched<&'a str> {
+fn name_behind<'a>(key: &'a str, otherwise: &str) -> PatchResult<&'a str> {
     key.split_once('/').map(|(_, name)| name).ok_or_else(|| PatchError::Malformed(otherwise.to_owned()))
 }
 
-fn list_or_error(value: Value) -> Patched<Vec<Value>> {
+fn list_or_error(value: Value) -> PatchResult<Vec<Value>> {
     match value {
         Value::Array(items) => Ok(items),
         Value::Null => Ok(Vec::new()),
@@ -366,7 +366,7 @@ mod tests {
 
     /// Elements that the order list does not name keep their position before what they preceded.
     #[test]
-    fn elements_nobody_names_stay_before_what_they_stood_before() {
+    fn elements_missing_from_the_order_list_keep_their_position() {
         let list = |types: &[&str]| types.iter().map(|t| json!({"type": t})).collect::<Vec<_>>();
         for (old, order, added, expected) in [
             (vec!["x", "a", "b"], vec!["b", "a"], vec![], vec!["x", "b", "a"]),

@@ -63,8 +63,8 @@ pub fn prepare_create(view: &dyn View, request: &Request, object: &mut Value) ->
 /// 403, 422: the change is refused.
 pub fn prepare_update(view: &dyn View, request: &Request, old: &Value, new: &mut Value) -> Result<(), Refusal> {
     let refuse = |why: String| {
-        let told = request.body.as_ref().map(ToString::to_string).unwrap_or_default();
-        Refusal::invalid("", "", vec![Cause::invalid("patch", &json!(told), &why)])
+        let patch = request.body.as_ref().map(ToString::to_string).unwrap_or_default();
+        Refusal::invalid("", "", vec![Cause::invalid("patch", &json!(patch), &why)])
     };
     check_strictly(request).map_err(refuse)?;
     fit(view, request, new).map_err(refuse)?;
@@ -102,12 +102,12 @@ fn admit_update(request: &Request, old: &Value, new: &Value) -> Result<(), Refus
     if request.caller.node().is_none() {
         return Ok(());
     }
-    let wished = match (request.verb, &request.body) {
+    let requested = match (request.verb, &request.body) {
         ("patch", Some(patch)) => apply_patch(old, patch, request.kind, &request.content_type)?,
         ("update", Some(body)) => body.clone(),
         _ => new.clone(),
     };
-    node_restriction::update(request, old, &type_decoding::shape(request.kind, &wished).unwrap_or(wished))
+    node_restriction::update(request, old, &type_decoding::shape(request.kind, &requested).unwrap_or(requested))
 }
 
 /// Applies a patch to an object of that kind.
@@ -202,7 +202,7 @@ pub mod tests {
     use super::{super::view::Caller, *};
 
     /// View with fixed objects, clock, and rules.
-    pub struct Fixed {
+    pub struct FixedView {
         objects: Vec<(&'static str, Arc<Value>)>,
         /// Current time.
         pub now: Timestamp,
@@ -213,7 +213,7 @@ pub mod tests {
         random: Cell<u64>,
     }
 
-    impl Fixed {
+    impl FixedView {
         /// Creates a view of these objects, by resource.
         pub fn with(objects: &[(&'static str, Value)]) -> Self {
             let objects = objects.iter().map(|(resource, object)| (*resource, Arc::new(object.clone()))).collect();
@@ -222,7 +222,7 @@ pub mod tests {
         }
     }
 
-    impl View for Fixed {
+    impl View for FixedView {
         fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
             let matches = |object: &Value| {
                 fields::text(object, "/metadata/name") == name
@@ -267,7 +267,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_writer_is_warned_of_fields_that_nobody_knows() {
+    fn a_writer_is_warned_of_unknown_fields() {
         let patch = json!({"status": {"foo": 1, "$setElementOrder/conditions": [{"type": "A"}], "conditions": [{"type": "A", "$patch": "delete"}]}});
         let request = Request {
             verb: "patch",
@@ -279,16 +279,16 @@ pub mod tests {
         assert_eq!(warnings(&request), ["unknown field \"status.foo\""]);
         let strict = Request { query: vec![("fieldValidation".to_owned(), "Strict".to_owned())], ..request.clone() };
         let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}], "newer": 1}});
-        let made = |view: &Fixed, request: &Request| {
+        let made = |view: &FixedView, request: &Request| {
             let mut pod = pod.clone();
             prepare_create(view, &Request { verb: "create", body: Some(pod.clone()), ..request.clone() }, &mut pod)
                 .map(|()| pod)
         };
-        let refusal = made(&Fixed::with(&[]), &strict).expect_err("unknown");
+        let refusal = made(&FixedView::with(&[]), &strict).expect_err("unknown");
         let text =
             "Pod in version \"v1\" cannot be handled as a Pod: strict decoding error: unknown field \"spec.newer\"";
         assert_eq!((refusal.code, refusal.message.as_str()), (400, text));
-        let mut view = Fixed::with(&[]);
+        let mut view = FixedView::with(&[]);
         assert_eq!(made(&view, &request).expect("fine")["spec"]["newer"], Value::Null);
         view.rules.is_newer = true;
         assert_eq!(made(&view, &request).expect("fine")["spec"]["newer"], 1);

@@ -338,7 +338,7 @@ mod tests {
     use super::{
         super::{
             pod_defaults::MIRROR,
-            tests::{Fixed, node},
+            tests::{FixedView, node},
         },
         *,
     };
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_node_creates_mirror_pods_of_its_own_only() {
-        let view = Fixed::with(&[("nodes", json!({"metadata": {"name": "n", "uid": "u"}}))]);
+        let view = FixedView::with(&[("nodes", json!({"metadata": {"name": "n", "uid": "u"}}))]);
         let with = |pointer: &str, value: Value| {
             let mut pod = mirror();
             let (parent, key) = pointer.rsplit_once('/').expect("a path");
@@ -415,7 +415,7 @@ mod tests {
         ] {
             check(create(&view, &request("pods", "", "p"), &pod), "pods", "p", expected);
         }
-        let refusal = create(&Fixed::with(&[]), &request("pods", "", "p"), &mirror()).expect_err("no node");
+        let refusal = create(&FixedView::with(&[]), &request("pods", "", "p"), &mirror()).expect_err("no node");
         assert_eq!((refusal.code, refusal.message.as_str()), (404, "nodes \"n\" not found"));
         let mut user = request("pods", "", "p");
         user.caller.groups.clear();
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_node_describes_itself_within_limits() {
-        let view = Fixed::with(&[]);
+        let view = FixedView::with(&[]);
         let labelled = |labels: Value| json!({"metadata": {"name": "n", "labels": labels}});
         let own = labelled(
             json!({"kubernetes.io/hostname": "n", "node.kubernetes.io/x": "1", "a.kubelet.kubernetes.io/x": "1", "example.com/x": "1", "x": "1"}),
@@ -512,7 +512,7 @@ mod tests {
 
     #[test]
     fn other_objects_carry_the_nodes_name() {
-        let view = Fixed::with(&[]);
+        let view = FixedView::with(&[]);
         let csr = |name: &str| csr::tests::request(name, "system:nodes", &[], &["client auth"], "x");
         let mut lease = request("leases.coordination.k8s.io", "", "m");
         lease.namespace = "kube-node-lease".to_owned();
@@ -547,8 +547,11 @@ mod tests {
             {"projected": {"sources": [{"serviceAccountToken": {}}, {"serviceAccountToken": {"audience": "vault"}}]}}, {"csi": {"driver": "d"}}]}})
         };
         let driver = json!({"metadata": {"name": "d"}, "spec": {"tokenRequests": [{"audience": "csi"}]}});
-        let mut view =
-            Fixed::with(&[("pods", pod("p", "n")), ("pods", pod("other", "m")), ("csidrivers.storage.k8s.io", driver)]);
+        let mut view = FixedView::with(&[
+            ("pods", pod("p", "n")),
+            ("pods", pod("other", "m")),
+            ("csidrivers.storage.k8s.io", driver),
+        ]);
         let reference = |name: &str, uid: &str| json!({"kind": "Pod", "apiVersion": "v1", "name": name, "uid": uid});
         let ask = request("serviceaccounts", "token", "sa");
         let unknown = "audience \"x\" not found in pod spec volume, system:node:n is not authorized to request tokens for this audience";

@@ -148,7 +148,7 @@ mod tests {
 
     /// Spec 10a §4, the paragraph after the table.
     #[test]
-    fn a_pod_gets_what_it_does_not_say() {
+    fn missing_pod_fields_get_their_defaults() {
         let mut pod = json!({"metadata": {}, "spec": {"hostNetwork": true,
             "containers": [{"name": "c", "image": "registry:5000/a", "ports": [{"containerPort": 80}],
                 "resources": {"limits": {"cpu": "1"}}, "livenessProbe": {"httpGet": {"port": 80}},

@@ -59,12 +59,12 @@ pub fn evict(view: &dyn View, request: &Request) -> Result<Reply, Refusal> {
     let eviction = request.body.clone().unwrap_or_default();
     let name = &request.name;
     let old = view.get("pods", &request.namespace, name).ok_or_else(|| Refusal::not_found("pods", name))?;
-    let told = |pointer: &str| Some(text(&eviction, pointer).to_owned()).filter(|told| !told.is_empty());
+    let option = |pointer: &str| Some(text(&eviction, pointer).to_owned()).filter(|told| !told.is_empty());
     let options = DeleteOptions {
         grace: number(&eviction, "/deleteOptions/gracePeriodSeconds"),
-        uid: told("/deleteOptions/preconditions/uid"),
-        resource_version: told("/deleteOptions/preconditions/resourceVersion"),
-        propagation: told("/deleteOptions/propagationPolicy"),
+        uid: option("/deleteOptions/preconditions/uid"),
+        resource_version: option("/deleteOptions/preconditions/resourceVersion"),
+        propagation: option("/deleteOptions/propagationPolicy"),
     };
     deletion::check_preconditions("Pod", &old, &options)?;
     let is_over = ["Pending", "Succeeded", "Failed"].contains(&text(&old, "/status/phase"));
@@ -103,11 +103,11 @@ fn success(writes: Vec<Write>) -> Reply {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::tests::Fixed, *};
+    use super::{super::tests::FixedView, *};
 
-    fn world(spec: Value, status: Value) -> Fixed {
+    fn world(spec: Value, status: Value) -> FixedView {
         let pod = json!({"metadata": {"name": "p", "namespace": "a", "uid": "u", "generation": 1}, "spec": spec, "status": status});
-        Fixed::with(&[("pods", pod)])
+        FixedView::with(&[("pods", pod)])
     }
 
     fn post(body: Value) -> Request {
@@ -139,13 +139,13 @@ mod tests {
             bind(&world(json!({"nodeName": "m"}), json!({})), &post(target.clone())).expect_err("bound already");
         let text = "Operation cannot be fulfilled on pods/binding \"p\": pod p is already assigned to node \"m\"";
         assert_eq!((refusal.code, refusal.message.as_str()), (409, text));
-        assert_eq!(bind(&Fixed::with(&[]), &post(target)).expect_err("unknown").code, 404);
+        assert_eq!(bind(&FixedView::with(&[]), &post(target)).expect_err("unknown").code, 404);
         assert_eq!(bind(&world(json!({}), json!({})), &post(json!({}))).expect_err("no node").code, 422);
     }
 
     /// Spec 10a §17 b1.
     #[test]
-    fn an_eviction_says_so_and_deletes() {
+    fn an_eviction_sets_a_condition_and_deletes() {
         let running =
             || world(json!({"nodeName": "n", "terminationGracePeriodSeconds": 30}), json!({"phase": "Running"}));
         let reply = evict(&running(), &post(json!({}))).expect("evicted");

@@ -32,8 +32,8 @@ pub fn admit(view: &dyn View, pod: &mut Value) -> Result<(), Refusal> {
         return Err(refuse(pod, &why));
     }
     let account = account.as_deref().unwrap_or(&Value::Null);
-    let told = |object: &Value, pointer: &str| object.pointer(pointer).and_then(Value::as_bool);
-    let automount = told(pod, "/spec/automountServiceAccountToken").or(told(account, "/automountServiceAccountToken"));
+    let flag = |object: &Value, pointer: &str| object.pointer(pointer).and_then(Value::as_bool);
+    let automount = flag(pod, "/spec/automountServiceAccountToken").or(flag(account, "/automountServiceAccountToken"));
     if automount.unwrap_or(true) {
         mount(view, pod);
     }
@@ -100,16 +100,16 @@ fn push(object: &mut Value, key: &str, item: Value) {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{pod_defaults::MIRROR, tests::Fixed},
+        super::{pod_defaults::MIRROR, tests::FixedView},
         *,
     };
 
-    fn world() -> Fixed {
+    fn world() -> FixedView {
         let account = |name: &str, automount: bool| {
             json!({"metadata": {"name": name, "namespace": "a"},
             "automountServiceAccountToken": automount, "imagePullSecrets": [{"name": "pull"}]})
         };
-        Fixed::with(&[("serviceaccounts", account("default", true)), ("serviceaccounts", account("shy", false))])
+        FixedView::with(&[("serviceaccounts", account("default", true)), ("serviceaccounts", account("shy", false))])
     }
 
     fn pod(spec: Value) -> Value {

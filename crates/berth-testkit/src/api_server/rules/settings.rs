@@ -10,7 +10,7 @@ use berth::certificates::CertificatePair;
 use jiff::SignedDuration;
 
 use super::{
-    authentication::Verified,
+    authentication::CertificateCache,
     authorizer::{Grant, first_grants},
 };
 
@@ -52,7 +52,7 @@ pub struct Rules {
     /// Whether to keep fields that v1.36 does not know, as a newer server does.
     pub is_newer: bool,
     /// Cache of verified client certificates.
-    pub verified: Arc<Mutex<Verified>>,
+    pub verified: Arc<Mutex<CertificateCache>>,
     /// Node to which the scheduler binds pods; `None` disables it.
     pub scheduler: Option<String>,
 }

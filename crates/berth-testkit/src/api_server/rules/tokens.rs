@@ -21,7 +21,7 @@ use super::{
 /// Audience of the server itself, and issuer of its tokens.
 pub const AUDIENCE: &str = "https://kubernetes.default.svc.cluster.local";
 /// Requested lifetime of a pod's token volume in seconds, and the actual lifetime of such a token.
-const TOLD: i64 = 3607;
+const REQUESTED: i64 = 3607;
 const EXTENDED: i64 = 365 * 24 * 3600;
 
 /// Handles a TokenRequest: issues a token, bound to a pod if the request asks for it.
@@ -41,11 +41,11 @@ pub fn request(view: &dyn View, request: &Request) -> Result<Reply, Refusal> {
         set(&mut body["spec"], "audiences", json!([AUDIENCE]));
     }
     check(namespace, name, &body)?;
-    let told = text(&body, "/metadata/uid");
+    let requested = text(&body, "/metadata/uid");
     let uid = text(&account, "/metadata/uid");
-    if !told.is_empty() && told != uid {
+    if !requested.is_empty() && requested != uid {
         let why =
-            format!("the UID in the token request ({told}) does not match the UID of the service account ({uid})");
+            format!("the UID in the token request ({requested}) does not match the UID of the service account ({uid})");
         return Err(Refusal::conflict("TokenRequest.authentication.k8s.io", name, &why));
     }
     let pod = bound_pod(view, namespace, name, &body)?;
@@ -66,10 +66,10 @@ fn check(namespace: &str, name: &str, body: &Value) -> Result<(), Refusal> {
     for (field, expected, what) in
         [("name", name, "service account name"), ("namespace", namespace, "service account namespace")]
     {
-        let told = text(body, &format!("/metadata/{field}"));
-        if !told.is_empty() && told != expected {
+        let value = text(body, &format!("/metadata/{field}"));
+        if !value.is_empty() && value != expected {
             let detail = format!("must match the {what} if specified");
-            causes.push(Cause::invalid(&format!("metadata.{field}"), &json!(told), &detail));
+            causes.push(Cause::invalid(&format!("metadata.{field}"), &json!(value), &detail));
         }
     }
     let field = "spec.expirationSeconds";
@@ -130,8 +130,8 @@ fn mint(view: &dyn View, account: &Value, pod: Option<&Value>, audiences: &[Stri
             let stored = view.get("nodes", "", node);
             set(&mut bound, "node", stored.map_or_else(|| json!({"name": node}), |node| who(&node)));
         }
-        if seconds == TOLD && audiences == [AUDIENCE] {
-            set(&mut bound, "warnafter", now + TOLD);
+        if seconds == REQUESTED && audiences == [AUDIENCE] {
+            set(&mut bound, "warnafter", now + REQUESTED);
             lives = EXTENDED;
         }
     }
@@ -229,16 +229,16 @@ fn still_bound(view: &dyn View, claims: &Value) -> Result<Caller, String> {
         object.ok_or_else(|| format!("{field} {} has been deleted", text(reference, "/name")))?;
     }
     let mut extra: std::collections::BTreeMap<String, Vec<String>> = std::collections::BTreeMap::new();
-    let mut tell = |key: &str, value: &str| {
+    let mut add_extra = |key: &str, value: &str| {
         if !value.is_empty() {
             extra.insert(format!("authentication.kubernetes.io/{key}"), vec![value.to_owned()]);
         }
     };
-    tell("credential-id", &format!("JTI={}", text(claims, "/jti")));
+    add_extra("credential-id", &format!("JTI={}", text(claims, "/jti")));
     for (key, pointer) in
         [("pod-name", "/pod/name"), ("pod-uid", "/pod/uid"), ("node-name", "/node/name"), ("node-uid", "/node/uid")]
     {
-        tell(key, text(bound, pointer));
+        add_extra(key, text(bound, pointer));
     }
     let space = format!("system:serviceaccounts:{namespace}");
     Ok(Caller {
@@ -255,17 +255,17 @@ mod tests {
     use super::{
         super::{
             access,
-            tests::{Fixed, node},
+            tests::{FixedView, node},
         },
         *,
     };
 
-    fn world() -> Fixed {
+    fn world() -> FixedView {
         let account = json!({"metadata": {"name": "sa", "namespace": "a", "uid": "s"}});
         let pod = json!({"metadata": {"name": "p", "namespace": "a", "uid": "u"}, "spec": {"nodeName": "n", "serviceAccountName": "sa",
             "volumes": [{"projected": {"sources": [{"serviceAccountToken": {}}]}}]}});
         let node = json!({"metadata": {"name": "n", "uid": "i"}});
-        Fixed::with(&[("serviceaccounts", account), ("pods", pod), ("nodes", node)])
+        FixedView::with(&[("serviceaccounts", account), ("pods", pod), ("nodes", node)])
     }
 
     fn ask(spec: Value) -> Request {
@@ -293,18 +293,18 @@ mod tests {
 
     /// AC-10a-24.
     #[test]
-    fn a_pods_token_lives_longer_than_it_says() {
+    fn a_pod_token_outlives_its_reported_expiration() {
         let view = world();
         let now = view.now.as_second();
         let body = request(&view, &for_pod(3607)).expect("a token").body;
         assert_eq!(body["status"]["expirationTimestamp"], "2026-01-01T01:00:07Z");
-        let told = claims(text(&body, "/status/token"));
+        let payload = claims(text(&body, "/status/token"));
         assert_eq!(
-            (told["exp"].as_i64(), told["kubernetes.io"]["warnafter"].as_i64()),
+            (payload["exp"].as_i64(), payload["kubernetes.io"]["warnafter"].as_i64()),
             (Some(now + EXTENDED), Some(now + 3607))
         );
-        assert_eq!(told["kubernetes.io"]["node"], json!({"name": "n", "uid": "i"}));
-        assert_eq!((&told["sub"], &told["aud"]), (&json!("system:serviceaccount:a:sa"), &json!([AUDIENCE])));
+        assert_eq!(payload["kubernetes.io"]["node"], json!({"name": "n", "uid": "i"}));
+        assert_eq!((&payload["sub"], &payload["aud"]), (&json!("system:serviceaccount:a:sa"), &json!([AUDIENCE])));
         let short = claims(text(&request(&view, &for_pod(600)).expect("a token").body, "/status/token"));
         assert_eq!((short["exp"].as_i64(), &short["kubernetes.io"]["warnafter"]), (Some(now + 600), &Value::Null));
     }
@@ -316,8 +316,8 @@ mod tests {
         let body = request(&view, &for_pod(3607)).expect("a token").body;
         assert_eq!(body["status"]["expirationTimestamp"], "2026-01-01T00:00:10Z");
         assert_eq!(body["spec"]["expirationSeconds"], 10);
-        let told = claims(text(&body, "/status/token"));
-        assert_eq!(told["exp"].as_i64(), Some(view.now.as_second() + 10));
+        let payload = claims(text(&body, "/status/token"));
+        assert_eq!(payload["exp"].as_i64(), Some(view.now.as_second() + 10));
         view.rules.token_seconds = Some(7200);
         let body = request(&view, &for_pod(3607)).expect("a token").body;
         assert_eq!(body["spec"]["expirationSeconds"], 3607);
@@ -360,8 +360,9 @@ mod tests {
         }
         let other = json!({"metadata": {"name": "q", "namespace": "a"}, "spec": {"serviceAccountName": "x"}});
         let account = json!({"metadata": {"name": "sa", "namespace": "a", "uid": "s"}});
-        let refusal = request(&Fixed::with(&[("serviceaccounts", account), ("pods", other)]), &with(bound("q", "")))
-            .expect_err("another account");
+        let refusal =
+            request(&FixedView::with(&[("serviceaccounts", account), ("pods", other)]), &with(bound("q", "")))
+                .expect_err("another account");
         assert_eq!(
             refusal.message,
             "cannot bind token for serviceaccount \"sa\" to pod running with different serviceaccount name."
@@ -373,7 +374,7 @@ mod tests {
     fn a_token_ends_with_its_pod() {
         let view = world();
         let token = text(&request(&view, &for_pod(600)).expect("a token").body, "/status/token").to_owned();
-        let review = |view: &Fixed, token: &str, audiences: Value| {
+        let review = |view: &FixedView, token: &str, audiences: Value| {
             let body = json!({"spec": {"token": token, "audiences": audiences}});
             access::token_review(view, &Request { body: Some(body), ..Request::default() }).expect("answered").body["status"].clone()
         };
@@ -390,14 +391,14 @@ mod tests {
         assert_eq!(status["audiences"], json!([AUDIENCE]));
         let key = view.rules.token_key.clone();
         let fine =
-            |view: &Fixed, token: &str, audiences: Value| review(view, token, audiences)["authenticated"] == true;
+            |view: &FixedView, token: &str, audiences: Value| review(view, token, audiences)["authenticated"] == true;
         assert!(!fine(&view, &token, json!(["other"])), "audience");
         assert!(!fine(&view, &format!("{token}x"), json!(null)), "signature");
         for (since, expected) in [(59, true), (61, false)] {
             let account = json!({"metadata": {"name": "sa", "namespace": "a", "uid": "s"}});
             let ended = time(view.now - SignedDuration::from_secs(since));
             let pod = json!({"metadata": {"name": "p", "namespace": "a", "uid": "u", "deletionTimestamp": ended}});
-            let mut later = Fixed::with(&[("serviceaccounts", account), ("pods", pod)]);
+            let mut later = FixedView::with(&[("serviceaccounts", account), ("pods", pod)]);
             later.rules.token_key.clone_from(&key);
             assert_eq!(fine(&later, &token, json!(null)), expected, "{since} s");
         }
@@ -407,7 +408,7 @@ mod tests {
         for (objects, expected) in
             [(vec![account("s")], false), (vec![account("new"), pod.clone()], false), (vec![account("s"), pod], true)]
         {
-            let mut other = Fixed::with(&objects);
+            let mut other = FixedView::with(&objects);
             other.rules.token_key.clone_from(&key);
             assert_eq!(fine(&other, &token, json!(null)), expected, "{objects:?}");
             other.now += SignedDuration::from_secs(601);

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_fields_fall_away_and_are_told() {
+    fn unknown_fields_are_dropped_and_reported() {
         let pod = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p", "labels": {}, "creationTimestamp": null},
             "spec": {"containers": [{"name": "c", "resources": {}, "what": 1}], "volumes": [{"name": "v", "emptyDir": {}}], "tolerations": []},
             "status": {"foo": "x", "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": null}]}});
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_its_type_is_told() {
+    fn a_value_of_the_wrong_type_is_an_error() {
         let pod = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {}, "spec": {"containers": "x"}});
         assert!(shape("Pod", &pod).is_err());
     }

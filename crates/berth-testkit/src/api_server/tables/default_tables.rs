@@ -100,13 +100,14 @@ const SIGNING_REQUESTS: &[Column] = &[
 
 fn signing_request(object: &Value, now: Timestamp) -> Vec<Value> {
     let lasts = number(object, "/spec/expirationSeconds").map_or_else(|| "<none>".to_owned(), ages::span);
-    let said = |kind: &str| list(object, "/status/conditions").iter().any(|condition| condition["type"] == kind);
-    let word = match (said("Approved"), said("Denied")) {
+    let has_condition =
+        |kind: &str| list(object, "/status/conditions").iter().any(|condition| condition["type"] == kind);
+    let word = match (has_condition("Approved"), has_condition("Denied")) {
         (_, true) => "Denied",
         (true, _) => "Approved",
         _ => "Pending",
     };
-    let failed = if said("Failed") { ",Failed" } else { "" };
+    let failed = if has_condition("Failed") { ",Failed" } else { "" };
     let issued = if text(object, "/status/certificate").is_empty() { "" } else { ",Issued" };
     vec![
         name(object),
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_show_what_tells_most() {
+    fn kinds_have_the_default_columns_of_kubectl() {
         let shown = |kind: &str, object: Value| json!((printer(kind).cells)(&object, Timestamp::UNIX_EPOCH));
         let map = json!({"metadata": {"name": "m"}, "data": {"a": ""}, "binaryData": {"b": ""}});
         assert_eq!(shown("ConfigMap", map), json!(["m", 2, "<unknown>"]));

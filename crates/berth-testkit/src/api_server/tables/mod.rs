@@ -127,15 +127,15 @@ impl TableFormat {
     /// Renders the object of a watch line as a table. Only the first one has column definitions.
     pub fn event(self, kind: &Kind, line: Bytes, is_first: bool, now: Timestamp) -> Bytes {
         let Ok(event) = serde_json::from_slice::<Value>(&line) else { return line };
-        let Some(told) = event["type"].as_str().filter(|told| *told != "ERROR") else { return line };
+        let Some(event_type) = event["type"].as_str().filter(|event_type| *event_type != "ERROR") else { return line };
         let mut table = self.answer(kind, &event["object"], now);
-        if told == "BOOKMARK" {
+        if event_type == "BOOKMARK" {
             table["rows"] = json!([]);
         }
         if !is_first {
             table["columnDefinitions"] = Value::Null;
         }
-        store::line(told, &table)
+        store::line(event_type, &table)
     }
 
     fn row(self, kind: &Kind, printer: &Printer, object: &Value, now: Timestamp) -> Value {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_becomes_rows_and_a_watch_tells_its_columns_once() {
+    fn a_list_becomes_rows_and_a_watch_sends_its_columns_once() {
         let kind = named("configmaps").expect("there");
         let object = json!({"metadata": {"name": "m", "resourceVersion": "7"}, "data": {"a": "b"}});
         let list = json!({"kind": "ConfigMapList", "metadata": {"resourceVersion": "9"}, "items": [object]});

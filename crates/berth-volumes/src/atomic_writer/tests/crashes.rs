@@ -13,7 +13,7 @@ const VERSION: &str = "..2026_05_04_03_02_01.1234567890";
 
 /// Last step of spec 07 §8 that completed before the crash.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
-enum Done {
+enum CrashPoint {
     MadeDirectory,
     WroteSome,
     WroteAll,
@@ -23,45 +23,45 @@ enum Done {
     RemovedStale,
 }
 
-const ALL: [Done; 7] = [
-    Done::MadeDirectory,
-    Done::WroteSome,
-    Done::WroteAll,
-    Done::LinkedNewData,
-    Done::Renamed,
-    Done::LinkedFirst,
-    Done::RemovedStale,
+const ALL: [CrashPoint; 7] = [
+    CrashPoint::MadeDirectory,
+    CrashPoint::WroteSome,
+    CrashPoint::WroteAll,
+    CrashPoint::LinkedNewData,
+    CrashPoint::Renamed,
+    CrashPoint::LinkedFirst,
+    CrashPoint::RemovedStale,
 ];
 
 /// Leaves the volume as if the writer was killed after that step, while changing `OLD` to `NEW`.
-fn crashed(at: &Path, done: Done, has_old: bool) {
+fn crashed(at: &Path, done: CrashPoint, has_old: bool) {
     if has_old {
         put(at, &OLD).expect("written");
     }
     let version = at.join(VERSION);
     fs::create_dir(&version).expect("makeable");
-    if done >= Done::WroteSome {
+    if done >= CrashPoint::WroteSome {
         fs::write(version.join("a"), "new").expect("writable");
     }
-    if done >= Done::WroteAll {
+    if done >= CrashPoint::WroteAll {
         fs::write(version.join("fresh"), "new").expect("writable");
         fs::create_dir(version.join("sub")).expect("makeable");
         fs::write(version.join("sub/y"), "new").expect("writable");
     }
-    if done >= Done::LinkedNewData {
+    if done >= CrashPoint::LinkedNewData {
         symlink(VERSION, at.join(NEW_DATA)).expect("makeable");
     }
-    if done >= Done::Renamed {
+    if done >= CrashPoint::Renamed {
         fs::rename(at.join(NEW_DATA), at.join(DATA)).expect("renamed");
     }
-    if done >= Done::LinkedFirst {
+    if done >= CrashPoint::LinkedFirst {
         for name in ["a", "fresh", "sub"] {
             if !at.join(name).is_symlink() {
                 symlink(Path::new(DATA).join(name), at.join(name)).expect("makeable");
             }
         }
     }
-    if done >= Done::RemovedStale && has_old {
+    if done >= CrashPoint::RemovedStale && has_old {
         fs::remove_file(at.join("gone")).expect("removed");
     }
 }
@@ -77,7 +77,7 @@ fn of(files: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn after_a_crash_between_any_two_steps_readers_see_one_version_and_the_next_write_mends_it() {
+fn after_a_crash_between_any_two_steps_readers_see_one_version_and_the_next_write_repairs_it() {
     // AC-07-8 for every step
     for done in ALL {
         for has_old in [false, true] {
@@ -95,7 +95,7 @@ fn after_a_crash_between_any_two_steps_readers_see_one_version_and_the_next_writ
                 let names = names(at);
                 let others: Vec<&String> = names.iter().filter(|name| !first.contains(name.as_str())).collect();
                 assert_eq!(others.len(), 2, "..data and its version, nothing else: {case}: {names:?}");
-                assert_eq!(put(at, next), Ok(Written::Unchanged), "{case}");
+                assert_eq!(put(at, next), Ok(WriteOutcome::Unchanged), "{case}");
             }
         }
     }
@@ -122,7 +122,7 @@ fn a_disk_that_is_full_keeps_what_was_there() {
         assert_eq!((names(at), current(at)), (before.clone(), version.clone()), "nothing is left over");
         assert_eq!(fs::read_to_string(at.join("a")).expect("readable"), "1");
     }
-    assert_eq!(put(at, &[("a", "2")]), Ok(Written::Published), "there is room for this");
+    assert_eq!(put(at, &[("a", "2")]), Ok(WriteOutcome::Published), "there is room for this");
     mount::unmount(at).expect("unmounted");
 }
 
@@ -133,11 +133,11 @@ fn a_map_of_ten_thousand_keys_is_published_and_followed() {
     let value = "v".repeat(100);
     let names: Vec<String> = (0..10_000).map(|i| format!("key-{i:05}")).collect();
     let mut files: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), value.as_str())).collect();
-    assert_eq!(put(at, &files), Ok(Written::Published));
-    assert_eq!(put(at, &files), Ok(Written::Unchanged));
+    assert_eq!(put(at, &files), Ok(WriteOutcome::Published));
+    assert_eq!(put(at, &files), Ok(WriteOutcome::Unchanged));
     files.truncate(5_000);
     files[0].1 = "changed";
-    assert_eq!(put(at, &files), Ok(Written::Published));
+    assert_eq!(put(at, &files), Ok(WriteOutcome::Published));
     assert_eq!(fs::read_to_string(at.join("key-00000")).expect("readable"), "changed");
     assert_eq!(fs::read_dir(at).expect("listable").count(), 5_002);
 }

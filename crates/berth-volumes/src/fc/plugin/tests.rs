@@ -104,7 +104,7 @@ async fn the_joined_device_is_preferred_and_all_its_ways_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hosts_look_again_for_what_is_not_there() {
+async fn hosts_rescan_for_a_missing_disk() {
     let bench = bench();
     let usage = bench.usage(&json!({"targetWWNs": ["5"], "lun": 0}), "Filesystem");
     let scan = bench.machine().join("sys/class/scsi_host/host0/scan");

@@ -101,7 +101,7 @@ async fn a_disk_is_logged_in_to_mounted_and_given_back() {
     let scan = fs::read_to_string(bench.machine().join("sys/class/scsi_host/host3/scan")).expect("there");
     assert_eq!(scan, "0 0 1");
     let published = bench.plugin.publish(&usage).await.expect("published");
-    assert_eq!(published, Published { path: target.clone(), relabel: true });
+    assert_eq!(published, PublishedVolume { path: target.clone(), relabel: true });
     assert_eq!(bench.fake.targets(), [shared_text.to_string(), target.display().to_string()]);
 
     // Rejected while a pod has the volume.

@@ -95,9 +95,9 @@ async fn what_a_pod_left_that_went_away_meanwhile_is_unmounted() {
         rustix::mount::mount_bind(source, &target).expect("bound");
     }
     // Another agent starts after the pod was removed.
-    let other = bench_in(tempfile::tempdir().expect("a directory"), Credentials::OnDisk);
+    let other = bench_in(tempfile::tempdir().expect("a directory"), CredentialStorage::OnDisk);
     let root = bench.at("").parent().and_then(Path::parent).expect("a root").to_owned();
-    let again = Manager { root, ..other.manager };
+    let again = PodVolumeManager { root, ..other.manager };
     // Foreign mounts stay, and so does the whole pod directory.
     let foreign = bench.at("volumes/kubernetes.io~nfs/pv");
     fs::create_dir_all(&foreign).expect("made");

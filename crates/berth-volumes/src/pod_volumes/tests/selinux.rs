@@ -1,7 +1,7 @@
 //! SELinux labels, on a simulated SELinux node. Spec 07 §11.
 
 use super::*;
-use crate::{OpError, Policy};
+use crate::{OpError, SelinuxPolicy};
 use berth_metrics::SelinuxMetrics;
 
 const FILES: &str = "system_u:object_r:container_file_t:s0";
@@ -14,7 +14,7 @@ struct Node {
 
 fn node(all_modes: bool, takes_label: bool) -> Node {
     let registry = Registry::new();
-    let policy = Policy::new(FILES, all_modes).expect("a context");
+    let policy = SelinuxPolicy::new(FILES, all_modes).expect("a context");
     let labels = LabelPolicy::new(policy, SelinuxMetrics::new(&registry));
     let traits = VolumeTraits { supports_mount_label: takes_label, ..staged() };
     Node { bench: bench_with(tempfile::tempdir().expect("a directory"), traits, Some(labels)), registry }
@@ -77,7 +77,7 @@ async fn a_volume_for_one_pod_is_mounted_with_its_label() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_while_a_pod_of_another_label_goes_is_told_what_it_waits_for() {
+async fn a_pod_with_another_label_reports_that_it_waits_for_the_unmount() {
     let node = node(true, true);
     node.bench.storage.put("v", &json!({"accessModes": ["ReadWriteOnce"]}));
     node.mount("a", json!("s0:c1")).await.expect("mounted");
@@ -104,7 +104,7 @@ async fn who_comes_while_a_pod_of_another_label_goes_is_told_what_it_waits_for()
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_binds_nobody_is_mounted_without_a_label() {
+async fn a_volume_whose_labels_are_not_enforced_is_mounted_without_a_label() {
     let node = node(false, true);
     node.bench.storage.put("v", &json!({"accessModes": ["ReadWriteOnce"]}));
     node.mount("a", json!("s0:c1")).await.expect("mounted");
@@ -125,7 +125,7 @@ async fn a_plugin_that_mounts_without_labels_is_not_asked_for_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_label_reaches_nobody() {
+async fn an_invalid_label_never_reaches_the_plugin() {
     let node = node(false, true);
     node.bench.storage.put("v", &json!({"accessModes": ["ReadWriteOncePod"]}));
     let refused = node.mount("bad", json!("s0\",exec,x=\"")).await.expect_err("no label").to_string();

@@ -78,7 +78,7 @@ fn what_goes_comes_before_what_comes() {
 
 /// AC-07-20, AC-07-21: volumes left by an earlier agent.
 #[test]
-fn what_was_found_on_disk_stays_until_somebody_says_so() {
+fn a_volume_found_on_disk_stays_until_the_node_status_is_read() {
     let mut state = VolumeState::new(true, Mode::Filesystem);
     state.rebuilt(pod(1), true);
     let unread = around(false, Attachment::Unread);
@@ -87,7 +87,7 @@ fn what_was_found_on_disk_stays_until_somebody_says_so() {
     wanted.want(&pod(1));
     assert_eq!(due(&wanted, &here()), NextStep::Do(Op::Mount(pod(1))));
     wanted.record_result(&StepResult::NotPublished(pod(1), Class::Final));
-    assert_eq!(wanted.pods[&pod(1)].presence, Presence::Uncertain, "a final error does not unmake it");
+    assert_eq!(wanted.pods[&pod(1)].presence, MountPresence::Uncertain, "a final error does not unmake it");
     state.unwant(&pod(1));
     assert_eq!(due(&state, &unread), NextStep::Wait(None), "the node was not read");
     let detached = around(false, Attachment::Absent);
@@ -277,7 +277,7 @@ fn steps() -> impl Strategy<Value = Step> {
 
 /// The pod needs the volume with a label of its own, unless it has the volume.
 fn label(state: &mut VolumeState, number: u8) {
-    if let Some(own) = state.pods.get_mut(&pod(number)).filter(|own| own.presence == Presence::Absent) {
+    if let Some(own) = state.pods.get_mut(&pod(number)).filter(|own| own.presence == MountPresence::Absent) {
         own.label = Some(number.to_string());
     }
 }
@@ -290,7 +290,7 @@ fn operate(state: &mut VolumeState, machine: &mut Machine, ends: (End, End)) -> 
     }
     match &due {
         NextStep::Do(Op::Mount(pod)) => {
-            if state.stage != Presence::Present {
+            if state.stage != MountPresence::Present {
                 // A driver that rejects the call reports that nothing is staged.
                 machine.staged =
                     if ends.0.is_done() { true } else { machine.staged && !matches!(ends.0, End::Refused) };
@@ -354,18 +354,18 @@ proptest! {
                 Step::Label(number) => label(&mut state, number),
                 Step::Unwant(number) => state.unwant(&pod(number)),
                 Step::Stale(number) => if let Some(own) = state.pods.get_mut(&pod(number)) {
-                    own.needs_republish = own.presence == Presence::Present;
+                    own.needs_republish = own.presence == MountPresence::Present;
                 },
                 Step::Operate(one, other) => {
                     operate(&mut state, &mut machine, (one, other));
                 }
             }
             for published in &machine.published {
-                prop_assert!(state.pods.get(published).is_some_and(|own| own.presence != Presence::Absent));
+                prop_assert!(state.pods.get(published).is_some_and(|own| own.presence != MountPresence::Absent));
             }
-            prop_assert!(!machine.staged || state.stage != Presence::Absent);
+            prop_assert!(!machine.staged || state.stage != MountPresence::Absent);
             for (uid, own) in &state.pods {
-                prop_assert!(own.presence != Presence::Present || machine.published.contains(uid));
+                prop_assert!(own.presence != MountPresence::Present || machine.published.contains(uid));
             }
         }
         for number in 0..3 {

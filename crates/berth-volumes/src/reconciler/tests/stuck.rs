@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use super::*;
 
 fn mounts_failed(bench: &Bench) -> Vec<String> {
-    bench.told().into_iter().filter(|told| told.starts_with("FailedMount")).collect()
+    bench.recorded_events().into_iter().filter(|event| event.starts_with("FailedMount")).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -19,7 +19,7 @@ async fn a_panic_is_a_failure_like_any_other() {
     bench.until_mounted("a", &mut shown).await;
     assert_eq!(began.elapsed(), Duration::from_millis(1500), "half a second, a second");
     assert_eq!(
-        bench.told(),
+        bench.recorded_events(),
         [
             "FailedMount MountVolume.MountDevice failed for volume \"pv\" : panic: on purpose",
             "FailedMount MountVolume.SetUp failed for volume \"pv\" : panic: on purpose"
@@ -42,9 +42,9 @@ async fn what_hangs_takes_one_thread_and_its_volume_waits() {
     let (release, hangs) = mpsc::channel();
     bench.plugin.next("publish", Answer::Blocks(Arc::new(Mutex::new(hangs))));
     let mut shown = bench.want("a", 1);
-    let told = "MountVolume.SetUp failed for volume \"pv\" : an earlier operation on this volume has not returned";
+    let message = "MountVolume.SetUp failed for volume \"pv\" : an earlier operation on this volume has not returned";
     let waited = async {
-        while !bench.told().iter().any(|line| line.ends_with(told)) {
+        while !bench.recorded_events().iter().any(|line| line.ends_with(message)) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -61,9 +61,9 @@ async fn what_shows_signs_of_life_is_not_given_up() {
     let bench = bench(VolumeTraits::default());
     bench.plugin.next("publish", Answer::Works(Duration::from_secs(1800)));
     let (began, mut shown) = (Instant::now(), bench.want("a", 1));
-    let mounted = |shown: &Arc<ObservedVolume>| shown.pods.values().any(|own| own.presence == Presence::Present);
+    let mounted = |shown: &Arc<ObservedVolume>| shown.pods.values().any(|own| own.presence == MountPresence::Present);
     tokio::time::timeout(Duration::from_secs(7200), shown.wait_for(mounted)).await.expect("in time").expect("it lives");
-    assert_eq!((began.elapsed(), bench.told()), (Duration::from_secs(1800), Vec::new()));
+    assert_eq!((began.elapsed(), bench.recorded_events()), (Duration::from_secs(1800), Vec::new()));
     assert_eq!(bench.plugin.calls(), ["publish a"]);
 }
 

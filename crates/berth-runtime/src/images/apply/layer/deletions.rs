@@ -27,13 +27,13 @@ use crate::images::{
 
 impl Layer<'_> {
     pub(super) fn parent(&self, parts: &[&[u8]]) -> Result<OwnedFd, ImageError> {
-        let told = |error: Errno| match error {
+        let parent_error = |error: Errno| match error {
             Errno::NOTDIR => ImageError::bad_content("parent is not a directory"),
             other => ImageError::io("open parent directory", &other.into()),
         };
         match self.root.folder(parts) {
-            Err(Errno::NOTDIR) if self.replace_whiteout(parts)? => self.root.folder(parts).map_err(told),
-            other => other.map_err(told),
+            Err(Errno::NOTDIR) if self.replace_whiteout(parts)? => self.root.folder(parts).map_err(parent_error),
+            other => other.map_err(parent_error),
         }
     }
 

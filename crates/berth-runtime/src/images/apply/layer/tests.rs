@@ -77,8 +77,8 @@ fn pax(records: &[(&str, &[u8])]) -> Vec<u8> {
     out
 }
 
-fn policy(form: LayerFormat) -> Policy {
-    Policy { bounds: LayerLimits::default(), form, keep_free: 0 }
+fn policy(form: LayerFormat) -> UnpackPolicy {
+    UnpackPolicy { bounds: LayerLimits::default(), form, keep_free: 0 }
 }
 
 const OVERLAY: LayerFormat = LayerFormat::Overlay { userxattr: false };
@@ -320,7 +320,7 @@ fn bombs_are_refused_by_what_they_claim_or_by_what_comes() {
         io::copy(&mut io::repeat(0).take(sends), &mut encoder).expect("in memory");
         encoder.finish().expect("in memory")
     };
-    let small = |bytes, entries| Policy { bounds: LayerLimits { bytes, entries, ratio: 100 }, ..policy(OVERLAY) };
+    let small = |bytes, entries| UnpackPolicy { bounds: LayerLimits { bytes, entries, ratio: 100 }, ..policy(OVERLAY) };
     let many: Vec<Item<'_>> = (0..50).map(|_| Folder("d")).collect();
     let long_tail = [archive(&[Regular("a", "")]), vec![0; 200 << 20]].concat();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -331,11 +331,11 @@ fn bombs_are_refused_by_what_they_claim_or_by_what_comes() {
         ("claim", zeros(65 << 30, 1024), policy(OVERLAY), "more than 68719476736 bytes"),
         ("entries", archive(&many), small(1 << 30, 40), "more than 40 entries"),
         ("behind the end", tail, small(64 << 30, 10), "compression ratio above 100"),
-        ("disk", zeros(80 << 20, 80 << 20), Policy { keep_free: u64::MAX, ..small(1 << 40, 10) }, "limits"),
+        ("disk", zeros(80 << 20, 80 << 20), UnpackPolicy { keep_free: u64::MAX, ..small(1 << 40, 10) }, "limits"),
     ] {
         let error = apply(&bytes[..], &root, &policy).expect_err(what);
         assert!(error.text.contains(expected), "{what}: {error}");
-        assert_eq!(error.kind, crate::images::error::Kind::ResourceExhausted, "{what}");
+        assert_eq!(error.kind, crate::images::error::ImageErrorKind::ResourceExhausted, "{what}");
     }
 }
 

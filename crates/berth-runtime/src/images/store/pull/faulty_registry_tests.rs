@@ -9,10 +9,10 @@ use std::{
 
 use super::{
     super::{
-        ImageStore, Settings,
+        ImageStore, ImageStoreSettings,
         tests::{gzip, is_root, layer, numbers, oci, opened},
     },
-    tests::{Registry, nobody, store},
+    tests::{Registry, anonymous, store},
     *,
 };
 
@@ -34,11 +34,14 @@ async fn a_registry_that_stops_in_the_middle_is_given_up() {
     let mut registry = Registry { hangs_at: Some(10_000), ..Registry::default() };
     registry.image("a", "1", &[("f", &noise())]);
     let (host, _registry) = registry.start();
-    let settings = Settings { idle_timeout: Duration::from_millis(300), ..Settings::new(dir.path().join("root")) };
+    let settings = ImageStoreSettings {
+        idle_timeout: Duration::from_millis(300),
+        ..ImageStoreSettings::new(dir.path().join("root"))
+    };
     let store = ImageStore::open(settings).await.expect("opens");
     let begun = Instant::now();
-    let error = store.pull(&format!("{host}/a:1"), &nobody()).await.expect_err("it hangs");
-    assert_eq!(error.kind, Kind::DeadlineExceeded);
+    let error = store.pull(&format!("{host}/a:1"), &anonymous()).await.expect_err("it hangs");
+    assert_eq!(error.kind, ImageErrorKind::DeadlineExceeded);
     assert!(error.text.ends_with("no progress in 0m0s"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(20) && is_clean(&dir.path().join("root"), &store));
     let parts = fs::read_dir(dir.path().join("root/content/ingest")).expect("listable").count();
@@ -46,7 +49,7 @@ async fn a_registry_that_stops_in_the_middle_is_given_up() {
 }
 
 #[tokio::test]
-async fn who_is_told_to_wait_waits_as_long_as_that_makes_sense() {
+async fn retry_after_is_honored_up_to_a_limit() {
     if !is_root() {
         return;
     }
@@ -59,12 +62,12 @@ async fn who_is_told_to_wait_waits_as_long_as_that_makes_sense() {
     let store = store(dir.path()).await;
     let (busy, _b) = throttled(1_000_000, "3600");
     let begun = Instant::now();
-    let error = store.pull(&format!("{busy}/a:1"), &nobody()).await.expect_err("an hour is too long");
-    assert!(error.kind == Kind::Unavailable && error.text.contains("429"), "{error}");
+    let error = store.pull(&format!("{busy}/a:1"), &anonymous()).await.expect_err("an hour is too long");
+    assert!(error.kind == ImageErrorKind::Unavailable && error.text.contains("429"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     let (calm, registry) = throttled(1, "1");
     let begun = Instant::now();
-    store.pull(&format!("{calm}/a:1"), &nobody()).await.expect("a second later");
+    store.pull(&format!("{calm}/a:1"), &anonymous()).await.expect("a second later");
     assert!(begun.elapsed() >= Duration::from_secs(1), "not before it is time");
     assert!(registry.requests.load(Ordering::Relaxed) < 10);
 }
@@ -88,7 +91,7 @@ async fn what_registries_lead_to_is_not_followed_everywhere() {
         Registry { breaks_at: Some(20_000), always_breaks: true, ..Registry::default() },
         "download interrupted",
     ));
-    let known = Credentials { username: "u".into(), password: "p".into(), ..Credentials::default() };
+    let known = RegistryCredentials { username: "u".into(), password: "p".into(), ..RegistryCredentials::default() };
     for (mut registry, expected) in cases {
         registry.image("a", "1", &[("f", &noise())]);
         let (host, registry) = registry.start();
@@ -121,15 +124,15 @@ async fn indexes_of_indexes_end() {
     let (host, _registry) = registry.start();
     let store = store(dir.path()).await;
     for tag in ["5", "circle"] {
-        let error = store.pull(&format!("{host}/deep:{tag}"), &nobody()).await.expect_err(tag);
+        let error = store.pull(&format!("{host}/deep:{tag}"), &anonymous()).await.expect_err(tag);
         assert!(error.text.ends_with("indexes are nested too deeply"), "{tag}: {error}");
     }
 }
 
 /// A mount that is unmounted on drop.
-struct Mounted(std::path::PathBuf);
+struct MountGuard(std::path::PathBuf);
 
-impl Drop for Mounted {
+impl Drop for MountGuard {
     fn drop(&mut self) {
         let _ = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
     }
@@ -148,7 +151,7 @@ async fn a_disk_that_fills_up_in_the_middle_leaves_nothing_half() {
         nix::mount::mount(Some("tmpfs"), &root, Some("tmpfs"), flags, Some(options)).expect("mounted");
     };
     mount("size=1m", nix::mount::MsFlags::empty());
-    let _mounted = Mounted(root.clone());
+    let _mounted = MountGuard(root.clone());
     let store = opened(&root).await;
     let content = noise();
     let files: Vec<String> = (0..12).map(|number| format!("f{number}")).collect();
@@ -157,10 +160,10 @@ async fn a_disk_that_fills_up_in_the_middle_leaves_nothing_half() {
     fs::write(&archive, gzip(&oci("x.tld/a:1", &[layer(&[("small", "s")]), layer(&files)], ""))).expect("writable");
     // A compressed archive is first unpacked into a scratch file, an uncompressed one read in place.
     let error = store.import(&archive, None).await.expect_err("no room");
-    assert_eq!(error.kind, Kind::ResourceExhausted, "{error}");
+    assert_eq!(error.kind, ImageErrorKind::ResourceExhausted, "{error}");
     fs::write(&archive, oci("x.tld/a:1", &[layer(&[("small", "s")]), layer(&files)], "")).expect("writable");
     let error = store.import(&archive, None).await.expect_err("no room");
-    assert_eq!(error.kind, Kind::ResourceExhausted, "{error}");
+    assert_eq!(error.kind, ImageErrorKind::ResourceExhausted, "{error}");
     store.collect().await.expect("collected");
     assert!(is_clean(&root, &store));
     let left = fs::read_dir(root.join("content/ingest")).expect("listable").count();

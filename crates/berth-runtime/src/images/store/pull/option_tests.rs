@@ -4,15 +4,15 @@ use std::{fs, sync::atomic::Ordering, time::Duration};
 
 use super::{
     super::{
-        ImageStore, Settings,
+        ImageStore, ImageStoreSettings,
         tests::{is_root, layer},
         verify::RepairMode,
     },
-    tests::{Registry, nobody, settings},
+    tests::{Registry, anonymous, settings},
     *,
 };
 
-async fn opened(settings: Settings) -> ImageStore {
+async fn opened(settings: ImageStoreSettings) -> ImageStore {
     ImageStore::open(settings).await.expect("opens")
 }
 
@@ -23,7 +23,7 @@ fn noise(seed: u32) -> String {
 
 async fn pulled(store: &ImageStore, name: &str, machine: Option<&str>) -> Outcome {
     let machine = machine.map(|text| platform::parse(text).expect("a platform"));
-    store.pull_watched(name, &nobody(), machine).expect("a name").0.await
+    store.pull_watched(name, &anonymous(), machine).expect("a name").0.await
 }
 
 #[tokio::test]
@@ -54,7 +54,7 @@ async fn another_machines_image_is_pulled_where_it_is_asked_for() {
     assert_eq!(image(pulled(&store, &name, None).await), expected(&own), "the tag has moved back");
     assert_eq!(registry.requests.load(Ordering::Relaxed), before + 2, "both are here");
     let missing = pulled(&store, &name, Some("s390x")).await.expect_err("there is none");
-    assert_eq!(missing.kind, Kind::NotFound);
+    assert_eq!(missing.kind, ImageErrorKind::NotFound);
     assert!(missing.text.ends_with("no match for platform in manifest: not found"), "{missing}");
     // A single image without an index: rejected only if a platform is requested.
     let name = format!("{host}/b:1");
@@ -66,7 +66,7 @@ async fn another_machines_image_is_pulled_where_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn packed_layers_are_kept_where_that_is_wished() {
+async fn compressed_layers_are_kept_if_configured() {
     if !is_root() {
         return;
     }
@@ -74,9 +74,9 @@ async fn packed_layers_are_kept_where_that_is_wished() {
     let mut registry = Registry::default();
     registry.image("a", "1", &[("f", "right")]);
     let (host, registry) = registry.start();
-    let keeping = Settings { keeps_compressed: true, ..settings(dir.path()) };
+    let keeping = ImageStoreSettings { keeps_compressed: true, ..settings(dir.path()) };
     let store = opened(keeping).await;
-    let image = store.pull(&format!("{host}/a:1"), &nobody()).await.expect("pulled");
+    let image = store.pull(&format!("{host}/a:1"), &anonymous()).await.expect("pulled");
     store.collect().await.expect("collected");
     let blobs = dir.path().join("root/content/blobs/sha256");
     let count = || fs::read_dir(&blobs).expect("listable").count();
@@ -117,7 +117,7 @@ async fn only_so_many_layers_are_downloaded_at_a_time() {
     }
     let (host, registry) = registry.start();
     // Every layer stalls after its beginning, until the timeout.
-    let hasty = Settings { downloads: 2, idle_timeout: Duration::from_secs(2), ..settings(dir.path()) };
+    let hasty = ImageStoreSettings { downloads: 2, idle_timeout: Duration::from_secs(2), ..settings(dir.path()) };
     let store = opened(hasty).await;
     let asked = |repository: &str| {
         let seen = registry.seen.lock().expect("not poisoned");
@@ -125,11 +125,11 @@ async fn only_so_many_layers_are_downloaded_at_a_time() {
         // The first request is for the configuration.
         seen.iter().filter(|path| path.starts_with(&begin)).count().saturating_sub(1)
     };
-    let (name, nobody) = (|repository: &str| format!("{host}/{repository}:1"), nobody());
-    let error = store.pull(&name("a"), &nobody).await.expect_err("hangs");
-    assert_eq!((error.kind, asked("a")), (Kind::DeadlineExceeded, 2), "{error}");
+    let (name, credentials) = (|repository: &str| format!("{host}/{repository}:1"), anonymous());
+    let error = store.pull(&name("a"), &credentials).await.expect_err("hangs");
+    assert_eq!((error.kind, asked("a")), (ImageErrorKind::DeadlineExceeded, 2), "{error}");
     let (b, c) = (name("b"), name("c"));
-    let (b, c) = futures::join!(store.pull(&b, &nobody), store.pull(&c, &nobody));
+    let (b, c) = futures::join!(store.pull(&b, &credentials), store.pull(&c, &credentials));
     assert!(b.is_err() && c.is_err());
     assert_eq!((asked("b"), asked("c")), (2, 2), "twice as many of all");
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::super::{
-    ImageStore, Settings,
+    ImageStore, ImageStoreSettings,
     tests::{gzip, is_root, layer, numbers},
 };
 use super::*;
@@ -188,16 +188,16 @@ impl Registry {
     }
 }
 
-pub(super) fn settings(dir: &Path) -> Settings {
-    Settings { registries: vec![dir.join("certs.d")], ..Settings::new(dir.join("root")) }
+pub(super) fn settings(dir: &Path) -> ImageStoreSettings {
+    ImageStoreSettings { registries: vec![dir.join("certs.d")], ..ImageStoreSettings::new(dir.join("root")) }
 }
 
 pub(super) async fn store(dir: &Path) -> ImageStore {
     ImageStore::open(settings(dir)).await.expect("opens")
 }
 
-pub(super) fn nobody() -> Credentials {
-    Credentials::default()
+pub(super) fn anonymous() -> RegistryCredentials {
+    RegistryCredentials::default()
 }
 
 #[tokio::test]
@@ -212,10 +212,10 @@ async fn an_image_is_pulled_from_this_machine_over_plain_http() {
     let (host, registry) = registry.start();
     let store = store(dir.path()).await;
     let by_digest = format!("{host}/a/b@{digest}");
-    let pulled = store.pull(&by_digest, &nobody()).await.expect("pulled");
+    let pulled = store.pull(&by_digest, &anonymous()).await.expect("pulled");
     assert_eq!((pulled.repo_tags(), pulled.repo_digests()), (vec![], vec![by_digest.clone()]));
     let blobs = registry.sent.load(Ordering::Relaxed);
-    let again = store.pull(&format!("{host}/a/b:1"), &nobody()).await.expect("here");
+    let again = store.pull(&format!("{host}/a/b:1"), &anonymous()).await.expect("here");
     assert_eq!((again.id, again.repo_tags()), (pulled.id, vec![format!("{host}/a/b:1")]));
     assert_eq!(registry.sent.load(Ordering::Relaxed), blobs, "nothing is downloaded twice");
     assert!(dir.path().join("root/layers/1/d/etc/passwd").exists());
@@ -238,7 +238,7 @@ async fn a_download_that_breaks_off_goes_on() {
         registry.content.iter().filter(|(path, _)| path.contains("/blobs/")).map(|(_, (_, b))| b.len() as u64).sum();
     let (host, registry) = registry.start();
     let store = store(dir.path()).await;
-    store.pull(&format!("{host}/a:1"), &nobody()).await.expect("pulled");
+    store.pull(&format!("{host}/a:1"), &anonymous()).await.expect("pulled");
     assert!(registry.broken.load(Ordering::Relaxed));
     let sent = registry.sent.load(Ordering::Relaxed);
     assert!(sent * 100 <= size * 105, "{sent} of {size}");
@@ -256,8 +256,8 @@ async fn credentials_are_each_callers_own() {
     let (host, _registry) = registry.start();
     let store = store(dir.path()).await;
     let name = format!("{host}/secret:1");
-    let with = |password: &str| Credentials { username: "u".into(), password: password.into(), ..nobody() };
-    let (good, bad, none) = (with("p"), with("wrong"), nobody());
+    let with = |password: &str| RegistryCredentials { username: "u".into(), password: password.into(), ..anonymous() };
+    let (good, bad, none) = (with("p"), with("wrong"), anonymous());
     let (good, bad, none) = futures::join!(store.pull(&name, &good), store.pull(&name, &bad), store.pull(&name, &none));
     good.expect("the right password");
     for error in [bad.expect_err("the wrong password"), none.expect_err("no password")] {
@@ -265,7 +265,7 @@ async fn credentials_are_each_callers_own() {
             "failed to pull and unpack image \"{name}\": failed to resolve reference \"{name}\": failed to authorize: "
         );
         assert!(error.text.starts_with(&begin), "{error}");
-        assert_eq!(error.kind, Kind::Unknown);
+        assert_eq!(error.kind, ImageErrorKind::Unknown);
     }
     store.pull(&name, &with("wrong")).await.expect_err("present, and still not theirs");
 }
@@ -280,15 +280,15 @@ async fn those_who_ask_for_the_same_share_the_work() {
     registry.image("a", "1", &[("f", "x")]);
     let (host, registry) = registry.start();
     let store = store(dir.path()).await;
-    let (name, nobody) = (format!("{host}/a:1"), nobody());
-    let all = futures::future::join_all((0..10).map(|_| store.pull(&name, &nobody))).await;
+    let (name, credentials) = (format!("{host}/a:1"), anonymous());
+    let all = futures::future::join_all((0..10).map(|_| store.pull(&name, &credentials))).await;
     let ids: std::collections::BTreeSet<_> = all.into_iter().map(|pulled| pulled.expect("pulled").id).collect();
     assert_eq!(ids.len(), 1);
     assert_eq!(registry.requests.load(Ordering::Relaxed), 4, "index, manifest, configuration, layer");
 }
 
 #[tokio::test]
-async fn mirrors_are_asked_first_and_told_whose_image_it_is() {
+async fn mirrors_are_tried_first_with_the_registry_as_ns_parameter() {
     // AC-09b-I9
     if !is_root() {
         return;
@@ -303,7 +303,7 @@ async fn mirrors_are_asked_first_and_told_whose_image_it_is() {
     let text = format!("server = \"http://{upstream_host}\"\n[host.\"http://{mirror_host}\"]\n");
     fs::write(folder.join("hosts.toml"), text).expect("writable");
     let store = store(dir.path()).await;
-    let pulled = store.pull("r.tld/a:1", &nobody()).await.expect("pulled");
+    let pulled = store.pull("r.tld/a:1", &anonymous()).await.expect("pulled");
     assert_eq!(pulled.repo_tags(), ["r.tld/a:1"]);
     let seen = mirror.seen.lock().expect("not poisoned").clone();
     assert_eq!(seen.first().map(String::as_str), Some("/v2/a/manifests/1?ns=r.tld"));
@@ -311,7 +311,7 @@ async fn mirrors_are_asked_first_and_told_whose_image_it_is() {
 }
 
 #[tokio::test]
-async fn what_goes_wrong_is_told_in_the_words_kubelets_know() {
+async fn pull_errors_have_the_texts_that_kubelets_expect() {
     if !is_root() {
         return;
     }
@@ -332,22 +332,22 @@ async fn what_goes_wrong_is_told_in_the_words_kubelets_know() {
     let (forbidden, _f) = Registry { status: Some(403), ..Registry::default() }.start();
     let store = store(dir.path()).await;
     for (name, kind, text) in [
-        (format!("{host}/a:1"), Kind::DataLoss, "mismatch"),
-        (format!("{host}/none:1"), Kind::NotFound, "none:1: not found"),
-        (format!("{host}/loop:1"), Kind::NotFound, "no match for platform in manifest: not found"),
-        (format!("{host}/old:1"), Kind::Unknown, "v1+prettyjws"),
-        (format!("{host}/bad:1"), Kind::Unknown, "invalid manifest"),
-        (format!("{host}/wrong@{digest}"), Kind::DataLoss, "digest mismatch"),
+        (format!("{host}/a:1"), ImageErrorKind::DataLoss, "mismatch"),
+        (format!("{host}/none:1"), ImageErrorKind::NotFound, "none:1: not found"),
+        (format!("{host}/loop:1"), ImageErrorKind::NotFound, "no match for platform in manifest: not found"),
+        (format!("{host}/old:1"), ImageErrorKind::Unknown, "v1+prettyjws"),
+        (format!("{host}/bad:1"), ImageErrorKind::Unknown, "invalid manifest"),
+        (format!("{host}/wrong@{digest}"), ImageErrorKind::DataLoss, "digest mismatch"),
         (
             format!("{forbidden}/a:1"),
-            Kind::Unknown,
+            ImageErrorKind::Unknown,
             "pull access denied, repository does not exist or may require authorization: ",
         ),
-        ("127.0.0.1:1/a:1".to_owned(), Kind::Unavailable, "failed to pull and unpack image"),
-        ("Not A Ref!!".to_owned(), Kind::InvalidArgument, "invalid reference format"),
-        (String::new(), Kind::InvalidArgument, "empty"),
+        ("127.0.0.1:1/a:1".to_owned(), ImageErrorKind::Unavailable, "failed to pull and unpack image"),
+        ("Not A Ref!!".to_owned(), ImageErrorKind::InvalidArgument, "invalid reference format"),
+        (String::new(), ImageErrorKind::InvalidArgument, "empty"),
     ] {
-        let error = store.pull(&name, &nobody()).await.expect_err(&name);
+        let error = store.pull(&name, &anonymous()).await.expect_err(&name);
         assert!(error.kind == kind && error.text.contains(text), "{name}: {:?}: {error}", error.kind);
     }
     assert!(store.list("").expect("a list").is_empty() && numbers(&dir.path().join("root")).is_empty());
