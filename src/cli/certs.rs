@@ -143,7 +143,7 @@ mod tests {
         );
         assert_eq!(fs::read(dir.join("ca.crt")).expect("readable"), before);
         wanted.force = true;
-        init(&wanted, now).expect("made anew");
+        init(&wanted, now).expect("made again");
         assert_ne!(fs::read(dir.join("ca.crt")).expect("readable"), before);
         wanted.hosts = vec!["ümlaut".to_owned()];
         assert!(

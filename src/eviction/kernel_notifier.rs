@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_drawn_anew_where_it_moved() {
+    fn a_line_is_drawn_again_where_it_moved() {
         for (drawn, wanted, expected) in
             [(None, 0, true), (Some(0), SLACK, false), (Some(SLACK + 1), 0, true), (Some(5), 5, false)]
         {

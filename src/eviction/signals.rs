@@ -115,7 +115,7 @@ pub struct Devices {
     pub containers: Option<u64>,
 }
 
-/// Observation of a signal.
+/// Available and total amount of one eviction signal at one time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SignalObservation {
     /// Amount that is available.

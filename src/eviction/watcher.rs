@@ -1,4 +1,5 @@
-//! Watcher: observes the node, evaluates thresholds, and publishes the result.
+//! Eviction watcher: observes the node, evaluates thresholds, and publishes snapshots (evictor) and pressures (node
+//! facts).
 //!
 //! One task owns the state of thresholds. Implements spec 05 §3.4 steps 1-7, §3.10.
 

@@ -111,7 +111,7 @@ mod tests {
             assert_eq!(backoff.failed(key("x"), SECRETS, failure(), at(fails)), at(next), "{fails}");
             assert!(backoff.active(&key("x"), &SECRETS, at(next - 1)).is_some(), "{next}");
         }
-        assert_eq!(backoff.failed(key("x"), SECRETS, failure(), at(1210)), at(1220), "600 s later it starts anew");
+        assert_eq!(backoff.failed(key("x"), SECRETS, failure(), at(1210)), at(1220), "600 s later it starts again");
     }
 
     #[test]

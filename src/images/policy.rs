@@ -14,7 +14,7 @@ pub enum ImagePresence {
 }
 
 impl ImagePresence {
-    /// The `present_locally` label.
+    /// The `present_locally` label: `true`, `false`, or `unknown`.
     pub fn label(self) -> &'static str {
         match self {
             Self::Present => "true",

@@ -64,7 +64,7 @@ pub struct PullRequest {
     pub sandbox: Option<Arc<cri::PodSandboxConfig>>,
 }
 
-/// A pulled image.
+/// Result of a pull: the image reference, and the duration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PulledImage {
     /// The runtime's image reference.

@@ -162,7 +162,7 @@ pub enum RecordError {
     },
 }
 
-/// A decoded document.
+/// Value of a record file, and whether its version is outdated.
 pub struct DecodedDocument<T> {
     /// The document's value.
     pub value: T,

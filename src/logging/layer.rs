@@ -18,7 +18,7 @@ use super::{
     verbosity::{Verbosity, implied, is_ours},
 };
 
-/// Log format.
+/// Text as klog writes it, or JSON.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LogFormat {
     Text,

@@ -25,7 +25,7 @@ impl Severity {
     }
 }
 
-/// Value of a field.
+/// Text, number, boolean, or list, as the format prints it.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum FieldValue {
     /// String, error, or other value printed as a string.

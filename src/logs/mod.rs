@@ -13,7 +13,6 @@
 //! [`ContainerLogs`]: berth_ports::ContainerLogs
 //! [`TerminationMessages`]: berth_ports::TerminationMessages
 
-mod check_schedule;
 mod compression;
 mod confined_path;
 mod dirs;
@@ -28,6 +27,7 @@ mod manager;
 mod read;
 mod retention;
 mod rotate;
+mod rotation_schedule;
 mod tail;
 mod termination;
 mod watch;

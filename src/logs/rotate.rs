@@ -2,7 +2,7 @@
 //!
 //! Each interval the log of every running container is checked once; running containers and their log
 //! paths are known from PLEG. In between, logs that are being written are checked before they can reach
-//! the limit (`check_schedule.rs`, pure); inotify reports the first write to idle logs (`first_write_watch.rs`). Rotation
+//! the limit (`rotation_schedule.rs`, pure); inotify reports the first write to idle logs (`first_write_watch.rs`). Rotation
 //! does not wait for compression: a log is renamed first, and older files are compressed afterwards
 //! (`compression.rs`); nor for a runtime that does not respond for one container: its worker takes another
 //! log.
@@ -28,13 +28,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use super::{
-    check_schedule::{BEGUN, CheckResult, GrowthRate},
     compression::{pack, tidy, with_suffix},
     dirs,
     first_write_watch::{FirstWriteWatcher, WatchAdder},
     log_locks::{LogLock, LogLocks},
     manager::{LogsConfig, LogsDeps},
     retention,
+    rotation_schedule::{BEGUN, CheckResult, GrowthRate},
 };
 use berth_cri::CriError;
 use berth_types::ContainerId;

@@ -81,7 +81,7 @@ mod tests {
                 node("", "c://2"),
                 Some("provider ID c://1 differs from c://2 of this machine"),
             ),
-            ("installed anew", on("a", "1", ""), on("a", "2", ""), None),
+            ("installed again", on("a", "1", ""), on("a", "2", ""), None),
             ("no firmware", on("", "1", ""), on("", "2", ""), Some("machine ID 1 differs from 2 of this machine")),
             ("taken over by us", node("a", "c"), node("a", "d"), None),
             (

@@ -1,4 +1,4 @@
-//! Settings and dependencies of PLEG.
+//! Dependencies and time limits of PLEG, and its report of dead containers. The limits are not configurable.
 
 use std::{sync::Arc, time::Duration};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use berth_types::{ContainerKind, Pod, api};
 
-/// Kind of a probe.
+/// Liveness, readiness, or startup.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ProbeKind {
     /// Determines whether the container has started; the other probes wait for it.

@@ -1,9 +1,9 @@
 //! Probe scheduler: one task that owns all probes and their attempts in flight.
 //!
 //! ```text
-//!  orders ──────────┐                    ┌─► results, status, events, metrics
-//!  timer: due ──────┼─► Turn (pure) ─────┤
-//!  an attempt ended ┘                    └─► an attempt, at most one per probe
+//!  commands, triggers ┐                          ┌─► results, status, events, metrics
+//!  timer: due ────────┼─► state_machine (pure) ──┤
+//!  an attempt ended ──┘                          └─► an attempt, at most one per probe
 //! ```
 //!
 //! An attempt ends with its probe; while it is in flight, its probe has no scheduled attempt. Missed attempts are

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_and_ports_are_looked_up() {
+    fn hosts_and_ports_are_resolved() {
         let action =
             |value: serde_json::Value| -> api::HTTPGetAction { serde_json::from_value(value).expect("an action") };
         let ports: Vec<api::ContainerPort> =

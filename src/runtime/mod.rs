@@ -1,4 +1,4 @@
-//! Container runtime manager: executes pod syncs and kills by CRI calls.
+//! Runtime manager: pod syncs and kills, garbage collection of containers, and the readiness check, by CRI calls.
 //!
 //! Input: [`SyncPod`](berth_ports::SyncPod) and [`KillPod`](berth_ports::KillPod) of the pod workers.
 //! Output: CRI calls, events, and the result of each action.

@@ -70,7 +70,7 @@ const STEPS: &[(CriRequest, &[&str])] = &[
         ],
     ),
     (CriRequest::Start, &["start.begun", "start.group", "start.devices", "start.launched", "start.written"]),
-    (CriRequest::Stop, &["stop.decided", "stop.asked", "exit.heard", "exit.written", "exit.group"]),
+    (CriRequest::Stop, &["stop.decided", "stop.asked", "exit.received", "exit.written", "exit.group"]),
     (CriRequest::Kill, &["kill.decided", "kill.sent"]),
     (
         CriRequest::Remove,

@@ -107,8 +107,8 @@ fn source_files_that_documents_name_exist() {
 
 #[test]
 fn missing_files_are_found() {
-    let sources = ["/src/node/lease_controller.rs", "/crates/berth-sys/src/backoff.rs"].map(str::to_owned);
-    let text = "`node/lease_controller.rs` `lease.rs` `berth-sys/backoff.rs` `berth-api/backoff.rs` `node/leases.rs` node/none.rs";
+    let sources = ["/src/node/lease.rs", "/crates/berth-sys/src/backoff.rs"].map(str::to_owned);
+    let text = "`node/lease.rs` `lease.rs` `berth-sys/backoff.rs` `berth-api/backoff.rs` `node/leases.rs` node/none.rs";
     assert_eq!(missing_files(text, &sources), ["berth-api/backoff.rs", "node/leases.rs"]);
 }
 

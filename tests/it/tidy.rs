@@ -13,11 +13,14 @@ use spdx::{Expression, Licensee, ParseMode};
 const LONG: usize = 500;
 
 /// Files that may be longer: path, number of lines, and reason.
-const LONG_FILES: &[(&str, usize, &str)] = &[(
-    "crates/berth-config/src/fields.rs",
-    700,
-    "a data table: every field of the configuration, in the reference's order",
-)];
+const LONG_FILES: &[(&str, usize, &str)] = &[
+    (
+        "crates/berth-config/src/fields.rs",
+        700,
+        "a data table: every field of the configuration, in the reference's order",
+    ),
+    ("crates/berth-config/src/flags/table.rs", 600, "a data table: every flag with its help, in the reference's order"),
+];
 
 /// Root directory of the workspace.
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");

@@ -177,7 +177,7 @@ async fn commands_in_containers() {
     let output =
         open.call(&["exec", "-it", "entered", "--", "sh", "-c", "test -t 0 && echo tty; cat"], Some("x")).await;
     assert_eq!((output.code, output.out.as_str()), (Some(0), "x"), "{}", output.err);
-    assert!(output.err.contains("no terminal"), "{}", output.err);
+    assert!(output.err.contains("not a terminal"), "{}", output.err);
     // A reader that closes the pipe early is no failure; a terminal's settings are restored.
     let berth = |args: &[&str]| {
         let command = open.command(args);

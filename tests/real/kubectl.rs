@@ -1,4 +1,4 @@
-//! Real kubectl on a real runtime, through the stream proxy of an API server.
+//! Fixture for kubectl on a real runtime behind a minimal API server facade, and the test of `kubectl logs`.
 //!
 //! The requests on the wire equal those of a real API server to a kubelet that supports WebSockets.
 

@@ -1,4 +1,4 @@
-//! Retry classification and back-off of failed API requests. Pure.
+//! Retries of TokenReview and SubjectAccessReview requests: classification and back-off. Pure.
 //!
 //! Implements spec 04 §6.4.
 

@@ -1,4 +1,4 @@
-//! Metrics of SELinux label conflicts of pods and volumes; only on nodes with SELinux.
+//! Metrics of SELinux labels of volumes: conflicts, and volumes mounted with a label; only on nodes with SELinux.
 //!
 //! Implements spec 08 §4.9 of `docs/spec`.
 

@@ -1,4 +1,4 @@
-//! Metrics of HTTP requests to the server.
+//! Metrics of HTTP requests to the agent's main and read-only ports.
 //!
 //! Label values come from closed sets: request data of unauthenticated clients never creates a series. Implements
 //! spec 04 §8, 08 §4.12.

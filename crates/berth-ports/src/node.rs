@@ -38,7 +38,7 @@ pub struct NodeFacts {
 pub struct HandlerFeatures {
     /// Whether mounts can be read-only recursively (`recursiveReadOnly`).
     pub recursive_read_only_mounts: bool,
-    /// User namespaces.
+    /// Whether the runtime supports pods with `hostUsers: false`.
     pub user_namespaces: bool,
 }
 

@@ -290,7 +290,7 @@ impl Actor {
     }
 
     async fn container_exited(&mut self, id: String, exit: Exit) {
-        failpoint::reached("exit.heard");
+        failpoint::reached("exit.received");
         let (rule, ended) = (self.shell.config.oom_reason, id.clone());
         // `note` logs a failed write and schedules the retry.
         let _ = self

@@ -201,7 +201,7 @@ pub struct AttachedNetwork {
     pub persisted: serde_json::Value,
 }
 
-/// Pod networks.
+/// Sets up, checks, and tears down the network of a pod.
 #[async_trait]
 pub trait PodNetworkProvider: Send + Sync {
     /// Sets up the network of a pod in its network namespace.
@@ -320,7 +320,7 @@ pub struct Ports {
     pub images: Arc<dyn Images>,
     /// Builds launch plans.
     pub planner: Arc<dyn Planner>,
-    /// Pod networks.
+    /// Sets up, checks, and tears down the network of a pod.
     pub network: Arc<dyn PodNetworkProvider>,
     /// Cgroups.
     pub groups: Arc<dyn Groups>,

@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Argument of the shim's program that selects this mode.
-pub const SCOPE_PLACEHOLDER: &str = "keeper";
+pub const SCOPE_PLACEHOLDER: &str = "scope-placeholder";
 
 /// A placeholder process; killed when this is dropped.
 #[derive(Debug)]

@@ -28,7 +28,7 @@ pub const MAX_FDS: usize = 8;
 /// Maximum number of connections waiting for accept.
 const BACKLOG: i32 = 8;
 
-/// Result of a receive.
+/// Datagram, end of the stream, or nothing yet.
 #[derive(Debug)]
 pub enum ReceiveResult {
     /// A datagram and its descriptors.

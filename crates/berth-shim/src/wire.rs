@@ -13,7 +13,7 @@ use super::plan::{MAGIC, MAX_BODY, VERSION};
 /// Size of the header, bytes.
 pub const HEADER: usize = 16;
 
-/// Kind of a datagram.
+/// Request, response, or event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DatagramKind {
     /// A request of the agent.

@@ -189,7 +189,7 @@ fn entry<'a>(inputs: &CadvisorInputs<'a>, seen: &'a CgroupObservation, names: Na
     }
 }
 
-/// A sample value.
+/// Number with its unit in the source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SampleValue {
     /// An unsigned integer.

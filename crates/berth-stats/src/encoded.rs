@@ -14,7 +14,7 @@ use berth_sys::blocking_pool::BlockingPool;
 /// Timeout of one encoding.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Compression of a page.
+/// `Content-Encoding`: gzip or none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageCompression {
     /// Uncompressed.

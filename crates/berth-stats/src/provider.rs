@@ -238,10 +238,8 @@ impl StatsProviderInner {
             Depth::Summary => (summary, &[full]),
             Depth::Full => (full, &[]),
         };
-        for memo in deeper {
-            if let Some(young) = memo.cached(MEMO) {
-                return young;
-            }
+        if let Some(young) = deeper.iter().find_map(|memo| memo.cached(MEMO)) {
+            return young;
         }
         let inner = self.clone();
         let read = || async move {

@@ -328,7 +328,7 @@ mod tests {
         process_in(&proc, 90, "net:[3]");
         assert!(!has_network(), "its number went to a process of another pod");
         process_in(&proc, 19, "net:[2]");
-        assert!(has_network(), "found anew");
+        assert!(has_network(), "found again");
         process_in(&proc, 19, "net:[1]");
         assert!(!has_network(), "the machine's network is no pod's");
     }

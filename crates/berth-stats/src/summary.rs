@@ -13,7 +13,7 @@ use berth_types::{ContainerId, PodRef};
 /// Seconds since the epoch.
 pub type Seconds = i64;
 
-/// The stats summary.
+/// Response of `/stats/summary`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StatsSummary {
     /// Statistics of the node.

@@ -22,7 +22,7 @@ use super::{
 };
 use berth_types::{PodUid, SandboxId};
 
-/// Inputs of a summary.
+/// Readings, file systems, and runtime statistics of one pass.
 pub struct SummaryInputs<'a> {
     /// Requested extent.
     pub form: Form,

@@ -1,4 +1,4 @@
-//! Paths of the programs under test: `berth` and `berth-shim`.
+//! Paths of the built `berth` and `berth-shim`, for agents in tests and for copies into test machines.
 //!
 //! Cargo builds both before the test programs and puts them one directory above those; no configuration is needed.
 

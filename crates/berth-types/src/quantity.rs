@@ -28,7 +28,7 @@ pub enum QuantityFormat {
     DecimalSi,
     /// Binary suffixes: `Ki`, `Mi`, …
     BinarySi,
-    /// Decimal exponents: `e3`, `E-3`.
+    /// `e3`, `E-3`: power of ten.
     DecimalExponent,
 }
 

@@ -434,7 +434,7 @@ mod tests {
         assert_eq!(Pod::new(without).unwrap_err().field, "metadata.uid");
         let mut without = object();
         without.spec = None;
-        assert_eq!(Pod::new(without).unwrap_err().to_string(), "pod \"web\" has no spec");
+        assert_eq!(Pod::new(without).unwrap_err().to_string(), "pod \"web\": spec is required");
     }
 
     #[test]

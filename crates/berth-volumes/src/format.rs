@@ -16,7 +16,7 @@ use super::{
 const PROBED: usize = 4096;
 const READING: Duration = Duration::from_secs(30);
 
-/// Content of a device.
+/// File system or partition table that `blkid` reports; blank otherwise.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum DeviceContent {
     Nothing,

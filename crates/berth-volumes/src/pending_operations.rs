@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(once.take(LIMIT, || 2).await, Err(PendingOperationError::Busy));
         drop(release);
         assert_eq!(once.take(PATIENCE, || 3).await, Ok(1));
-        assert_eq!(once.take(PATIENCE, || 4).await, Ok(4), "what was taken is done anew");
+        assert_eq!(once.take(PATIENCE, || 4).await, Ok(4), "what was taken is done again");
     }
 
     #[tokio::test]

@@ -36,7 +36,7 @@ pub struct Persistent {
     pub read_only: bool,
 }
 
-/// Source of a volume.
+/// Inline volume of a pod, or persistent volume behind a claim.
 #[derive(Clone, PartialEq, Debug)]
 pub enum VolumeSource {
     /// Inline source in the pod spec.

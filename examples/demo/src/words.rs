@@ -178,7 +178,7 @@ mod tests {
             ("a | b", Err("not supported")),
             ("a > b", Err("not supported")),
             ("echo $(x)", Err("not supported")),
-            ("echo 'x", Err("not closed")),
+            ("echo 'x", Err("unterminated quoted string")),
         ] {
             let shown = parse(script).map(|steps| {
                 let shown = steps.iter().map(|step| {

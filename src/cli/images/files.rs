@@ -49,7 +49,7 @@ fn copied(from: &mut impl io::Read, config: &EmbeddedConfig) -> Result<File> {
     Ok(file)
 }
 
-/// Export target.
+/// File or standard output to which an archive is written.
 pub(super) enum ExportTarget {
     /// A file that is renamed to its final name once complete.
     File(PartialFile),

@@ -317,10 +317,10 @@ async fn verify(config: &EmbeddedConfig, wanted: &Verify) -> Result<ExitCode> {
     let (mut broken, mut is_whole) = (0, true);
     for response in answer.responses()? {
         match response {
-            CommandResponse::Broken { image, cause, mended } => {
+            CommandResponse::Broken { image, cause, repair } => {
                 broken += 1;
-                is_whole &= matches!(mended, Some(Ok(())));
-                let repair_result = match mended {
+                is_whole &= matches!(repair, Some(Ok(())));
+                let repair_result = match repair {
                     None => String::new(),
                     Some(Ok(())) => " (repaired)".to_owned(),
                     Some(Err(why)) => format!(" (repair failed: {why})"),

@@ -17,7 +17,7 @@ use crate::engine::{
 use berth_ports::{PodProgress, StepView};
 use berth_types::{Pod, PodRef, PodUid};
 
-/// A command to the sync loop.
+/// Request of another task to the sync loop.
 #[derive(Debug)]
 pub enum SyncLoopCommand {
     /// Resyncs the pod (for example, after a probe result changed).

@@ -56,7 +56,7 @@ pub struct EngineHandle {
     pub heartbeat: SyncLoopLiveness,
 }
 
-/// Inputs of the sync loop.
+/// Channels and collaborators that the sync loop takes over.
 pub struct SyncLoopInputs {
     /// Operations of the mux.
     pub changes: mpsc::Receiver<PodChange>,

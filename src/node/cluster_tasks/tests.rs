@@ -33,7 +33,7 @@ async fn a_node_joins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_is_started_anew() {
+async fn an_agent_is_started_again() {
     // 10a §22 rows 2, 3, 6, 8
     let first = Fixture::new();
     first.start(config());

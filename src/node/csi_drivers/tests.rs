@@ -1,4 +1,4 @@
-//! Tests of driver entries against a server that rejects, is slow, or has a new node.
+//! Tests of publishing CSI drivers to Node and CSINode: changes, topology conflicts, retries, recreated objects.
 
 use serde_json::json;
 

@@ -98,7 +98,9 @@ async fn a_renewal_that_fails_is_tried_again_at_once() {
         world.fail("PUT leases", refused(500, "InternalError", "x"));
     }
     world.until("all tries failed", |world| world.calls("PUT leases").len() == 8).await;
-    world.until("looked at anew", |world| world.lines("").ends_with(&["GET leases".into(), "PUT leases".into()])).await;
+    world
+        .until("looked at again", |world| world.lines("").ends_with(&["GET leases".into(), "PUT leases".into()]))
+        .await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -113,7 +115,7 @@ async fn the_lease_is_renewed_at_once_when_the_server_is_back() {
         world.fail("PUT leases", ApiError::Unreachable("away".to_owned()));
     }
     world.fail("GET leases", ApiError::Unreachable("away".to_owned()));
-    world.until("looked at anew", |world| world.calls("GET leases").len() == 2).await;
+    world.until("looked at again", |world| world.calls("GET leases").len() == 2).await;
     let began = Instant::now();
     back.send_replace(1);
     world.until("renewed", |world| world.calls("PUT leases").len() == 1 + TRIES).await;

@@ -38,7 +38,7 @@ const TRIES: u8 = 3;
 /// Delay before the event source is opened again after it failed.
 const REOPEN: Duration = Duration::from_secs(60);
 
-/// A running container.
+/// Container whose cgroup is watched.
 struct RunningContainer {
     pod: PodUid,
     id: Arc<str>,

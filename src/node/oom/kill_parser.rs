@@ -11,7 +11,7 @@ const PATIENCE: u32 = 10_000;
 /// Maximum length of a cgroup or process name, in characters; longer ones are truncated.
 const NAME: usize = 512;
 
-/// Record of `/dev/kmsg`.
+/// Line of `/dev/kmsg` with its sequence number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KmsgRecord {
     /// Sequence number since boot.

@@ -121,7 +121,7 @@ async fn what_the_server_will_not_take_is_not_sent_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_made_anew_is_met_as_such() {
+async fn a_node_made_again_is_met_as_such() {
     let world = ready().await;
     quiet(30).await;
     let mut node = world.get("nodes");

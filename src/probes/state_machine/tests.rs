@@ -68,7 +68,7 @@ fn rows_1_to_3_nothing_to_ask() {
 }
 
 #[test]
-fn row_4_each_instance_begins_anew() {
+fn row_4_each_instance_begins_again() {
     for (kind, seed) in
         [(ProbeKind::Readiness, Some(Failure)), (ProbeKind::Liveness, Some(Success)), (ProbeKind::Startup, None)]
     {

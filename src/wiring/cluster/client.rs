@@ -26,7 +26,7 @@ use berth_api::{
 use berth_config::LoadedConfig;
 use berth_metrics::{ApiClientMetrics, CertificateMetrics};
 
-/// Files of the client.
+/// Kubeconfig, bootstrap kubeconfig, and certificate directory.
 #[derive(Clone)]
 pub(super) struct ClientFiles {
     rotation: Rotation,

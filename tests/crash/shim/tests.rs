@@ -23,7 +23,7 @@ use crate::shim_tests;
 shim_tests! {
     streams_of_two_containers_go_to_their_logs
     long_lines_become_records
-    a_log_is_opened_anew_after_it_was_renamed
+    a_log_is_opened_again_after_it_was_renamed
     exits_without_a_client_are_reported_exactly
     a_killed_client_loses_nothing
     another_client_replaces_the_first
@@ -79,7 +79,7 @@ async fn long_lines_become_records() {
 }
 
 /// AC-09a-X13, AC-09a-X19
-async fn a_log_is_opened_anew_after_it_was_renamed() {
+async fn a_log_is_opened_again_after_it_was_renamed() {
     let mut rig = Fixture::new().await;
     let (stdin, input) = pipe();
     let (_output, stdout) = pipe();

@@ -1,4 +1,4 @@
-//! Fakes that keep the contracts of `embedded::ports` without changing the machine.
+//! Fakes of `berth_runtime::ports`: shims, images, plans, networks, and cgroups, without changing the machine.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -237,8 +237,8 @@ async fn identical_requests_get_the_same() {
     set.stop_pod(&id).await.expect("stops");
     assert_eq!(set.run(pod("a")).await.expect_err("not ready").code(), Code::AlreadyExists);
     set.remove_pod(&id).await.expect("goes");
-    let anew = set.run(pod("a")).await.expect("free again");
-    assert_ne!(anew, id);
+    let again = set.run(pod("a")).await.expect("free again");
+    assert_ne!(again, id);
 }
 
 #[tokio::test]
@@ -428,7 +428,7 @@ async fn lists_are_filtered_and_newest_first() {
 }
 
 #[tokio::test]
-async fn resources_are_kept_and_logs_opened_anew() {
+async fn resources_are_kept_and_logs_opened_again() {
     // AC-09a-X18, AC-09a-X19
     let set = set().await;
     let sandbox = set.run(pod("a")).await.expect("runs");

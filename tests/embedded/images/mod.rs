@@ -1,6 +1,6 @@
 //! Image pulls of the embedded runtime from Debian's `docker-registry`.
 //!
-//! Behavior: spec 09b §4. Misbehaving registries are covered by the tests of `embedded::images::store::pull`. Each test
+//! Behavior: spec 09b §4. Misbehaving registries are covered by the tests of `berth_runtime::images::store::pull`. Each test
 //! needs root and that package, and reports its name where it is skipped.
 
 pub mod registry;

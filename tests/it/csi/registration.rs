@@ -46,9 +46,9 @@ async fn a_driver_is_registered_and_deregistered_with_its_socket() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_socket_that_is_made_anew_is_another_plugin() {
+async fn a_socket_that_is_made_again_is_another_plugin() {
     // AC-06c-16
-    if skips("a_socket_that_is_made_anew_is_another_plugin") {
+    if skips("a_socket_that_is_made_again_is_another_plugin") {
         return;
     }
     let world = Fixture::open();

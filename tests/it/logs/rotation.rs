@@ -171,7 +171,7 @@ async fn a_reopen_that_worked_but_was_reported_as_failed_loses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_that_is_missing_is_opened_anew() {
+async fn a_log_that_is_missing_is_opened_again() {
     let house = Fixture::new(small(3)).await;
     fs::remove_file(&house.log).expect("removed");
     let _task = house.rotation().expect("on");

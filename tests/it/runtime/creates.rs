@@ -106,7 +106,7 @@ async fn a_created_container_is_started_not_doubled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_created_container_that_never_starts_is_made_anew() {
+async fn a_created_container_that_never_starts_is_made_again() {
     let bench = Fixture::new();
     let web = simple("web");
     bench.cri.fault("start_container", "", Fault::Error(Code::Unknown, "no".to_owned()), Some(2));

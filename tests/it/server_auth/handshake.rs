@@ -110,7 +110,7 @@ async fn what_cannot_be_served_with_stops_the_start() {
             "cert",
             "key",
             Some("garbage"),
-            format!("unable to load client CA file {}: certificate 1", path("garbage").display()),
+            format!("unable to load client CA file {}: failed to parse certificate 1", path("garbage").display()),
         ),
     ] {
         let settings = TlsSettings {

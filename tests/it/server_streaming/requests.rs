@@ -1,4 +1,4 @@
-//! Validation and rejection of streaming requests before a stream begins.
+//! Streaming requests before a stream begins: validation, cross-site and per-caller limits, runtime errors; and `/run`.
 
 use std::time::Duration;
 

@@ -67,7 +67,7 @@ async fn a_container_that_dies_with_its_runtime(on: RuntimeKind) {
 
 #[test]
 fn a_thousand_commands_leave_nothing_behind() {
-    run_alone("server_streaming::ends::a_thousand_commands_leave_nothing_behind", async || {
+    run_alone("server_streaming::stream_end::a_thousand_commands_leave_nothing_behind", async || {
         commands(RuntimeKind::Scripted, 1000).await
     });
 }
@@ -75,7 +75,9 @@ fn a_thousand_commands_leave_nothing_behind() {
 #[test]
 fn hundreds_of_commands_leave_nothing_behind_in_our_own_runtime() {
     let test = "hundreds_of_commands_leave_nothing_behind_in_our_own_runtime";
-    run_alone(&format!("server_streaming::ends::{test}"), async || commands(RuntimeKind::Embedded(test), 300).await);
+    run_alone(&format!("server_streaming::stream_end::{test}"), async || {
+        commands(RuntimeKind::Embedded(test), 300).await
+    });
 }
 
 async fn commands(on: RuntimeKind, count: usize) {

@@ -1,4 +1,4 @@
-//! Full or damaged state disk: running pods continue, new pods wait with a reason until there is space.
+//! State directory: a full disk delays new pods only; an unusable directory or state file fails the start, and is kept.
 
 use std::fs;
 
@@ -108,5 +108,5 @@ async fn processors_that_were_given_away_stop_the_start() {
     fs::remove_file(&file).expect("removed");
     let agent = home.start().await;
     agent.until_ready("one").await;
-    assert_eq!(fs::read_to_string(&file).expect("written anew"), none);
+    assert_eq!(fs::read_to_string(&file).expect("written again"), none);
 }

@@ -181,7 +181,7 @@ async fn what_was_kept_and_cannot_be_read_costs_no_pod() {
     world.api.take_offline().await;
     agent = world.home.start().await;
     node.until_runs(&agent, "a").await;
-    assert!(!agent.log().contains("Ignoring invalid pod checkpoint"), "it was kept anew");
+    assert!(!agent.log().contains("Ignoring invalid pod checkpoint"), "it was kept again");
     assert_eq!(agent.stop().await, Some(0));
 
     fs::set_permissions(&node.key, fs::Permissions::from_mode(0o644)).expect("changed");

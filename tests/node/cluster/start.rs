@@ -1,4 +1,4 @@
-//! Pod start on a cluster node, from binding to Running (spec 10a §13, §19).
+//! Pod start on a cluster node: running, waiting, or refused; and an agent whose own start fails (spec 10a §13, §19).
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use crate::systemd::fake::{Fake, Fault};
 
 /// Scopes whose placeholder program waits as the shim's does.
 fn scopes(fake: &Fake) -> Arc<Scopes> {
-    let program = fake.place.path().join("keeper");
+    let program = fake.place.path().join("scope-placeholder");
     fs::write(&program, "#!/bin/sh\nexec cat\n").expect("written");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("executable");
     let kernel = CgroupfsGroups::new(fake.hierarchy(), inputs::Groups::V2 { options: String::new() }, true);
@@ -106,7 +106,7 @@ async fn what_fails_leaves_nothing() {
     assert!(fake.file(&format!("{GROUP}/cpu.max")).starts_with("max 100000"));
     blocking(&scopes, |scopes| scopes.remove(GROUP)).await.expect("removed");
     for pid in fake.processes() {
-        assert!(!Path::new("/proc").join(pid.to_string()).exists(), "a keeper is left");
+        assert!(!Path::new("/proc").join(pid.to_string()).exists(), "a scope placeholder is left");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Renewal time of certificates and back-off of failed requests. Pure.
+//! When to request a certificate, back-off of failed requests, and whether failures show a live server. Pure.
 //!
 //! Implements spec 01 §11.4.
 

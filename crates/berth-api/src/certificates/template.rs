@@ -1,4 +1,4 @@
-//! Certificate template: subject, alternative names, and key usages. Pure.
+//! Template of a requested certificate: subject, alternative names, key usages, and signer. Pure.
 //!
 //! Implements spec 01 §11.3.
 

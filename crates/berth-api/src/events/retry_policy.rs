@@ -26,7 +26,7 @@ pub enum EventFailureAction {
     Again(Duration),
 }
 
-/// Write of an event.
+/// Creation of an event, or a patch of its series.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EventWrite {
     /// POST of the first event of a series.

@@ -254,7 +254,7 @@ async fn immutable_objects_are_followed_no_longer_than_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_follows_and_panics_begins_anew() {
+async fn who_follows_and_panics_begins_again() {
     let mut bench = bench(Strategy::Watch);
     bench.cluster.put("configmaps", config_map("a", "1"));
     bench.cluster.locked().panics = Some("configmaps");

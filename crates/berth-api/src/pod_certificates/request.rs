@@ -26,7 +26,7 @@ pub struct FailureCause {
     pub message: String,
 }
 
-/// Issued certificate.
+/// Certificate chain in PEM, with its expiry and the time of its renewal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IssuedCertificate {
     /// Leaf and intermediates, PEM.

@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn what_is_no_whole_pod_is_named() {
         let whole = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}});
-        for (gone, text) in [("/metadata/uid", "has no metadata.uid"), ("/spec", "has no spec")] {
+        for (gone, text) in [("/metadata/uid", "metadata.uid is required"), ("/spec", "spec is required")] {
             let mut object = whole.clone();
             let (at, key) = gone.rsplit_once('/').expect("a pointer");
             object.pointer_mut(at).and_then(Value::as_object_mut).expect("an object").remove(key);

@@ -21,7 +21,7 @@ use crate::api::ApiError;
 /// A watch that ended sooner than this, and without an event, counts as failed.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Request of a reflector.
+/// List or watch to perform next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ReflectorRequest {
     /// Watch with initial events (`sendInitialEvents`), at least as new as that version (if any).
@@ -32,7 +32,7 @@ pub enum ReflectorRequest {
     Watch(String),
 }
 
-/// Cause of a request.
+/// Why a list or watch begins, for metrics and logs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RequestCause {
     /// First request.

@@ -204,8 +204,8 @@ mod tests {
         for (name, next, stays) in [
             ("a copy of it", kept(3, "Running"), true),
             ("a newer one", kept(4, "Failed"), true),
-            ("begun anew, and as far as before", kept(3, "Pending"), false),
-            ("begun anew", kept(1, "Running"), false),
+            ("begun again, and as far as before", kept(3, "Pending"), false),
+            ("begun again", kept(1, "Running"), false),
         ] {
             for way in [
                 |track: &mut PodStatusState, next| track.observe(next, true, None),

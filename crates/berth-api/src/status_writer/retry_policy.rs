@@ -26,7 +26,7 @@ pub enum NameOwner {
     Same,
     /// Another pod.
     Another,
-    /// No pod.
+    /// 404: the pod does not exist.
     NoPod,
 }
 

@@ -5,11 +5,11 @@
 //! from [`Tokens::due`] when to read again, and need not poll.
 //!
 //! Tokens from before the agent's start are in the pods' volumes: [`Tokens::adopt`] reuses them if their claims permit
-//! it (`token_reuse`), so that a restart requests only tokens that are due.
+//! it (`stored_token`), so that a restart requests only tokens that are due.
 //!
 //! Implements spec 07 §9.2, spec 10 §4.7.
 
-mod token_reuse;
+mod stored_token;
 
 use std::{
     collections::HashMap,
@@ -32,7 +32,7 @@ use super::{
 };
 use berth_ports::{Clock, ServiceAccount, TokenRequest};
 use berth_types::{Pod, PodUid, api};
-use token_reuse::{ExpectedClaims, validate};
+use stored_token::{ExpectedClaims, validate};
 
 /// Deadline of one request.
 const ASK_LIMIT: Duration = Duration::from_secs(10);

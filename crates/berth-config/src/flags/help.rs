@@ -1,4 +1,4 @@
-//! Help text of the flags, and their values for `/flagz`. Pure. Spec 01 §2.1, §7.4.
+//! Help text of the flags, and flag values for `/flagz`, the log, and that help. Pure. Spec 01 §2.1, §7.4.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 

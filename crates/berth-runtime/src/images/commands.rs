@@ -102,7 +102,8 @@ pub enum CommandResponse {
         /// The broken part and the reason.
         cause: String,
         /// Result of the repair, if one was attempted; the text is the reason of its failure.
-        mended: Option<Result<(), String>>,
+        #[serde(rename = "mended")]
+        repair: Option<Result<(), String>>,
     },
     /// Numbers of images and layers verified.
     Verified(usize, usize),
@@ -204,7 +205,7 @@ pub async fn execute(
             let broken = findings.into_iter().map(|finding| CommandResponse::Broken {
                 image: finding.image,
                 cause: finding.cause,
-                mended: finding.repair,
+                repair: finding.repair,
             });
             broken.chain([CommandResponse::Verified(images, layers)]).collect()
         }

@@ -21,7 +21,7 @@ use berth_sys::failpoint;
 /// How long unfinished downloads are kept.
 const KEEP_PARTS: Duration = Duration::from_secs(24 * 3600);
 
-/// The content store.
+/// Blobs by digest, on disk.
 #[derive(Clone, Debug)]
 pub struct ContentStore {
     blobs: PathBuf,

@@ -35,7 +35,7 @@ pub enum ImageOrigin {
     Builtin,
 }
 
-/// A reference to an image.
+/// Tag or digest by which an image is known, and what it resolved to.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ImageReference {
     /// `host/path:tag` or `host/path@digest`, normalized.
@@ -74,7 +74,7 @@ impl StoredFile {
     }
 }
 
-/// Record of an image.
+/// Persistent metadata of one image ID.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ImageRecord {
     /// Version of the format.

@@ -1,4 +1,4 @@
-//! Disk usage of a directory tree, throttled. Blocking.
+//! Throttled disk usage count of what containers write: writable layers and image volumes. Blocking.
 //!
 //! In large trees the walk sleeps as long as it works, up to a limit, so that other users of the disk are not delayed.
 

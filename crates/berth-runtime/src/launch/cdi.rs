@@ -275,7 +275,7 @@ mod tests {
             limit_ms: Some(3000),
         };
         assert_eq!(named("hooked"), Ok(hooked));
-        assert_eq!(named("odd"), Err("invalid CDI hook \"never\": unknown name".to_owned()));
+        assert_eq!(named("odd"), Err("invalid CDI hook \"never\": unknown hook name".to_owned()));
         for moment in HookPoint::ALL {
             let plain = Hook { hook_name: moment.name().into(), path: "/x".into(), ..Hook::default() };
             assert_eq!(hook(&plain).map(|hook| (hook.moment, hook.limit_ms)), Ok((moment, None)));

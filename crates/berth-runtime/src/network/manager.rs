@@ -32,7 +32,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Timeout of the recovery of all pods at start.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 
-/// Network settings.
+/// Network mode, built-in network, and CNI directories.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NetworkSettings {
     /// Configured mode.

@@ -11,7 +11,7 @@ pub const X32: u32 = 0x4000_0000;
 /// On x32, numbers from here on are its own variants of older calls.
 const X32_OWN: u32 = 512;
 
-/// A CPU architecture.
+/// Instruction set of the machine, with the system call ABIs that it runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CpuArchitecture {
     /// x86-64, which also runs i386 and x32.

@@ -9,7 +9,7 @@ use super::machine::CpuArchitecture;
 #[error("{0}")]
 pub struct ProfileError(pub String);
 
-/// A seccomp profile.
+/// Default action and rules, as Docker and containerd write them.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SeccompProfile {

@@ -1,4 +1,6 @@
 //! Authorization attributes of a request: verb and subresources of `nodes`. Pure. Spec 04 §6.3.
+//!
+//! `pipeline.rs` demands `create` in addition for a GET that opens a stream.
 
 use http::Method;
 

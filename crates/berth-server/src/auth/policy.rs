@@ -84,7 +84,7 @@ struct Rule {
     subresources: Option<Vec<String>>,
 }
 
-/// Authorization policy.
+/// Rules of an authorization policy: who may do what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuthorizationPolicy {
     rules: Vec<Rule>,

@@ -22,7 +22,7 @@ struct Sink {
     backlog: Backlog,
 }
 
-/// An attached client.
+/// Pipes of one attach session.
 #[derive(Debug)]
 pub struct AttachedClient {
     stdin: Option<OwnedFd>,

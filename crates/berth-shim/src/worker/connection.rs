@@ -27,7 +27,7 @@ pub struct RequestOrigin {
     pub sequence: u32,
 }
 
-/// A connection to the agent.
+/// Socket to the agent, with the datagrams that wait to be sent.
 #[derive(Debug)]
 pub struct AgentConnection {
     fd: OwnedFd,

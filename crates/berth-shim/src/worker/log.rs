@@ -123,7 +123,7 @@ mod tests {
 
     /// AC-09a-X13
     #[test]
-    fn a_renamed_file_is_written_until_the_log_is_opened_anew() {
+    fn a_renamed_file_is_written_until_the_log_is_opened_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, old) = (folder.path().join("a/b/0.log"), folder.path().join("a/b/0.log.1"));
         let mut log = Log::open(Some(&path)).expect("opened");
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_cannot_be_opened_anew_goes_on() {
+    fn a_log_that_cannot_be_opened_again_goes_on() {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, old) = (folder.path().join("0.log"), folder.path().join("1.log"));
         let mut log = Log::open(Some(&path)).expect("opened");

@@ -13,7 +13,7 @@ pub struct OutputStream {
     splitter: Splitter,
 }
 
-/// Result of a read.
+/// Data, end of file, or nothing to read yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadResult {
     /// This many bytes were read.

@@ -191,7 +191,7 @@ fn many_groups_are_read_as_few_are() {
     fs::remove_dir_all(root.path().join("g100")).expect("removed");
     lay(root.path(), "/g100", &[("cpu.stat", "usage_usec 1000\n")]);
     (expected[3], expected[100]) = (None, Some(1000));
-    assert_eq!(usages(&mut forgetful), expected, "gone, and made anew");
+    assert_eq!(usages(&mut forgetful), expected, "gone, and made again");
 }
 
 #[test]

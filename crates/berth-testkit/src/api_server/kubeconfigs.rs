@@ -1,4 +1,4 @@
-//! Kubeconfig files for clients of the test API server: certificates, tokens, bootstrap tokens.
+//! Credentials of the test API server's clients: kubeconfig files, client certificates, and the CA certificate.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Fixture of in-process runtime tests: directories, cgroup, network, and leak checks.
+//! Fixture of in-process runtime tests: skip check, directory, unique names, network namespace, cleanup, leak check.
 
 use std::{
     fs,

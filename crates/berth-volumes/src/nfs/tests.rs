@@ -166,7 +166,7 @@ async fn a_share_that_hangs_is_taken_away() {
     (0..3).for_each(|_| hangs());
     let error = plugin.unpublish(&removal(&usage)).await.expect_err("it stays");
     assert_eq!(error.class, Class::Uncertain);
-    assert!(error.text.starts_with("unmount failed: no end within 60s\nUnmounting arguments: -l "), "{error}");
+    assert!(error.text.starts_with("unmount failed: timed out after 60s\nUnmounting arguments: -l "), "{error}");
     assert!(usage.target.exists());
     (0..2).for_each(|_| hangs());
     plugin.unpublish(&removal(&usage)).await.expect("taken away");

@@ -264,7 +264,7 @@ async fn a_volume_for_one_pod_goes_from_one_to_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_volume_goes_to_a_pod_of_another_label_when_it_is_mounted_anew() {
+async fn a_volume_goes_to_a_pod_of_another_label_when_it_is_mounted_again() {
     // Spec 07 §3.4 step 2, §11.
     let mut bench = bench(staged());
     bench.label = Some("a".to_owned());

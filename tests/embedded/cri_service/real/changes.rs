@@ -160,8 +160,8 @@ fn limits_are_changed_where_it_runs() {
 }
 
 #[test]
-fn a_renamed_log_is_written_until_it_is_opened_anew() {
-    in_network_namespace("a_renamed_log_is_written_until_it_is_opened_anew", async |place| {
+fn a_renamed_log_is_written_until_it_is_opened_again() {
+    in_network_namespace("a_renamed_log_is_written_until_it_is_opened_again", async |place| {
         // AC-09a-X13, X19
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;

@@ -23,7 +23,7 @@ const PIECES: usize = 4;
 /// Size of a chunk, bytes.
 const PIECE: usize = 256 << 10;
 
-/// A decompressed stream.
+/// Reader of a layer after decompression that counts its compressed input.
 pub trait DecompressedStream: Read {
     /// Compressed bytes consumed for the bytes read, or slightly more.
     fn packed(&self) -> u64;

@@ -18,7 +18,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Credentials from a CRI request. Never logged.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct RegistryCredentials {
-    /// Username.
+    /// Name part of `Authorization: Basic`.
     pub username: String,
     /// Password for basic authentication; unused without a username.
     pub password: String,

@@ -37,7 +37,7 @@ use crate::{
 pub struct FsUsage {
     /// Directory on the file system.
     pub mountpoint: PathBuf,
-    /// Used bytes.
+    /// Bytes of the counted layers, blobs, and writable layers.
     pub used_bytes: u64,
     /// Inodes of the counted layers, blobs, and writable layers.
     pub inodes_used: u64,

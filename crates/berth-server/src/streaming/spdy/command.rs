@@ -23,7 +23,7 @@ pub struct ExpectedStreams {
     pub resize: bool,
 }
 
-/// Streams of a command.
+/// Standard streams, error, and resize stream of exec or attach.
 pub struct CommandStreams {
     /// Carries the exit status.
     pub error: SpdyStream,

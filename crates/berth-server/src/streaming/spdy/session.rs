@@ -39,7 +39,7 @@ pub enum Role {
     Server,
 }
 
-/// Limits of a connection.
+/// Timeouts and maximum number of streams of one SPDY connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
     /// Idle timeout: the connection is closed after this long without a frame; `None` for never.

@@ -1,4 +1,4 @@
-//! WebSocket `v5.channel.k8s.io` to SPDY translation for exec and attach (spec 04b §4.2).
+//! WebSocket `v5.channel.k8s.io` to SPDY, for exec and attach on a runtime's own streaming server. Spec 04b §4.2.
 //!
 //! The client gets its 101 response first; later errors are sent on its status channel. One task moves both directions,
 //! with back-pressure: a client that does not read stops the runtime's output, and a process that does not read stops

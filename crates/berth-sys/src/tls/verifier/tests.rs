@@ -1,4 +1,4 @@
-//! Tests of the certificate verifier: keys, signatures, and chains created by openssl.
+//! Tests of `ServerVerifier` and `verify_pinned` with certificates made by openssl: what Go accepts is accepted.
 
 use std::{
     io::{BufRead, BufReader},

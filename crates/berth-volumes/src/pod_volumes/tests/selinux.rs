@@ -67,11 +67,11 @@ async fn a_volume_for_one_pod_is_mounted_with_its_label() {
     assert_eq!(refused, text);
     node.mount("a", json!("s0:c1")).await.expect("who has it keeps it");
     node.unmount("a").await;
-    node.mount("b", json!("s0:c2")).await.expect("mounted anew");
+    node.mount("b", json!("s0:c2")).await.expect("mounted again");
     let other = "system_u:object_r:container_file_t:s0:c2";
-    let anew =
+    let again =
         ["unpublish a".to_owned(), "unstage".to_owned(), format!("stage b {other}"), format!("publish b {other}")];
-    assert_eq!(node.bench.plugin.calls()[2..], anew);
+    assert_eq!(node.bench.plugin.calls()[2..], again);
     let expected = [("volume_context_mismatch_errors_total", 1.0), ("volumes_admitted_total", 2.0)];
     assert_eq!(node.counted(), counts(&expected));
 }
@@ -100,7 +100,7 @@ async fn a_pod_with_another_label_reports_that_it_waits_for_the_unmount() {
     };
     let (gone, ()) = tokio::join!(going, coming);
     gone.expect("unmounted");
-    node.mount("b", json!("s0:c2")).await.expect("mounted anew");
+    node.mount("b", json!("s0:c2")).await.expect("mounted again");
 }
 
 #[tokio::test(start_paused = true)]

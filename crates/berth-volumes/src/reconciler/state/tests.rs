@@ -150,7 +150,7 @@ fn a_pod_that_fails_keeps_no_other_from_its_turn() {
 }
 
 #[test]
-fn a_pod_of_another_label_waits_until_the_volume_is_mounted_anew() {
+fn a_pod_of_another_label_waits_until_the_volume_is_mounted_again() {
     // Spec 07 §3.4 steps 1 and 2, §11.
     let label = |label: &str| Some(label.to_owned());
     let mut state = VolumeState::new(false, Mode::Filesystem);

@@ -1,7 +1,7 @@
 //! Schedule of log size checks and rotations, by growth rate. Pure. Implements spec 03b §11.
 //!
-//! A log that is being written is checked again before it can reach the limit, by its last growth rate;
-//! an idle log is not checked until inotify reports a write.
+//! A log that is being written is checked again before it can reach the limit, by its last growth rate. An idle log is
+//! checked when inotify reports a write, and at each regular interval.
 
 use std::time::Duration;
 
