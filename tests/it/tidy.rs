@@ -477,6 +477,7 @@ const FOR_TESTS: &[(&str, &str)] = &[
     ("is_slice", "the scripted systemd of the virtual machines"),
     ("reload_identity", "stands for a notification that was lost"),
     ("unasked", "callers of no listener in particular"),
+    ("unauthenticated_listener", "callers of a listener without authentication"),
     ("volatile", "the runtime's bench has no disk"),
     ("with_path", "tests bring programs of their own"),
 ];

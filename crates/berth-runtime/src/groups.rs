@@ -232,6 +232,10 @@ impl Groups for CgroupfsGroups {
         parse(group).map(|path| stats::read(&self.hierarchy, &path, depth)).unwrap_or_default()
     }
 
+    fn processes(&self, group: &str) -> Vec<u32> {
+        parse(group).map(|path| stats::processes(&self.hierarchy, &path)).unwrap_or_default()
+    }
+
     fn has_pressure_stats(&self) -> bool {
         self.hierarchy.version() == 2 && Path::new("/proc/pressure/cpu").exists()
     }

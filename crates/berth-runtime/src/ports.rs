@@ -298,6 +298,9 @@ pub trait Groups: Send + Sync {
     /// Resource usage of a cgroup; unreadable values are absent.
     fn read(&self, group: &str, depth: Depth) -> Reading;
 
+    /// Process IDs in a cgroup; none if they cannot be read.
+    fn processes(&self, group: &str) -> Vec<u32>;
+
     /// Whether the kernel reports pressure stall information (PSI) per cgroup.
     fn has_pressure_stats(&self) -> bool;
 }

@@ -140,6 +140,10 @@ impl Groups for Scopes {
         self.kernel.read(group, depth)
     }
 
+    fn processes(&self, group: &str) -> Vec<u32> {
+        self.kernel.processes(group)
+    }
+
     fn has_pressure_stats(&self) -> bool {
         self.kernel.has_pressure_stats()
     }

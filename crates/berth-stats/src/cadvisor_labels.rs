@@ -4,6 +4,7 @@
 //! sorted position, because consumers read labels sorted. Implements spec 04b §11.
 
 use super::page::push_label_value;
+use berth_cadvisor::families::BASE_LABELS;
 
 /// Separator of labels and value.
 const LABELS_END: &[u8] = b"} ";
@@ -18,75 +19,46 @@ pub(super) struct Names<'a> {
     pub pod: &'a str,
 }
 
-/// `{container="…",id="…",image="…",name="…",namespace="…",pod="…"} `, with the positions of extra labels.
+/// `{container="…",id="…",image="…",name="…",namespace="…",pod="…"} `, with the end of each label.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Labels {
     text: Vec<u8>,
-    cuts: [usize; 4],
+    ends: [usize; BASE_LABELS.len()],
 }
 
 impl Labels {
     /// Formats the labels.
     pub(super) fn new(id: &str, names: Names<'_>) -> Self {
         let mut text = Vec::with_capacity(128 + id.len());
-        let mut push = |key: &str, value: &str| {
-            text.extend_from_slice(key.as_bytes());
-            push_label_value(&mut text, value);
-            text.push(b'"');
-            text.len()
-        };
-        let behind_container = push("{container=\"", names.container);
-        push(",id=\"", id);
-        let behind_image = push(",image=\"", names.image);
-        push(",name=\"", names.name);
-        let behind_namespace = push(",namespace=\"", names.namespace);
-        let behind_pod = push(",pod=\"", names.pod);
+        let values = [names.container, id, names.image, names.name, names.namespace, names.pod];
+        let mut ends = [0; BASE_LABELS.len()];
+        for ((name, value), end) in BASE_LABELS.iter().zip(values).zip(&mut ends) {
+            text.push(if text.is_empty() { b'{' } else { b',' });
+            push_label(&mut text, name, value);
+            *end = text.len();
+        }
         text.extend_from_slice(LABELS_END);
-        Self { text, cuts: [behind_container, behind_image, behind_namespace, behind_pod] }
+        Self { text, ends }
     }
 
-    /// Writes the labels with the extra ones inserted.
-    pub(super) fn write(&self, out: &mut Vec<u8>, extra: &[Extra<'_>]) {
-        if extra.is_empty() {
-            return out.extend_from_slice(&self.text);
+    /// Writes the labels with extra ones inserted; both lists are sorted by name.
+    pub(super) fn write(&self, out: &mut Vec<u8>, names: &[&str], values: &[&str]) {
+        let mut written = 0;
+        for (name, value) in names.iter().zip(values) {
+            let before = BASE_LABELS.partition_point(|base| base < name);
+            let end = before.checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or(written);
+            out.extend_from_slice(self.text.get(written..end).unwrap_or_default());
+            out.push(b',');
+            push_label(out, name, value);
+            written = end;
         }
-        let [container, image, namespace, pod] = self.cuts;
-        let parts = [
-            (Behind::Container, 0, container),
-            (Behind::Image, container, image),
-            (Behind::Namespace, image, namespace),
-            (Behind::Pod, namespace, pod),
-        ];
-        for (behind, from, to) in parts {
-            out.extend_from_slice(self.part(from, to));
-            for (_, key, value) in extra.iter().filter(|(at, ..)| *at == behind) {
-                out.push(b',');
-                out.extend_from_slice(key.as_bytes());
-                out.extend_from_slice(b"=\"");
-                push_label_value(out, value);
-                out.push(b'"');
-            }
-        }
-        out.extend_from_slice(LABELS_END);
-    }
-
-    fn part(&self, from: usize, to: usize) -> &[u8] {
-        self.text.get(from..to).unwrap_or_default()
+        out.extend_from_slice(self.text.get(written..).unwrap_or_default());
     }
 }
 
-/// Position of an extra label: directly after one of the common labels.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Behind {
-    /// `container`
-    Container,
-    /// `image`
-    Image,
-    /// `namespace`
-    Namespace,
-    /// `pod`
-    Pod,
+fn push_label(out: &mut Vec<u8>, name: &str, value: &str) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"=\"");
+    push_label_value(out, value);
+    out.push(b'"');
 }
-
-/// An extra label: position, name, and value.
-pub type Extra<'a> = (Behind, &'a str, &'a str);

@@ -3,24 +3,23 @@
 //! [`families`] defines the families of cgroups, `cadvisor_labels` their labels, `cadvisor_machine` the families of
 //! the machine. Implements spec 04b §11, 08 §8.
 //!
-//! [`families`]: super::cadvisor_families
+//! [`families`]: berth_cadvisor::families
 
 use std::{collections::HashMap, sync::Arc};
 
-pub use super::cadvisor_labels::{Behind, Extra};
 use super::{
-    cadvisor_families::FAMILIES,
     cadvisor_labels::{Labels, Names},
     cadvisor_machine::{machine, scrape_error, version},
-    disk::FileSystem,
     host::{DiskCounters, Host},
-    network::NetworkInterfaces,
+    network::{LinkCounters, NetworkInterfaces},
     open_files::OpenFiles,
     page::{push_count, push_family, push_integer, push_scaled, push_signed},
     reader::{CgroupObservation, MachineMemory},
-    reading::{Reading, WallNs},
+    reading::WallNs,
     snapshot::{PodUsage, Snapshot},
 };
+pub use berth_cadvisor::MountedFileSystem;
+use berth_cadvisor::{Family, MetricInputs, MetricKind, MetricSource, PageOmission, Stamp, Value, families::FAMILIES};
 
 /// Maximum number of series of one family; a page that would exceed it reports a scrape error (spec 08 §16).
 const MAX_SERIES: usize = 20_000;
@@ -36,17 +35,6 @@ pub struct OpenFileCount {
 
 /// Open files by cgroup path.
 pub type Counts = HashMap<Arc<str>, OpenFileCount>;
-
-/// One device of the mount table, with its usage and I/O counters.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MountedFileSystem {
-    /// Device such as `/dev/sda1`; of a memory file system its mount point.
-    pub device: String,
-    /// Capacity and usage.
-    pub fs: FileSystem,
-    /// Counters of its block device; `None` where it has none.
-    pub disk: Option<DiskCounters>,
-}
 
 /// Inputs of the page.
 pub struct CadvisorInputs<'a> {
@@ -71,25 +59,10 @@ pub struct CadvisorInputs<'a> {
 }
 
 /// One cgroup on the page.
-pub struct CgroupEntry<'a> {
-    /// Values of the cgroup.
-    pub reading: &'a Reading,
-    /// Start time, seconds since the epoch.
-    pub started_at: i64,
+struct CgroupEntry<'a> {
+    metrics: MetricInputs<'a>,
     /// Whether it is the cgroup of an app container.
-    pub is_container: bool,
-    /// Network counters; of sandboxes and the root cgroup, and of a pod whose sandbox has no cgroup.
-    pub network: Option<&'a NetworkInterfaces>,
-    /// Open files, where they were counted.
-    pub files: Option<OpenFiles>,
-    /// Mounted file systems; of the root cgroup only.
-    pub mounted: &'a [MountedFileSystem],
-    /// Block devices by major and minor number.
-    pub devices: &'a HashMap<(u32, u32), DiskCounters>,
-    /// Whether the kernel provides pressure stall information for cgroups.
-    pub has_pressure: bool,
-    /// Current time, seconds since the epoch.
-    pub now: u64,
+    is_container: bool,
     labels: Labels,
     /// Line ends with the timestamp of the reading, and of the page.
     ends: [Vec<u8>; 2],
@@ -107,11 +80,11 @@ pub fn write(inputs: &CadvisorInputs<'_>) -> Vec<u8> {
         if place == account {
             scrape_error(&mut out, "container", is_partial);
         }
-        let mut series = Series { out: &mut out, family, count: 0, entry: None };
-        for entry in &entries {
-            series.entry = Some(entry);
-            (family.write)(entry, &mut series);
+        if family.source() == MetricSource::Pressure && !inputs.snapshot.has_pressure {
+            continue;
         }
+        let mut series = Series { out: &mut out, family, count: 0 };
+        entries.iter().for_each(|entry| series.put_all(entry));
         is_partial |= series.count > MAX_SERIES;
     }
     machine(&mut out, inputs.host, inputs.memory);
@@ -124,8 +97,8 @@ fn entries<'a>(inputs: &CadvisorInputs<'a>) -> Vec<CgroupEntry<'a>> {
     let mut entries = Vec::with_capacity(4 + snapshot.pods.len() * 4);
     if let Some(root) = &snapshot.root {
         let mut entry = entry(inputs, root, Names::default());
-        entry.network = snapshot.network.as_ref();
-        entry.mounted = inputs.mounted;
+        entry.metrics.links = links(snapshot.network.as_ref());
+        entry.metrics.mounted = inputs.mounted;
         entries.push(entry);
     }
     let is_above = |seen: &CgroupObservation| snapshot.parent_cgroups.iter().any(|above| above.path == seen.path);
@@ -145,25 +118,30 @@ fn of_pod<'a>(inputs: &CadvisorInputs<'a>, seen: &'a PodUsage, entries: &mut Vec
     if let Some(sandbox) = &seen.sandbox {
         let image = inputs.sandbox_images.get(&seen.pod.handler).map(String::as_str).unwrap_or_default();
         let mut entry = entry(inputs, sandbox, Names { image, name: seen.pod.sandbox.as_str(), ..pod });
-        entry.network = seen.network.as_ref();
-        entry.started_at = seen.pod.started_at.as_second();
+        entry.metrics.links = links(seen.network.as_ref());
+        entry.metrics.started_at = seen.pod.started_at.as_second();
         entries.push(entry);
     }
     for (shown, found) in seen.pod.containers.iter().zip(&seen.containers) {
         let Some(found) = found else { continue };
         let names = Names { container: &shown.name, image: &shown.image, name: shown.id.as_str(), ..pod };
         let mut entry = entry(inputs, found, names);
-        entry.started_at = shown.started_at.as_second();
+        entry.metrics.started_at = shown.started_at.as_second();
         entries.push(entry);
     }
     // The pod's cgroup carries the network counters of a pod whose sandbox has no cgroup.
     if seen.sandbox.is_none()
         && seen.network.is_some()
-        && let Some(group) =
-            entries.iter_mut().rev().find(|e| seen.group.as_ref().is_some_and(|g| std::ptr::eq(e.reading, &g.reading)))
+        && let Some(of_pod) = &seen.group
+        && let Some(group) = entries.iter_mut().rev().find(|e| std::ptr::eq(e.metrics.reading, &of_pod.reading))
     {
-        group.network = seen.network.as_ref();
+        group.metrics.links = links(seen.network.as_ref());
     }
+}
+
+/// Interfaces of sandboxes and the root cgroup, and of a pod whose sandbox has no cgroup.
+fn links(network: Option<&NetworkInterfaces>) -> &[LinkCounters] {
+    network.map(|network| network.interfaces.as_slice()).unwrap_or_default()
 }
 
 fn entry<'a>(inputs: &CadvisorInputs<'a>, seen: &'a CgroupObservation, names: Names<'_>) -> CgroupEntry<'a> {
@@ -174,94 +152,65 @@ fn entry<'a>(inputs: &CadvisorInputs<'a>, seen: &'a CgroupObservation, names: Na
         end
     };
     let now = inputs.now / 1_000_000_000;
-    CgroupEntry {
-        reading: &seen.reading,
+    let metrics = MetricInputs {
         started_at: seen.reading.created_at,
-        is_container: !names.container.is_empty(),
-        network: None,
+        seen_at: u64::try_from(now).unwrap_or_default(),
         files: inputs.files.get(&seen.path).map(|counted| counted.files),
-        mounted: &[],
-        devices: inputs.devices,
-        has_pressure: inputs.snapshot.has_pressure,
-        now: u64::try_from(now).unwrap_or_default(),
+        device_names: seen.reading.devices.iter().map(|io| device_name(inputs, io.device)).collect(),
+        ..MetricInputs::of(&seen.reading)
+    };
+    CgroupEntry {
+        metrics,
+        is_container: !names.container.is_empty(),
         labels: Labels::new(&seen.path, names),
         ends: [end(seen.reading.at / 1_000_000), end(now.saturating_mul(1000))],
     }
 }
 
-/// Number with its unit in the source.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SampleValue {
-    /// An unsigned integer.
-    Count(u64),
-    /// A signed integer.
-    Signed(i64),
-    /// Nanoseconds, written in seconds.
-    Nanoseconds(u64),
-    /// Microseconds, written in seconds.
-    Microseconds(u64),
-    /// Milliseconds, written in seconds.
-    Milliseconds(u64),
-}
-
-/// Timestamp of the series of a family.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stamp {
-    /// Time of the reading.
-    Reading,
-    /// Time of the page.
-    Page,
-    /// No timestamp.
-    None,
-}
-
-/// A metric family.
-pub struct Family {
-    /// Metric name.
-    pub name: &'static str,
-    /// Help text.
-    pub help: &'static str,
-    /// `counter` or `gauge`.
-    pub kind: &'static str,
-    /// Timestamp of its series.
-    pub stamp: Stamp,
-    /// Writes the series of one cgroup.
-    pub write: fn(&CgroupEntry<'_>, &mut Series<'_, '_>),
+/// Device path such as `/dev/sda`; a device that is gone keeps its numbers, so that two devices never share a label.
+fn device_name(inputs: &CadvisorInputs<'_>, (major, minor): (u32, u32)) -> String {
+    match inputs.devices.get(&(major, minor)) {
+        Some(known) => format!("/dev/{}", known.name),
+        None => format!("{major}:{minor}"),
+    }
 }
 
 /// Sink for the series of one family.
-pub struct Series<'a, 'e> {
+struct Series<'a> {
     out: &'a mut Vec<u8>,
     family: &'static Family,
     count: usize,
-    entry: Option<&'e CgroupEntry<'e>>,
 }
 
-impl Series<'_, '_> {
-    /// Writes a series without extra labels.
-    pub fn put(&mut self, value: SampleValue) {
-        self.put_with(&[], value);
+impl Series<'_> {
+    /// Writes the series of a cgroup.
+    fn put_all(&mut self, entry: &CgroupEntry<'_>) {
+        if !(self.family.page_omits == PageOmission::Containers && entry.is_container) {
+            self.family.write(&entry.metrics, &mut |labels, value| self.put(entry, labels, value));
+        }
     }
 
-    /// Writes a series with extra labels, given in the order in which they are written.
-    pub fn put_with(&mut self, extra: &[Extra<'_>], value: SampleValue) {
-        let Some(entry) = self.entry else { return };
+    /// Writes one series; `labels` are the values of the family's own labels.
+    fn put(&mut self, entry: &CgroupEntry<'_>, labels: &[&str], value: Value) {
+        let Family { name, help, kind, .. } = self.family;
+        if self.family.page_omits == PageOmission::Zeros && value == Value::Nanoseconds(0) {
+            return;
+        }
         self.count += 1;
         if self.count > MAX_SERIES {
             return;
         }
-        let Family { name, help, kind, .. } = self.family;
         if self.count == 1 {
-            push_family(self.out, name, help, kind);
+            push_family(self.out, name, help, if *kind == MetricKind::Counter { "counter" } else { "gauge" });
         }
         self.out.extend_from_slice(name.as_bytes());
-        entry.labels.write(self.out, extra);
+        entry.labels.write(self.out, self.family.labels(), labels);
         match value {
-            SampleValue::Count(number) => push_count(self.out, number),
-            SampleValue::Signed(number) => push_signed(self.out, number),
-            SampleValue::Nanoseconds(number) => push_scaled(self.out, number, 9),
-            SampleValue::Microseconds(number) => push_scaled(self.out, number, 6),
-            SampleValue::Milliseconds(number) => push_scaled(self.out, number, 3),
+            Value::Count(number) => push_count(self.out, number),
+            Value::Signed(number) => push_signed(self.out, number),
+            Value::Nanoseconds(number) => push_scaled(self.out, number, 9),
+            Value::Microseconds(number) => push_scaled(self.out, number, 6),
+            Value::Milliseconds(number) => push_scaled(self.out, number, 3),
         }
         let [of_reading, of_page] = &entry.ends;
         self.out.extend_from_slice(match self.family.stamp {
@@ -290,7 +239,14 @@ mod tests {
         let host =
             Host { cpus: 4, cores: 2, sockets: 1, boot_id: "b".into(), machine_id: "m".into(), ..Host::default() };
         let disk = DiskCounters { name: "vda".to_owned(), reads: [1, 2, 3, 4500], ..DiskCounters::default() };
-        let fs = FileSystem { capacity: 1000, free: 400, available: 300, inodes: 20, inodes_free: 15 };
+        let fs = MountedFileSystem {
+            device: "/dev/vda1".to_owned(),
+            capacity: 1000,
+            used: 600,
+            inodes: 20,
+            inodes_free: 15,
+            disk: Some(disk.clone()),
+        };
         let files = OpenFiles { descriptors: 9, sockets: 2, soft_limit: Some(-1) };
         let out = write(&CadvisorInputs {
             snapshot: &snapshot,
@@ -298,7 +254,7 @@ mod tests {
             host: &host,
             memory: MachineMemory { total: 8_000_000, available: 1, swap_total: 1, swap_free: 1 },
             files: &HashMap::from([("/kubepods/poduid-web/id-main".into(), OpenFileCount { files, used_ns: None })]),
-            mounted: &[MountedFileSystem { device: "/dev/vda1".to_owned(), fs, disk: Some(disk.clone()) }],
+            mounted: &[fs],
             devices: &HashMap::from([((259, 0), disk)]),
             sandbox_images: &HashMap::from([(String::new(), "pause:3".to_owned())]),
             is_partial: false,
@@ -339,14 +295,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_a_sandbox_cgroup_has_network_series_of_its_own() {
+    fn a_pod_without_a_sandbox_cgroup_has_the_network_series() {
         let page = page(|snapshot| snapshot.pods[0].sandbox = None);
         let network = of(&page, "container_network_receive_bytes_total");
         assert_eq!(network.iter().filter(|line| line.contains("id=\"/kubepods/poduid-web\"")).count(), 1);
     }
 
     #[test]
-    fn pressure_series_exist_only_where_the_kernel_provides_them() {
+    fn pressure_only_where_the_kernel_reports_it() {
         // AC-04b-M13, AC-08-17
         assert!(!page(|_| {}).contains("container_pressure_"));
         let page = page(|snapshot| {
@@ -373,14 +329,13 @@ mod tests {
         let limited = page(|snapshot| {
             if let Some(main) = &mut snapshot.pods[0].containers[0] {
                 main.reading.share = Some(CpuShare { shares: 512, quota: Some(50_000), period: 100_000 });
-                let counters = Throttling {
+                let throttling = Throttling {
                     periods: 10,
                     throttled_periods: 3,
                     throttled_ns: 2_500_000_000,
                     ..Throttling::default()
                 };
-                main.reading.cpu =
-                    main.reading.cpu.map(|cpu| super::super::reading::Cpu { throttling: counters, ..cpu });
+                main.reading.cpu = main.reading.cpu.map(|cpu| super::super::reading::Cpu { throttling, ..cpu });
             }
         });
         for (family, value) in [

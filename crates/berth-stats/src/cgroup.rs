@@ -17,17 +17,17 @@ use std::{
 use inotify::WatchDescriptor;
 
 use super::{
-    mounts::{ControlFile, ControlFileKind, Mounts, Tree},
-    partial_reading::PartialReading,
+    mounts::{Mounts, Tree},
     reader::{CgroupObservation, MachineMemory, YOUNG_NS},
-    reading::{Cpu, CpuSample, Depth, WallNs, rate},
-    settings_watch::CgroupSettings,
+    reading::{Cpu, CpuSample, Depth, RateMeter, WallNs},
+};
+use berth_cadvisor::{
+    CgroupSettings, PartialReading,
+    control_files::{ControlFile, ControlFileKind},
 };
 
 /// Maximum size of a cgroup file, bytes: the members of a cgroup with 100,000 processes.
 const MAX_FILE: usize = 1 << 20;
-/// Minimum time between two readings for a meaningful rate, nanoseconds.
-const MIN_WINDOW_NS: i64 = 500_000_000;
 
 /// Maximum time for which an idle cgroup's values are reused, nanoseconds.
 const IDLE_NS: i64 = 180_000_000_000;
@@ -91,8 +91,7 @@ pub struct Cgroup {
     /// Watches of its settings; empty where the kernel cannot watch them.
     pub watched: Vec<WatchDescriptor>,
     slots: Vec<CachedFile>,
-    last: Option<CpuSample>,
-    rate: Option<u64>,
+    rate: RateMeter,
     /// Last pass that listed this cgroup.
     pub pass: u64,
     /// Number of cgroups that were found before this one.
@@ -112,8 +111,7 @@ impl Cgroup {
             idle_since: None,
             watched: Vec::new(),
             slots: (0..files).map(|_| CachedFile::Closed).collect(),
-            last: None,
-            rate: None,
+            rate: RateMeter::default(),
             pass: 0,
             number: 0,
         }
@@ -208,18 +206,9 @@ impl Cgroup {
         if cpu.is_none() && memory.is_none() {
             return None;
         }
-        let cpu = cpu.map(|cpu| Cpu { rate: self.rate_at(draft.at, cpu.times.usage_ns), ..cpu });
+        let sample = |cpu: &Cpu| CpuSample { at: draft.at, usage_ns: cpu.times.usage_ns };
+        let cpu = cpu.map(|cpu| Cpu { rate: self.rate.update(sample(&cpu)), ..cpu });
         Some(CgroupObservation { path: self.path.clone(), reading: draft.finish(cpu, memory, self.made_at, depth) })
-    }
-
-    fn rate_at(&mut self, at: WallNs, usage_ns: u64) -> Option<u64> {
-        let mark = CpuSample { at, usage_ns };
-        let too_soon = self.last.is_some_and(|last| (0..MIN_WINDOW_NS).contains(&at.saturating_sub(last.at)));
-        if !(too_soon && self.last.is_some_and(|last| last.usage_ns <= usage_ns)) {
-            self.rate = self.last.and_then(|last| rate(last, mark));
-            self.last = Some(mark);
-        }
-        self.rate
     }
 }
 

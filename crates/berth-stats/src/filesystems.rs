@@ -28,7 +28,14 @@ pub fn mounted(root: &Path, hidden: &[&str]) -> Vec<MountedFileSystem> {
     let disks = host::disks(root);
     let mounted = places(&table, hidden).into_iter().filter_map(|place| {
         let fs = FileSystem::of(Path::new(&place.target)).ok()?;
-        Some(MountedFileSystem { device: place.device, fs, disk: disks.get(&place.numbers).cloned() })
+        Some(MountedFileSystem {
+            device: place.device,
+            capacity: fs.capacity,
+            used: fs.used(),
+            inodes: fs.inodes,
+            inodes_free: fs.inodes_free,
+            disk: disks.get(&place.numbers).cloned(),
+        })
     });
     mounted.collect()
 }
@@ -88,7 +95,7 @@ broken
     #[test]
     fn this_machine_has_file_systems() {
         for found in mounted(Path::new("/"), &[]) {
-            assert!(found.fs.capacity >= found.fs.used() && !found.device.is_empty(), "{found:?}");
+            assert!(found.capacity >= found.used && !found.device.is_empty(), "{found:?}");
         }
     }
 }

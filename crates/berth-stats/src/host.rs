@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::reader::MachineMemory;
+pub use berth_cadvisor::DiskCounters;
 
 /// Facts that are constant while the machine runs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -95,19 +96,6 @@ pub fn processes(root: &Path, max: u64) -> Option<Processes> {
     let load = fs::read_to_string(root.join("proc/loadavg")).ok()?;
     let now = load.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()?;
     Some(Processes { max: (max != 0).then_some(max), now })
-}
-
-/// Counters of one block device from `/proc/diskstats`; times in milliseconds.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct DiskCounters {
-    /// Device name, such as `sda1`.
-    pub name: String,
-    /// Reads completed, reads merged, sectors read, time spent reading.
-    pub reads: [u64; 4],
-    /// Writes completed, writes merged, sectors written, time spent writing.
-    pub writes: [u64; 4],
-    /// I/Os in progress, time spent doing I/Os, weighted time spent doing I/Os.
-    pub io: [u64; 3],
 }
 
 /// Counters of all block devices by major and minor number.

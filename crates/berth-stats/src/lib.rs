@@ -14,7 +14,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
-pub mod cadvisor_families;
 mod cadvisor_labels;
 mod cadvisor_machine;
 pub mod cadvisor_page;
@@ -31,11 +30,9 @@ pub mod network;
 mod node_observer;
 pub mod open_files;
 mod page;
-mod partial_reading;
 pub mod pods;
 mod provider;
 pub mod reader;
-pub mod reading;
 pub mod resource_page;
 mod runtime_report;
 mod settings_watch;
@@ -49,6 +46,7 @@ mod system_groups;
 #[cfg(test)]
 mod testing;
 
+pub use berth_cadvisor::reading;
 pub use berth_sys::cgroup::files as cgroup_files;
 pub use config::{PodDirectories, StatsConfig, StatsDeps};
 pub use disk_measurer::MeasurementTasks;

@@ -9,40 +9,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use berth_sys::netlink::counters::{DirectionCounters, LinkCounters};
+
 /// Maximum number of bytes read of an interface or routing table.
 const MAX_TABLE: u64 = 1 << 20;
 /// Maximum number of interfaces reported per namespace.
 const MAX_INTERFACES: usize = 256;
 
-/// Counters of one interface.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Interface {
-    /// Interface name.
-    pub name: String,
-    /// Receive counters.
-    pub received: TrafficCounters,
-    /// Transmit counters.
-    pub sent: TrafficCounters,
-}
-
-/// Counters of one direction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct TrafficCounters {
-    /// Number of bytes.
-    pub bytes: u64,
-    /// Number of packets.
-    pub packets: u64,
-    /// Number of errors.
-    pub errors: u64,
-    /// Number of dropped packets.
-    pub dropped: u64,
-}
-
 /// Reported interfaces of one namespace, and its primary interface.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NetworkInterfaces {
     /// Interfaces in the kernel's order.
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<LinkCounters>,
     /// Index of the primary interface: `eth0`, otherwise that of the default route.
     pub primary: Option<usize>,
 }
@@ -87,21 +65,21 @@ fn read(path: &Path) -> Option<String> {
 }
 
 /// Parses `/proc/<pid>/net/dev`, without interfaces that only connect containers.
-pub fn interfaces(table: &str) -> Vec<Interface> {
+pub fn interfaces(table: &str) -> Vec<LinkCounters> {
     table.lines().filter_map(interface).filter(|i| is_shown(&i.name)).take(MAX_INTERFACES).collect()
 }
 
 /// Parses ` eth0: bytes packets errs drop fifo frame compressed multicast | bytes packets errs drop …`
-fn interface(line: &str) -> Option<Interface> {
+fn interface(line: &str) -> Option<LinkCounters> {
     let (name, numbers) = line.split_once(':')?;
     let mut numbers = numbers.split_ascii_whitespace().map(|number| number.parse().ok());
-    let mut direction = |others: usize| -> Option<TrafficCounters> {
+    let mut direction = |others: usize| -> Option<DirectionCounters> {
         let mut next = || numbers.next().flatten();
-        let direction = TrafficCounters { bytes: next()?, packets: next()?, errors: next()?, dropped: next()? };
+        let direction = DirectionCounters { bytes: next()?, packets: next()?, errors: next()?, dropped: next()? };
         (0..others).try_for_each(|_| next().map(drop))?;
         Some(direction)
     };
-    Some(Interface { name: name.trim().to_owned(), received: direction(4)?, sent: direction(0)? })
+    Some(LinkCounters { name: name.trim().to_owned(), received: direction(4)?, sent: direction(0)? })
 }
 
 fn is_shown(name: &str) -> bool {
@@ -123,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_in_the_host_network_namespace_yields_no_pod_network() {
+    fn a_process_back_in_the_machines_network_has_no_pod_counters() {
         let dir = tempfile::tempdir().expect("a directory");
         let proc = dir.path();
         let is_in = |pid: u32, namespace: &str| {
@@ -165,9 +143,9 @@ short: 1 2 3
         let found = interfaces(TABLE);
         let names: Vec<&str> = found.iter().map(|i| i.name.as_str()).collect();
         assert_eq!(names, ["eth0", "net1"]);
-        assert_eq!(found[0].received, TrafficCounters { bytes: 1_215_645, packets: 2751, errors: 1, dropped: 2 });
-        assert_eq!(found[0].sent, TrafficCounters { bytes: 1_782_404, packets: 4324, errors: 3, dropped: 4 });
-        assert_eq!(found[1].sent, TrafficCounters { bytes: 5, packets: 4, errors: 3, dropped: 2 });
+        assert_eq!(found[0].received, DirectionCounters { bytes: 1_215_645, packets: 2751, errors: 1, dropped: 2 });
+        assert_eq!(found[0].sent, DirectionCounters { bytes: 1_782_404, packets: 4324, errors: 3, dropped: 4 });
+        assert_eq!(found[1].sent, DirectionCounters { bytes: 5, packets: 4, errors: 3, dropped: 2 });
     }
 
     #[test]

@@ -25,6 +25,7 @@ use super::{
     reading::{Depth, Reading, WallNs},
     settings_watch::{ChangedCgroups, SettingsWatch},
 };
+pub use berth_cadvisor::MachineMemory;
 use berth_types::PodUid;
 
 /// Maximum age of a reading that a deeper one may complete, in nanoseconds; the deeper one keeps its time.
@@ -72,19 +73,6 @@ pub struct CgroupObservation {
     pub path: Arc<str>,
     /// Values read from its files.
     pub reading: Reading,
-}
-
-/// Memory of the machine, used in place of the files that the root cgroup lacks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct MachineMemory {
-    /// `MemTotal`, bytes.
-    pub total: u64,
-    /// `MemAvailable`, bytes: the kernel's estimate of the memory available without swapping.
-    pub available: u64,
-    /// `SwapTotal`, bytes.
-    pub swap_total: u64,
-    /// `SwapFree`, bytes.
-    pub swap_free: u64,
 }
 
 /// Reads cgroups and caches their open files, settings, and previous counters.

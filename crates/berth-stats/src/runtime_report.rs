@@ -16,7 +16,7 @@ use tracing::debug;
 use super::{
     cgroup_files::{Pressure, PressureStats},
     disk::FileSystem,
-    network::{Interface, NetworkInterfaces, TrafficCounters},
+    network::{DirectionCounters, LinkCounters, NetworkInterfaces},
     summary::{
         CpuStats, LayerUsage, MemoryStats, NetworkStats, Resources, RuntimePod, RuntimeReport, RuntimeUsage, SwapStats,
     },
@@ -130,12 +130,12 @@ fn stalls(psi: &cri::PsiStats) -> PressureStats {
 
 /// Converts CRI network usage; the default interface comes first and is the primary one.
 fn network(usage: &cri::NetworkUsage) -> NetworkStats {
-    let direction = |bytes, errors| TrafficCounters {
+    let direction = |bytes, errors| DirectionCounters {
         bytes: value(bytes).unwrap_or_default(),
         errors: value(errors).unwrap_or_default(),
-        ..TrafficCounters::default()
+        ..DirectionCounters::default()
     };
-    let interface = |usage: &cri::NetworkInterfaceUsage| Interface {
+    let interface = |usage: &cri::NetworkInterfaceUsage| LinkCounters {
         name: usage.name.clone(),
         received: direction(usage.rx_bytes, usage.rx_errors),
         sent: direction(usage.tx_bytes, usage.tx_errors),
@@ -162,13 +162,13 @@ async fn filesystems(report: &RuntimeReport) -> HashMap<String, FileSystem> {
     let all = layers.chain(&report.images).chain(&report.layers);
     let points: BTreeSet<String> =
         all.map(|layer| layer.mountpoint.clone()).filter(|point| !point.is_empty()).collect();
-    let task = tokio::task::spawn_blocking(move || {
+    let read = tokio::task::spawn_blocking(move || {
         points
             .into_iter()
             .filter_map(|point| Some((FileSystem::of(Path::new(&point)).ok()?, point)))
             .collect::<Vec<_>>()
     });
-    let found = timeout(DISK_LIMIT, task).await.ok().and_then(Result::ok).unwrap_or_default();
+    let found = timeout(DISK_LIMIT, read).await.ok().and_then(Result::ok).unwrap_or_default();
     found.into_iter().map(|(fs, point)| (point, fs)).collect()
 }
 
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_as_reported_by_the_runtime() {
+    fn a_pod_as_the_runtime_reports_it() {
         let value = |value| Some(cri::UInt64Value { value });
         let line = |total| Some(cri::PsiData { total, avg10: 1.5, ..Default::default() });
         let psi = Some(cri::PsiStats { some: line(9), full: line(4) });
@@ -227,14 +227,14 @@ mod tests {
             }),
             ..Default::default()
         };
-        let (id, runtime_pod) = pod(stats).expect("known");
-        assert_eq!((id.as_str(), runtime_pod.processes), ("s1", Some(8)));
-        let cpu = runtime_pod.usage.cpu.expect("told");
+        let (id, told) = pod(stats).expect("known");
+        assert_eq!((id.as_str(), told.processes), ("s1", Some(8)));
+        let cpu = told.usage.cpu.expect("told");
         assert_eq!(
             (cpu.usage_nano_cores, cpu.psi.map(|psi| (psi.some.total, psi.full.total))),
             (Some(2), Some((9, 4)))
         );
-        let network = runtime_pod.network.expect("told");
+        let network = told.network.expect("told");
         let names: Vec<(&str, u64)> =
             network.network.interfaces.iter().map(|i| (i.name.as_str(), i.received.bytes)).collect();
         assert_eq!((network.at, network.network.primary, names), (3, Some(0), vec![("eth0", 5), ("net1", 6)]));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_image_of_a_sandbox_is_in_its_verbose_status() {
+    fn a_sandbox_has_its_image() {
         let info = |text: &str| HashMap::from([("info".to_owned(), text.to_owned())]);
         assert_eq!(sandbox_image(&info(r#"{"pid":1,"image":"registry/pause:3.10"}"#)), "registry/pause:3.10");
         for odd in ["", "{", "{}", r#"{"image":1}"#, "[]"] {

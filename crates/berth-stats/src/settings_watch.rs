@@ -12,29 +12,6 @@ use super::reader::CgroupKey;
 /// Size of the event buffer, bytes: about thirty events.
 const BUFFER: usize = 4096;
 
-/// Values of the settings of a cgroup.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct CgroupSettings {
-    /// `cpu.max`: quota (`None` for no limit) and period, microseconds.
-    pub cpu_max: Option<(Option<u64>, u64)>,
-    /// CPU weight in shares.
-    pub shares: Option<u64>,
-    /// `cpu.cfs_period_us`.
-    pub period: Option<u64>,
-    /// `cpu.cfs_quota_us`; `None` without a quota.
-    pub quota: Option<u64>,
-    /// Memory limit, bytes.
-    pub memory_limit: Option<u64>,
-    /// Swap limit, bytes.
-    pub swap_limit: Option<u64>,
-    /// Limit of memory and swap together, bytes.
-    pub memory_and_swap_limit: Option<u64>,
-    /// Memory reserved for the cgroup, bytes.
-    pub reserved: u64,
-    /// Maximum number of threads; 0 for no limit.
-    pub threads_max: u64,
-}
-
 /// Cgroups whose settings were written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ChangedCgroups {
@@ -123,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_are_detected() {
+    fn writes_are_reported() {
         let root = tempfile::tempdir().expect("a directory");
         let mut watch = SettingsWatch::default();
         let [a, b] = ["a", "b"].map(|name| root.path().join(name));

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{
     cgroup_files::{Pressure, PressureStats},
-    network::Interface,
+    network::LinkCounters,
     reading::WallNs,
     summary::{
         ContainerStats, CpuStats, FsStats, MemoryStats, NetworkStats, NodeStats, PodStats, Resources, StatsSummary,
@@ -170,7 +170,7 @@ fn network(json: &mut Json, stats: &NetworkStats) {
     json.close(b'}');
 }
 
-fn interface_members(json: &mut Json, interface: &Interface) {
+fn interface_members(json: &mut Json, interface: &LinkCounters) {
     json.text("name", &interface.name);
     json.number("rxBytes", Some(interface.received.bytes));
     json.number("rxErrors", Some(interface.received.errors));

@@ -9,7 +9,7 @@ use super::{
     disk::{FileSystem, Usage},
     disk_measurer::Measurement,
     host::Processes,
-    network::{Interface, NetworkInterfaces},
+    network::{LinkCounters, NetworkInterfaces},
     pods::{ReportedContainer, ReportedPod},
     reader::CgroupObservation,
     reading::{CgroupMemory, Cpu, Depth, Reading, WallNs},
@@ -71,7 +71,7 @@ pub fn shown_pod(name: &str, containers: &[&str]) -> ReportedPod {
 pub fn pod_seen(name: &str, containers: &[&str]) -> PodUsage {
     let pod = shown_pod(name, containers);
     let directory = format!("/kubepods/poduid-{name}");
-    let interface = Interface { name: "eth0".to_owned(), ..Interface::default() };
+    let interface = LinkCounters { name: "eth0".to_owned(), ..LinkCounters::default() };
     PodUsage {
         group: Some(seen(&directory, 10_000_000_000, 1000)),
         sandbox: Some(seen(&format!("{directory}/sandbox-{name}"), 1, 10)),

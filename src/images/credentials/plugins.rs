@@ -117,9 +117,9 @@ impl Plugin {
     /// Identity that the plugin is called with; `None` if it is not called for that pod.
     async fn caller(&self, pod: &Pod, objects: Option<&dyn ObjectSource>) -> Option<Caller> {
         let account = pod.spec().service_account_name.as_deref().filter(|name| !name.is_empty());
-        let (wish, account) = match (&self.provider.token, account) {
-            (Some(wish), Some(account)) => (wish, account),
-            (Some(wish), None) if wish.requires_account() => return None,
+        let (settings, account) = match (&self.provider.token, account) {
+            (Some(settings), Some(account)) => (settings, account),
+            (Some(settings), None) if settings.requires_account() => return None,
             _ => return Some(Caller::default()),
         };
         let plugin = &self.provider.name;
@@ -127,7 +127,7 @@ impl Plugin {
             warn!(plugin = %plugin, serviceAccount = account, "Cannot request a service account token for image pulls without an API server");
             return None;
         };
-        match Caller::of(wish, pod, account, objects).await {
+        match Caller::of(settings, pod, account, objects).await {
             Ok(caller) => caller,
             Err(error) => {
                 let pod = pod.object_name();

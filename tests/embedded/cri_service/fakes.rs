@@ -22,7 +22,7 @@ use berth_runtime::{
         Planner, PodNetworkProvider, Ports, Shim, ShimSession, Shims,
     },
     runtime::{HostFacts, Runtime, now_ns},
-    stats::{Cpu, Depth, MemoryReading, Reading},
+    stats::{CgroupMemory, Cpu, CpuTimes, Depth, MemoryStat, Reading},
 };
 use berth_shim::plan::{
     ContainerRecord, ExecPlan, Exit, ExitEvent, Hello, LaunchPlan, Namespace, NamespacePlan, ProcessTarget, Reply,
@@ -407,9 +407,19 @@ impl Groups for Fakes {
         if !self.0.groups.lock().expect("whole").contains_key(group) && !group.ends_with("pods") {
             return Reading::default();
         }
-        let cpu = Some(Cpu { usage_ns: 2_000_000_000, ..Cpu::default() });
-        let memory = Some(MemoryReading { usage: 100, inactive_file: 30, limit: u64::MAX, ..MemoryReading::default() });
-        Reading { at_ns: now_ns(), cpu, memory, tasks: Some(2), processes: vec![1], ..Reading::default() }
+        let times = CpuTimes { usage_ns: 2_000_000_000, ..CpuTimes::default() };
+        let stat = MemoryStat { inactive_file: 30, ..MemoryStat::default() };
+        Reading {
+            at: now_ns(),
+            cpu: Some(Cpu { times, ..Cpu::default() }),
+            memory: Some(CgroupMemory { usage: 100, stat, limit: u64::MAX, ..CgroupMemory::default() }),
+            threads: Some((2, 0)),
+            ..Reading::default()
+        }
+    }
+
+    fn processes(&self, group: &str) -> Vec<u32> {
+        Vec::from_iter(self.0.groups.lock().expect("whole").contains_key(group).then_some(1))
     }
 
     fn has_pressure_stats(&self) -> bool {

@@ -10,13 +10,14 @@ use crate::{
     runtime::{Runtime, blocking},
     sandbox::Sandbox,
     stats::{
-        Depth,
+        Depth, OpenFiles, Reading,
         layer_usage::LayerUsage,
         link_counters::LinkCounterReader,
-        metrics::{self, ContainerSample, Labels},
+        metrics::{self, Labels, whole_seconds},
         open_files, volume,
     },
 };
+use berth_cadvisor::{MetricInputs, MountedFileSystem};
 use berth_proto::cri;
 
 /// Maximum number of a container's processes whose open files are counted.
@@ -52,7 +53,7 @@ pub async fn sandboxes(runtime: &Arc<Runtime>) -> RuntimeResult<Vec<cri::PodSand
 fn of_sandbox(
     runtime: &Runtime,
     sandbox: &Sandbox,
-    (asker, volume): (&mut LinkCounterReader, Option<&volume::Volume>),
+    (asker, volume): (&mut LinkCounterReader, Option<&MountedFileSystem>),
     written: &BTreeMap<String, LayerUsage>,
 ) -> cri::PodSandboxMetrics {
     let running = sandbox.containers.values().filter(|container| container.running().is_ok());
@@ -60,7 +61,7 @@ fn of_sandbox(
         container_id: container.id().to_owned(),
         metrics: metrics::of_container(
             &labels(sandbox, Some(container)),
-            &subject(runtime, container, volume, written.get(container.id())),
+            &inputs(container, &read(runtime, container), volume, written.get(container.id())),
         ),
     });
     let container_metrics = container_metrics.collect();
@@ -72,20 +73,30 @@ fn of_sandbox(
     }
 }
 
-fn subject(
-    runtime: &Runtime,
+/// Reads a container's cgroup and counts its open files. Blocking.
+fn read(runtime: &Runtime, container: &Container) -> (Reading, OpenFiles) {
+    let (groups, group) = (&runtime.ports.groups, &container.meta.group);
+    let (mut reading, processes) = (groups.read(group, Depth::Full), groups.processes(group));
+    // CRI metrics have no unknown counts.
+    reading.processes = u32::try_from(processes.len()).ok();
+    reading.threads.get_or_insert_default();
+    (reading, open_files::count(Path::new("/proc"), processes.into_iter().take(MOST_PROCESSES)))
+}
+
+fn inputs<'a>(
     container: &Container,
-    volume: Option<&volume::Volume>,
+    (reading, files): &'a (Reading, OpenFiles),
+    volume: Option<&MountedFileSystem>,
     written: Option<&LayerUsage>,
-) -> ContainerSample {
-    let reading = runtime.ports.groups.read(&container.meta.group, Depth::Metrics);
-    ContainerSample {
-        started_ns: container.running().map(|started| started.at_ns).unwrap_or_default(),
-        open: open_files::count(Path::new("/proc"), reading.processes.iter().copied().take(MOST_PROCESSES)),
-        volume: volume.cloned(),
-        written: written.map(|used| used.bytes),
-        devices: reading.devices.iter().map(|io| volume::device_name(io.device.0, io.device.1)).collect(),
-        reading,
+) -> MetricInputs<'a> {
+    let used = written.map(|used| used.bytes).unwrap_or_default();
+    MetricInputs {
+        started_at: container.running().map(|started| whole_seconds(started.at_ns)).unwrap_or_default(),
+        seen_at: whole_seconds(reading.at).unsigned_abs(),
+        files: Some(*files),
+        writable_layer: volume.map(|volume| MountedFileSystem { used, ..volume.clone() }),
+        device_names: reading.devices.iter().map(|io| volume::device_name(io.device.0, io.device.1)).collect(),
+        ..MetricInputs::of(reading)
     }
 }
 

@@ -26,8 +26,8 @@ pub(super) type SelectedContainer = (Arc<Sandbox>, String);
 /// There is no such container.
 pub async fn container(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<cri::ContainerStats> {
     let (pod, id) = runtime.container(id)?;
-    let container_stats = of_containers(runtime, vec![(pod.now(), id.clone())]).await?;
-    container_stats.into_iter().next().ok_or_else(|| RuntimeError::no_container(&id))
+    let results = of_containers(runtime, vec![(pod.now(), id.clone())]).await?;
+    results.into_iter().next().ok_or_else(|| RuntimeError::no_container(&id))
 }
 
 /// Response to `ListContainerStats`, newest first.
@@ -59,14 +59,14 @@ async fn of_containers(
     })
     .await?;
     let known = chosen.iter().zip(readings);
-    let pairs = known.filter_map(|((sandbox, id), reading)| Some((sandbox.containers.get(id)?, reading)));
-    Ok(pairs.map(|(container, reading)| stats(runtime, container, reading.as_ref(), &written)).collect())
+    let results = known.filter_map(|((sandbox, id), reading)| Some((sandbox.containers.get(id)?, reading)));
+    Ok(results.map(|(container, reading)| stats(runtime, container, reading.as_ref(), &written)).collect())
 }
 
 /// Reads a container's cgroup; `None` if it does not run. Blocking.
 fn read(runtime: &Runtime, container: Option<&Container>) -> Option<Reading> {
     let container = container.filter(|container| container.running().is_ok())?;
-    Some(runtime.ports.groups.read(&container.meta.group, Depth::Statistics))
+    Some(runtime.ports.groups.read(&container.meta.group, Depth::Summary))
 }
 
 /// Writable-layer usage of the containers, as far as it is counted.
@@ -81,17 +81,17 @@ fn stats(
     reading: Option<&Reading>,
     written: &BTreeMap<String, LayerUsage>,
 ) -> cri::ContainerStats {
-    let usage = reading.map(|reading| cri_messages::container(reading, rate(runtime, container.id(), reading)));
+    let results = reading.map(|reading| cri_messages::container(reading, rate(runtime, container.id(), reading)));
     let mountpoint = runtime.shell.layout.snapshots().display().to_string();
     cri::ContainerStats {
         attributes: Some(attributes(container)),
         writable_layer: written.get(container.id()).map(|used| cri_messages::written(used, &mountpoint)),
-        ..usage.unwrap_or_default()
+        ..results.unwrap_or_default()
     }
 }
 
 fn rate(runtime: &Runtime, id: &str, reading: &Reading) -> Option<u64> {
-    reading.cpu.and_then(|cpu| runtime.meter.rate(id, reading.at_ns, cpu.usage_ns))
+    reading.cpu.and_then(|cpu| runtime.meter.rate(id, reading.at, cpu.times.usage_ns))
 }
 
 fn attributes(container: &Container) -> cri::ContainerAttributes {
@@ -113,8 +113,8 @@ pub async fn sandbox(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<cri::Pod
         let text = format!("sandbox container \"{}\" is not running", sandbox.id());
         return Err(RuntimeError::new(ErrorKind::Unavailable, text));
     }
-    let pod_stats = of_sandboxes(runtime, vec![sandbox]).await?;
-    pod_stats.into_iter().next().ok_or_else(|| RuntimeError::no_sandbox(id))
+    let results = of_sandboxes(runtime, vec![sandbox]).await?;
+    results.into_iter().next().ok_or_else(|| RuntimeError::no_sandbox(id))
 }
 
 /// Response to `ListPodSandboxStats`: sandboxes that are ready, newest first.
@@ -156,8 +156,8 @@ async fn of_sandboxes(runtime: &Arc<Runtime>, chosen: Vec<Arc<Sandbox>>) -> Runt
         Ok(reading.iter().map(|sandbox| read_sandbox(&asked, sandbox, &mut asker)).collect::<Vec<_>>())
     })
     .await?;
-    let pod_stats = chosen.iter().zip(readings).map(|(sandbox, read)| sandbox_stats(runtime, sandbox, &read, &written));
-    Ok(pod_stats.collect())
+    let results = chosen.iter().zip(readings).map(|(sandbox, read)| sandbox_stats(runtime, sandbox, &read, &written));
+    Ok(results.collect())
 }
 
 /// Blocking: reads cgroups and network interfaces.
@@ -165,7 +165,7 @@ fn read_sandbox(runtime: &Runtime, sandbox: &Sandbox, asker: &mut LinkCounterRea
     let containers = sandbox.containers.iter();
     let containers = containers.filter_map(|(id, container)| Some((id.clone(), read(runtime, Some(container))?)));
     let containers: BTreeMap<String, Reading> = containers.collect();
-    let read_group = |group: &str| runtime.ports.groups.read(group, Depth::Statistics);
+    let read_group = |group: &str| runtime.ports.groups.read(group, Depth::Summary);
     let pod = match pod_group(sandbox) {
         Some(group) => read_group(&group),
         None => containers.values().fold(read_group(&sandbox.meta.group), |sum, one| sum.with(one)),
@@ -188,17 +188,16 @@ fn sandbox_stats(
     written: &BTreeMap<String, LayerUsage>,
 ) -> cri::PodSandboxStats {
     let id = sandbox.id();
-    let tasks: Vec<u64> = read.containers.values().filter_map(|reading| reading.tasks).collect();
+    let threads = read.containers.values().filter_map(|reading| reading.threads);
     let process = cri::ProcessUsage {
         timestamp: read.at_ns,
-        process_count: cri_messages::value(tasks.iter().fold(0, |sum, tasks| sum.saturating_add(*tasks))),
+        process_count: cri_messages::value(threads.fold(0, |sum, (threads, _)| sum.saturating_add(threads))),
     };
-    let links = read.links.as_ref().map(|links| links.iter().map(link).collect::<Vec<_>>());
     let containers = sandbox.containers.values().map(|one| stats(runtime, one, read.containers.get(one.id()), written));
     let linux = cri::LinuxPodSandboxStats {
         cpu: cri_messages::cpu(&read.pod, rate(runtime, id, &read.pod)),
         memory: cri_messages::memory(&read.pod),
-        network: links.map(|links| cri_messages::network(read.at_ns, &links)),
+        network: read.links.as_ref().map(|links| cri_messages::network(read.at_ns, links)),
         process: Some(process),
         containers: containers.collect(),
         io: cri_messages::io(&read.pod),
@@ -207,12 +206,4 @@ fn sandbox_stats(
     let (labels, annotations) = (item.labels, item.annotations);
     let attributes = cri::PodSandboxAttributes { id: item.id, metadata: item.metadata, labels, annotations };
     cri::PodSandboxStats { attributes: Some(attributes), linux: Some(linux), windows: None }
-}
-
-fn link(counters: &LinkCounters) -> cri_messages::Link {
-    cri_messages::Link {
-        name: counters.name.clone(),
-        received: (counters.received.bytes, counters.received.errors),
-        sent: (counters.sent.bytes, counters.sent.errors),
-    }
 }

@@ -25,9 +25,9 @@ pub enum CpuArchitecture {
 /// A system call ABI.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Section {
-    /// x86-64.
+    /// 64-bit system calls of x86 processors.
     X86_64,
-    /// 32-bit x86.
+    /// 32-bit system calls of x86 processors.
     I386,
     /// x86-64 with 32-bit pointers: the same audit architecture with other call numbers.
     X32,

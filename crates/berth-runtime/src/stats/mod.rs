@@ -1,7 +1,7 @@
 //! Resource usage statistics and metrics of pods and containers, read on request.
 //!
 //! ```text
-//!  cgroups ─► kernel (sys::cgroup) ─► Reading ─────────┐
+//!  cgroups ─► cgroup_reader ─► Reading (cadvisor) ─────┐
 //!  links (netlink) ────────────────────────────────────┼─► answers ─► ContainerStats, PodSandboxStats
 //!  writable layers ─► layers (background count) ───────┤
 //!  open files ─────────────────────────────────────────┴─► metrics ─► ListPodSandboxMetrics
@@ -15,14 +15,13 @@ pub mod cri_messages;
 pub mod layer_usage;
 pub mod link_counters;
 pub mod metrics;
-mod reading;
 mod usage_rates;
 pub mod volume;
 
+pub use berth_cadvisor::reading::{CgroupMemory, Cpu, CpuShare, Depth, Reading};
 pub use berth_sys::{
-    cgroup::files::{self as group_files, DeviceIo, Pressure, PressureStats, Throttling},
+    cgroup::files::{self as group_files, CpuTimes, DeviceIo, MemoryStat, Pressure, PressureStats, Throttling},
     open_files::{self, OpenFiles},
 };
-pub use cgroup_reader::read;
-pub use reading::{Cpu, Depth, MemoryReading, Reading, Share};
+pub use cgroup_reader::{processes, read};
 pub use usage_rates::Meter;

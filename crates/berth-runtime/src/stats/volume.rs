@@ -5,30 +5,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use berth_cadvisor::MountedFileSystem;
 use rustix::fs::{major, minor, stat, statvfs};
 
-/// A file system.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Volume {
-    /// Device such as `/dev/vda1`; its numbers where it has no name.
-    pub device: String,
-    /// Capacity in bytes.
-    pub capacity: u64,
-    /// Total number of inodes.
-    pub inodes: u64,
-    /// Number of free inodes.
-    pub inodes_free: u64,
-}
-
-/// The file system that contains a path; `None` where the kernel rejects the request.
-pub fn of(path: &Path) -> Option<Volume> {
-    let filesystem = statvfs(path).ok()?;
+/// The file system that contains a path, without its usage; `None` where the kernel rejects the request.
+pub fn of(path: &Path) -> Option<MountedFileSystem> {
+    let file_system = statvfs(path).ok()?;
     let device = stat(path).ok()?.st_dev;
-    Some(Volume {
+    Some(MountedFileSystem {
         device: device_name(major(device), minor(device)),
-        capacity: filesystem.f_blocks.saturating_mul(filesystem.f_frsize),
-        inodes: filesystem.f_files,
-        inodes_free: filesystem.f_ffree,
+        capacity: file_system.f_blocks.saturating_mul(file_system.f_frsize),
+        inodes: file_system.f_files,
+        inodes_free: file_system.f_ffree,
+        ..MountedFileSystem::default()
     })
 }
 

@@ -161,7 +161,7 @@ mod tests {
             ("heap", "seconds=-3", 400, "invalid value for \"seconds\" - must be a positive integer\n"),
             ("heap", "debug=1", 400, "debug is not supported for this profile type\n"),
             ("heap", "seconds=1", 500, "no room\n"),
-            ("allocs", "seconds=2", 200, "Asked Some(2s)"),
+            ("allocs", "seconds=2", 200, "Allocated Some(2s)"),
             ("goroutine", "debug=2", 200, "threads: 1\n"),
             ("goroutine", "", 404, "Unknown profile\n"),
             ("block", "", 404, "Unknown profile\n"),

@@ -144,6 +144,12 @@ pub struct MemoryStat {
     pub pgfault: u64,
     /// Major page faults.
     pub pgmajfault: u64,
+    /// Page faults of the cgroup and its descendants.
+    pub total_pgfault: u64,
+    /// Major page faults of the cgroup and its descendants.
+    pub total_pgmajfault: u64,
+    /// Kernel memory; reported here by cgroup v2 only.
+    pub kernel: u64,
 }
 
 /// Parses `memory.stat` of cgroup v2.
@@ -153,18 +159,20 @@ pub fn memory_stat(text: &[u8]) -> MemoryStat {
         match key {
             b"anon" => stat.anon = value,
             b"file" => stat.file = value,
+            b"kernel" => stat.kernel = value,
             b"file_mapped" => stat.mapped_file = value,
             b"active_file" => stat.active_file = value,
             b"inactive_file" => stat.inactive_file = value,
-            b"pgfault" => stat.pgfault = value,
-            b"pgmajfault" => stat.pgmajfault = value,
+            b"pgfault" => (stat.pgfault, stat.total_pgfault) = (value, value),
+            b"pgmajfault" => (stat.pgmajfault, stat.total_pgmajfault) = (value, value),
             _ => {}
         }
     }
     stat
 }
 
-/// Parses `memory.stat` of cgroup v1: hierarchical sums, except for fault counts, which are the cgroup's own.
+/// Parses `memory.stat` of cgroup v1: hierarchical sums, except for `pgfault` and `pgmajfault`, which are the cgroup's
+/// own.
 pub fn memory_stat_v1(text: &[u8]) -> MemoryStat {
     let mut stat = MemoryStat::default();
     for (key, value) in pairs(text) {
@@ -177,6 +185,8 @@ pub fn memory_stat_v1(text: &[u8]) -> MemoryStat {
             b"total_inactive_file" => stat.inactive_file = value,
             b"pgfault" => stat.pgfault = value,
             b"pgmajfault" => stat.pgmajfault = value,
+            b"total_pgfault" => stat.total_pgfault = value,
+            b"total_pgmajfault" => stat.total_pgmajfault = value,
             _ => {}
         }
     }
@@ -409,11 +419,17 @@ mod tests {
             inactive_file: 6,
             pgfault: 7,
             pgmajfault: 8,
+            total_pgfault: 7,
+            total_pgmajfault: 8,
+            kernel: 3,
         };
         assert_eq!(memory_stat(unified), expected);
         let old = b"cache 99\nrss 99\npgfault 7\npgmajfault 8\ntotal_cache 2\ntotal_rss 1\ntotal_mapped_file 4\n\
                     total_swap 9\ntotal_pgfault 99\ntotal_active_file 5\ntotal_inactive_file 6\n";
-        assert_eq!(memory_stat_v1(old), MemoryStat { swap: 9, ..expected });
+        assert_eq!(
+            memory_stat_v1(old),
+            MemoryStat { swap: 9, total_pgfault: 99, total_pgmajfault: 0, kernel: 0, ..expected }
+        );
         assert_eq!(oom_kills(b"low 0\nhigh 0\nmax 1\noom 2\noom_kill 3\noom_group_kill 0\n"), Some(3));
         assert_eq!(oom_kills(b"oom_kill_disable 0\nunder_oom 0\noom_kill 4\n"), Some(4));
         assert_eq!(oom_kills(b"oom_kill_disable 0\nunder_oom 0\n"), None);

@@ -1,12 +1,46 @@
 //! Values parsed so far of one cgroup reading, independent of the cgroup version. Pure.
 
 use super::{
-    cgroup_files as parse,
-    mounts::ControlFileKind,
-    reader::MachineMemory,
+    control_files::ControlFileKind,
     reading::{CgroupMemory, Cpu, CpuShare, Depth, Pressures, Reading, WallNs},
-    settings_watch::CgroupSettings,
 };
+use berth_sys::cgroup::files as parse;
+
+/// Memory of the machine, used in place of the files that the root cgroup lacks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MachineMemory {
+    /// `MemTotal`, bytes.
+    pub total: u64,
+    /// `MemAvailable`, bytes: the kernel's estimate of the memory available without swapping.
+    pub available: u64,
+    /// `SwapTotal`, bytes.
+    pub swap_total: u64,
+    /// `SwapFree`, bytes.
+    pub swap_free: u64,
+}
+
+/// Values of the settings of a cgroup.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CgroupSettings {
+    /// `cpu.max`: quota (`None` for no limit) and period, microseconds.
+    pub cpu_max: Option<(Option<u64>, u64)>,
+    /// CPU weight in shares.
+    pub shares: Option<u64>,
+    /// `cpu.cfs_period_us`.
+    pub period: Option<u64>,
+    /// `cpu.cfs_quota_us`; `None` without a quota.
+    pub quota: Option<u64>,
+    /// Memory limit, bytes.
+    pub memory_limit: Option<u64>,
+    /// Swap limit, bytes.
+    pub swap_limit: Option<u64>,
+    /// Limit of memory and swap together, bytes.
+    pub memory_and_swap_limit: Option<u64>,
+    /// Memory reserved for the cgroup, bytes.
+    pub reserved: u64,
+    /// Maximum number of threads; 0 for no limit.
+    pub threads_max: u64,
+}
 
 /// Values parsed so far from the files of a cgroup.
 #[derive(Clone, Default)]

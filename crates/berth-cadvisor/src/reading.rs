@@ -2,7 +2,10 @@
 //!
 //! Implements spec 04b §7.2.
 
-use super::cgroup_files::{CpuTimes, DeviceIo, MemoryStat, PressureStats, Throttling, UNLIMITED};
+use berth_sys::cgroup::files::{CpuTimes, DeviceIo, MemoryStat, PressureStats, Throttling, UNLIMITED};
+
+/// Minimum time between two samples for a meaningful rate, nanoseconds.
+const MIN_WINDOW_NS: i64 = 500_000_000;
 
 /// Wall time in nanoseconds since the epoch.
 pub type WallNs = i64;
@@ -43,7 +46,7 @@ pub struct CgroupMemory {
     pub swap: u64,
     /// Number of times the limit was hit; cgroup v1 only.
     pub failures: u64,
-    /// Kernel memory; cgroup v1 only.
+    /// Kernel memory; on the page only of cgroup v1.
     pub kernel: u64,
     /// Memory limit; values above [`UNLIMITED`] mean no limit.
     pub limit: u64,
@@ -51,7 +54,8 @@ pub struct CgroupMemory {
     pub swap_limit: Option<u64>,
     /// Memory protection: `memory.min` or `memory.soft_limit_in_bytes`.
     pub reserved: u64,
-    /// Limit as the metrics page reports it: swap on cgroup v2, memory and swap together on cgroup v1.
+    /// Limit as metrics report it: swap on cgroup v2; on cgroup v1 the page has memory and swap together, CRI swap
+    /// alone.
     pub shown_swap_limit: u64,
     /// Number of processes the OOM killer terminated.
     pub oom_kills: u64,
@@ -70,7 +74,7 @@ impl CgroupMemory {
 
     /// Swap left below the limit; `None` without a limit.
     pub fn swap_available(&self) -> Option<u64> {
-        self.swap_limit.map(|limit| limit.saturating_sub(self.swap))
+        self.swap_limit.filter(|limit| *limit <= UNLIMITED).map(|limit| limit.saturating_sub(self.swap))
     }
 }
 
@@ -121,6 +125,42 @@ pub struct Reading {
     pub threads: Option<(u64, u64)>,
 }
 
+impl Reading {
+    /// CPU and memory usage of two readings, added. Drops pressure, which cannot be added, and limits.
+    #[must_use]
+    pub fn with(self, other: &Self) -> Self {
+        let sum = |a: u64, b: u64| a.saturating_add(b);
+        let cpu = match (self.cpu, other.cpu) {
+            (Some(Cpu { times: a, .. }), Some(Cpu { times: b, .. })) => {
+                let times = CpuTimes {
+                    usage_ns: sum(a.usage_ns, b.usage_ns),
+                    user_ns: sum(a.user_ns, b.user_ns),
+                    system_ns: sum(a.system_ns, b.system_ns),
+                };
+                Some(Cpu { times, ..Cpu::default() })
+            }
+            (a, b) => a.or(b),
+        };
+        let memory = match (self.memory, other.memory) {
+            (Some(CgroupMemory { stat: a, usage, swap, .. }), Some(other)) => {
+                let b = other.stat;
+                let stat = MemoryStat {
+                    anon: sum(a.anon, b.anon),
+                    file: sum(a.file, b.file),
+                    inactive_file: sum(a.inactive_file, b.inactive_file),
+                    pgfault: sum(a.pgfault, b.pgfault),
+                    pgmajfault: sum(a.pgmajfault, b.pgmajfault),
+                    ..MemoryStat::default()
+                };
+                let (usage, swap) = (sum(usage, other.usage), sum(swap, other.swap));
+                Some(CgroupMemory { usage, stat, swap, limit: u64::MAX, ..CgroupMemory::default() })
+            }
+            (a, b) => a.or(b).map(|one| CgroupMemory { limit: u64::MAX, swap_limit: None, ..one }),
+        };
+        Self { at: self.at.max(other.at), cpu, memory, ..Self::default() }
+    }
+}
+
 /// Sample of a CPU counter, compared with the next sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuSample {
@@ -130,8 +170,30 @@ pub struct CpuSample {
     pub usage_ns: u64,
 }
 
+/// CPU usage rate of a cgroup; keeps the previous sample and the last rate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RateMeter {
+    last: Option<CpuSample>,
+    rate: Option<u64>,
+}
+
+impl RateMeter {
+    /// Returns the usage in nanocores since the previous sample; `None` for the first sample, and if the clock or the
+    /// counter went backwards. A sample within half a second of the previous one returns the last rate.
+    pub fn update(&mut self, now: CpuSample) -> Option<u64> {
+        let is_close = |last: CpuSample| {
+            (0..MIN_WINDOW_NS).contains(&now.at.saturating_sub(last.at)) && last.usage_ns <= now.usage_ns
+        };
+        if !self.last.is_some_and(is_close) {
+            self.rate = self.last.and_then(|last| rate(last, now));
+            self.last = Some(now);
+        }
+        self.rate
+    }
+}
+
 /// CPU usage in nanocores between two samples, truncated; `None` if the clock did not advance or the counter decreased.
-pub fn rate(before: CpuSample, now: CpuSample) -> Option<u64> {
+fn rate(before: CpuSample, now: CpuSample) -> Option<u64> {
     let elapsed = now.at.checked_sub(before.at).filter(|ns| *ns > 0)?;
     let used = now.usage_ns.checked_sub(before.usage_ns)?;
     #[allow(
@@ -177,6 +239,20 @@ mod tests {
         assert_eq!((limited(300), limited(40), limited(0)), (Some(200), Some(0), Some(0)));
         assert_eq!((limited(UNLIMITED), limited(UNLIMITED + 1)), (Some(UNLIMITED - 100), None));
         let swap = |swap_limit| CgroupMemory { swap: 10, swap_limit, ..CgroupMemory::default() }.swap_available();
-        assert_eq!((swap(None), swap(Some(15)), swap(Some(0))), (None, Some(5), Some(0)));
+        assert_eq!((swap(None), swap(Some(15)), swap(Some(0)), swap(Some(u64::MAX))), (None, Some(5), Some(0), None));
+    }
+
+    #[test]
+    fn groups_add_up() {
+        let one = |usage_ns: u64, usage: u64, limit| Reading {
+            cpu: Some(Cpu { times: CpuTimes { usage_ns, ..CpuTimes::default() }, ..Cpu::default() }),
+            memory: Some(CgroupMemory { usage, limit, swap: 1, ..CgroupMemory::default() }),
+            ..Reading::default()
+        };
+        let both = one(5, 7, 100).with(&one(6, u64::MAX, 100));
+        assert_eq!(both.cpu.map(|cpu| cpu.times.usage_ns), Some(11));
+        let memory = both.memory.expect("both have");
+        assert_eq!((memory.usage, memory.swap, memory.available()), (u64::MAX, 2, None));
+        assert_eq!(Reading::default().with(&one(1, 2, 3)).memory.and_then(|memory| memory.available()), None);
     }
 }
