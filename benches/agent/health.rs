@@ -339,7 +339,7 @@ async fn memory_left(agent: &Agent) -> Result<u64> {
     let page = agent.page("/metrics").await.context("GET /metrics failed")?;
     let line = page
         .lines()
-        .find(|line| line.starts_with("nodeagent_eviction_available{") && line.contains("\"memory.available\""));
+        .find(|line| line.starts_with("berth_eviction_available{") && line.contains("\"memory.available\""));
     let value = line.and_then(|line| line.rsplit(' ').next()).context("metric for memory.available not found")?;
     Ok(whole(value.parse()?))
 }

@@ -35,19 +35,19 @@ impl EvictionMetrics {
             ),
             available: registry.gauges(
                 Alpha,
-                "nodeagent_eviction_available",
+                "berth_eviction_available",
                 "Available amount of the resource of an eviction signal, in bytes or as a count.",
                 &["signal"],
             ),
             threshold: registry.gauges(
                 Alpha,
-                "nodeagent_eviction_threshold",
+                "berth_eviction_threshold",
                 "Eviction threshold of an eviction signal, in bytes or as a count.",
                 &["signal"],
             ),
             reaction: registry.histograms(
                 Alpha,
-                "nodeagent_eviction_reaction_seconds",
+                "berth_eviction_reaction_seconds",
                 "Duration in seconds from crossing an eviction threshold to killing the selected pod.",
                 buckets::DEF,
                 &["signal"],

@@ -91,7 +91,7 @@ impl Images {
             ),
             freed: registry.counters(
                 alpha,
-                "nodeagent_image_gc_freed_bytes_total",
+                "berth_image_gc_freed_bytes_total",
                 "Cumulative number of bytes freed by image garbage collection.",
                 &["reason"],
             ),
@@ -101,13 +101,13 @@ impl Images {
                 "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
                 &["result"],
             ),
-            pulls_inflight: registry.gauge(alpha, "nodeagent_image_pulls_inflight", "Number of image pulls in progress."),
+            pulls_inflight: registry.gauge(alpha, "berth_image_pulls_inflight", "Number of image pulls in progress."),
             pull_queue_depth: registry.gauge(
                 alpha,
-                "nodeagent_image_pull_queue_depth",
+                "berth_image_pull_queue_depth",
                 "Number of image pulls waiting in the queue.",
             ),
-            pulled_bytes: registry.counter(alpha, "nodeagent_image_pull_bytes_total", "Cumulative number of bytes of pulled images."),
+            pulled_bytes: registry.counter(alpha, "berth_image_pull_bytes_total", "Cumulative number of bytes of pulled images."),
             intents: gauges("pullintents", "ImagePullIntents"),
             records: gauges("pulledrecords", "ImagePulledRecords"),
         }

@@ -100,8 +100,7 @@ struct LeaseAge {
 impl LeaseAge {
     fn new() -> Self {
         let help = "[ALPHA] Time in seconds since the last renewal of the node lease.";
-        let gauge =
-            Gauge::new("nodeagent_lease_renew_age_seconds", help).expect("the name is a constant that is valid");
+        let gauge = Gauge::new("berth_lease_renew_age_seconds", help).expect("the name is a constant that is valid");
         Self { last: Arc::default(), gauge }
     }
 }
@@ -133,7 +132,7 @@ mod tests {
             let family = families.iter().find(|family| family.name() == name)?;
             Some(family.get_metric()[0].get_gauge().get_value())
         };
-        assert_eq!(value("nodeagent_lease_renew_age_seconds"), None);
+        assert_eq!(value("berth_lease_renew_age_seconds"), None);
         let now = |text: &str| text.parse::<Timestamp>().expect("a time");
         let created = now("2026-01-01T00:00:02.5Z");
         metrics.registered(now("2026-01-01T00:00:00Z"), created);
@@ -141,6 +140,6 @@ mod tests {
         metrics.lease_renewed();
         assert_eq!(value("kubelet_node_startup_registration_duration_seconds"), Some(2.5));
         assert_eq!(value("kubelet_node_startup_post_registration_duration_seconds"), Some(4.0));
-        assert!(value("nodeagent_lease_renew_age_seconds").is_some_and(|age| age < 60.0));
+        assert!(value("berth_lease_renew_age_seconds").is_some_and(|age| age < 60.0));
     }
 }

@@ -36,7 +36,7 @@ impl StatsMetrics {
     pub fn new(registry: &Registry) -> Self {
         let seconds = registry.histograms(
             Alpha,
-            "nodeagent_stats_collection_seconds",
+            "berth_stats_collection_seconds",
             "Duration in seconds of collecting pod and container statistics.",
             DEF,
             &["scope"],
@@ -45,7 +45,7 @@ impl StatsMetrics {
             seconds: seconds.with_label_values(&["pods"]),
             cgroups: registry.gauge(
                 Alpha,
-                "nodeagent_stats_cgroups",
+                "berth_stats_cgroups",
                 "Number of cgroups from which statistics are collected.",
             ),
             provider: registry.gauges(

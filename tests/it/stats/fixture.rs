@@ -120,7 +120,7 @@ impl Fixture {
     /// Number of collections so far.
     pub fn readings(&self) -> u64 {
         let families = self.registry.gather();
-        let family = families.iter().find(|family| family.name() == "nodeagent_stats_collection_seconds");
+        let family = families.iter().find(|family| family.name() == "berth_stats_collection_seconds");
         family.map_or(0, |family| family.get_metric()[0].get_histogram().get_sample_count())
     }
 }

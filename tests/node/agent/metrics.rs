@@ -355,7 +355,7 @@ async fn an_eventful_life_moves_every_family() {
     assert_eq!(value(&families, "kubelet_started_pods_errors_total", &[]), 1.0);
     assert_eq!(value(&families, "kubelet_pod_start_duration_seconds_count", &[]), 4.0);
     let known: BTreeSet<&str> = PLAIN.iter().map(|row| row.0).chain(LABELLED.iter().map(|row| row.0)).collect();
-    let ours = |name: &str| name.starts_with("berth_") || name.starts_with("nodeagent_");
+    let ours = |name: &str| name.starts_with("berth_");
     let unknown: Vec<&String> = families.keys().filter(|name| !known.contains(name.as_str()) && !ours(name)).collect();
     assert!(unknown.is_empty(), "families that the table does not know: {unknown:?}");
 
