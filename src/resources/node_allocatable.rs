@@ -1,4 +1,4 @@
-//! Node allocatable: capacity less system and kube reservations. Pure. Implements spec 06a §8.1.
+//! System and kube reservations, and what they leave for the kubepods cgroup. Pure. Implements spec 06a §8.1.
 
 use super::values::Amounts;
 

@@ -1,6 +1,6 @@
-//! Background measurement of directory sizes: one walk at a time, only on request.
+//! Background task that measures disk usage on request: files, directory trees, and volumes behind claims.
 //!
-//! Large trees have a survey of their own, so that log files do not wait for them. A request names directories and
+//! Large trees have a task of their own, so that log files do not wait for them. A request names directories and
 //! returns the known measurements; the task then measures those older than their period. A walk that exceeds its
 //! limit is abandoned and counts as hung until it returns: a hung disk costs fields, not pages.
 //! Implements spec 04b §7.2.

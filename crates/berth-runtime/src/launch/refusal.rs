@@ -1,4 +1,4 @@
-//! Rejected CRI requests: gRPC status code and message. Pure.
+//! Error of launch planning: a rejected CRI request, with gRPC status code and message. Pure.
 //! Implements spec 09a §1.
 
 /// A rejected request, with the message that the client receives.
