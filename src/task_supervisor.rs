@@ -73,7 +73,7 @@ mod tests {
             sleep(Duration::from_secs(5)).await;
             panic!("on {}", "purpose");
         });
-        let report = timeout(minute, tasks.wait_for_panic()).await.expect("told");
+        let report = timeout(minute, tasks.wait_for_panic()).await.expect("received");
         assert!(
             report.starts_with("task at src/task_supervisor.rs:") && report.ends_with(": panic: on purpose"),
             "{report}"

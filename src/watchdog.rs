@@ -286,7 +286,7 @@ mod tests {
             (UnixDatagram::bind_addr(&address).expect("a socket"), format!("@{named}").into()),
         ];
         for (ear, name) in ears {
-            ServiceManager::at(&name).expect("there").notify("READY=1").expect("heard");
+            ServiceManager::at(&name).expect("there").notify("READY=1").expect("received");
             let mut buffer = [0; 16];
             let length = ear.recv(&mut buffer).expect("a datagram");
             assert_eq!(buffer.get(..length), Some(b"READY=1".as_slice()));

@@ -37,7 +37,7 @@ const COST: &[Figure] = &[
     median("log", "log lines per minute during an outage", Unit::Count, Bar::Open),
     median("back", "API server is back → lease renewed", Unit::Seconds, Bar::Open),
     median("lists", "full lists after the outage", Unit::Count, Bar::Open),
-    median("told", "status PATCHes after the outage", Unit::Count, Bar::AtMost(0.0)),
+    median("writes", "status PATCHes after the outage", Unit::Count, Bar::AtMost(0.0)),
     median("rss_end", "RSS after the outage", Unit::Megabytes, Bar::Open),
 ];
 const MANY: &[Figure] = &[
@@ -162,7 +162,7 @@ async fn cost(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     }
     samples.add("lists", count(asked.verb("list").len())?);
     let writes = asked.of("pods").filter(|logged| is_write(logged) && names.contains(&logged.name));
-    samples.add("told", count(writes.len())?);
+    samples.add("writes", count(writes.len())?);
     samples.add("rss_end", process::resident(agent.pid())?);
     Ok(samples)
 }

@@ -27,7 +27,7 @@ use crate::{
 
 const FIGURES: &[Figure] = &[
     median("rss", "RSS of 200 × logs -f, over idle", Unit::Megabytes, Bar::AtMost(10.0)),
-    p99("heard", "log line written → received by its follower, p99 of 200", Unit::Milliseconds, Bar::AtMost(100.0)),
+    p99("received", "log line written → received by its follower, p99 of 200", Unit::Milliseconds, Bar::AtMost(100.0)),
     median("descriptors", "file descriptors of 200 followers", Unit::Count, Bar::Open),
     median("cpu", "CPU of 200 followers of idle logs, percent of a core", Unit::Percent, Bar::Open),
 ];
@@ -87,7 +87,7 @@ async fn followers(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         anyhow::Ok(written.elapsed())
     });
     for after in futures::future::try_join_all(latencies).await? {
-        samples.add("heard", ms(after));
+        samples.add("received", ms(after));
     }
     Ok(samples)
 }

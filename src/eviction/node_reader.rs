@@ -312,7 +312,7 @@ mod tests {
         let runtime = Arc::new(Runtime { answers, asked: Mutex::default() });
         let (places, began, stop) = (Arc::new(ImageFileSystems::default()), Instant::now(), CancellationToken::new());
         let following = tokio::spawn(places.clone().follow(runtime.clone(), Arc::default(), stop.clone()));
-        let disks = || places.known().map(|disk| disk.expect("told"));
+        let disks = || places.known().map(|disk| disk.expect("received"));
         sleep(Duration::from_secs(1)).await;
         let [images, layers] = disks();
         assert_eq!((&*images.path, &*layers.path), (Path::new("/a"), Path::new("/b")));
@@ -327,7 +327,7 @@ mod tests {
         assert!(layers.is_none(), "they are not known to be elsewhere");
         let asked = runtime.asked.lock().expect("whole").clone();
         let asked: Vec<u64> = asked.iter().map(|at| at.duration_since(began).as_secs()).collect();
-        assert_eq!(asked, [0, 60, 62, 122], "soon again where nothing was told");
+        assert_eq!(asked, [0, 60, 62, 122], "retried soon without a result");
         stop.cancel();
         following.await.expect("ends");
     }

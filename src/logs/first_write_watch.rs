@@ -99,7 +99,7 @@ mod tests {
             for _ in 0..3 {
                 file.write_all(b"line\n").expect("written");
             }
-            assert_eq!(timeout(Duration::from_secs(60), wakes.next()).await.expect("told"), log);
+            assert_eq!(timeout(Duration::from_secs(60), wakes.next()).await.expect("received"), log);
             assert!(timeout(Duration::from_millis(50), wakes.next()).await.is_err(), "once");
             assert!(wakes.logs.is_empty());
         }

@@ -163,7 +163,7 @@ impl LogReader {
             if has_ended {
                 return reading.finish().await;
             }
-            let observed = self.observed_running.as_ref().and_then(|told| told(id));
+            let observed = self.observed_running.as_ref().and_then(|observe| observe(id));
             let period = if observed == Some(true) { OBSERVED_STATUS_PERIOD } else { STATUS_PERIOD };
             has_ended = observed == Some(false);
             if !has_ended && asked.is_none_or(|at| at.elapsed() >= period) {

@@ -190,7 +190,7 @@ mod tests {
         std::fs::write(a.path().join("0.log"), "x").expect("written");
         for watch in &mut of_a {
             let (_, moved) = watch.folder.as_mut().expect("watched");
-            timeout(Duration::from_secs(20), moved.changed()).await.expect("in time").expect("told");
+            timeout(Duration::from_secs(20), moved.changed()).await.expect("in time").expect("received");
         }
         assert!(!of_b.folder.as_mut().expect("watched").1.has_changed().expect("open"), "that was elsewhere");
         drop(of_a);

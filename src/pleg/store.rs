@@ -312,7 +312,7 @@ mod tests {
         assert!(early.latest().is_none());
         assert!(store.known().is_none());
         store.listed(store.now(), Timestamp::UNIX_EPOCH, &HashSet::from(["u2"]), Vec::new());
-        assert!(early.latest().expect("told by the list").pod.is_absent());
+        assert!(early.latest().expect("listed").pod.is_absent());
         assert!(store.view(&pod("u3")).latest().expect("at once").pod.is_absent());
         assert!(store.known().expect("listed").pods.is_empty());
         assert!(marked.try_recv().is_err(), "without a look");

@@ -157,7 +157,7 @@ mod tests {
             lookups.resolve(&format!("hangs{number}"), &other, soon()).await.expect_err("it hangs");
         }
         let error = lookups.resolve("fine", &pod, soon()).await.expect_err("all are taken");
-        assert_eq!(error.why, ConnectErrorKind::LocalLimit, "which says nothing of that host");
+        assert_eq!(error.why, ConnectErrorKind::LocalLimit, "a local limit is no failure of that host");
         drop(release);
         assert!(lookups.resolve("fine", &pod, late()).await.is_ok(), "they come back");
         let mut asked = Vec::new();

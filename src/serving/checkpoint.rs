@@ -97,14 +97,14 @@ impl Checkpoints for RuntimeCheckpoints {
         timeout: Option<i64>,
     ) -> Result<String, CheckpointError> {
         let failed = CheckpointError::Failed;
-        let Ok(wished) = u64::try_from(timeout.unwrap_or(0)) else {
+        let Ok(seconds) = u64::try_from(timeout.unwrap_or(0)) else {
             return Err(failed("CheckpointContainer requires the timeout value to be > 0".to_owned()));
         };
         let turn = CheckpointPermit::take(&self.busy, pod.uid(), container).ok_or(CheckpointError::Busy)?;
         let id =
             self.running(pod.uid(), container).ok_or_else(|| failed(format!("container {container} not found")))?;
         let path = self.prepare_path(pod, container).await.map_err(|error| failed(error.to_string()))?;
-        let timeout = Duration::from_secs(wished).max(self.deps.request_timeout).max(LEAST_TIMEOUT);
+        let timeout = Duration::from_secs(seconds).max(self.deps.request_timeout).max(LEAST_TIMEOUT);
         let shown = path.display().to_string();
         let (cri, stop, location) = (self.deps.cri.clone(), self.deps.stop.clone(), shown.clone());
         let writing = self.deps.tasks.spawn(async move {

@@ -359,7 +359,7 @@ stringData: {b: plain}
             assert!(error.ends_with("timed out reading the directory"), "{error}");
         }
         let (stop, began) = (CancellationToken::new(), tokio::time::Instant::now());
-        let (commands, _pokes) = mpsc::channel(1);
+        let (commands, _receiver) = mpsc::channel(1);
         let following = tokio::spawn(objects.clone().follow(commands, stop.clone()));
         tokio::task::yield_now().await;
         stop.cancel();

@@ -90,7 +90,7 @@ async fn limits_devices_and_executed_processes(rig: Fixture) {
         files(&id, &["cpu.max", "cpu.weight", "memory.max", "pids.max"]),
         ["cpu.max=25000 100000", "cpu.weight=59", "memory.max=100663296", "pids.max=16"]
     );
-    let status = rig.status(&id).await.resources.and_then(|r| r.linux).expect("told");
+    let status = rig.status(&id).await.resources.and_then(|r| r.linux).expect("received");
     assert_eq!((status.cpu_quota, status.cpu_period, status.memory_limit_in_bytes), (25_000, 100_000, 96 * MEBI));
     let bomb = "i=0; while [ $i -lt 100 ]; do sleep 1000 & i=$((i+1)); done";
     let _refused = rig.exec(&id, bomb).await;

@@ -121,3 +121,47 @@ fn broken_references_are_found() {
     let text = "Spec 04b §2.2, spec 11, AC-04b-S9, AC-11-1";
     assert_eq!(broken(text, &documents), ["Spec 04b §2.2", "spec 11", "AC-04b-S9", "AC-11-1"]);
 }
+
+/// Test names in a text that selects tests: parts of `test(/…/)`, and names behind `--test PROGRAM` or in the list `VM`.
+fn selected_tests(text: &str) -> BTreeSet<String> {
+    let patterns = [r"test\(/([^)]*)/\)", r"--test \w+ ([a-z]\w+)", r"(?m)^VM = (.*)$"];
+    let selected = patterns.iter().flat_map(|pattern| {
+        let pattern = Regex::new(pattern).expect("a pattern");
+        pattern.captures_iter(text).map(|found| found[1].to_owned()).collect::<Vec<_>>()
+    });
+    let parts = selected.flat_map(|one| one.split(['|', ' ']).map(str::to_owned).collect::<Vec<_>>());
+    let names =
+        parts.flat_map(|part| part.split("::").map(|name| name.trim_matches('^').to_owned()).collect::<Vec<_>>());
+    names.filter(|name| !name.is_empty()).collect()
+}
+
+/// A selection that matches nothing runs nothing, and nobody notices.
+#[test]
+fn selected_tests_exist() {
+    let root = Path::new(ROOT);
+    let mut paths = Vec::new();
+    files(&root.join("tests"), &mut paths);
+    let names: BTreeSet<String> = paths
+        .iter()
+        .filter(|path| !path.ends_with("citations.rs"))
+        .flat_map(|path| {
+            let text = fs::read_to_string(path).expect("text");
+            let words = text.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned).collect::<Vec<_>>();
+            words.into_iter().chain([path.file_stem().expect("a name").to_string_lossy().into_owned()])
+        })
+        .collect();
+    let mut all = BTreeSet::new();
+    for file in [".config/nextest.toml", "tests/run.sh", "Makefile"] {
+        all.extend(selected_tests(&fs::read_to_string(root.join(file)).expect(file)));
+    }
+    assert!(all.len() > 10, "{all:?}");
+    let missing: Vec<&String> =
+        all.iter().filter(|name| !names.iter().any(|known| known.contains(name.as_str()))).collect();
+    assert!(missing.is_empty(), "selected, but no test has this in its name: {missing:?}");
+}
+
+#[test]
+fn selections_are_read() {
+    let text = "VM = a::b c::d\n\tcargo test --test it e_f -- --x\nfilter = \"binary(n) & test(/^g::|h_i/)\"\n";
+    assert_eq!(selected_tests(text).into_iter().collect::<Vec<_>>(), ["a", "b", "c", "d", "e_f", "g", "h_i"]);
+}

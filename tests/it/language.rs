@@ -46,17 +46,18 @@ const MODULES_PER_TYPE: usize = 3;
 /// Words of a doc comment that add nothing.
 const FILLING: &str = "a an and are by for in is it its of that the this to";
 
-/// A defined name: its line, the keyword that defines it (`field` for fields and parameters), and the name.
-struct Definition {
+/// A defined type: its line, its keyword, and its name.
+struct Type {
     line: usize,
-    kind: String,
+    keyword: String,
     name: String,
 }
 
-/// Definitions, string literals, and doc comments of a file.
+/// Identifiers, types, string literals, and doc comments of a file.
 #[derive(Default)]
 struct Contents {
-    definitions: Vec<Definition>,
+    identifiers: Vec<(usize, String)>,
+    types: Vec<Type>,
     texts: Vec<(usize, String)>,
     /// Line, text, and the name of the documented item.
     docs: Vec<(usize, String, Option<String>)>,
@@ -72,26 +73,15 @@ impl Contents {
     fn walk(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         for (at, token) in tokens.iter().enumerate() {
-            let next = |by: usize| tokens.get(at + by);
             match token {
                 TokenTree::Ident(word) => {
-                    let is_mut = |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Ident(i)) if i == "mut");
-                    let name = if is_mut(next(1)) { next(2) } else { next(1) };
-                    let keyword = word.to_string();
-                    let is_definition = matches!(
-                        keyword.as_str(),
-                        "struct" | "enum" | "trait" | "union" | "type" | "fn" | "mod" | "const" | "static" | "let"
-                    );
-                    if let Some(TokenTree::Ident(name)) = name.filter(|_| is_definition) {
-                        self.define(name, &keyword);
+                    let (line, word) = (word.span().start().line, word.to_string());
+                    if let Some(TokenTree::Ident(name)) = tokens.get(at + 1)
+                        && matches!(word.as_str(), "struct" | "enum" | "trait" | "union")
+                    {
+                        self.types.push(Type { line, keyword: word.clone(), name: name.to_string() });
                     }
-                    let (colon, after) = (next(1), next(2));
-                    let is_colon =
-                        |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Punct(p)) if p.as_char() == ':');
-                    let is_path = at.checked_sub(1).is_some_and(|before| is_colon(tokens.get(before)));
-                    if is_colon(colon) && !is_colon(after) && !is_path {
-                        self.define(word, "field");
-                    }
+                    self.identifiers.push((line, word));
                 }
                 TokenTree::Literal(literal) => self.text(literal),
                 TokenTree::Group(group) => match doc(&tokens, at, group) {
@@ -120,11 +110,6 @@ impl Contents {
             words.peek()?;
             words.all(|word| name.contains(&singular(&word))).then_some((*line, text.as_str(), item))
         })
-    }
-
-    fn define(&mut self, name: &proc_macro2::Ident, kind: &str) {
-        let line = name.span().start().line;
-        self.definitions.push(Definition { line, kind: kind.to_owned(), name: name.to_string() });
     }
 
     fn text(&mut self, literal: &Literal) {
@@ -248,9 +233,9 @@ fn names_use_the_words_of_the_field() {
         if !identifiers.iter().any(|name| words_of_name(name).iter().any(is_banned)) {
             continue;
         }
-        for Definition { line, kind, name } in Contents::of(&text).definitions {
+        for (line, name) in Contents::of(&text).identifiers {
             if words_of_name(&name).iter().any(is_banned) {
-                wrong.push(format!("{file}:{line}: {kind} {name}"));
+                wrong.push(format!("{file}:{line}: {name}"));
             }
         }
     }
@@ -285,12 +270,9 @@ fn shipped_messages_types_and_docs_are_specific() {
                 wrong.push(format!("{file}:{line}: {text}: write as kubectl and kubelet do"));
             }
         }
-        for Definition { line, kind, name } in &contents.definitions {
-            if !matches!(kind.as_str(), "struct" | "enum" | "trait" | "union") {
-                continue;
-            }
+        for Type { line, keyword, name } in &contents.types {
             if is_participle(name) && !PARTICIPLE_TYPES.iter().any(|(known, _)| known == name) {
-                wrong.push(format!("{file}:{line}: {kind} {name}: a type is a noun that a stranger can guess"));
+                wrong.push(format!("{file}:{line}: {keyword} {name}: a type is a noun that a stranger can guess"));
             }
             modules.entry(name.clone()).or_default().insert(file.clone());
         }
@@ -321,11 +303,13 @@ fn is_participle(name: &str) -> bool {
 #[test]
 fn the_reader_of_names_reads() {
     assert_eq!(words_of_name("PodHTTPDoor2_x"), ["pod", "httpdoor2", "x"]);
-    let text =
-        "/// Its size.\npub struct Size { /** far */ pub told: u8 }\nfn f(a: b::C) { let mut held = \"nobody\"; }";
+    let text = "/// Its size.\npub struct Size { /** far */ pub told: u8 }\nfn f(a: b::C) { let mut held = \"nobody\"; a.map(|x| x) }";
     let contents = Contents::of(text);
-    let names: Vec<&str> = contents.definitions.iter().map(|definition| definition.name.as_str()).collect();
-    assert_eq!(names, ["Size", "told", "f", "a", "held"]);
+    let names: Vec<&str> = contents.identifiers.iter().map(|(_, name)| name.as_str()).collect();
+    for name in ["Size", "told", "held", "x"] {
+        assert!(names.contains(&name), "{name}: {names:?}");
+    }
+    assert_eq!((contents.types[0].line, contents.types[0].name.as_str()), (2, "Size"));
     assert_eq!(contents.texts[0].1, "\"nobody\"");
     assert_eq!((contents.docs[0].1.as_str(), contents.docs[0].2.as_deref()), ("Its size.", Some("Size")));
 }

@@ -214,7 +214,7 @@ fn fits(container: &api::Container, instance: &cri::Container, status: &api::Pod
         return Err(format!("{name} runs, but its status says: {}", states(status)));
     }
     if reported.container_id.as_deref() != Some(&format!("scripted://{}", instance.id)) {
-        return Err(format!("{name} runs as {}, but its status says {:?}", instance.id, reported.container_id));
+        return Err(format!("{name} runs as {}, but its status has {:?}", instance.id, reported.container_id));
     }
     Ok(())
 }

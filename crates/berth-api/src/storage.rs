@@ -179,7 +179,7 @@ mod tests {
         drivers.send(marker("storage.k8s.io/v1", "CSIDriver", "1")).expect("followed");
         assert!(storage.driver("d").await.expect("listed").is_some());
         assert!(storage.driver("e").await.expect("listed").is_none());
-        moved.changed().await.expect("told");
+        moved.changed().await.expect("received");
         stop.cancel();
         upkeep.await.expect("ends");
     }

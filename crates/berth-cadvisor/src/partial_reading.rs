@@ -139,8 +139,8 @@ impl PartialReading {
 
     /// CPU usage; `None` if no file reported it.
     pub fn cpu(&self) -> Option<Cpu> {
-        if let Some((times, held)) = self.unified_cpu {
-            return Some(Cpu { times, rate: None, throttling: held });
+        if let Some((times, throttling)) = self.unified_cpu {
+            return Some(Cpu { times, rate: None, throttling });
         }
         let (user_ns, system_ns) = self.cpu_split;
         let times = parse::CpuTimes { usage_ns: self.cpu_usage?, user_ns, system_ns };

@@ -279,7 +279,7 @@ mod tests {
             })
             .collect();
         let lost = ("clusterDNS kubeReserved".to_owned(), "HEALTHZPORT".to_owned());
-        assert_eq!(applied.get(2), Some(&lost), "and what sets nothing is said: {applied:?}");
+        assert_eq!(applied.get(2), Some(&lost), "keys without effect are reported: {applied:?}");
         assert!(notices.iter().any(|n| matches!(n, Notice::SkippedDropin { path } if path.ends_with("30.yaml"))));
     }
 

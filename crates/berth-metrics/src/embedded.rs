@@ -343,7 +343,7 @@ mod tests {
             assert!(names.iter().all(|name| name.starts_with("berth_runtime_")), "{names:?}");
             assert_eq!(names.len(), 19, "{names:?}");
             let counted = |name: &str| {
-                let family = families.iter().find(|family| family.name() == name).expect("told");
+                let family = families.iter().find(|family| family.name() == name).expect("received");
                 family.get_metric()[0].get_counter().get_value()
             };
             assert_eq!(counted("berth_runtime_nft_reapplied_total"), 4.0);

@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(c.mark_started(RUN), None);
         assert_eq!(text(&mut c), "container is in CONTAINER_RUNNING state");
         assert!(c.mark_exited(&exit(0, false, false), OomRule::Strict));
-        assert!(!c.mark_exited(&exit(1, false, false), OomRule::Strict), "told twice");
+        assert!(!c.mark_exited(&exit(1, false, false), OomRule::Strict), "reported twice");
         assert_eq!(text(&mut c), "container is in CONTAINER_EXITED state");
     }
 

@@ -60,7 +60,7 @@ mod tests {
         let write = |pod: &str, bytes| {
             std::fs::create_dir_all(layout.shim(pod)).expect("made");
             let tally = LogTally { bytes, dropped: 1, errors: 1 };
-            TallyWriter::default().publish(&layout.shim(pod), tally).expect("told");
+            TallyWriter::default().publish(&layout.shim(pod), tally).expect("received");
         };
         let logs = LogTotals::default();
         let sum = |pods: &[&str]| logs.sum(&layout, pods.iter().copied()).bytes;

@@ -227,14 +227,14 @@ mod tests {
             }),
             ..Default::default()
         };
-        let (id, told) = pod(stats).expect("known");
-        assert_eq!((id.as_str(), told.processes), ("s1", Some(8)));
-        let cpu = told.usage.cpu.expect("told");
+        let (id, usage) = pod(stats).expect("known");
+        assert_eq!((id.as_str(), usage.processes), ("s1", Some(8)));
+        let cpu = usage.usage.cpu.expect("received");
         assert_eq!(
             (cpu.usage_nano_cores, cpu.psi.map(|psi| (psi.some.total, psi.full.total))),
             (Some(2), Some((9, 4)))
         );
-        let network = told.network.expect("told");
+        let network = usage.network.expect("received");
         let names: Vec<(&str, u64)> =
             network.network.interfaces.iter().map(|i| (i.name.as_str(), i.received.bytes)).collect();
         assert_eq!((network.at, network.network.primary, names), (3, Some(0), vec![("eth0", 5), ("net1", 6)]));

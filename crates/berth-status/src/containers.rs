@@ -374,7 +374,7 @@ mod tests {
         let converted = convert(&world, Some(ended));
         assert_eq!((converted.restart_count, last_exit(&converted).map(|e| e.exit_code)), (4, Some(1)));
         let again = convert(&world, Some(converted.clone()));
-        assert_eq!(again, converted, "told once, not again");
+        assert_eq!(again, converted, "converted once");
     }
 
     #[test]

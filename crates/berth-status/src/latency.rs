@@ -274,8 +274,8 @@ mod tests {
         let status = shown.status.as_deref().expect("a status");
         assert_eq!(latency.handle_watch_event(&pod(json!({}), json!({})), at(101)), None);
         assert_eq!(latency.status_written(&uid, &api::PodStatus::default(), at(102)), None, "does not run yet");
-        assert_eq!(latency.handle_watch_event(&shown, at(110)), None, "not told yet");
-        assert_eq!(latency.handle_watch_event(&shown, at(111)), None, "not told yet");
+        assert_eq!(latency.handle_watch_event(&shown, at(110)), None, "not published yet");
+        assert_eq!(latency.handle_watch_event(&shown, at(111)), None, "not published yet");
         let sample = latency.status_written(&uid, status, at(112)).expect("a sample");
         assert_eq!((sample.total, sample.running_published), (Duration::from_secs(10), at(112)), "until it was shown");
         assert_eq!(latency.handle_watch_event(&shown, at(113)), None, "once");

@@ -423,7 +423,7 @@ mod tests {
         assert!(!Arc::ptr_eq(&kept().status, &other) && !Arc::ptr_eq(&kept().status, &shown));
         manager.share(world.pod.uid(), &shown);
         assert!(Arc::ptr_eq(&kept().status, &shown));
-        assert_eq!((kept().version, *manager.changes().borrow()), (1, 1), "nothing is told again");
+        assert_eq!((kept().version, *manager.changes().borrow()), (1, 1), "nothing is published again");
         manager.share(&"unknown".into(), &shown);
         assert_eq!(manager.all_cached().len(), 1);
     }

@@ -152,7 +152,7 @@ mod tests {
             ("another instance was", none, 60, ready_status("containerd://older", true), false),
             ("nothing is known", none, 60, json!({}), false),
             ("too young to be inherited", none, 5, ready_status(same, true), false),
-            ("probe says no", failed, 60, ready_status(same, true), false),
+            ("probe fails", failed, 60, ready_status(same, true), false),
         ] {
             assert_eq!(judged(probe(), outcome, older_than_agent(age), api_status).1, expected, "{case}");
         }

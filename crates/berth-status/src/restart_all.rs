@@ -90,7 +90,7 @@ mod tests {
             ("exit matches", vec![("a", RuntimeState::Exited(42)), ("b", RuntimeState::Running)], none.clone(), true),
             ("exit does not match", vec![("a", RuntimeState::Exited(1))], none.clone(), false),
             ("another container's exit", vec![("b", RuntimeState::Exited(42))], none, false),
-            ("gone, told", vec![("b", RuntimeState::Running)], status_with_exit(42), true),
+            ("gone, reported", vec![("b", RuntimeState::Running)], status_with_exit(42), true),
             ("runs again", vec![("a", RuntimeState::Running)], status_with_exit(42), false),
         ] {
             assert_eq!(triggered(&ruled(), &observed(&seen), &status), expected, "{case}");

@@ -39,7 +39,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let requested = request.headers().get("grpc-timeout").and_then(|told| limit(told.to_str().ok()?));
+        let requested = request.headers().get("grpc-timeout").and_then(|value| limit(value.to_str().ok()?));
         let answer = self.0.call(request);
         let Some(limit) = requested else { return answer.boxed() };
         // The timeout starts now, not at the first poll.

@@ -126,6 +126,6 @@ mod tests {
                 log.wait().await.expect("watched");
             }
         };
-        tokio::time::timeout(std::time::Duration::from_secs(60), found).await.expect("it is told");
+        tokio::time::timeout(std::time::Duration::from_secs(60), found).await.expect("received in time");
     }
 }

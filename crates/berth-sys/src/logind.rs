@@ -135,8 +135,8 @@ async fn listen(connection: &Connection, member: &'static str) -> zbus::Result<M
 
 /// Kind of shutdown; `None` if the message has none or cancels the shutdown.
 fn shutdown_kind(message: &Message) -> Option<String> {
-    let (begins, mut said): (bool, HashMap<String, OwnedVariant>) = message.body().deserialize().ok()?;
-    let how = String::try_from(said.remove("type")?).ok()?;
+    let (begins, mut details): (bool, HashMap<String, OwnedVariant>) = message.body().deserialize().ok()?;
+    let how = String::try_from(details.remove("type")?).ok()?;
     begins
         .then(|| how.chars().take(HOW).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect())
 }

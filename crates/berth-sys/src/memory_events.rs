@@ -168,7 +168,7 @@ mod tests {
         let mut events = CgroupMemoryEvents::of(group.path()).expect("watched");
         fs::write(&file, "max 1\n").expect("written");
         let patience = Duration::from_secs(60);
-        tokio::time::timeout(patience, events.next()).await.expect("in time").expect("told");
+        tokio::time::timeout(patience, events.next()).await.expect("in time").expect("received");
         fs::remove_file(&file).expect("removed");
         let until_gone = async { while events.next().await.is_ok() {} };
         tokio::time::timeout(patience, until_gone).await.expect("its end is told");
@@ -213,6 +213,6 @@ mod tests {
         }
         assert!(used.status.success(), "{used:?}");
         assert!(quiet.is_err(), "nothing is in use");
-        notification.expect("it is told in time").expect("the kernel tells");
+        notification.expect("notified in time").expect("a kernel notification");
     }
 }

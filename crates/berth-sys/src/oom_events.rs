@@ -161,7 +161,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     async fn next_event(events: &mut OomEvents) -> OomEvent {
-        timeout(PATIENCE, events.next()).await.expect("in time").expect("told")
+        timeout(PATIENCE, events.next()).await.expect("in time").expect("received")
     }
 
     #[tokio::test]
@@ -254,7 +254,7 @@ mod tests {
         fs::write(&file, "oom_kill 0\n").expect("written");
         events.add(root.path(), "d".into()).expect("watched");
         fs::write(&file, "oom_kill 1\n").expect("written");
-        assert_eq!(next_event(&mut events).await, OomEvent::Cgroup("d".into()), "the kernel tells of no other");
+        assert_eq!(next_event(&mut events).await, OomEvent::Cgroup("d".into()), "no other notification");
     }
 
     #[test]
@@ -299,7 +299,7 @@ mod tests {
         ] {
             fs::write(root.path().join(AS_ONE), as_one).expect("written");
             fs::write(root.path().join(UNIFIED), text).expect("written");
-            let found = kills(root.path(), true).expect("told");
+            let found = kills(root.path(), true).expect("received");
             assert_eq!((found.processes, found.groups), expected, "{as_one:?} {text:?}");
         }
     }
@@ -330,7 +330,7 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(event.expect("in time").expect("told"), OomEvent::Cgroup("c".into()));
+        assert_eq!(event.expect("in time").expect("received"), OomEvent::Cgroup("c".into()));
         ended.expect("in time").expect("no panic").expect("a shell");
         assert_eq!(before.zip(after).map(|(b, a)| (b.processes, a.processes)), Some((0, 1)));
     }

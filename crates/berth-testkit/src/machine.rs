@@ -277,7 +277,7 @@ fn file_name(path: &str) -> &str {
 
 /// Shared libraries of a program; none if it is static.
 fn libraries(program: &Path) -> Vec<PathBuf> {
-    let output = Command::new("ldd").arg(program).output().map(|told| told.stdout).unwrap_or_default();
+    let output = Command::new("ldd").arg(program).output().map(|output| output.stdout).unwrap_or_default();
     let text = String::from_utf8_lossy(&output).into_owned();
     let words = text.split_whitespace().filter(|word| word.starts_with('/'));
     words.map(PathBuf::from).collect()

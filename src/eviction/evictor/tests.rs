@@ -87,7 +87,7 @@ async fn two_pods_go_one_after_the_other() {
     }
     world.memory_used(5 * GI);
     world.wait(60.0).await;
-    let log: Vec<String> = world.take_log().into_iter().filter(|told| !told.starts_with("event")).collect();
+    let log: Vec<String> = world.take_log().into_iter().filter(|line| !line.starts_with("event")).collect();
     assert_eq!(
         log,
         ["evict a in 1s for memory.available", "a is gone", "evict b in 1s for memory.available", "b is gone"]
@@ -396,7 +396,7 @@ async fn a_shortage_that_cannot_be_relieved_does_not_shorten_the_grace_period() 
     let usage = PodUse { memory: Some(GI), ..PodUse::default() };
     world.running("slow", usage, &json!({}), Duration::from_secs(4));
     world.wait(10.0).await;
-    let log: Vec<String> = at_work(&world).into_iter().filter(|told| told.contains("slow")).collect();
+    let log: Vec<String> = at_work(&world).into_iter().filter(|line| line.contains("slow")).collect();
     assert_eq!(log, ["evict slow in 5s for memory.available", "slow is gone"]);
 }
 

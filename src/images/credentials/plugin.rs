@@ -61,10 +61,10 @@ async fn exchange(binary: &PathBuf, provider: &Provider, request: &[u8]) -> Resu
         drop(stdin);
     };
     let (mut stdout, mut stderr) = (stdout.take(MOST), stderr.take(MOST));
-    let ((), heard, complained) =
+    let ((), stdout_read, stderr_read) =
         tokio::join!(asked, stdout.read_to_end(&mut answer), stderr.read_to_end(&mut complaint));
-    heard?;
-    complained?;
+    stdout_read?;
+    stderr_read?;
     let status = child.wait().await?;
     if !complaint.is_empty() {
         complaint.truncate(SHOWN);

@@ -98,6 +98,6 @@ async fn all_drivers_are_published_to_a_new_node() {
         world.get("nodes")["metadata"]["annotations"][NODE_IDS] == r#"{"d":"d-id"}"#
             && world.get("csinodes")["spec"]["drivers"][0]["name"] == "d"
     };
-    world.until("the new node is told", is_published).await;
+    world.until("the new node has the status", is_published).await;
     assert_eq!(world.get("csinodes")["metadata"]["ownerReferences"][0]["uid"], "new");
 }

@@ -303,7 +303,7 @@ mod tests {
                 groups.next().await;
             }
         };
-        timeout(Duration::from_secs(60), settling).await.expect("it is told")
+        timeout(Duration::from_secs(60), settling).await.expect("received in time")
     }
 
     #[tokio::test]

@@ -159,7 +159,7 @@ mod tests {
                 ("old", count) => counts.watch("c".into(), kills(count), false, now),
                 ("count", count) => counts.record_count("c", Some(kills(count)), false, now),
                 ("gone", _) => counts.record_count("c", None, false, now),
-                ("heard", _) => counts.record_logged_kill("c", now),
+                ("logged", _) => counts.record_logged_kill("c", now),
                 (other, _) => panic!("{other}"),
             }
         }
@@ -170,23 +170,23 @@ mod tests {
     #[test]
     fn a_kill_is_reported_once() {
         for (name, steps, expected) in [
-            ("nobody heard", [(0, "new 0"), (5, "count 1"), (9, "count 1")].as_slice(), vec![1]),
-            ("the log came first", &[(0, "new 0"), (5, "heard"), (9, "count 1")], vec![]),
-            ("the log came last", &[(0, "new 0"), (5, "count 1"), (900, "heard")], vec![]),
-            ("the log only", &[(0, "new 0"), (5, "heard")], vec![]),
-            ("the log lost some", &[(0, "new 0"), (5, "heard"), (6, "count 3")], vec![2]),
+            ("nothing was logged", [(0, "new 0"), (5, "count 1"), (9, "count 1")].as_slice(), vec![1]),
+            ("the log came first", &[(0, "new 0"), (5, "logged"), (9, "count 1")], vec![]),
+            ("the log came last", &[(0, "new 0"), (5, "count 1"), (900, "logged")], vec![]),
+            ("the log only", &[(0, "new 0"), (5, "logged")], vec![]),
+            ("the log lost some", &[(0, "new 0"), (5, "logged"), (6, "count 3")], vec![2]),
             ("again and again", &[(0, "new 0"), (5, "count 1"), (5000, "count 2"), (9000, "count 2")], vec![1, 1]),
             ("from before us", &[(0, "old 3"), (5, "count 3"), (5000, "count 4")], vec![1]),
             ("from before we looked", &[(0, "new 2")], vec![2]),
-            ("heard before we looked", &[(0, "heard"), (2000, "new 1")], vec![]),
-            ("told of another life", &[(0, "heard"), (10, "old 1"), (20, "count 2")], vec![1]),
+            ("logged before the first count", &[(0, "logged"), (2000, "new 1")], vec![]),
+            ("counted for an earlier container", &[(0, "logged"), (10, "old 1"), (20, "count 2")], vec![1]),
             ("gone with its counter", &[(0, "new 0"), (5, "count 1"), (6, "gone")], vec![1]),
             ("gone before anybody read", &[(0, "new 0"), (5, "gone")], vec![]),
             ("watched twice", &[(0, "new 0"), (5, "count 1"), (6, "new 1")], vec![1]),
-            ("all of a group", &[(0, "new 0"), (5, "heard"), (6, "count 4/1")], vec![]),
+            ("all of a group", &[(0, "new 0"), (5, "logged"), (6, "count 4/1")], vec![]),
             ("all of a group, unheard of", &[(0, "new 0"), (6, "count 4/1")], vec![4]),
-            ("all of two groups, one heard of", &[(0, "new 0"), (5, "heard"), (6, "count 8/2")], vec![7]),
-            ("nobody's", &[(0, "heard"), (1, "count 5")], vec![]),
+            ("all of two groups, one logged", &[(0, "new 0"), (5, "logged"), (6, "count 8/2")], vec![7]),
+            ("nobody's", &[(0, "logged"), (1, "count 5")], vec![]),
         ] {
             assert_eq!(settled_counts(steps), expected, "{name}");
         }
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!((counts.next_deadline(), counts.due_reads(at(900))), (Some(at(1011)), Vec::new()));
         counts.settle("c");
         counts.record_count("c", Some(kills("1")), true, at(2000));
-        assert_eq!(counts.next_deadline(), Some(at(3000)), "what is told ahead is read again");
+        assert_eq!(counts.next_deadline(), Some(at(3000)), "an early log record is settled by a later count");
         assert!(!counts.record_event("other", at(1)));
     }
 

@@ -223,7 +223,7 @@ mod tests {
         ]);
         assert_eq!(kills.len(), 1);
         assert!(kills[0].is_of_system());
-        assert_eq!(kills[0].cgroup, "/user.slice", "whose counters say it, too");
+        assert_eq!(kills[0].cgroup, "/user.slice", "the cgroup whose counters increased, too");
         assert!(
             parse_kills(&[
                 BEGINS,

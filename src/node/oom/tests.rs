@@ -305,7 +305,7 @@ async fn records_from_before_the_agent_or_already_reported_are_skipped() {
     let mut second = LogReader::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
     assert_eq!(second.old, SkippedRecords::UpTo(6));
     assert!(second.read(&mut house.reporter, None).expect("readable"));
-    assert_eq!(house.events.take(), [SYSTEM_OOM_EVENT], "what came between two agents is told of once");
+    assert_eq!(house.events.take(), [SYSTEM_OOM_EVENT], "kills between two agents are reported once");
     second.save(&mut write).await;
     // The machine has rebooted, and sequence numbers restart at one.
     let mut third = LogReader::of(Lines::new(1, &KILL), "that".to_owned(), &*file).await;

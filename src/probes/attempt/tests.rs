@@ -220,7 +220,7 @@ async fn over_tls(
 
 /// Like [`over_tls`], but closes without `close_notify`.
 async fn rude(config: ServerConfig, answer: &'static str) -> u16 {
-    let (port, _nobody_waits) = over_tls(config, answer).await;
+    let (port, _server) = over_tls(config, answer).await;
     port
 }
 

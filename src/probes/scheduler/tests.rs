@@ -533,7 +533,7 @@ async fn a_liveness_failure_wakes_and_then_waits_for_another_instance() {
     assert_eq!(
         world.take_log().last().map(String::as_str),
         Some("wake"),
-        "what was told of the one before does not count"
+        "results of the previous instance do not count"
     );
     assert_eq!(life.manager.results(&"c-1".into()).liveness, Some(ProbeResult::Failure));
     let history = life.manager.history(&"c-1".into());

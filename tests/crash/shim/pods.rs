@@ -111,7 +111,7 @@ async fn a_pod_runs_logs_executes_and_ends() {
     let mut ended = [rig.event().await, rig.event().await].map(|event| container(&event).0.to_owned());
     ended.sort();
     assert_eq!(ended, ["b", "init"]);
-    rig.shim.shutdown().await.expect("told");
+    rig.shim.shutdown().await.expect("received");
     assert_eq!(rig.events.next().await, None);
 }
 

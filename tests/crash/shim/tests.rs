@@ -308,7 +308,7 @@ async fn a_shim_exits_on_shutdown_and_not_before() {
     rig.kill("a").await;
     let event = rig.event().await;
     rig.shim.acknowledge(event.number).await.expect("acknowledged");
-    rig.shim.shutdown().await.expect("told");
+    rig.shim.shutdown().await.expect("received");
     assert_eq!(rig.events.next().await, None);
     assert!(rig.shim.acknowledge(1).await.expect_err("gone").is_lost());
     let proc = format!("/proc/{}", rig.pid);
@@ -431,7 +431,7 @@ async fn whatever_is_sent_containers_run_on() {
         .await;
     }
     rig.again().await;
-    let reported: Vec<_> = rig.hello.containers.iter().map(|held| (held.started, held.exit)).collect();
+    let reported: Vec<_> = rig.hello.containers.iter().map(|container| (container.started, container.exit)).collect();
     assert_eq!(reported, [(started, None)]);
     rig.kill("a").await;
     assert_eq!(of(&rig.event().await), ("a", 137));

@@ -290,7 +290,7 @@ impl Images for Fakes {
     }
 
     async fn written(&self, container: &str) -> RuntimeResult<(u64, u64)> {
-        let pinned = self.0.pinned.lock().expect("whole").iter().any(|(_, held)| held == container);
+        let pinned = self.0.pinned.lock().expect("whole").iter().any(|(_, pinned)| pinned == container);
         if pinned { Ok((4096, 3)) } else { Err(RuntimeError::no_container(container)) }
     }
 

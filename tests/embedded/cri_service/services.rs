@@ -272,7 +272,7 @@ async fn what_fails_is_undone() {
     let failed = set.run(pod("a")).await.expect_err("no network");
     assert_eq!((failed.code(), failed.message()), (Code::Unknown, "no bridge"));
     assert_eq!(set.left(), (0, 0, 0, Vec::new()));
-    let status = set.rpc.clone().status(cri::StatusRequest { verbose: true }).await.expect("told").into_inner();
+    let status = set.rpc.clone().status(cri::StatusRequest { verbose: true }).await.expect("received").into_inner();
     let network = &status.status.expect("there").conditions[1];
     assert_eq!(network.reason, "NetworkPluginNotReady");
     assert_eq!(network.message, "Network plugin returns error: no bridge");

@@ -200,7 +200,7 @@ fn assert_confined(task: &Path, into: &Path) {
     }
     assert_eq!((field("CapInh:"), field("CapAmb:"), field("NoNewPrivs:")), (0, 0, 1));
     let limits = fs::read_to_string(task.join("limits")).expect("there");
-    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).expect("told");
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).expect("received");
     assert!(files.split_whitespace().take(2).all(|limit| limit == "256"), "{files}");
 }
 

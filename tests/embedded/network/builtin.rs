@@ -194,7 +194,7 @@ fn a_bridge_that_was_removed_is_made_again() {
         network.setup(&pod).await.expect("a network");
         serve(netns(&pod), "0.0.0.0:80", "pod");
         let mut socket = Socket::open(NetlinkFamily::Route).expect("a socket");
-        let bridge = rtnetlink::link(&socket.query(rtnetlink::get_link("berth0")).expect("there").expect("told"))
+        let bridge = rtnetlink::link(&socket.query(rtnetlink::get_link("berth0")).expect("there").expect("received"))
             .expect("a link");
         tokio::task::yield_now().await;
         socket.request(rtnetlink::delete_link(bridge.index)).expect("removed");

@@ -191,7 +191,7 @@ async fn a_change_reaches_fifty_pods_without_a_request() {
     let (last, changed) = (server.log().len(), Instant::now());
     server.update(config_map("2"));
     for _ in &pods {
-        let uid = timeout(SOON, node.changed.next()).await.expect("told");
+        let uid = timeout(SOON, node.changed.next()).await.expect("received");
         let pod = pods.iter().find(|pod| *pod.uid() == uid).expect("one of them");
         node.volumes.mount(pod).await.expect("refreshed");
     }

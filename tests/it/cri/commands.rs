@@ -111,5 +111,5 @@ async fn a_dropped_call_is_canceled_at_the_runtime() {
             tokio::task::yield_now().await;
         }
     });
-    learnt.await.expect("told");
+    learnt.await.expect("received");
 }

@@ -181,7 +181,7 @@ async fn only_the_first_of_two_responses_counts() {
     }));
     let plugin = Plugin::csi(&world.socket(DRIVER), DRIVER, &endpoint, &["1.0.0"]);
     plugin.registered().await;
-    let on_node = world.objects.on_node(DRIVER).expect("told");
+    let on_node = world.objects.on_node(DRIVER).expect("received");
     assert_eq!(on_node.node_id, "first");
     // All on one connection, which must survive a surplus response.
     let usage = world.usage("p", json!({}));

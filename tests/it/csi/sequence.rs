@@ -308,7 +308,7 @@ async fn a_driver_reports_the_volume_condition() {
     let usage = world.usage("p", json!({}));
     let path = mount(&world.csi, &usage).await;
     driver.nature(|nature| nature.condition = Some((true, "a disk is broken".to_owned())));
-    let stats = world.csi.fullness(&usage, &path).await.expect("told");
+    let stats = world.csi.fullness(&usage, &path).await.expect("received");
     assert_eq!(stats.condition, None, "a driver that does not say that it can say is not heard");
     unmount(&world.csi, &usage).await;
     drop(plugin);
@@ -324,12 +324,12 @@ async fn a_driver_reports_the_volume_condition() {
     let path = mount(&world.csi, &usage).await;
     for (is_abnormal, message) in [(true, "a disk is broken"), (false, "")] {
         driver.nature(|nature| nature.condition = Some((is_abnormal, message.to_owned())));
-        let stats = world.csi.fullness(&usage, &path).await.expect("told");
+        let stats = world.csi.fullness(&usage, &path).await.expect("received");
         assert_eq!(stats.condition, Some(VolumeCondition { is_abnormal, message: message.to_owned() }));
         assert_eq!(stats.capacity, 1000);
     }
     driver.nature(|nature| nature.condition = None);
-    let stats = world.csi.fullness(&usage, &path).await.expect("told");
+    let stats = world.csi.fullness(&usage, &path).await.expect("received");
     let well = VolumeCondition { is_abnormal: false, message: String::new() };
     assert_eq!(stats.condition, Some(well), "who can say and does not has nothing to complain of");
     unmount(&world.csi, &usage).await;
@@ -343,7 +343,7 @@ async fn drivers_report_the_usage_of_their_volumes() {
     let (world, driver, _plugin) = Fixture::with_driver().await;
     let usage = world.usage("p", json!({}));
     let path = mount(&world.csi, &usage).await;
-    let stats = world.csi.fullness(&usage, &path).await.expect("told");
+    let stats = world.csi.fullness(&usage, &path).await.expect("received");
     assert_eq!((stats.source.as_str(), stats.capacity, stats.available, stats.used), (DRIVER, 1000, 990, 10));
     assert_eq!((stats.inodes, stats.inodes_free, stats.inodes_used), (100, 90, 10));
     assert_eq!(driver.of("NodeGetVolumeStats")[0].path, path);

@@ -105,7 +105,7 @@ async fn a_static_pod_reports_that_it_waits_for_a_hung_runtime() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), reported).await.expect("it is told");
+    tokio::time::timeout(Duration::from_secs(30), reported).await.expect("received in time");
     agent.kill();
 }
 

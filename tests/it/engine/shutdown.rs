@@ -82,7 +82,7 @@ async fn what_runs_when_an_agent_starts_while_its_node_goes_down_can_go_in_its_t
     assert!(!agent.engine.pods.is_active(web.uid()));
     let sources_ready = agent.engine.pods.sources_ready();
     agent.only_static([&web, &late]).await;
-    tokio::time::timeout(SOON, sources_ready).await.expect("all have told");
+    tokio::time::timeout(SOON, sources_ready).await.expect("all have reported");
     assert!(agent.engine.pods.is_active(web.uid()), "whoever waited for that finds it");
     assert!(!agent.engine.pods.is_active(late.uid()));
     assert_eq!(agent.status.status(late.uid()).and_then(|s| s.reason.clone()).as_deref(), Some("NodeShutdown"));

@@ -24,7 +24,7 @@ async fn a_pod_that_the_runtime_does_not_hold_is_empty_without_asking() {
     assert!(early.latest().is_none(), "nothing is known before the first list");
     assert!(house.pleg.known().is_none());
     assert_eq!(house.pleg.health().as_deref(), Some("pleg has yet to be successful"));
-    until(&mut early, "told by the list", SECOND, |seen| seen.pod.is_absent()).await;
+    until(&mut early, "listed", SECOND, |seen| seen.pod.is_absent()).await;
     assert!(house.pleg.view(&who("late")).latest().expect("at once").pod.is_absent());
     assert!(house.cri.targets("list_containers").iter().all(String::is_empty), "no pod was asked for");
     assert_eq!(house.pleg.health(), None);

@@ -176,7 +176,7 @@ async fn a_crashing_container_waits_longer_each_time() {
             let text = format!("back-off {delay}s restarting failed container=main pod=web_default(uid-web)");
             assert_eq!(message, text);
             assert!(!backed_off.acted, "nothing was done");
-            tokio::time::sleep_until(backed_off.retry_at.expect("it says when")).await;
+            tokio::time::sleep_until(backed_off.retry_at.expect("it has a time")).await;
         }
         assert_eq!(crashed.elapsed().as_secs(), delay);
         bench.good_turn(&web).await;

@@ -79,7 +79,7 @@ async fn a_runtime_can_be_the_source_of_all() {
     assert_eq!(pod_stats["containers"][0]["memory"]["workingSetBytes"], 1 << 20, "{pod_stats:#}");
     assert_eq!(
         pod_stats["cpu"]["usageCoreNanoSeconds"], 1_000_000,
-        "what is not told of the pod is the sum: {pod_stats:#}"
+        "values missing of the pod are sums: {pod_stats:#}"
     );
     assert_eq!(house.cri.count("list_podsandbox_stats"), 1);
     let page = house.provider.resource_metrics().await;

@@ -50,7 +50,7 @@ async fn it_notifies_when_it_is_ready() {
     agent.healthy().await;
     assert_eq!(agent.stop().await, Some(0));
     notify_socket.socket.set_nonblocking(true).expect("set");
-    notify_socket.socket.recv(&mut [0; 8]).expect_err("nothing is said at the end");
+    notify_socket.socket.recv(&mut [0; 8]).expect_err("no log at the end");
 }
 
 /// The first watchdog keep-alive precedes everything else, even while the runtime is down; then one every half of the

@@ -283,8 +283,8 @@ async fn pods_go_before_the_machine_does() {
     assert_eq!(std::fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o644);
     let written = std::fs::read_to_string(file).expect("it is there");
     assert!(written.starts_with("{\"startTime\":\"2") && !written.contains("0001-01-01"), "{written}");
-    let start = agent.metric("kubelet_graceful_shutdown_start_time_seconds").await.expect("told");
-    let end = agent.metric("kubelet_graceful_shutdown_end_time_seconds").await.expect("told");
+    let start = agent.metric("kubelet_graceful_shutdown_start_time_seconds").await.expect("received");
+    let end = agent.metric("kubelet_graceful_shutdown_end_time_seconds").await.expect("received");
     assert!(start > 0.0 && end >= start, "{start} {end}");
 
     // The shutdown is canceled.
@@ -471,7 +471,7 @@ async fn a_bus_that_is_lost_meanwhile_stops_no_shutdown() {
     agent.until_ready("critical").await;
     agent.until("the lock is held", async || logind.is_inhibited()).await;
     logind.prepare(true).await;
-    agent.until("the first pod is told to end", async || runtime.cri.count("stop_container") >= 1).await;
+    agent.until("the first pod is stopped", async || runtime.cri.count("stop_container") >= 1).await;
     drop(logind);
     bus.end();
     let ended = |pod: &Value| pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "Terminated";

@@ -120,7 +120,7 @@ async fn a_pod_has_a_certificate_and_another_when_that_is_due() {
     let renewed = read(&folder, "bundle.pem");
     assert!(!renewed.contains(&key) && renewed.ends_with(&chain("Ag==")), "the new key with the new certificate");
     let series = format!("kubelet_podcertificate_states{{signer_name=\"{SIGNER}\",state=\"fresh\"}} 1");
-    agent.until("the metric tells it", async || agent.metrics().await.contains(&series)).await;
+    agent.until("the metric is exposed", async || agent.metrics().await.contains(&series)).await;
 
     world.api.delete("pods", NAMESPACE, "holder", Some(1));
     world.until_gone(&agent, "holder").await;

@@ -51,7 +51,7 @@ async fn a_static_pod_has_a_mirror_that_can_be_deleted_in_vain() {
             .iter()
             .all(|logged| logged.body["metadata"]["uid"] != metadata["annotations"]["kubernetes.io/config.hash"])
     );
-    assert_eq!(updates.last().expect("told").body["metadata"]["uid"], uid, "the mirror's own\n{updates}");
+    assert_eq!(updates.last().expect("received").body["metadata"]["uid"], uid, "the mirror's own\n{updates}");
     assert_eq!(world.runtime.cri.count("start_container"), ran, "the container is never restarted");
 
     world.home.put_pod(&manifest_of("web", json!({"containers": [{"name": "main", "command": ["/other"]}]})));

@@ -176,7 +176,7 @@ async fn a_pod_that_terminates_is_reported_unready() {
         .run(probed("web", json!({"readinessProbe": exec("ready", often()), "livenessProbe": exec("alive", often())})));
     world.until_ready(&agent, "web").await;
     world.api.delete("pods", NAMESPACE, "web", Some(30));
-    world.runtime.until("it is told to stop", &agent, |cri| cri.count("stop_container") == 1).await;
+    world.runtime.until("it is stopped", &agent, |cri| cri.count("stop_container") == 1).await;
     world.let_exec("ready", false);
     world.let_exec("alive", false);
     world.until_unready(&agent, "web").await;

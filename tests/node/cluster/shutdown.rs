@@ -57,16 +57,16 @@ async fn pods_leave_service_before_they_end() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(Duration::from_secs(60), stops).await.expect("it is told to stop");
+    timeout(Duration::from_secs(60), stops).await.expect("it is stopped");
     let reports_unready = |logged: &RecordedRequest| {
         let mut conditions = logged.body["status"]["conditions"].as_array().into_iter().flatten();
         logged.name == "web" && conditions.any(|c| c["type"] == "Ready" && c["status"] == "False")
     };
     let updates = world.agent_requests().since(before).of("pods").sub("status").filter(reports_unready);
     let calls = world.runtime.cri.calls();
-    let stopped = calls.iter().find(|call| call.op == "stop_container" && call.target == "web/main").expect("told");
+    let stopped = calls.iter().find(|call| call.op == "stop_container" && call.target == "web/main").expect("received");
     let reported_at = updates.first().and_then(|logged| logged.ended).expect("answered");
-    assert!(reported_at <= stopped.at, "containers end before others hear that they are unready\n{updates}");
+    assert!(reported_at <= stopped.at, "containers end before others see them unready\n{updates}");
     let critical = world.pod("critical").expect("there");
     assert_eq!(condition(&critical, "Ready"), "True", "it is not its turn");
     world.end(&web, 0);

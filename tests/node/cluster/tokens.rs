@@ -82,7 +82,7 @@ async fn a_token_that_cannot_be_renewed_stays() {
         events.iter().filter(is_it).any(|event| event["message"].as_str().unwrap_or_default().contains(text))
     };
     let expired = format!("token {ACCOUNT} expired and refresh failed: no tokens today");
-    world.until(&agent, "it is told that it has expired", |_| has_event("holder", &expired)).await;
+    world.until(&agent, "expiry is reported", |_| has_event("holder", &expired)).await;
     assert_eq!(read(&file), token);
     world.api.create(robot_pod("late"));
     world.api.bind(NAMESPACE, "late", berth_testkit::process::NODE);

@@ -91,12 +91,12 @@ pub async fn statistics_come_from_the_unified_hierarchy(world: &ClusterFixture) 
     .await;
     let find = |name: &str| {
         let pods = summary["pods"].as_array().expect("pods");
-        pods.iter().find(|stats| stats["podRef"]["name"] == name).expect("told").clone()
+        pods.iter().find(|stats| stats["podRef"]["name"] == name).expect("received").clone()
     };
     let (pod_stats, number) = (find("burstable"), |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value}")));
     let main = &pod_stats["containers"][0];
     // The container sleeps: the reported values stay constant, except for a few pages.
-    let near = |reported: u64, now: u64| assert!(reported.abs_diff(now) <= MEBI, "told {reported}, is {now}");
+    let near = |reported: u64, now: u64| assert!(reported.abs_diff(now) <= MEBI, "reported {reported}, is {now}");
     let working_set = |group: &str| {
         let used: u64 = file(group, "memory.current").parse().expect("a number");
         used - counted(group, "memory.stat", "inactive_file")
@@ -108,7 +108,7 @@ pub async fn statistics_come_from_the_unified_hierarchy(world: &ClusterFixture) 
     near(number(&main["memory"]["availableBytes"]), 48 * MEBI - working_set(&of_main));
     let used = counted(&of_main, "cpu.stat", "usage_usec") * 1000;
     let reported_cpu = number(&main["cpu"]["usageCoreNanoSeconds"]);
-    assert!(reported_cpu > 0 && reported_cpu <= used, "told {reported_cpu}, is {used}");
+    assert!(reported_cpu > 0 && reported_cpu <= used, "reported {reported_cpu}, is {used}");
     assert_eq!(number(&pod_stats["process_stats"]["process_count"]), processes(&pod).len() as u64, "{pod_stats:#}");
     // AC-06a-24
     for (of, stats) in [("node", &summary["node"]), ("pod", &pod_stats), ("container", main)] {

@@ -88,7 +88,7 @@ fn all() {
             let (begun, log_position) = (Instant::now(), fs::metadata(LOG).map_or(0, |log| log.len()));
             let is_good = AssertUnwindSafe(check(&world)).catch_unwind().await.is_ok();
             if !is_good {
-                println!("--- the agent said\n{}---", log_since(log_position));
+                println!("--- log of the agent\n{}---", log_since(log_position));
             }
             let verdict = if is_good { "ok" } else { "FAILED" };
             println!("{:.1?}: test {name} ... {verdict}", begun.elapsed());
@@ -286,7 +286,7 @@ pub fn log(pod: &Value) -> String {
 /// Total memory of the machine, in bytes.
 pub fn memory_of_the_machine() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").expect("readable");
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("told");
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("received");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
 }
 

@@ -34,7 +34,7 @@ pub async fn the_packaged_unit_has_started_once_it_is_ready(world: &ClusterFixtu
     assert_eq!(is_unit.map(|slice| property(slice, "ActiveState")), ["active"; 3]);
     // Spec 05 §7.2: logind's default delay for inhibitor locks is five seconds.
     until("the agent delays a shutdown", async || (locks() == ["kubelet delay shutdown"]).then_some(())).await;
-    let config = fs::read_to_string("/etc/systemd/logind.conf.d/99-kubelet.conf").expect("logind was told");
+    let config = fs::read_to_string("/etc/systemd/logind.conf.d/99-kubelet.conf").expect("logind was notified");
     assert_eq!(config, "# Kubelet logind override\n[Login]\nInhibitDelayMaxSec=240\n");
 }
 

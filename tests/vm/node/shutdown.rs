@@ -63,7 +63,7 @@ pub async fn the_machine_waits_for_its_pods(world: &ClusterFixture) {
     world.until_ready(["ordinary", "critical", "deaf"]).await;
     assert_eq!(locks(), ["kubelet delay shutdown"]);
     systemctl(&["poweroff"]);
-    until("the first pod is told to end", async || (!notes().is_empty()).then_some(())).await;
+    until("the first pod is stopped", async || (!notes().is_empty()).then_some(())).await;
     world.until_node("Ready", "False").await;
     world.run("late", only(shell("exec sleep 100000")));
     until("the critical pod is told to end", async || notes().contains(&"critical told".to_owned()).then_some(()))

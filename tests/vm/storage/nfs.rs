@@ -194,7 +194,7 @@ fn is_mounted(path: &Path) -> bool {
 /// Sets the number of server threads.
 fn serve(threads: &str) {
     if threads == "0" {
-        return fs::write("/proc/fs/nfsd/threads", "0\n").expect("told");
+        return fs::write("/proc/fs/nfsd/threads", "0\n").expect("received");
     }
     let started = Command::new("rpc.nfsd").args(["--no-nfs-version", "3", threads]).status();
     assert!(started.expect("a program").success());
@@ -206,7 +206,7 @@ async fn a_share_is_what_its_pod_writes_to() {
     let pod = of_share("a", "/one");
     let (path, mode) = node.mount(&pod).await;
     assert!(is_mounted(&path) && mode == 0o2770, "{mode:o}");
-    let usage = node.volumes.usage(&path).await.expect("told");
+    let usage = node.volumes.usage(&path).await.expect("received");
     assert!(usage.capacity > 0 && usage.used <= usage.capacity, "{usage:?}");
     fs::write(path.join("file"), "hello").expect("written");
     assert_eq!(fs::read_to_string(there.join("file")).expect("there"), "hello");
@@ -291,7 +291,7 @@ async fn a_server_that_is_away_holds_up_its_own_pods_only() {
     node.mount(&other).await;
     node.mount(&mounted).await;
     node.unmount(&other).await;
-    let error = node.volumes.usage(&path).await.expect_err("nobody can say");
+    let error = node.volumes.usage(&path).await.expect_err("unknown");
     assert!(error.ends_with("timed out after 8s") || error.ends_with("context deadline exceeded"), "{error}");
     assert!(matches!(receiver.try_recv(), Err(mpsc::TryRecvError::Empty)), "it hangs");
     assert!(!waiting.is_finished());

@@ -131,7 +131,7 @@ fn driver() -> (tokio::runtime::Runtime, SystemdDriver, Hierarchy) {
         let _inside = runtime.enter();
         Bus::of_this_machine().expect("systemd runs")
     };
-    assert!(bus.release().expect("told").0 > 200);
+    assert!(bus.release().expect("received").0 > 200);
     (runtime, SystemdDriver::new(Arc::new(bus)), Hierarchy::detect().expect("unified"))
 }
 

@@ -210,7 +210,7 @@ mod tests {
             let mut changed_pods = notifier.subscribe();
             events.send(event("MODIFIED", bundle(version, &pem("Ag=="), "2"))).expect("it listens");
             loop {
-                let next = timeout(Duration::from_secs(60), changed_pods.next()).await.expect("told");
+                let next = timeout(Duration::from_secs(60), changed_pods.next()).await.expect("received");
                 assert_eq!(next, pod);
                 if bundles.of(&pod, &named("b")).await == Ok(pem("Ag==")) {
                     break;

@@ -193,7 +193,7 @@ impl Bench {
     async fn notified_pods(&mut self, count: usize) -> BTreeSet<String> {
         let mut pods = BTreeSet::new();
         while pods.len() < count {
-            let pod = tokio::time::timeout(Duration::from_secs(3600), self.changed.next()).await.expect("told");
+            let pod = tokio::time::timeout(Duration::from_secs(3600), self.changed.next()).await.expect("received");
             pods.insert(pod.to_string());
         }
         pods
@@ -262,7 +262,7 @@ async fn who_follows_and_panics_begins_again() {
     bench.read("a").await.expect_err("nobody follows it");
     assert_eq!(bench.cluster.watching("configmaps"), 0);
     assert_eq!(bench.cluster.locked().panics, None, "it has");
-    assert_eq!(bench.notified_pods(1).await, ["u".to_owned()].into(), "who gave up is told");
+    assert_eq!(bench.notified_pods(1).await, ["u".to_owned()].into(), "a waiter that gave up is notified");
     assert_eq!(bench.read("a").await, Ok("1".to_owned()));
     bench.cluster.put("configmaps", config_map("a", "2"));
     bench.notified_pods(1).await;

@@ -137,7 +137,7 @@ async fn recorded_objects_are_served_while_the_server_is_unreachable() {
     assert_eq!(began.elapsed(), Duration::from_secs(5), "a second for each of five");
     *inner.0.lock().expect("not poisoned") = Server::Empty;
     let results = read(&source).await;
-    assert!(results[..4].iter().chain(&results[5..6]).all(Result::is_err), "what the server says counts: {results:?}");
+    assert!(results[..4].iter().chain(&results[5..6]).all(Result::is_err), "the server's response counts: {results:?}");
     *inner.0.lock().expect("not poisoned") = Server::Away;
     offline.record_pods(&[pod()]);
     assert!(read(&source).await.iter().all(Result::is_err), "as without this");

@@ -134,7 +134,7 @@ impl Bench {
 
     /// Waits until the pod is notified.
     async fn until_notified(&self) {
-        timeout(EVER, self.notifier.subscribe().next()).await.expect("told");
+        timeout(EVER, self.notifier.subscribe().next()).await.expect("received");
     }
 
     fn recorded_events(&self) -> Vec<(String, String)> {

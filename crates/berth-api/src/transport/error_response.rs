@@ -44,7 +44,7 @@ struct RawCause {
 pub fn refusal(call: &Call, code: StatusCode, headers: &HeaderMap, body: &[u8], now: Timestamp) -> ApiStatus {
     let parsed = serde_json::from_slice::<Status>(body).ok();
     // A `Status` of success, or another object, contradicts the error code and is ignored.
-    let parsed = parsed.filter(|told| told.kind == "Status" && told.status != "Success");
+    let parsed = parsed.filter(|status| status.kind == "Status" && status.status != "Success");
     let mut status = match parsed {
         Some(parsed) => of_status(parsed, call, code),
         None => made_up(call, code, text(body)),

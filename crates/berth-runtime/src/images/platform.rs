@@ -172,7 +172,7 @@ mod tests {
         let read = |text: &str| parse(text).expect("a platform");
         assert!(rank_image(&read("linux/amd64"), &read("amd64")).is_some());
         assert!(rank_image(&read("linux/arm64"), &read("amd64")).is_none());
-        assert!(rank_image(&Platform::default(), &read("amd64")).is_some(), "who says nothing may suit");
+        assert!(rank_image(&Platform::default(), &read("amd64")).is_some(), "no platform matches any");
     }
 
     #[test]

@@ -139,7 +139,7 @@ mod tests {
         assert_eq!((number(memory.page_faults), number(memory.major_page_faults)), (Some(7), Some(0)));
         let swap = pressure.swap.expect("known");
         assert_eq!((number(swap.swap_usage_bytes), number(swap.swap_available_bytes)), (Some(4), Some(6)));
-        assert_eq!((pressure.io, memory.psi), (None, None), "the kernel tells nothing");
+        assert_eq!((pressure.io, memory.psi), (None, None), "no pressure is reported");
         assert_eq!(container(&Reading::default(), Some(1)), cri::ContainerStats::default());
         assert_eq!(container(&reading, Some(3)).cpu.and_then(|cpu| number(cpu.usage_nano_cores)), Some(3));
     }

@@ -43,7 +43,7 @@ pub enum PolicyError {
     },
     /// A rule without subjects.
     #[error("allow[{0}]: at least one of users and groups is required")]
-    Nobody(usize),
+    NoSubject(usize),
     /// An empty user or group name.
     #[error("allow[{0}]: user or group name must not be empty")]
     Empty(usize),
@@ -125,7 +125,7 @@ impl AuthorizationPolicy {
 impl Rule {
     fn check(&self, rule: usize) -> Result<(), PolicyError> {
         if self.users.is_empty() && self.groups.is_empty() {
-            return Err(PolicyError::Nobody(rule));
+            return Err(PolicyError::NoSubject(rule));
         }
         if self.users.iter().chain(&self.groups).any(String::is_empty) {
             return Err(PolicyError::Empty(rule));

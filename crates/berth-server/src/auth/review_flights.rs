@@ -67,7 +67,7 @@ mod tests {
     async fn who_asks_for_the_same_gets_the_same_answer() {
         let flights = flights(2);
         let (sender, receiver) = oneshot::channel();
-        let first = flights.start(&"a", async { receiver.await.expect("told") }).expect("room");
+        let first = flights.start(&"a", async { receiver.await.expect("received") }).expect("room");
         let second = flights.start(&"a", async { unreachable!("there is a call already") }).expect("the same");
         assert!(flights.join(&"a").is_some() && flights.join(&"b").is_none());
         drop(flights.start(&"b", std::future::pending()).expect("room"));

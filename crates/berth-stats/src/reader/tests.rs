@@ -150,7 +150,7 @@ fn an_idle_group_is_read_whole_every_few_minutes() {
     assert_eq!(read(Depth::Full, 130), (130, Some(30), Some(6)), "something ran");
     file("memory.peak", "40\n");
     assert_eq!(read(Depth::Full, 309).1, Some(30));
-    assert_eq!(read(Depth::Core, 311).1, Some(30), "the next deep look will tell");
+    assert_eq!(read(Depth::Core, 311).1, Some(30), "the next complete reading refreshes it");
     assert_eq!(read(Depth::Full, 313).1, Some(40), "three minutes are over");
     file("memory.peak", "50\n");
     file("memory.current", "11\n");

@@ -141,7 +141,7 @@ async fn a_program_asks_how_full_a_share_is() {
     let (fake, usage) = (FakeMachine::new(), usage(root.path(), inline(&json!({"server": "s", "path": "/p"}))));
     let plugin = NfsPlugin::new(fake.clone());
     fake.on("stat -f -c", "4096 100 40 30 50 20", || {});
-    let stats = plugin.fullness(&usage, &usage.target).await.expect("told");
+    let stats = plugin.fullness(&usage, &usage.target).await.expect("received");
     assert_eq!((stats.capacity, stats.used), (409_600, 245_760));
     for (answer, expected) in [
         (Ok((1, "stat: cannot read file system information: Stale file handle")), "Stale file handle"),

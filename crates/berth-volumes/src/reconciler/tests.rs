@@ -224,7 +224,7 @@ async fn a_mount_waits_for_the_node_status() {
     let bench = bench(attached());
     bench.board.synced();
     let mut in_use = bench.in_use.clone();
-    in_use.wait_for(Option::is_some).await.expect("told");
+    in_use.wait_for(Option::is_some).await.expect("received");
     let mut shown = bench.want("a", 1);
     tokio::time::sleep(Duration::from_secs(123)).await;
     assert!(bench.plugin.calls().is_empty() && bench.recorded_events().is_empty());
@@ -274,7 +274,10 @@ async fn a_volume_goes_to_a_pod_of_another_label_when_it_is_mounted_again() {
     let mut second = bench.want("b", 1);
     let is_hindered =
         |shown: &Arc<ObservedVolume>| shown.pods.get(&PodUid::from("b")).is_some_and(|own| own.is_label_blocked);
-    tokio::time::timeout(Duration::from_secs(600), second.wait_for(is_hindered)).await.expect("told").expect("lives");
+    tokio::time::timeout(Duration::from_secs(600), second.wait_for(is_hindered))
+        .await
+        .expect("received")
+        .expect("lives");
     bench.until_gone("a").await;
     bench.until_mounted("b", &mut second).await;
     let expected = ["stage a a", "publish a a", "unpublish a", "unstage", "stage b b", "publish b b"];

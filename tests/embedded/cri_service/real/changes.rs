@@ -149,7 +149,7 @@ fn limits_are_changed_where_it_runs() {
             cri::LinuxContainerResources { cpu_quota: 70_000, cpuset_cpus: "4000".to_owned(), ..Default::default() };
         update(wrong).await.expect_err("no such processor");
         assert!(quota().starts_with("50000"), "{}", quota());
-        let resources = daemon.status(&id).await.resources.and_then(|told| told.linux).expect("told");
+        let resources = daemon.status(&id).await.resources.and_then(|resources| resources.linux).expect("received");
         let limits =
             (resources.memory_limit_in_bytes, resources.cpu_quota, resources.cpu_period, resources.cpuset_cpus);
         assert_eq!(limits, (32 << 20, 50_000, 100_000, String::new()));

@@ -116,7 +116,7 @@ fn a_container_runs_as_the_requested_user_and_groups() {
             let id = daemon.start(&sandbox, config).await;
             let words = expected.iter().map(i64::to_string).collect::<Vec<_>>().join(" ");
             assert_eq!(daemon.exec(&id, "id -G").await.0, format!("{words}\n"), "{name}");
-            let user = daemon.status(&id).await.user.and_then(|user| user.linux).expect("told");
+            let user = daemon.status(&id).await.user.and_then(|user| user.linux).expect("received");
             assert_eq!((user.uid, user.gid, user.supplemental_groups), (1000, 1000, expected), "{name}");
         }
         daemon.remove(&sandbox).await;
@@ -202,7 +202,7 @@ fn a_container_has_the_privileges_of_its_security_context() {
             assert_eq!(output(&daemon, &sandbox, (name, context), script).await, expected, "{name}");
         }
         let host = fs::read_to_string("/proc/self/status").expect("readable");
-        let host = host.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).expect("told").to_owned();
+        let host = host.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).expect("received").to_owned();
         let privileged = || Context { privileged: true, ..Context::default() };
         for (name, context) in [("all", capability(&["ALL"], &[])), ("privileged", privileged())] {
             let printed = output(&daemon, &sandbox, (name, context), effective).await;
@@ -344,8 +344,9 @@ fn users(mode: i32, lines: &[(u32, u32, u32)]) -> cri::UserNamespace {
 fn users_are_the_pods_or_the_hosts() {
     in_network_namespace("users_are_the_pods_or_the_hosts", async |place| {
         let daemon = daemon(place.path()).await;
-        let status = daemon.calls.rpc.clone().status(cri::StatusRequest::default()).await.expect("told").into_inner();
-        let features = status.runtime_handlers.iter().find_map(|handler| handler.features).expect("told");
+        let status =
+            daemon.calls.rpc.clone().status(cri::StatusRequest::default()).await.expect("received").into_inner();
+        let features = status.runtime_handlers.iter().find_map(|handler| handler.features).expect("received");
         let options = |users: cri::UserNamespace, network: i32| cri::NamespaceOption {
             network,
             pid: CONTAINER,

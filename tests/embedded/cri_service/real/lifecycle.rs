@@ -68,7 +68,7 @@ fn verbose_answers_have_the_shape_of_containerds() {
             serde_json::from_str(&info["info"]).expect("JSON")
         };
         let asked = cri::ContainerStatusRequest { container_id: id.clone(), verbose: true };
-        let info = read(rpc.container_status(asked).await.expect("told").into_inner().info);
+        let info = read(rpc.container_status(asked).await.expect("received").into_inner().info);
         let spec = &info["runtimeSpec"];
         assert_eq!((&info["config"]["metadata"]["name"], &spec["root"]["readonly"]), (&"c".into(), &false.into()));
         let kinds: Vec<_> =
@@ -80,7 +80,7 @@ fn verbose_answers_have_the_shape_of_containerds() {
         assert!(mounts.iter().any(|mount| mount["destination"] == "/proc"), "{mounts:?}");
         assert!(spec["linux"]["cgroupsPath"].as_str().is_some_and(|path| path.contains(&id)), "{spec}");
         let asked = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.clone(), verbose: true };
-        let pod = read(rpc.pod_sandbox_status(asked).await.expect("told").into_inner().info);
+        let pod = read(rpc.pod_sandbox_status(asked).await.expect("received").into_inner().info);
         assert_eq!((&pod["pid"], &pod["config"]["metadata"]["name"]), (&info["pid"], &"a".into()));
         assert!(info["pid"].as_u64().is_some_and(|pid| pid > 0), "{info}");
         daemon.remove(&sandbox).await;
@@ -123,7 +123,7 @@ fn pods_and_containers_are_stopped_and_removed_idempotently() {
     in_network_namespace("pods_and_containers_are_stopped_and_removed_idempotently", async |place| {
         let daemon = daemon(place.path()).await;
         let version =
-            daemon.calls.rpc.clone().version(cri::VersionRequest::default()).await.expect("told").into_inner();
+            daemon.calls.rpc.clone().version(cri::VersionRequest::default()).await.expect("received").into_inner();
         assert_eq!((version.version.as_str(), version.runtime_api_version.as_str()), ("0.1.0", "v1"));
         assert!(!version.runtime_name.is_empty() && !version.runtime_version.is_empty());
         let pod_config = cri::PodSandboxConfig {
@@ -132,19 +132,20 @@ fn pods_and_containers_are_stopped_and_removed_idempotently() {
             ..pod(place.path(), "a")
         };
         let sandbox = daemon.run(pod_config.clone()).await;
-        let status = daemon.calls.rpc.clone().status(cri::StatusRequest::default()).await.expect("told").into_inner();
+        let status =
+            daemon.calls.rpc.clone().status(cri::StatusRequest::default()).await.expect("received").into_inner();
         for wanted in ["RuntimeReady", "NetworkReady"] {
             let conditions = status.status.iter().flat_map(|status| &status.conditions);
             assert!(conditions.into_iter().any(|c| c.r#type == wanted && c.status), "{wanted}: {status:?}");
         }
         let handler = status.runtime_handlers.iter().find(|handler| handler.name.is_empty()).expect("the usual one");
-        let can = handler.features.expect("told");
-        let features = status.features.expect("told");
+        let can = handler.features.expect("received");
+        let features = status.features.expect("received");
         assert!(features.supplemental_groups_policy);
         let can_share = can.user_namespaces && can.recursive_read_only_mounts;
         assert_eq!(features.user_namespaces_host_network, can_share);
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.clone(), verbose: false };
-        let response = daemon.calls.rpc.clone().pod_sandbox_status(request).await.expect("told").into_inner();
+        let response = daemon.calls.rpc.clone().pod_sandbox_status(request).await.expect("received").into_inner();
         let pod_status = response.status.expect("a status");
         assert_eq!((pod_status.labels, pod_status.annotations), (pod_config.labels, pod_config.annotations));
         assert_eq!(pod_status.metadata, pod_config.metadata);
@@ -287,10 +288,10 @@ async fn statistics(daemon: &Daemon, sandbox: &str, ids: &[String]) {
     assert!(got.contains(&sandbox.to_owned()), "{got:?}");
     let response = daemon.calls.rpc.clone().list_metric_descriptors(cri::ListMetricDescriptorsRequest::default()).await;
     let keys: HashMap<_, _> =
-        response.expect("told").into_inner().descriptors.into_iter().map(|d| (d.name.clone(), d)).collect();
+        response.expect("received").into_inner().descriptors.into_iter().map(|d| (d.name.clone(), d)).collect();
     let response =
         daemon.calls.rpc.clone().list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest::default()).await;
-    let pod_metrics = response.expect("told").into_inner().pod_metrics;
+    let pod_metrics = response.expect("received").into_inner().pod_metrics;
     let of_pod = pod_metrics.iter().find(|metrics| metrics.pod_sandbox_id == sandbox).expect("this pod's");
     let all = of_pod.metrics.iter().chain(of_pod.container_metrics.iter().flat_map(|container| &container.metrics));
     let mut seen = std::collections::BTreeSet::new();

@@ -45,7 +45,16 @@ fn container_usage_is_reported() {
         assert_eq!(code, 0);
         let stats = async || {
             let request = cri::ContainerStatsRequest { container_id: id.clone() };
-            daemon.calls.rpc.clone().container_stats(request).await.expect("told").into_inner().stats.expect("stats")
+            daemon
+                .calls
+                .rpc
+                .clone()
+                .container_stats(request)
+                .await
+                .expect("received")
+                .into_inner()
+                .stats
+                .expect("stats")
         };
         let (first, begun) = (stats().await, Instant::now());
         let (cpu, memory) = (first.cpu.expect("known"), first.memory.expect("known"));
@@ -66,8 +75,8 @@ fn container_usage_is_reported() {
         };
         assert!((50_000_000..400_000_000).contains(&rate), "a fifth of a core: {rate}");
         let request = cri::PodSandboxStatsRequest { pod_sandbox_id: sandbox.clone() };
-        let pod_stats = daemon.calls.rpc.clone().pod_sandbox_stats(request).await.expect("told").into_inner().stats;
-        let linux = pod_stats.and_then(|told| told.linux).expect("of Linux");
+        let pod_stats = daemon.calls.rpc.clone().pod_sandbox_stats(request).await.expect("received").into_inner().stats;
+        let linux = pod_stats.and_then(|stats| stats.linux).expect("of Linux");
         let link = linux.network.and_then(|network| network.default_interface).expect("eth0");
         assert!(link.name == "eth0" && value(link.rx_bytes) > 0 && value(link.tx_bytes) > 0, "{link:?}");
         assert!(value(linux.process.expect("known").process_count) >= 1);
@@ -83,7 +92,7 @@ fn container_usage_is_reported() {
 async fn every_descriptor_has_its_value(daemon: &Daemon, sandbox: &str) {
     let described = daemon.calls.rpc.clone().list_metric_descriptors(cri::ListMetricDescriptorsRequest {}).await;
     let response = daemon.calls.rpc.clone().list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await;
-    let pod_metrics = response.expect("told").into_inner().pod_metrics;
+    let pod_metrics = response.expect("received").into_inner().pod_metrics;
     let pod = pod_metrics.into_iter().find(|pod| pod.pod_sandbox_id == sandbox).expect("the pod");
     let of_containers = pod.container_metrics.into_iter().flat_map(|container| container.metrics);
     let mut found: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
@@ -91,7 +100,7 @@ async fn every_descriptor_has_its_value(daemon: &Daemon, sandbox: &str) {
         assert!(metric.value.is_some(), "{metric:?}");
         found.entry(metric.name).or_default().insert(metric.label_values.len());
     }
-    for descriptor in described.expect("told").into_inner().descriptors {
+    for descriptor in described.expect("received").into_inner().descriptors {
         let name = descriptor.name.as_str();
         assert!(!descriptor.help.is_empty() && descriptor.label_keys.len() >= 6, "{descriptor:?}");
         match found.get(name) {

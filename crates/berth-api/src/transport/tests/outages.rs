@@ -31,7 +31,7 @@ async fn one_dials_and_the_others_wait() {
     assert!(matches!(&error, ApiError::Unreachable(text) if text.contains("connection refused")), "{error:?}");
     let begun = Instant::now();
     let again = client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect_err("away");
-    assert_eq!(again, error, "told at once what the last attempt came to");
+    assert_eq!(again, error, "the error of the last attempt, at once");
     assert!(begun.elapsed() < Duration::from_millis(700), "{:?}", begun.elapsed());
     assert!(!client.transport.is_reachable());
     let mut waiting = tokio::task::JoinSet::new();
@@ -171,7 +171,7 @@ async fn who_gets_through_has_the_others_try() {
     });
     server.appear().await;
     client.transport.call(lease()).await.expect("renewed");
-    reached.changed().await.expect("told");
+    reached.changed().await.expect("received");
     until("all dialled", || client.transport.is_reachable()).await;
     client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect("read");
     waiting.await.expect("no panic").expect("it begins");

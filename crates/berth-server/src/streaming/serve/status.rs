@@ -94,7 +94,7 @@ mod tests {
         for (style, end, expected) in rows {
             assert_eq!(exit_message(style, CommandKind::Exec, &end).as_deref(), expected, "{style:?} {end:?}");
         }
-        let attach = exit_message(StatusFormat::Whole, CommandKind::Attach, &lost()).expect("a failure is told");
+        let attach = exit_message(StatusFormat::Whole, CommandKind::Attach, &lost()).expect("a failure is reported");
         assert!(attach.contains("error attaching to container: the shim is gone"), "{attach}");
     }
 }

@@ -59,7 +59,7 @@ pub fn evict(view: &dyn View, request: &Request) -> Result<Reply, Refusal> {
     let eviction = request.body.clone().unwrap_or_default();
     let name = &request.name;
     let old = view.get("pods", &request.namespace, name).ok_or_else(|| Refusal::not_found("pods", name))?;
-    let option = |pointer: &str| Some(text(&eviction, pointer).to_owned()).filter(|told| !told.is_empty());
+    let option = |pointer: &str| Some(text(&eviction, pointer).to_owned()).filter(|value| !value.is_empty());
     let options = DeleteOptions {
         grace: number(&eviction, "/deleteOptions/gracePeriodSeconds"),
         uid: option("/deleteOptions/preconditions/uid"),

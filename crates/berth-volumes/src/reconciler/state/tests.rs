@@ -58,7 +58,7 @@ fn only_what_may_be_there_is_undone() {
     state.record_result(&StepResult::NotStaged(Class::Uncertain));
     state.record_result(&StepResult::NotStaged(Class::Final));
     state.unwant(&pod(1));
-    assert_eq!(due(&state, &here()), NextStep::Removed, "the driver says that it is not there");
+    assert_eq!(due(&state, &here()), NextStep::Removed, "the driver reports that it does not exist");
 }
 
 #[test]

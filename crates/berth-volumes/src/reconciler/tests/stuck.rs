@@ -48,7 +48,7 @@ async fn what_hangs_takes_one_thread_and_its_volume_waits() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), waited).await.expect("told");
+    tokio::time::timeout(Duration::from_secs(60), waited).await.expect("received");
     assert_eq!(bench.plugin.calls(), ["publish a"], "nothing else was begun");
     assert!(mounts_failed(&bench)[0].ends_with("context deadline exceeded"));
     release.send(()).expect("it waits");
