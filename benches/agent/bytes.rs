@@ -34,11 +34,11 @@ use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
     followers, manifest,
+    measurements::{BenchContext, Group, Measurement},
     plain::Proxy,
+    private_ca::{self, Secure},
     process,
-    run::{BenchContext, Group, Measurement},
     scripted_runtime::{PATIENCE, Runtime},
-    secure::{self, Secure},
 };
 
 const FORWARD: &[Figure] = &[
@@ -178,7 +178,7 @@ async fn plainly(ctx: &BenchContext<'_>, samples: &mut Samples) -> Result<()> {
 /// Throughput in 10^9 bytes per second between a client and a pipe behind that address.
 async fn over_tcp(address: SocketAddr, pipe: &Pipe, gives: bool, span: Duration) -> Result<f64> {
     let mut tcp = TcpStream::connect(address).await?;
-    secure::ask(&mut tcp, &format!("POST /portForward/default/web HTTP/1.1\r\n{UPGRADE}"), 101).await?;
+    private_ca::ask(&mut tcp, &format!("POST /portForward/default/web HTTP/1.1\r\n{UPGRADE}"), 101).await?;
     let begun = Instant::now();
     let moved = if gives {
         drain(tcp, span).await?
@@ -216,12 +216,12 @@ async fn forward(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     for (key, cpu) in [("down", "down-cpu"), ("up", "up-cpu"), ("tunnel", "tunnel-cpu")] {
         let pipe = Pipe::start(key != "up").await?;
         runtime.cri.stream_at(&pipe.url);
-        let mut tls = secure::connect(agent.secure(), &client).await?;
+        let mut tls = private_ca::connect(agent.secure(), &client).await?;
         let head = match key {
             "tunnel" => format!("GET {path} HTTP/1.1\r\n{TUNNEL}"),
             _ => format!("POST {path} HTTP/1.1\r\n{UPGRADE}"),
         };
-        let first = secure::ask(&mut tls, &head, 101).await?;
+        let first = private_ca::ask(&mut tls, &head, 101).await?;
         let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
         let moved = match key {
             "down" => drain(tls, span).await?,
@@ -269,9 +269,9 @@ async fn logs(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let path = format!("/containerLogs/default/{}/c0", manifest::full_name("p"));
     let mut samples = Samples::default();
     for _ in 0..ctx.options.amount(4, 2) {
-        let mut tls = secure::connect(agent.secure(), &client).await?;
+        let mut tls = private_ca::connect(agent.secure(), &client).await?;
         let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
-        let first = secure::ask(&mut tls, &format!("GET {path} HTTP/1.1\r\nConnection: close"), 200).await?;
+        let first = private_ca::ask(&mut tls, &format!("GET {path} HTTP/1.1\r\nConnection: close"), 200).await?;
         let (mut block, mut total) = (vec![0; BLOCK], first.len());
         loop {
             let read = timeout(PATIENCE, tls.read(&mut block)).await??;

@@ -10,8 +10,9 @@ use futures::FutureExt;
 use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
-    manifest, process,
-    run::{BenchContext, Group, Measurement},
+    manifest,
+    measurements::{BenchContext, Group, Measurement},
+    process,
     scripted_runtime::{PATIENCE, Runtime},
 };
 
@@ -85,7 +86,7 @@ async fn batch(runtime: &Runtime, agent: &Agent, number: usize) -> Result<()> {
         agent.remove(name)?;
     }
     // A terminated pod counts as gone: other agents leave its dead containers to garbage collection.
-    let gone = |cri: &berth_testkit::scripted::ScriptedCri| {
+    let gone = |cri: &berth_testkit::scripted_cri::ScriptedCri| {
         cri.running("", "c0").is_empty() && cri.sandboxes().iter().all(|s| s.state != 0)
     };
     runtime.until("all pods of the batch are removed", agent, gone).await?;

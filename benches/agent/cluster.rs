@@ -19,7 +19,7 @@ use crate::{
 };
 use berth_testkit::{
     api_server::{ApiServer, RecordedRequest, Requests},
-    scripted::LifecycleEvent,
+    scripted_cri::LifecycleEvent,
 };
 
 /// Resource key of leases in the test API server.

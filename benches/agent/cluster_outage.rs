@@ -11,8 +11,8 @@ use crate::{
     cluster::{Cluster, begun, is_write, kinds},
     figures::{Bar, Figure, Samples, Unit, median, p99},
     manifest::NODE,
+    measurements::{BenchContext, Group, Measurement},
     process,
-    run::{BenchContext, Group, Measurement},
     scripted_runtime::{first, ms},
 };
 

@@ -10,7 +10,7 @@ use crate::{
     agent::{Agent, Target},
     cluster::{Cluster, LEASES, begun, kinds, once},
     figures::{Bar, Figure, Samples, Unit, median, p99},
-    run::{BenchContext, Group, Measurement},
+    measurements::{BenchContext, Group, Measurement},
     scripted_runtime::ms,
 };
 use berth_testkit::api_server::RecordedRequest;

@@ -8,9 +8,10 @@ use futures::FutureExt;
 use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
-    manifest, process,
+    manifest,
+    measurements::{BenchContext, Group, Measurement},
+    process,
     raw::Raw,
-    run::{BenchContext, Group, Measurement},
 };
 
 const COST: &[Figure] = &[

@@ -12,8 +12,8 @@ use crate::{
     events::Events,
     figures::{Bar, Figure, Samples, Unit, median},
     manifest,
+    measurements::{BenchContext, Group, Measurement},
     raw::Raw,
-    run::{BenchContext, Group, Measurement},
 };
 
 const COLD: &[Figure] = &[median("healthz", "cold start → healthz", Unit::Seconds, Bar::AtMost(0.06))];

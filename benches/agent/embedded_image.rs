@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median},
-    run::{BenchContext, Group, Measurement},
+    measurements::{BenchContext, Group, Measurement},
 };
 use berth_testkit::{embedded::EmbeddedFixture, image};
 

@@ -15,9 +15,10 @@ use futures::FutureExt;
 use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
-    manifest, process,
+    manifest,
+    measurements::{BenchContext, Group, Measurement},
+    process,
     raw::Raw,
-    run::{BenchContext, Group, Measurement},
 };
 use berth_testkit::embedded::EmbeddedFixture;
 

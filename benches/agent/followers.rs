@@ -19,10 +19,11 @@ use tokio_rustls::client::TlsStream;
 use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median, p99},
-    manifest, process,
-    run::{BenchContext, Group, Measurement},
+    manifest,
+    measurements::{BenchContext, Group, Measurement},
+    private_ca::{self, Secure},
+    process,
     scripted_runtime::{PATIENCE, Runtime, ms},
-    secure::{self, Secure},
 };
 
 const FIGURES: &[Figure] = &[
@@ -94,7 +95,7 @@ async fn followers(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
 
 /// A follower that has read the first line.
 async fn follow(agent: &Agent, secure: &Secure, pod: usize) -> Result<TlsStream<TcpStream>> {
-    let mut stream = secure::connect(agent.secure(), &secure.client(false)?).await?;
+    let mut stream = private_ca::connect(agent.secure(), &secure.client(false)?).await?;
     let name = manifest::full_name(&format!("p{pod}"));
     let head = format!("GET /containerLogs/default/{name}/c0?follow=true HTTP/1.1\r\nHost: node\r\n\r\n");
     stream.write_all(head.as_bytes()).await?;

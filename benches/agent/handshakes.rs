@@ -12,10 +12,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median},
+    measurements::{BenchContext, Group, Measurement},
+    private_ca::{self, Secure},
     process,
-    run::{BenchContext, Group, Measurement},
     scripted_runtime::Runtime,
-    secure::{self, Secure},
 };
 
 const FIGURES: &[Figure] = &[
@@ -71,7 +71,7 @@ async fn many(port: u16, client: &Arc<ClientConfig>, count: usize) -> Result<()>
 
 /// One handshake and nothing else; the session tickets arrive before the connection is closed.
 async fn one(port: u16, client: &Arc<ClientConfig>) -> Result<Option<HandshakeKind>> {
-    let mut stream = secure::connect(port, client).await?;
+    let mut stream = private_ca::connect(port, client).await?;
     let kind = stream.get_ref().1.handshake_kind();
     stream.shutdown().await?;
     let _ = stream.read(&mut [0; 1]).await; // an end without close_notify counts as well

@@ -26,10 +26,10 @@ use crate::{
     cluster::{Cluster, has_condition},
     figures::{Bar, Figure, Samples, Unit, median, p99},
     manifest::{self, NODE},
+    measurements::{BenchContext, Group, Measurement},
+    private_ca::{self, Secure},
     process,
-    run::{BenchContext, Group, Measurement},
     scripted_runtime::{PATIENCE, Runtime, first, ms},
-    secure::{self, Secure},
 };
 
 const PROBES: &[Figure] = &[
@@ -394,8 +394,9 @@ async fn why(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     for i in 0..ctx.options.amount(1_000, 100) {
         let name = manifest::full_name(&format!("p{}", i % PODS));
         let began = Instant::now();
-        let mut stream = secure::connect(agent.secure(), &client).await?;
-        secure::ask(&mut stream, &format!("GET /debug/why/default/{name} HTTP/1.1\r\nConnection: close"), 200).await?;
+        let mut stream = private_ca::connect(agent.secure(), &client).await?;
+        let head = format!("GET /debug/why/default/{name} HTTP/1.1\r\nConnection: close");
+        private_ca::ask(&mut stream, &head, 200).await?;
         samples.add("answer", ms(began.elapsed()));
     }
     let admin = secure.admin();

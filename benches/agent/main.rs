@@ -24,18 +24,18 @@ mod followers;
 mod handshakes;
 mod health;
 mod manifest;
+mod measurements;
 mod options;
 mod pages;
 mod plain;
+mod private_ca;
 mod process;
 mod raw;
 mod report;
 mod rotation_and_shutdown;
-mod run;
 mod scripted_cost;
 mod scripted_runtime;
 mod scripted_starts;
-mod secure;
 mod streams;
 mod volumes;
 
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         }
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run::all(&options))) {
+    match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(measurements::all(&options))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("benchmark failed: {error:#}");

@@ -59,7 +59,7 @@ impl Options {
                 "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
                 "--quick" => options.quick = true,
                 "--keep" => options.keep = true,
-                "--list" => return Ok(Invocation::Help(crate::run::list())),
+                "--list" => return Ok(Invocation::Help(crate::measurements::list())),
                 "--help" | "-h" => return Ok(Invocation::Help(HELP.to_owned())),
                 other => bail!("unexpected argument '{other}'\n\n{HELP}"),
             }

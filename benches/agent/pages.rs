@@ -16,11 +16,12 @@ use tokio::{
 use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
-    manifest, process,
-    run::{BenchContext, Group, Measurement},
+    manifest,
+    measurements::{BenchContext, Group, Measurement},
+    process,
     scripted_runtime::{PATIENCE, Runtime},
 };
-use berth_testkit::scripted::ScriptedCri;
+use berth_testkit::scripted_cri::ScriptedCri;
 
 /// Pages, and the required rate per second: the reference's rate on a machine of this kind times the required factor.
 const PAGES: &[(&str, &str, f64)] = &[

@@ -21,10 +21,10 @@ use crate::{
     figures::{Bar, Figure, Samples, Unit, median, p99},
     followers::logs,
     manifest,
-    run::{BenchContext, Group, Measurement},
+    measurements::{BenchContext, Group, Measurement},
     scripted_runtime::{PATIENCE, Runtime},
 };
-use berth_testkit::scripted::{Behaviour, ScriptedCri};
+use berth_testkit::scripted_cri::{Behaviour, ScriptedCri};
 
 const ROTATION: &[Figure] = &[
     p99("over", "log at 100 MB/s: size beyond the limit in seconds of writing, worst", Unit::Seconds, Bar::AtMost(1.0)),

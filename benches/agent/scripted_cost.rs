@@ -8,8 +8,9 @@ use futures::FutureExt;
 use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median},
-    manifest, process,
-    run::{BenchContext, Group, Measurement},
+    manifest,
+    measurements::{BenchContext, Group, Measurement},
+    process,
     scripted_runtime::{PATIENCE, Runtime},
 };
 

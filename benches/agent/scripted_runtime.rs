@@ -16,9 +16,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::{
     agent::{Agent, Target},
     manifest,
-    secure::Secure,
+    private_ca::Secure,
 };
-use berth_testkit::scripted::{Call, ScriptedCri, server};
+use berth_testkit::scripted_cri::{Call, ScriptedCri, server};
 
 /// Timeout of steps that take milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -9,10 +9,10 @@ use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median, p99},
     manifest,
-    run::{BenchContext, Group, Measurement},
+    measurements::{BenchContext, Group, Measurement},
     scripted_runtime::{PATIENCE, Runtime, ms},
 };
-use berth_testkit::scripted::{Behaviour, Fault};
+use berth_testkit::scripted_cri::{Behaviour, Fault};
 
 const COLD: &[Figure] = &[median("healthz", "cold start → healthz (scripted)", Unit::Milliseconds, Bar::AtMost(60.0))];
 const STARTS: &[Figure] = &[

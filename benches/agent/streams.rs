@@ -24,11 +24,11 @@ use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median},
     manifest,
-    run::{BenchContext, Group, Measurement},
+    measurements::{BenchContext, Group, Measurement},
+    private_ca::{self, Secure},
     scripted_runtime::{PATIENCE, Runtime, ms},
-    secure::{self, Secure},
 };
-use berth_testkit::scripted::streaming::StreamServer;
+use berth_testkit::scripted_cri::streaming::StreamServer;
 
 const FIGURES: &[Figure] = &[
     median("spdy", "exec over the runtime's own time, SPDY, new TLS connection", Unit::Milliseconds, Bar::AtMost(2.0)),
@@ -73,19 +73,19 @@ async fn exec(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
         let (host, token) = parts(&url)?;
         let mut tcp = TcpStream::connect(host).await?;
         tcp.set_nodelay(true)?;
-        secure::ask(&mut tcp, &format!("POST {token} HTTP/1.1\r\n{UPGRADE}"), 101).await?;
+        private_ca::ask(&mut tcp, &format!("POST {token} HTTP/1.1\r\n{UPGRADE}"), 101).await?;
         over_spdy(tcp).await?;
         let own = begun.elapsed();
 
         let begun = Instant::now();
-        let mut tls = secure::connect(agent.secure(), &client).await?;
-        secure::ask(&mut tls, &format!("POST {path} HTTP/1.1\r\n{UPGRADE}"), 101).await?;
+        let mut tls = private_ca::connect(agent.secure(), &client).await?;
+        private_ca::ask(&mut tls, &format!("POST {path} HTTP/1.1\r\n{UPGRADE}"), 101).await?;
         over_spdy(tls).await?;
         let spdy = begun.elapsed();
 
         let begun = Instant::now();
-        let mut tls = secure::connect(agent.secure(), &client).await?;
-        let first = secure::ask(&mut tls, &format!("GET {path} HTTP/1.1\r\n{WEB_SOCKET}"), 101).await?;
+        let mut tls = private_ca::connect(agent.secure(), &client).await?;
+        let first = private_ca::ask(&mut tls, &format!("GET {path} HTTP/1.1\r\n{WEB_SOCKET}"), 101).await?;
         over_web_socket(tls, first).await?;
         let v5 = begun.elapsed();
         if number >= 10 {

@@ -15,8 +15,8 @@ use crate::{
     agent::{Agent, Target},
     cluster::Cluster,
     figures::{Bar, Figure, Samples, Unit, median, p99},
+    measurements::{BenchContext, Group, Measurement},
     process,
-    run::{BenchContext, Group, Measurement},
     scripted_runtime::{Runtime, ms},
 };
 

@@ -27,7 +27,7 @@ use berth_stats::{
     summary_builder, summary_json,
 };
 use berth_sys::{mount_table, open_files::OpenFiles};
-use berth_types::{PodRef, PodUid, observed::NetworkMode};
+use berth_types::{PodRef, PodUid, observation::NetworkMode};
 use bytes::Bytes;
 use jiff::Timestamp;
 

@@ -8,7 +8,7 @@
 mod admin;
 mod certificate_info;
 mod issuer;
-mod serving;
+mod serving_certificate;
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use std::{
 pub use admin::{Admin, ensure_admin};
 pub use certificate_info::{CertificateInfo, covers, key_matches};
 pub use issuer::{Authority, CertificatePair, MakeError, Validity};
-pub use serving::ServingCertificate;
+pub use serving_certificate::ServingCertificate;
 
 use berth_sys::atomic_file;
 

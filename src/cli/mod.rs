@@ -18,7 +18,7 @@ use clap::{Parser, Subcommand};
 
 use self::node::{exec, logs, pods, top, why};
 use berth_config::{Personality, version};
-use berth_runtime::images::apply::{child as unpacker, unpack_process::VERB as UNPACK};
+use berth_runtime::images::unpacker::{child as unpacker, unpack_process::VERB as UNPACK};
 
 /// Kubernetes node agent: a drop-in replacement for kubelet v1.36.
 #[derive(Parser, Debug)]

@@ -20,10 +20,10 @@ pub mod limits;
 pub mod message;
 pub mod node_reader;
 pub mod page_cache;
+pub mod pod_ranking;
 pub mod ports;
 pub mod pressure;
 pub mod pressure_state;
-pub mod rank;
 pub mod signals;
 #[cfg(test)]
 mod testing;

@@ -1,6 +1,6 @@
 //! Image manager: makes an image available to a pod by status, verification, and pull (spec 03b §1.1).
 //!
-//! The decisions are in `policy.rs` and `verify.rs`; this module makes the calls.
+//! The decisions are in `policy.rs` and `credential_verification.rs`; this module makes the calls.
 
 use std::{
     io,
@@ -19,6 +19,7 @@ use tracing::{debug, warn};
 
 use super::{
     backoff::{Key, LastPullFailure, PullBackoff},
+    credential_verification::{self, CheckResult, InitialDecision, PresentImage},
     credentials::{Credential, CredentialLookup, docker::DockerConfigError},
     gc::{Collector, CollectorDeps, CollectorHandle, GcError},
     policy::{self, ImagePresence, PullDecision, Verification},
@@ -26,7 +27,6 @@ use super::{
     records::Records,
     reference::{ImageReference, with_default_tag},
     settings::{ImagesConfig, ImagesDeps, ImagesError, OnPull, PullMoment},
-    verify::{self, CheckResult, InitialDecision, PresentImage},
 };
 use berth_config::{GoDuration, text::quote};
 use berth_cri::{CriError, ImageService};
@@ -270,7 +270,7 @@ impl ImageManager {
             intent: stored.intent,
             repository: Some(repository),
         };
-        let grants = match verify::begin(policy, known) {
+        let grants = match credential_verification::begin(policy, known) {
             InitialDecision::Done { pull, result } => {
                 if let Some(result) = result {
                     self.metrics.checked(result.label());
@@ -287,7 +287,7 @@ impl ImageManager {
             }
         };
         let proofs: Vec<_> = credentials.iter().map(Credential::proof).collect();
-        let compared = verify::compare(&grants, &proofs);
+        let compared = credential_verification::compare(&grants, &proofs);
         if let Some(proof) = compared.remember {
             records.learn(&image.id, repository, proof).await;
         }

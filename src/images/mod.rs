@@ -5,6 +5,7 @@
 //! owns the image state for garbage collection. Implements spec 03b §1-4.
 
 mod backoff;
+mod credential_verification;
 pub mod credentials;
 mod gc;
 mod gc_ages;
@@ -18,12 +19,11 @@ mod records;
 pub mod reference;
 mod settings;
 mod store;
-mod verify;
 
+pub use credential_verification::VerificationPolicy;
 pub use credentials::{DockerFolders, PluginConfigError, PluginFlags};
 pub use gc::{DiskSpaceOf, GcError, statvfs_disk_space};
 pub use gc_rank::{DiskSpace, GcPolicy};
 pub use manager::ImageManager;
 pub use puller::Parallelism;
 pub use settings::{ImagesConfig, ImagesDeps, ImagesError, OnPull, PullMoment};
-pub use verify::VerificationPolicy;

@@ -3,11 +3,11 @@
 use std::{io, path::PathBuf, sync::Arc};
 
 use super::{
+    credential_verification::VerificationPolicy,
     credentials::{DockerFolders, PluginConfigError, PluginFlags},
     gc::DiskSpaceOf,
     gc_rank::GcPolicy,
     puller::Parallelism,
-    verify::VerificationPolicy,
 };
 use berth_cri::{CriError, ImageService, RuntimeService};
 use berth_metrics::Registry;

@@ -11,8 +11,9 @@ use flate2::{Compression, write::GzEncoder};
 use rustix::fs::OFlags;
 
 use super::{
-    dirs, retention,
-    rotate::{RotateError, failed},
+    dirs,
+    log_rotation::{RotateError, failed},
+    retention,
 };
 
 /// Removes old files after a rotation. While files of the log are being compressed, those are skipped.

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use berth_sys::remove_tree::remove_tree;
+use berth_sys::tree_removal::remove_tree;
 use berth_types::{PodRef, PodUid};
 
 /// UID of the pod that a log directory `<namespace>_<name>_<uid>` belongs to; `None` for other names.

@@ -21,14 +21,13 @@ use tracing::{debug, error, warn};
 use super::{
     dirs, links,
     log_locks::LogLocks,
-    read::LogReader,
-    retention,
-    rotate::{Rotator, RunningLog, RunningLogs, packing},
-    termination,
+    log_reader::LogReader,
+    log_rotation::{Rotator, RunningLog, RunningLogs, packing},
+    retention, termination,
 };
 use berth_cri::RuntimeService;
 use berth_ports::{Clock, ContainerExit, ContainerLogFile, ContainerLogs, RemovalPredicate, TerminationMessages};
-use berth_sys::remove_tree::remove_tree;
+use berth_sys::tree_removal::remove_tree;
 use berth_types::{ContainerId, PodRef};
 
 /// Paths and limits of the log manager.

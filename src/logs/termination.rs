@@ -75,7 +75,7 @@ fn end_of_log(path: &Path, root: &Path) -> Result<String, Box<dyn std::error::Er
     let start = tail_start(&file, LOG_LINES)?;
     io::Seek::seek(&mut file, io::SeekFrom::Start(start))?;
     let mut filter = Filter::new(&LogOptions { tail: Some(LOG_LINES), ..LogOptions::default() });
-    let mut chunk = vec![0; super::read::CHUNK];
+    let mut chunk = vec![0; super::log_reader::CHUNK];
     let mut kept = Vec::new();
     loop {
         let read = file.read(&mut chunk)?;

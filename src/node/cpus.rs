@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use berth_config::validate::cpus;
+use berth_config::validation::cpus;
 
 /// The text is not a CPU list.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use berth_types::{
     ContainerId,
-    observed::{ContainerState, ObservedContainer, ObservedPod},
+    observation::{ContainerState, ObservedContainer, ObservedPod},
 };
 
 /// Kind of a lifecycle event; displayed as the event's name in the log.
@@ -77,7 +77,7 @@ mod tests {
     use ContainerState::{Created, Exited, Running, Unknown};
 
     use super::*;
-    use crate::pleg::convert::fixtures::{container, pod};
+    use crate::pleg::cri_conversions::fixtures::{container, pod};
 
     fn kinds(old: Option<ContainerState>, new: Option<ContainerState>) -> Vec<ChangeKind> {
         let show = |state: Option<ContainerState>| pod(state.map(|s| container("c1", "main", s)));

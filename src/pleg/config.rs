@@ -8,7 +8,7 @@ use super::EventHints;
 use berth_cri::RuntimeService;
 use berth_metrics::PlegMetrics;
 use berth_ports::{Clock, TerminationMessages};
-use berth_types::{ContainerId, observed::ObservedPod};
+use berth_types::{ContainerId, observation::ObservedPod};
 
 /// A container exited (or disappeared before it was observed as exited).
 #[derive(Clone, Debug, PartialEq)]

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use berth_types::observed::{ContainerState, ObservedPod, SandboxState};
+use berth_types::observation::{ContainerState, ObservedPod, SandboxState};
 
 /// State change that an event announces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +84,7 @@ fn holds(pod: &ObservedPod, object: &str, expect: Expect) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pleg::convert::fixtures::{container, pod};
+    use crate::pleg::cri_conversions::fixtures::{container, pod};
 
     #[test]
     fn observations_are_repeated_until_the_event_shows() {

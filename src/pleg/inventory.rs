@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use berth_types::{
     PodUid,
-    observed::{ContainerState, ObservedPod, SandboxState},
+    observation::{ContainerState, ObservedPod, SandboxState},
 };
 
 /// State of a sandbox or container.
@@ -147,7 +147,7 @@ mod tests {
     use ContainerState::{Exited, Running};
 
     use super::*;
-    use crate::pleg::convert::fixtures::{container, pod, sandbox};
+    use crate::pleg::cri_conversions::fixtures::{container, pod, sandbox};
 
     fn running(id: &'static str, uid: &'static str) -> ListedObject<'static> {
         ListedObject { id, pod: uid, state: ObjectState::Container(Running) }

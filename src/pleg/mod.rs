@@ -19,16 +19,16 @@
 //! Implements spec 03b §5-7, §15 items 1-2; 03a §12. Improvements (03b §15): no event queue that
 //! overflows, no pod that makes the node unhealthy, streams are reopened forever.
 
+mod audit_list;
 mod changes;
 mod config;
 pub mod containerd_events;
-pub mod convert;
+pub mod cri_conversions;
 mod cri_events;
 mod expectations;
 mod health;
 mod hints;
 mod inventory;
-mod list;
 mod observer;
 mod owner;
 mod pod_query;

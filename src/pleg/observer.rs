@@ -20,7 +20,7 @@ use super::{
 use berth_ports::{PodObserver, PodView, RuntimePods};
 use berth_types::{
     PodRef, PodUid,
-    observed::{Generation, ObservedPod},
+    observation::{Generation, ObservedPod},
 };
 
 /// A pod whose query has been running for long.

@@ -20,11 +20,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    ChangeKind, ContainerDied, Expect, Hint, PlegConfig, changes,
+    ChangeKind, ContainerDied, Expect, Hint, PlegConfig,
+    audit_list::{List, ListEnd, ListStart, list},
+    changes,
     expectations::Expectations,
     hints::StreamState,
     inventory::Inventory,
-    list::{List, ListEnd, ListStart, list},
     pod_query::PodQuerier,
     query_task::{QueryResult, QueryTask},
     store::{Mark, ObservationStore},
@@ -35,7 +36,7 @@ use berth_ports::{Clock, LatestObservation, RuntimePods};
 use berth_sys::backoff::Backoff;
 use berth_types::{
     PodUid,
-    observed::{Generation, ObservedPod},
+    observation::{Generation, ObservedPod},
 };
 
 /// Sender to a caller that waits for a complete list.

@@ -9,13 +9,13 @@ use std::{collections::HashMap, sync::Arc};
 use futures::future::try_join_all;
 use jiff::Timestamp;
 
-use super::convert;
+use super::cri_conversions;
 use berth_cri::{CriError, RuntimeService};
 use berth_ports::TerminationMessages;
 use berth_proto::cri;
 use berth_types::{
     PodRef,
-    observed::{
+    observation::{
         ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
     },
 };
@@ -43,14 +43,14 @@ pub(super) struct PodQuerier {
 impl PodQuerier {
     /// Observes one pod. No timeout beyond those of the calls.
     pub async fn observe(&self, at: QueryParams<'_>) -> Result<ObservedPod, CriError> {
-        let labels = HashMap::from([(convert::UID_LABEL.to_owned(), at.pod.uid.to_string())]);
+        let labels = HashMap::from([(cri_conversions::UID_LABEL.to_owned(), at.pod.uid.to_string())]);
         let (sandboxes, containers) = tokio::try_join!(
             self.cri
                 .list_pod_sandbox(Some(cri::PodSandboxFilter { label_selector: labels.clone(), ..Default::default() })),
             self.cri.list_containers(Some(cri::ContainerFilter { label_selector: labels, ..Default::default() })),
         )?;
-        let id = sandboxes.iter().find_map(convert::pod_of_sandbox);
-        let id = id.or_else(|| containers.iter().find_map(convert::pod_of_container));
+        let id = sandboxes.iter().find_map(cri_conversions::pod_of_sandbox);
+        let id = id.or_else(|| containers.iter().find_map(cri_conversions::pod_of_container));
         let id = id.filter(|found| found.uid == at.pod.uid).unwrap_or_else(|| at.pod.clone());
         let mut pod = ObservedPod::empty(id, at.generation, at.began_at);
         let (seen_sandboxes, seen_containers) =
@@ -72,14 +72,14 @@ impl PodQuerier {
         let known: &[ObservedSandbox] = at.last.map_or(&[], |pod| &pod.sandboxes);
         let mut seen = Vec::with_capacity(listed.len());
         for sandbox in listed {
-            let state = convert::sandbox_state(sandbox.state);
+            let state = cri_conversions::sandbox_state(sandbox.state);
             let last = known.iter().find(|k| k.id.as_str() == sandbox.id);
             if let Some(last) = last.filter(|last| is_settled(last, state)) {
                 seen.push(ObservedSandbox { state, ..last.clone() });
             } else if newest == Some(sandbox.id.as_str()) {
                 seen.extend(self.sandbox(&sandbox.id).await?);
             } else {
-                seen.push(convert::listed_sandbox(sandbox));
+                seen.push(cri_conversions::listed_sandbox(sandbox));
             }
         }
         Ok(seen)
@@ -89,7 +89,7 @@ impl PodQuerier {
         match self.cri.pod_sandbox_status(id).await {
             Ok(reply) => {
                 let status = reply.status.ok_or_else(|| CriError::Invalid("pod sandbox status is nil".to_owned()))?;
-                convert::sandbox(&status).map(Some).map_err(CriError::Invalid)
+                cri_conversions::sandbox(&status).map(Some).map_err(CriError::Invalid)
             }
             Err(gone) if gone.is_not_found() => Ok(None),
             Err(error) => Err(error),
@@ -115,7 +115,7 @@ impl PodQuerier {
     ) -> Result<Option<ObservedContainer>, CriError> {
         let known: &[ObservedContainer] = at.last.map_or(&[], |pod| &pod.containers);
         let last = known.iter().find(|k| k.id.as_str() == listed.id);
-        let state = convert::container_state(listed.state);
+        let state = cri_conversions::container_state(listed.state);
         if let Some(last) = last.filter(|last| last.state == state)
             && (state == ContainerState::Exited || (!at.acted && state != ContainerState::Unknown))
         {
@@ -126,12 +126,12 @@ impl PodQuerier {
             Err(gone) if gone.is_not_found() => return Ok(None),
             Err(error) => return Err(error),
         };
-        let mut seen = convert::container(listed, &status).map_err(CriError::Invalid)?;
+        let mut seen = cri_conversions::container(listed, &status).map_err(CriError::Invalid)?;
         if seen.state == ContainerState::Exited {
-            seen.message = self.messages.message(convert::exit(&status)).await;
+            seen.message = self.messages.message(cri_conversions::exit(&status)).await;
         }
         let name = last.or_else(|| known.iter().find(|k| *k.name == *seen.name)).map(|k| &k.name);
-        convert::share_name(&mut seen, name);
+        cri_conversions::share_name(&mut seen, name);
         Ok(Some(seen))
     }
 }
@@ -160,7 +160,7 @@ fn ips(pod: &ObservedPod, last: Option<&ObservedPod>) -> Vec<std::net::IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pleg::convert::fixtures::{pod, sandbox};
+    use crate::pleg::cri_conversions::fixtures::{pod, sandbox};
 
     #[test]
     fn addresses_outlive_the_sandbox() {

@@ -19,7 +19,7 @@ use berth_cri::CriError;
 use berth_ports::Clock;
 use berth_types::{
     PodUid,
-    observed::{Generation, ObservedPod},
+    observation::{Generation, ObservedPod},
 };
 
 /// Result of an observation.

@@ -25,7 +25,7 @@ use tokio::{
 use berth_ports::{LatestObservation, PodView, RuntimePods};
 use berth_types::{
     PodRef, PodUid,
-    observed::{Generation, ObservedPod},
+    observation::{Generation, ObservedPod},
 };
 
 /// Why a pod is to be queried.

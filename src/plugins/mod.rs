@@ -12,9 +12,9 @@
 //! runs every 30 seconds. Sizes of plugin messages are limited, and plugins are notified of rejections.
 //! Implements spec 06c §2, 07 §12.1.
 
+mod directory_walk;
 mod registrant;
 mod registration_task;
-mod walk;
 mod watcher;
 
 pub use watcher::{Handlers, Watcher, WatcherDeps};

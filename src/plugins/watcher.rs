@@ -22,8 +22,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, warn};
 
 use super::{
+    directory_walk::{MOST, SocketIdentity, WalkResult, walk},
     registration_task::Socket,
-    walk::{MOST, SocketIdentity, WalkResult, walk},
 };
 use berth_metrics::PluginMetrics;
 use berth_ports::PluginHandler;

@@ -8,8 +8,8 @@ use tracing::{debug, info};
 use super::{
     history::Runs,
     kind::{DeclaredProbe, Handler, ProbeKind, ProbeTiming},
-    observed::PodObservation,
     outcome::Outcome,
+    pod_observation::PodObservation,
     request::ProbeRequest,
     scheduler::ProbeDeps,
     state_machine::{ProbeProperties, ProbeStateMachine},

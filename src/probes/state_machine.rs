@@ -11,7 +11,7 @@ use jiff::Timestamp;
 
 use super::{
     kind::{ProbeKind, ProbeTiming},
-    observed::{Instance, InstanceState, PodObservation},
+    pod_observation::{Instance, InstanceState, PodObservation},
 };
 use berth_ports::ProbeResult;
 use berth_types::ContainerId;

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::{outcome::Outcome, url::Url};
 use berth_types::{
     api,
-    expand::{TooLong, Variables},
+    expansion::{TooLong, Variables},
 };
 
 /// Maximum number of redirects that are followed; the next one is a failure.

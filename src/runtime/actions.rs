@@ -11,9 +11,9 @@ use super::{
 };
 use berth_types::{
     ContainerId, ContainerKind, Pod, RestartPolicy, SandboxId, api, hash,
-    observed::{ContainerState, NetworkMode, ObservedContainer, ObservedPod, SandboxState},
+    observation::{ContainerState, NetworkMode, ObservedContainer, ObservedPod, SandboxState},
     resource_state::PodResources,
-    restart::{self, RuleAction},
+    restart_decision::{self, RuleAction},
 };
 
 /// Latest result of a probe.
@@ -185,7 +185,7 @@ fn into_new_sandbox(inputs: &PodActionInputs, actions: &mut PodActions) {
         return;
     }
     let succeeded_for_good = |container: &api::Container| {
-        restart::effective_policy(pod, container) == RestartPolicy::OnFailure
+        restart_decision::effective_policy(pod, container) == RestartPolicy::OnFailure
             && observed.newest(&container.name).is_some_and(|c| c.state == ContainerState::Exited && c.exit_code == 0)
     };
     let candidates: Vec<usize> =
@@ -210,7 +210,7 @@ fn into_new_sandbox(inputs: &PodActionInputs, actions: &mut PodActions) {
 fn resets(pod: &Pod, observed: &ObservedPod) -> Vec<Reset> {
     let is_source = |definition: &api::Container, instance: &ObservedContainer| {
         instance.state == ContainerState::Exited
-            && restart::matching_rule(definition, instance.exit_code) == Some(RuleAction::RestartAllContainers)
+            && restart_decision::matching_rule(definition, instance.exit_code) == Some(RuleAction::RestartAllContainers)
     };
     let (mut victims, mut sources) = (Vec::new(), Vec::new());
     for list in [pod.containers(), pod.init_containers()] {
@@ -261,7 +261,7 @@ fn regular(inputs: &PodActionInputs, actions: &mut PodActions) {
                     actions.start.push(index);
                 }
                 // Its restart rules depend on the exit code, which is not known yet.
-                kept |= restart::has_restart_rule(container);
+                kept |= restart_decision::has_restart_rule(container);
                 actions.kill.push(Kill { id: instance.id.clone(), name: container.name.clone(), message, cause });
             }
             (ContainerAction::Keep, Some(instance)) => {
@@ -280,13 +280,13 @@ fn regular(inputs: &PodActionInputs, actions: &mut PodActions) {
 fn next(inputs: &PodActionInputs, container: &api::Container, newest: Option<&ObservedContainer>) -> ContainerAction {
     let pod = inputs.pod;
     let Some(instance) = newest else {
-        return if restart::should_start(pod, container, None) {
+        return if restart_decision::should_start(pod, container, None) {
             ContainerAction::Start
         } else {
             ContainerAction::Leave
         };
     };
-    let may_again = restart::effective_policy(pod, container) != RestartPolicy::Never;
+    let may_again = restart_decision::effective_policy(pod, container) != RestartPolicy::Never;
     let killed = |text: String, cause, restart: bool| ContainerAction::Kill {
         message: if restart { format!("{text}, will be restarted") } else { text },
         cause,
@@ -300,7 +300,7 @@ fn next(inputs: &PodActionInputs, container: &api::Container, newest: Option<&Ob
             may_again && !pod.is_deleting(),
         ),
         ContainerState::Running => running(inputs, container, instance, may_again, killed),
-        _ if !restart::should_start(pod, container, Some(instance)) => ContainerAction::Leave,
+        _ if !restart_decision::should_start(pod, container, Some(instance)) => ContainerAction::Leave,
         ContainerState::Unknown => ContainerAction::Kill {
             message: unknown.to_owned(),
             cause: ContainerKillReason::Unspecified,

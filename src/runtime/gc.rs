@@ -22,7 +22,7 @@ use berth_ports::{ContainerLogFile, EventRecord, PodStateProvider, RemovalPredic
 use berth_proto::cri;
 use berth_types::{
     ContainerId, PodRef, PodUid, SandboxId,
-    observed::{ContainerState, ObservedPod},
+    observation::{ContainerState, ObservedPod},
 };
 
 /// Period of garbage collection.

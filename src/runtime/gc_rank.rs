@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use berth_types::{
     ContainerId, PodUid, SandboxId,
-    observed::{ContainerState, ObservedPod},
+    observation::{ContainerState, ObservedPod},
 };
 
 /// Limits of retained dead containers (`minimumGCAge`, `maxPerPodContainer`, `maxContainerCount`).
@@ -151,7 +151,7 @@ pub fn sandboxes<'a>(
 /// Dead instances of a pod to remove after one of its containers died: those beyond the `keep` newest
 /// per container, or all of the pod.
 pub fn dead_instances(observed: &ObservedPod, container: Option<&str>, keep: usize, all: bool) -> Vec<ContainerId> {
-    let exited = |c: &&berth_types::observed::ObservedContainer| c.state == ContainerState::Exited;
+    let exited = |c: &&berth_types::observation::ObservedContainer| c.state == ContainerState::Exited;
     if all {
         return observed.containers.iter().filter(exited).map(|c| c.id.clone()).collect();
     }

@@ -11,8 +11,8 @@ use super::{
 };
 use berth_types::{
     ContainerKind, Pod, RestartPolicy, api,
-    observed::{ContainerState, ObservedContainer},
-    restart,
+    observation::{ContainerState, ObservedContainer},
+    restart_decision,
 };
 
 const UNKNOWN: &str = "Init container is in \"unknown\" state, try killing it before restart";
@@ -88,14 +88,14 @@ impl InitIteration<'_, '_> {
             }
             ContainerState::Exited if sidecar => actions.start_init.push(index),
             ContainerState::Exited if has_failed(instance) => {
-                if !restart::should_start(self.inputs.pod, container, Some(instance)) {
+                if !restart_decision::should_start(self.inputs.pod, container, Some(instance)) {
                     return Err(InitFailed);
                 }
                 actions.start_init.push(index);
             }
             ContainerState::Exited => self.done(index, actions),
             ContainerState::Unknown => {
-                if !sidecar && restart::effective_policy(self.inputs.pod, container) == RestartPolicy::Never {
+                if !sidecar && restart_decision::effective_policy(self.inputs.pod, container) == RestartPolicy::Never {
                     return Err(InitFailed);
                 }
                 self.replace(

@@ -14,12 +14,11 @@ use super::{
     actions::Gates,
     actuated_store::ActuatedStore,
     backoff::{BackoffLimits, CrashBackoff},
+    config_preparation::Prepare,
     creation::CreationTracker,
     gc::PruneQueue,
     gc_rank::GcPolicy,
-    pod_sync,
-    prepare::Prepare,
-    resize,
+    pod_sync, resize,
 };
 use berth_cri::{CriError, RuntimeService};
 use berth_metrics::RuntimeMetrics;
@@ -27,7 +26,7 @@ use berth_ports::{
     Clock, ContainerLogs, EventSink, ImageProvider, KillPod, ObjectSource, PodRuntime, ProbeManager, ResourceManager,
     SyncOutcome, SyncPod,
 };
-use berth_types::{ContainerId, Pod, PodUid, observed::ObservedPod};
+use berth_types::{ContainerId, Pod, PodUid, observation::ObservedPod};
 
 /// Dependencies of the runtime manager.
 pub struct RuntimeDeps {

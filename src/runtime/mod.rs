@@ -18,6 +18,9 @@
 pub mod actions;
 mod actuated_store;
 pub mod backoff;
+pub mod config_preparation;
+mod container_kill;
+mod container_start;
 mod creation;
 mod gc;
 pub mod gc_rank;
@@ -26,17 +29,14 @@ mod hooks;
 mod http_hook;
 mod image_volumes;
 mod init;
-mod kill;
 mod manager;
 mod pod_sync;
-pub mod prepare;
 pub mod preparer;
 mod readiness_check;
 mod removal;
 pub mod request;
 pub mod resize;
 mod resize_actuation;
-mod start;
 
 pub use actuated_store::ActuatedStore;
 pub use gc::GcMode;

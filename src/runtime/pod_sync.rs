@@ -9,11 +9,11 @@ use tracing::{error, warn};
 
 use super::{
     actions::{self, ContainerProbeResults, PodActionInputs, PodActions, ProbeVerdict},
+    config_preparation::SandboxRequest,
+    container_kill::KillRequest,
     creation::{CreateError, CreateKey},
     image_volumes::ImageVolumes,
-    kill::KillRequest,
     manager::RuntimeManager,
-    prepare::SandboxRequest,
 };
 use berth_cri::CriError;
 use berth_ports::{
@@ -23,7 +23,7 @@ use berth_ports::{
 use berth_proto::cri;
 use berth_types::{
     ContainerId, ContainerKind, Pod, SandboxId,
-    observed::{ContainerState, ObservedContainer},
+    observation::{ContainerState, ObservedContainer},
     resource_state::PodResources,
 };
 

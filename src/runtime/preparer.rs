@@ -24,7 +24,7 @@ use self::{
     files::{ContainerFiles, HostsFile},
 };
 use super::{
-    prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
+    config_preparation::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
     request::{
         container::{self, ContainerParts},
         dns::{self, DnsSettings, HostDns},
@@ -42,8 +42,8 @@ use berth_ports::{
 };
 use berth_proto::cri;
 use berth_types::{
-    ContainerKind, Pod, api, expand::Variables, fieldpath::NodeAddresses, hostname::HostName,
-    observed::ObservedContainer,
+    ContainerKind, Pod, api, expansion::Variables, fieldpath::NodeAddresses, hostname::HostName,
+    observation::ObservedContainer,
 };
 
 /// Timeout for local files, objects, and ID assignment. Objects wait for their watch to catch up.

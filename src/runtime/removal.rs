@@ -7,7 +7,7 @@ use futures::future::join_all;
 use super::{manager::RuntimeManager, pod_sync::Logs};
 use berth_cri::CriError;
 use berth_ports::ContainerLogFile;
-use berth_types::observed::{ContainerState, ObservedContainer, ObservedPod};
+use berth_types::observation::{ContainerState, ObservedContainer, ObservedPod};
 
 impl RuntimeManager {
     /// Removes the containers of a pod with their logs, then its sandboxes, then its log directory.

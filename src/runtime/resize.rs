@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use super::actions::Gates;
 use berth_types::{
     ContainerId, ContainerKind, Pod, api,
-    observed::{ContainerState, ObservedPod},
+    observation::{ContainerState, ObservedPod},
     quantity::Amount,
     resource_state::PodResources,
 };

@@ -16,7 +16,7 @@ use berth_server::ports::{ContainerLogs, LogError, LogQuery, LogSink, LogSource,
 use berth_status::StatusManager;
 use berth_types::{
     ContainerId,
-    observed::{ContainerState, ObservedPod},
+    observation::{ContainerState, ObservedPod},
 };
 
 /// Logs of the pods of the engine.
@@ -105,7 +105,7 @@ impl RunningPods for RuntimePodList {
         };
         let mut items: Vec<(String, Value)> = Vec::new();
         for pod in known.pods.values() {
-            let running = |c: &&berth_types::observed::ObservedContainer| c.state == ContainerState::Running;
+            let running = |c: &&berth_types::observation::ObservedContainer| c.state == ContainerState::Running;
             let containers: Vec<Value> = pod
                 .containers
                 .iter()

@@ -21,7 +21,7 @@ use berth_server::{
     streaming::Tls,
 };
 use berth_sys::tls::ServerVerifier;
-use berth_types::{ContainerId, Pod, SandboxId, observed::ObservedPod};
+use berth_types::{ContainerId, Pod, SandboxId, observation::ObservedPod};
 
 /// CA bundles of common distributions.
 const AUTHORITIES: &[&str] = &[

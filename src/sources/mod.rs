@@ -6,24 +6,24 @@
 //! compares.
 //!
 //! Static pods (file, http) are decoded, defaulted, named, validated, and checked for references to API
-//! objects here ([`decode`], [`defaults`], [`static_pod`], [`validate`], [`references`]: all pure). Pods
+//! objects here ([`manifest_decoder`], [`defaults`], [`static_pod`], [`validation`], [`references`]: all pure). Pods
 //! of the API come through a trait ([`ports::PodSourceFeed`]). Implements spec 02a §1-2.
 
 mod api;
-pub mod decode;
 pub mod defaults;
 pub mod diff;
 mod file;
 mod http;
+pub mod manifest_decoder;
 mod mux;
+mod pod_sources;
 pub mod ports;
 pub mod references;
-mod start;
 pub mod static_pod;
-pub mod validate;
+pub mod validation;
 
 pub use mux::{CHANGES_CAPACITY, Mux, SourceSender, SourceSet, WallClock};
-pub use start::{RunningSources, SourcesConfig, SourcesDeps, start};
+pub use pod_sources::{RunningSources, SourcesConfig, SourcesDeps, start};
 
 /// Manifests of this many bytes or more are rejected.
 const MANIFEST_LIMIT: u64 = 10 * 1024 * 1024;

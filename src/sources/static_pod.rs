@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{
     defaults,
     references::{self, ReferenceError, ReferenceRule},
-    validate::{self, FieldErrors},
+    validation::{self, FieldErrors},
 };
 use berth_types::{
     Pod, PodSource, api,
@@ -97,7 +97,7 @@ pub fn static_pod(mut pod: api::Pod, origin: ManifestOrigin<'_>) -> Result<api::
         tolerate_no_execute(spec);
     }
     pod.status.get_or_insert_default().phase = Some("Pending".to_owned());
-    let errors = validate::new_pod(&pod);
+    let errors = validation::new_pod(&pod);
     if !errors.is_empty() {
         return Err(InvalidPod::Fields(errors));
     }

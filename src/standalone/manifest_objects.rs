@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::NoObjects;
-use crate::{engine::SyncLoopCommand, sources::decode};
+use crate::{engine::SyncLoopCommand, sources::manifest_decoder};
 use berth_ports::{ObjectError, ObjectSource, PullSecret};
 use berth_types::{Pod, PodUid, api};
 
@@ -196,7 +196,7 @@ fn read(mark: &DirectoryFingerprint) -> Objects {
 
 impl Objects {
     fn add(&mut self, bytes: &[u8]) -> Result<(), String> {
-        for document in decode::documents(bytes).map_err(|e| e.to_string())? {
+        for document in manifest_decoder::documents(bytes).map_err(|e| e.to_string())? {
             let key = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
                 let namespace = metadata.namespace.clone().filter(|text| !text.is_empty());
                 let name =
@@ -205,11 +205,11 @@ impl Objects {
             };
             match (document["apiVersion"].as_str(), document["kind"].as_str()) {
                 (Some("v1"), Some("ConfigMap")) => {
-                    let object: api::ConfigMap = decode::typed(document)?;
+                    let object: api::ConfigMap = manifest_decoder::typed(document)?;
                     self.config_maps.insert(key(&object.metadata)?, object);
                 }
                 (Some("v1"), Some("Secret")) => {
-                    let object: api::Secret = decode::typed(document)?;
+                    let object: api::Secret = manifest_decoder::typed(document)?;
                     self.secrets.insert(key(&object.metadata)?, object);
                 }
                 (version, kind) => {

@@ -10,7 +10,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info, warn};
 
 use super::{
-    build::{Base, BuildError, wrong},
+    composition_root::{Base, BuildError, wrong},
     settings,
 };
 use crate::{logging, serving::embedded_streams::RuntimeTargets};
@@ -22,7 +22,7 @@ use berth_runtime::{
     settings as runtime_settings,
     wiring::{self, RuntimeEnvironment},
 };
-use berth_server::{ports::stream_targets::StreamTargets, streaming::serve::listener::BoundListener};
+use berth_server::{ports::stream_targets::StreamTargets, streaming::server::listener::BoundListener};
 
 /// Default socket of `berth cri`.
 const SOCKET: &str = "unix:///run/berth/cri.sock";

@@ -7,8 +7,8 @@ use tokio::time::timeout;
 
 use super::{
     adapters::SourceWarnings,
-    build::{Base, BuildError, CoreParts, SETTLE, state_file, wrong},
     cluster::Cluster,
+    composition_root::{Base, BuildError, CoreParts, SETTLE, state_file, wrong},
     kernel, settings,
 };
 use crate::{

@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::{
-    build::{Base, BuildError, SETTLE},
+    composition_root::{Base, BuildError, SETTLE},
     settings,
 };
 use crate::{

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    build::{Base, BuildError, wrong},
     cluster::Cluster,
+    composition_root::{Base, BuildError, wrong},
     settings,
 };
 use crate::images::{self, ImagesDeps};

@@ -3,8 +3,8 @@
 //! The only module that depends on all others. Implements spec 01 §8, §9.
 
 mod adapters;
-mod build;
 mod cluster;
+mod composition_root;
 pub mod embedded;
 mod engine;
 mod events;

@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::build::{Base, BuildError};
+use super::composition_root::{Base, BuildError};
 use crate::node::{KernelNetwork, StandaloneAddresses};
 use berth_config::LoadedConfig;
 use berth_metrics::NodeMetrics;

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     adapters::{follow_runtime_features, running_logs},
-    build::{Base, BuildError, SETTLE, wrong},
+    composition_root::{Base, BuildError, SETTLE, wrong},
     settings,
 };
 use crate::{

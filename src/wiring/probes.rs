@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::build::{Base, BuildError, wrong};
+use super::composition_root::{Base, BuildError, wrong};
 use crate::{
     engine::SyncLoopCommand,
     probes::{self, Handlers},

@@ -18,7 +18,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::{build, process};
+use super::{composition_root, process};
 use crate::{
     logging::{self, LogHandle},
     probes::LOOKUPS,
@@ -164,7 +164,7 @@ async fn drain_pods(drain: &Drain, manager: Option<&ServiceManager>, signals: &m
 /// Builds the parts; returns the health checks, and the lock file for the lifetime of the process.
 async fn start(loaded: &LoadedConfig, life: &ProcessContext) -> Result<(Arc<dyn Health>, Option<Flock<File>>), String> {
     let lock = process::lock_file(loaded).await?;
-    let health = build::build(loaded, life).await.map_err(|error| error.to_string())?;
+    let health = composition_root::build(loaded, life).await.map_err(|error| error.to_string())?;
     Ok((health, lock))
 }
 

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use super::{
-    build::{Base, BuildError, state_file, wrong},
+    composition_root::{Base, BuildError, state_file, wrong},
     settings,
 };
 use crate::{

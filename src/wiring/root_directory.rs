@@ -11,7 +11,7 @@ use std::{
 
 use tracing::{info, warn};
 
-use super::build::BuildError;
+use super::composition_root::BuildError;
 use berth_sys::mount;
 
 const MODE: u32 = 0o750;

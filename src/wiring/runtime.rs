@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 
 use super::{
     adapters::forward_deaths,
-    build::{Base, BuildError, CoreParts, state_file, wrong},
+    composition_root::{Base, BuildError, CoreParts, state_file, wrong},
     kernel, settings,
 };
 use crate::{

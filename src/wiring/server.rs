@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::{
-    build::{Base, BuildError, SETTLE, wrong},
+    composition_root::{Base, BuildError, SETTLE, wrong},
     server_auth::ServerAuth,
     server_grpc,
 };

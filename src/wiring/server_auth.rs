@@ -15,7 +15,7 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessRevie
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::info;
 
-use super::build::BuildError;
+use super::composition_root::BuildError;
 use crate::{
     certificates::{Admin, CertificatePairPaths, ServingCertificate, ensure_admin},
     serving::startup_hint::{HintInput, startup_hint},

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::build::Base;
+use super::composition_root::Base;
 use crate::serving::pods::{EnginePods, NothingExclusive};
 use berth_config::LoadedConfig;
 use berth_metrics::{PodResourcesMetrics, PodWatchMetrics};

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, num::NonZeroU32, path::PathBuf, time::Duration}
 
 use jiff::SignedDuration;
 
-use super::build::BuildError;
+use super::composition_root::BuildError;
 use crate::{
     eviction::EvictionConfig,
     images::{self, DockerFolders, ImagesConfig, Parallelism, PluginFlags, VerificationPolicy},

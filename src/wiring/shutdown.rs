@@ -9,7 +9,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::build::{Base, BuildError};
+use super::composition_root::{Base, BuildError};
 use crate::{
     engine::{
         EngineHandle, PodReader, SyncLoopCommand, kill_and_wait,

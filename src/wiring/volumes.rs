@@ -6,8 +6,8 @@ use tokio::{sync::watch, time::timeout};
 use tracing::warn;
 
 use super::{
-    build::{Base, BuildError, CoreParts},
     cluster::{Cluster, NodeParts, VolumesInUse},
+    composition_root::{Base, BuildError, CoreParts},
     node_addresses,
 };
 use crate::standalone::NoStorage;

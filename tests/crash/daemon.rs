@@ -9,7 +9,7 @@ use std::{
 use berth_runtime::{
     config::{EmbeddedConfig, NetworkConfig},
     cri as services,
-    images::store::verify::RepairMode,
+    images::store::verification::RepairMode,
     wiring::{self, RuntimeEnvironment},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};

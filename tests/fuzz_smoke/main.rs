@@ -3,7 +3,7 @@
 //! A failing input is printed and saved, with the command to run it again. `FUZZ_SMOKE_SECONDS` lengthens the run,
 //! `FUZZ_SMOKE_SEED` varies it; the coverage-guided fuzzer is `make fuzz TARGET=…`.
 
-mod mutate;
+mod mutations;
 mod targets;
 
 use std::{
@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use mutate::{Dice, grow, mutate};
+use mutations::{Dice, grow, mutate};
 use nix::time::{ClockId, clock_gettime};
 use targets::{TARGETS, Target};
 

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 use berth_testkit::{
     agent::{Agent, Machine, Setup},
     pods::pod_with,
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 use berth_types::{Pod, PodUid};
 use serde_json::json;

@@ -9,7 +9,7 @@ use std::{
 use berth_types::{Pod, PodRef, PodUid, RestartPolicy, api};
 
 use crate::run_state::RunState;
-use berth_testkit::scripted::ScriptedCri;
+use berth_testkit::scripted_cri::ScriptedCri;
 
 /// Mutating CRI operations.
 const ACTS: [&str; 7] = [

@@ -11,7 +11,7 @@
 //! trace. The same seed is the same run: time is virtual, and all randomness derives from it (see [`seeded_random`]). The
 //! seeds are split into four tests, for two processors.
 
-mod check;
+mod convergence_check;
 mod invariants;
 mod profile;
 mod run_state;

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    RunResult, check, invariants,
+    RunResult, convergence_check, invariants,
     profile::{FaultKind, Profile},
     script,
     time_limit::{LAST_CRASH, LONGEST_BACKOFF, TimeLimit},
@@ -144,7 +144,7 @@ impl RunState {
         let mut pause = Duration::from_millis(20);
         loop {
             self.serve().await?;
-            let Err(lacking) = check::settled(self, except).await else { return Ok(begun.elapsed()) };
+            let Err(lacking) = convergence_check::settled(self, except).await else { return Ok(begun.elapsed()) };
             if begun.elapsed() >= granted {
                 return Err(format!("not settled within {granted:?}: {lacking}"));
             }
@@ -160,7 +160,7 @@ impl RunState {
         let acts = ["run_podsandbox", "create_container", "start_container", "stop_container"];
         match self.machine.cri.calls().iter().skip(before).find(|call| acts.contains(&call.op)) {
             Some(call) => Err(format!("not quiet: {} {}", call.op, call.target)),
-            None => check::settled(self, None).await.map_err(|e| format!("does not stay settled: {e}")),
+            None => convergence_check::settled(self, None).await.map_err(|e| format!("does not stay settled: {e}")),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::{profile::FaultKind, run_state::RunState};
 use berth_testkit::{
     kill_switch::KillPoint,
     pods,
-    scripted::{Behaviour, EventFaults, Fault},
+    scripted_cri::{Behaviour, EventFaults, Fault},
 };
 
 /// Names that are not substrings of anything else in the calls.

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use tokio::time::Instant;
 use tracing_subscriber::fmt::{format::Writer, time::FormatTime};
 
-use berth_testkit::scripted::ScriptedCri;
+use berth_testkit::scripted_cri::ScriptedCri;
 
 /// Steps of the script, with times.
 pub struct Trace {

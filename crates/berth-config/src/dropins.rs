@@ -11,8 +11,9 @@ use std::{
 use serde_json::{Map, Value};
 
 use super::{
-    configz, decode, defaults, document,
+    configz, defaults, document,
     fields::{API_VERSION, KIND, KubeletConfiguration},
+    file_decoder,
     gates::FeatureGates,
     json_decoder::{self, Names},
     notice::Notice,
@@ -212,7 +213,7 @@ fn read(path: &Path) -> Result<String, String> {
     if bytes.is_empty() {
         return Err(format!("kubelet config file {shown} was empty"));
     }
-    String::from_utf8(bytes).map_err(|_| decode::NOT_UTF8.to_owned())
+    String::from_utf8(bytes).map_err(|_| file_decoder::NOT_UTF8.to_owned())
 }
 
 /// The kernel's error text in Go's lower case.

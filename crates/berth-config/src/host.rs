@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, env, fs, path::Path, process};
 
-use super::{validate::cpus, watchdog::WatchdogEnvironment};
+use super::{validation::cpus, watchdog::WatchdogEnvironment};
 
 /// Facts about the machine.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

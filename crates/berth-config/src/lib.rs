@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The input is a command line; the output is a [`LoadedConfig`] configuration, a text to print, or a [`StartupError`] with
-//! the reference's text. `load` and `dropins` read files, and `host` reads facts of the machine; everything else is
+//! the reference's text. `loader` and `dropins` read files, and `host` reads facts of the machine; everything else is
 //! pure. A loaded configuration is immutable.
 //!
 //! Started as `kubelet` without a configuration file, the reference's legacy defaults apply (anonymous access,
@@ -18,24 +18,24 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
 pub mod configz;
-pub mod decode;
 pub mod defaults;
 pub mod document;
 pub mod dropins;
 mod errors;
 pub mod eviction;
 pub mod fields;
+pub mod file_decoder;
 pub mod flags;
 pub mod gates;
 mod host;
 pub mod json_decoder;
-mod load;
+mod loader;
 pub mod names;
 mod notice;
 pub mod text;
 pub mod tls;
 mod unimplemented_settings;
-pub mod validate;
+pub mod validation;
 pub mod version;
 mod watchdog;
 pub mod yaml;
@@ -46,8 +46,10 @@ pub use fields::KubeletConfiguration;
 pub use flags::{KubeletFlags, sloppy_ip};
 pub use gates::FeatureGates;
 pub use host::{HostFacts, has_swap};
-pub use load::{EMBEDDED_RUNTIME, LoadResult, LoadedConfig, Personality, StartupAction, check, help, load, read_main};
+pub use loader::{
+    EMBEDDED_RUNTIME, LoadResult, LoadedConfig, Personality, StartupAction, check, help, load, read_main,
+};
 pub use notice::Notice;
 pub use unimplemented_settings::{CONSULTED, UnimplementedSetting, unimplemented_settings};
-pub use validate::start::{NodeIps, Reservations, node_ips, reservations};
+pub use validation::startup::{NodeIps, Reservations, node_ips, reservations};
 pub use watchdog::{WatchdogEnvironment, watchdog_timeout};

@@ -17,7 +17,7 @@ use super::{
     CriError, CriResult, ExecOutput, RuntimeService,
     deadlines::{Caller, Limit},
     priority_semaphore::{Priority, PrioritySemaphore},
-    validate,
+    reply_validation,
 };
 use berth_metrics::RuntimeOperation as Op;
 use berth_proto::{
@@ -58,7 +58,7 @@ impl RuntimeService for RuntimeClient {
         let request = cri::StatusRequest { verbose: false };
         let mut rpc = self.rpc();
         let reply = self.caller.call(Op::Status, Limit::Once, request, |r| async move { rpc.status(r).await });
-        validate::status(reply.await?)
+        reply_validation::status(reply.await?)
     }
 
     async fn runtime_config(&self) -> CriResult<cri::RuntimeConfigResponse> {
@@ -84,7 +84,7 @@ impl RuntimeService for RuntimeClient {
         let send = |r| async move { rpc.run_pod_sandbox(r).await };
         let call = || self.caller.call(Op::RunPodSandbox, Limit::Twice, request, send);
         let reply = self.gate.pass(Priority::Sandbox, call).await?;
-        validate::sandbox_id(reply.pod_sandbox_id, &name)
+        reply_validation::sandbox_id(reply.pod_sandbox_id, &name)
     }
 
     async fn stop_pod_sandbox(&self, id: &str) -> CriResult<()> {
@@ -105,7 +105,7 @@ impl RuntimeService for RuntimeClient {
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.pod_sandbox_status(r).await };
-        validate::sandbox_status(self.caller.call(Op::PodSandboxStatus, Limit::Once, request, send).await?)
+        reply_validation::sandbox_status(self.caller.call(Op::PodSandboxStatus, Limit::Once, request, send).await?)
     }
 
     async fn pod_sandbox_info(&self, id: &str) -> CriResult<HashMap<String, String>> {
@@ -146,7 +146,7 @@ impl RuntimeService for RuntimeClient {
         let send = |r| async move { rpc.create_container(r).await };
         let call = || self.caller.call(Op::CreateContainer, Limit::Once, request, send);
         let reply = self.gate.pass(Priority::Create, call).await?;
-        validate::container_id(reply.container_id, &name)
+        reply_validation::container_id(reply.container_id, &name)
     }
 
     async fn start_container(&self, id: &str) -> CriResult<()> {
@@ -190,7 +190,7 @@ impl RuntimeService for RuntimeClient {
         let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.container_status(r).await };
-        validate::container_status(self.caller.call(Op::ContainerStatus, Limit::Once, request, send).await?)
+        reply_validation::container_status(self.caller.call(Op::ContainerStatus, Limit::Once, request, send).await?)
     }
 
     async fn update_container_resources(&self, id: &str, linux: cri::LinuxContainerResources) -> CriResult<()> {
@@ -292,19 +292,19 @@ impl RuntimeService for RuntimeClient {
     async fn exec(&self, request: cri::ExecRequest) -> CriResult<String> {
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.exec(r).await };
-        validate::url(self.caller.call(Op::Exec, Limit::Once, request, send).await?.url)
+        reply_validation::url(self.caller.call(Op::Exec, Limit::Once, request, send).await?.url)
     }
 
     async fn attach(&self, request: cri::AttachRequest) -> CriResult<String> {
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.attach(r).await };
-        validate::url(self.caller.call(Op::Attach, Limit::Once, request, send).await?.url)
+        reply_validation::url(self.caller.call(Op::Attach, Limit::Once, request, send).await?.url)
     }
 
     async fn port_forward(&self, request: cri::PortForwardRequest) -> CriResult<String> {
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.port_forward(r).await };
-        validate::url(self.caller.call(Op::PortForward, Limit::Once, request, send).await?.url)
+        reply_validation::url(self.caller.call(Op::PortForward, Limit::Once, request, send).await?.url)
     }
 
     async fn checkpoint_container(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()> {

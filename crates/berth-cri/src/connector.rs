@@ -17,7 +17,7 @@ use tokio::{
 };
 use tonic::transport::{Channel, Endpoint};
 
-use super::connect::Dial;
+use super::client_factory::Dial;
 use berth_sys::backoff::Backoff;
 
 /// Longest back-off, before the jitter.

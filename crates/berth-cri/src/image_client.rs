@@ -7,7 +7,7 @@ use super::{
     CriError, CriResult, ImageService,
     client::{ListStreaming, MAX_MESSAGE},
     deadlines::{Caller, Limit},
-    validate,
+    reply_validation,
 };
 use berth_metrics::RuntimeOperation as Op;
 use berth_proto::cri::{self, image_service_client::ImageServiceClient};
@@ -49,7 +49,7 @@ impl ImageService for ImageClient {
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.image_status(r).await };
         let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
-        validate::image(self.caller.call(Op::ImageStatus, Limit::Once, request, send).await?.image, &name)
+        reply_validation::image(self.caller.call(Op::ImageStatus, Limit::Once, request, send).await?.image, &name)
     }
 
     async fn pull_image(
@@ -63,7 +63,7 @@ impl ImageService for ImageClient {
         let send = |r| async move { rpc.pull_image(r).await };
         let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: sandbox };
         match self.caller.call(Op::PullImage, Limit::Never, request, send).await {
-            Ok(reply) => validate::image_ref(reply.image_ref, &name),
+            Ok(reply) => reply_validation::image_ref(reply.image_ref, &name),
             // Events and waiting messages show the runtime's message without the gRPC prefix.
             Err(CriError::Rpc { code: Code::Unknown, message }) => Err(CriError::Invalid(message)),
             Err(error) => Err(error),

@@ -8,7 +8,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
 mod client;
-mod connect;
+mod client_factory;
 mod connector;
 mod deadlines;
 mod endpoint;
@@ -16,11 +16,11 @@ mod errors;
 mod image_client;
 mod priority_semaphore;
 mod probe;
+mod reply_validation;
 mod service;
-mod validate;
 
 pub use client::RuntimeClient;
-pub use connect::{CriClients, CriConfig, Dial, connect, connect_over};
+pub use client_factory::{CriClients, CriConfig, Dial, connect, connect_over};
 pub use connector::socket_channel;
 pub use endpoint::{EndpointError, socket_path};
 pub use errors::{CriError, CriResult, code_name};

@@ -12,7 +12,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{CriClients, CriError, CriResult, ImageService, RuntimeService, validate};
+use super::{CriClients, CriError, CriResult, ImageService, RuntimeService, reply_validation};
 use berth_metrics::{Registry, cri_losing_support};
 use berth_proto::cri;
 use berth_sys::backoff::Backoff;
@@ -117,7 +117,7 @@ pub async fn probe(
     images.await.map_err(|source| ProbeError::Images { endpoint, source })?;
     let cgroup_driver = cgroup_driver(runtime, registry).await?;
     let version = runtime.version(KUBE_RUNTIME_API_VERSION).await.map_err(ProbeError::Version)?;
-    validate::version(&version).map_err(ProbeError::Version)?;
+    reply_validation::version(&version).map_err(ProbeError::Version)?;
     if version.version != KUBE_RUNTIME_API_VERSION {
         return Err(ProbeError::Unsupported);
     }

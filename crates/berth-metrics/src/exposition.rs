@@ -5,7 +5,7 @@
 
 use prometheus::proto::MetricFamily;
 
-use super::{encode, protobuf};
+use super::{protobuf, text_encoder};
 
 /// Response header with the start time of the process, whole seconds since the epoch.
 pub const PROCESS_START_HEADER: &str = "Process-Start-Time-Unix";
@@ -78,7 +78,7 @@ impl ExpositionFormat {
         match self {
             Self::Text(_) => {
                 let mut page = String::from_utf8(std::mem::take(out)).expect("nothing is valid UTF-8");
-                encode::text(families, &mut page);
+                text_encoder::text(families, &mut page);
                 *out = page.into_bytes();
             }
             Self::Delimited(_) => protobuf::delimited(families, out),

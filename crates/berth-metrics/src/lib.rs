@@ -11,11 +11,10 @@ mod allocation;
 mod api_client;
 mod api_writes;
 mod auth;
-mod build;
+mod build_info;
 mod certificates;
 mod csi;
 mod embedded;
-pub mod encode;
 mod engine;
 mod eviction;
 pub mod exposition;
@@ -44,6 +43,7 @@ mod sources;
 mod stats;
 mod status;
 mod streaming;
+pub mod text_encoder;
 pub mod text_parser;
 mod volumes;
 mod workqueue;
@@ -53,7 +53,7 @@ pub use allocation::AllocationMetrics;
 pub use api_client::{ApiClientMetrics, LastContact};
 pub use api_writes::{ApiWriteMetrics, EventLoss};
 pub use auth::{AuthMetrics, Fetch, Lookup, ReviewKind, ReviewMetrics};
-pub use build::{
+pub use build_info::{
     BuildInfo, register_build_info, register_features, register_node, register_process, start_time_seconds,
 };
 pub use certificates::{CertificateExpiry, CertificateMetrics, register_pod_certificates};

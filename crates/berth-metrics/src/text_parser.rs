@@ -103,7 +103,7 @@ b{l=\"1\"} 2
 ";
         let families = families(page);
         let mut again = String::new();
-        crate::encode::text(families, &mut again);
+        crate::text_encoder::text(families, &mut again);
         assert_eq!(again, page);
     }
 

@@ -1,7 +1,7 @@
 //! Ports: role traits between subsystems, each with a production implementation and a fake.
 //!
 //! Subsystems of one layer do not import each other: a trait here describes what one needs from another, and
-//! `wiring/build.rs` injects the implementation.
+//! `wiring/composition_root.rs` injects the implementation.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]

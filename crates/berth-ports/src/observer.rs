@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use berth_types::{
     PodRef, PodUid,
-    observed::{Generation, ObservedPod},
+    observation::{Generation, ObservedPod},
 };
 
 /// Latest observation of one pod.

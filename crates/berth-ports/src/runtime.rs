@@ -7,7 +7,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{MountedVolumes, PodProgress, PullSecret};
-use berth_types::{ContainerId, Pod, PodUid, api, observed::ObservedPod};
+use berth_types::{ContainerId, Pod, PodUid, api, observation::ObservedPod};
 
 /// Input of one sync of a pod that should run.
 #[derive(Clone)]

@@ -28,7 +28,7 @@ use super::{
     container::Container,
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     ports::{Groups, Shim, ShimSession},
-    reconcile,
+    reconciliation,
     runtime::now_ns,
     runtime_context::RuntimeContext,
     sandbox::Sandbox,
@@ -321,7 +321,7 @@ impl Actor {
             *self.shim.lock().unwrap_or_else(PoisonError::into_inner) = Some(connected.shim.clone());
             let rule = self.shell.config.oom_reason;
             // `note` logs a failed write and schedules the retry.
-            let _ = self.turn(move |sandbox| drop(reconcile::with_shim(sandbox, &hello, rule, now_ns()))).await;
+            let _ = self.turn(move |sandbox| drop(reconciliation::with_shim(sandbox, &hello, rule, now_ns()))).await;
             return Some(connected.events);
         }
         error!(podSandboxID = self.sandbox.id(), "Shim of the sandbox exited unexpectedly, killing its containers");

@@ -1,7 +1,7 @@
 //! Interfaces (ports) through which the server reads pods, logs, metrics, and reviews from the agent.
 
 mod debug_endpoints;
-mod exclusive;
+mod exclusive_resources;
 mod node_logs;
 mod pod_directory;
 mod reviews;
@@ -21,7 +21,9 @@ use berth_types::{ContainerId, Pod, api};
 pub use debug_endpoints::{
     CheckpointError, Checkpoints, MemoryView, PodDiagnostics, ProfileError, Profiles, Verbosity,
 };
-pub use exclusive::{Allocatable, Claim, ClaimDevice, Device, ExclusiveAllocations, ExclusiveResources, MemoryBlock};
+pub use exclusive_resources::{
+    Allocatable, Claim, ClaimDevice, Device, ExclusiveAllocations, ExclusiveResources, MemoryBlock,
+};
 pub use node_logs::{NodeDirectory, NodeEntry, NodeFile, NodeLogError, NodeLogs};
 pub use pod_directory::{PodDirectory, PodFeed};
 pub use reviews::{AccessRequest, AccessReviewer, AccessVerdict, ReviewError, TokenReviewer, TokenVerdict};

@@ -1,9 +1,9 @@
 //! Byte-level writer for the Prometheus text format.
 //!
-//! Formats numbers exactly as [`metrics::encode`] does. Integers and durations, which are nearly all values on these
+//! Formats numbers exactly as [`metrics::text_encoder`] does. Integers and durations, which are nearly all values on these
 //! pages, take a fast path without floating point.
 //!
-//! [`metrics::encode`]: berth_metrics::encode
+//! [`metrics::text_encoder`]: berth_metrics::text_encoder
 
 /// A 64-bit float writes integers below this bound exactly, whatever power of ten they are divided by.
 const EXACT: u64 = 1_000_000_000_000_000;
@@ -102,7 +102,7 @@ fn push_exponent(out: &mut Vec<u8>, significant: &[u8], exponent: usize) {
 fn push_float(out: &mut Vec<u8>, number: u64, decimals: usize) {
     let mut text = String::new();
     let unit = POWERS.get(decimals).copied().unwrap_or(1);
-    berth_metrics::encode::push_number(&mut text, number as f64 / unit as f64);
+    berth_metrics::text_encoder::push_number(&mut text, number as f64 / unit as f64);
     out.extend_from_slice(text.as_bytes());
 }
 
@@ -140,7 +140,7 @@ mod tests {
     #[allow(clippy::cast_precision_loss, reason = "what is compared with")]
     fn by_float(number: u64, decimals: u32) -> String {
         let mut text = String::new();
-        berth_metrics::encode::push_number(&mut text, number as f64 / 10_f64.powi(decimals.cast_signed()));
+        berth_metrics::text_encoder::push_number(&mut text, number as f64 / 10_f64.powi(decimals.cast_signed()));
         text
     }
 

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 
 use berth_types::{
     ContainerId, PodRef, SandboxId,
-    observed::{ContainerState, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState},
+    observation::{ContainerState, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState},
 };
 
 /// A pod that appears in statistics, with one of its sandboxes.
@@ -108,7 +108,7 @@ fn container(container: &ObservedContainer) -> ReportedContainer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_types::observed::Generation;
+    use berth_types::observation::Generation;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).expect("in range")

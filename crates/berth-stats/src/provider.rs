@@ -23,7 +23,7 @@ use super::{
     disk::FileSystem,
     disk_measurer::{Measurement, MeasurementHandle, MeasurementTasks, Measurements},
     disk_usages::{Targets, targets},
-    encoded::{EncodingCache, PageCompression},
+    encoding_cache::{EncodingCache, PageCompression},
     filesystems,
     host::{self, DiskCounters},
     mounts::Mounts,

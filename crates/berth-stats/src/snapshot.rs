@@ -19,7 +19,7 @@ use super::{
     reading::{Depth, WallNs},
 };
 use berth_ports::Clock;
-use berth_types::{SandboxId, observed::NetworkMode};
+use berth_types::{SandboxId, observation::NetworkMode};
 
 /// System cgroup that the summary lists by name.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -17,7 +17,7 @@ use super::{
     summary::{Form, LayerUsage, PodPaths, RuntimeReport, RuntimeUsage, Seconds, StatsSummary, Storage, VolumePath},
     summary_builder::{SummaryInputs, build},
 };
-use berth_types::{PodRef, observed::NetworkMode};
+use berth_types::{PodRef, observation::NetworkMode};
 
 pub const AT: WallNs = 1_624_396_278_302_000_000;
 pub const AT_SECONDS: Seconds = 1_624_396_278;

@@ -8,7 +8,7 @@ use super::{
 };
 use berth_types::{
     Pod, api,
-    observed::{NetworkMode, ObservedPod, SandboxState},
+    observation::{NetworkMode, ObservedPod, SandboxState},
 };
 
 /// The pod is assigned to a node.

@@ -11,8 +11,8 @@ use super::{
 };
 use berth_types::{
     ContainerKind, Pod, api,
-    observed::{ContainerState, ObservedContainer},
-    restart::should_start,
+    observation::{ContainerState, ObservedContainer},
+    restart_decision::should_start,
 };
 
 /// Reason of a container whose end was not observed.
@@ -251,7 +251,7 @@ mod tests {
         },
         lookup::waiting_reason,
     };
-    use berth_types::observed::ObservedPod;
+    use berth_types::observation::ObservedPod;
 
     /// Status of container `c` (or the first of the pod), given the old entry and the instances.
     fn convert(world: &StatusFixture, old: Option<api::ContainerStatus>) -> api::ContainerStatus {

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
-    accept::lists_mut,
     conditions::{DISRUPTION_TARGET, is_owned},
     lookup,
+    normalization::lists_mut,
 };
 use berth_types::{
     ContainerKind, api,

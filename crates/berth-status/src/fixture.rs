@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{BuildKind, Eviction, NodeFacts, ProbeOutcome, StartFailure, StatusInput, build};
 use berth_types::{
     ContainerId, Pod, SandboxId, api,
-    observed::{
+    observation::{
         ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
     },
 };

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use jiff::Timestamp;
 
-use berth_types::{ContainerId, Pod, api, observed::ObservedPod};
+use berth_types::{ContainerId, Pod, api, observation::ObservedPod};
 
 /// Kind of build (spec 02b §2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,6 @@
 //! Pod status: phase, conditions, and container statuses (all pure), and the status manager.
 //!
-//! Inputs: a pod, the observation of the runtime ([`berth_types::observed`]), and results of probes and starts
+//! Inputs: a pod, the observation of the runtime ([`berth_types::observation`]), and results of probes and starts
 //! ([`StatusInput`]). Output: the `status` of the pod, built by [`build`], and its cache, [`StatusManager`], which owns
 //! the state of this crate.
 //!
@@ -11,34 +11,35 @@
 //!                   ─► conditions
 //! ```
 //!
-//! The API sender is `kube::status_writer`; it uses [`StatusManager::all_cached`], [`mod@merge`], and [`mod@patch`].
+//! The API sender is `kube::status_writer`; it uses [`StatusManager::all_cached`], [`mod@status_merge`],
+//! and [`mod@patch`].
 //! Implements spec 02b §1-9, §14.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
-pub mod accept;
 pub mod addresses;
-mod build;
+mod builder;
 pub mod conditions;
 pub mod containers;
 pub mod diff;
+pub mod final_status;
 #[cfg(test)]
 mod fixture;
 mod input;
 pub mod latency;
 pub mod lookup;
 mod manager;
-pub mod merge;
+pub mod normalization;
 pub mod patch;
 pub mod phase;
 pub mod previous_status;
 mod readiness;
 mod resources;
 pub mod restart_all;
-pub mod terminate;
+pub mod status_merge;
 
-pub use build::build;
+pub use builder::build;
 pub use input::{BuildKind, Eviction, NodeFacts, PodCgroup, ProbeOutcome, StartFailure, StatusInput};
 pub use manager::{CachedStatus, StatusEvent, StatusManager, UpdateOutcome};
 pub use phase::Phase;

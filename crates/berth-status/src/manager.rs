@@ -20,13 +20,13 @@ use tokio::sync::{broadcast, watch};
 use tracing::error;
 
 use super::{
-    accept::{TransitionError, accept, newly_ended},
     conditions::Containers,
     diff::{is_same, without_blanks},
-    merge::RemainingResources,
+    final_status::terminate,
+    normalization::{TransitionError, accept, newly_ended},
     phase::Phase,
     previous_status::follows_object,
-    terminate::terminate,
+    status_merge::RemainingResources,
 };
 use berth_metrics::StatusMetrics;
 use berth_types::{ContainerId, Pod, PodRef, PodUid, api};

@@ -9,9 +9,9 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    accept::lists_mut,
     diff::{spell_alike, without_blanks},
     lookup::find,
+    normalization::lists_mut,
 };
 use berth_types::{ContainerKind, api};
 

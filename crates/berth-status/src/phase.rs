@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::lookup::{ContainerStateRef, find, last_exit, state};
-use berth_types::{Pod, api, restart::restarts_after_exit};
+use berth_types::{Pod, api, restart_decision::restarts_after_exit};
 
 /// Reason of a state left by a restart of all containers.
 pub const RESTARTING_ALL: &str = "RestartingAllContainers";

@@ -11,7 +11,7 @@ use super::{
 };
 use berth_types::{
     Pod, api,
-    observed::{ContainerState, ObservedContainer},
+    observation::{ContainerState, ObservedContainer},
     quantity::{Amount, QuantityFormat},
     resources::{EPHEMERAL_STORAGE, Overhead, pod_limits, pod_requests, quantities},
 };
@@ -145,7 +145,7 @@ fn some(list: List) -> Option<List> {
 mod tests {
     use super::*;
     use crate::fixture::{RuntimeState, instance, pod_with, running, status};
-    use berth_types::observed::ObservedResources;
+    use berth_types::observation::ObservedResources;
     use serde_json::{Value, json};
 
     fn shown(granted: Value, seen: RuntimeState, reported: ObservedResources, old: Option<Value>) -> Value {

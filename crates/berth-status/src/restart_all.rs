@@ -9,8 +9,8 @@ use super::{
 };
 use berth_types::{
     Pod, api,
-    observed::{ContainerState, ObservedPod},
-    restart::{RuleAction, matching_rule},
+    observation::{ContainerState, ObservedPod},
+    restart_decision::{RuleAction, matching_rule},
 };
 
 /// Whether any container of the pod has a `RestartAllContainers` rule; only then the pod has the condition.

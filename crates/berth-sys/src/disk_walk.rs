@@ -222,7 +222,7 @@ mod tests {
         let usage = count(root.path(), go_on).expect("counted");
         assert_eq!(usage.inodes, 6002);
         assert!(usage.bytes >= 1 << 16);
-        crate::remove_tree::remove_tree(&root.path().join("directory")).expect("removed");
+        crate::tree_removal::remove_tree(&root.path().join("directory")).expect("removed");
     }
 
     /// A comb of directories, each with something below it.

@@ -7,6 +7,8 @@ pub mod backoff;
 pub mod beneath;
 pub mod blocking_pool;
 pub mod cgroup;
+#[allow(unsafe_code, reason = "processes without a program have no safe interface")]
+pub mod child_process;
 #[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]
 pub mod cpu_profile;
 #[allow(unsafe_code, reason = "bpf has no safe interface")]
@@ -42,16 +44,14 @@ pub mod panics;
 #[allow(unsafe_code, reason = "watching a descriptor has no safe interface")]
 pub mod polled_fd;
 pub mod privileges;
-#[allow(unsafe_code, reason = "unmapping has no safe interface")]
-pub mod remove_tree;
 pub mod selinux;
 #[allow(unsafe_code, reason = "real-time signals have no safe constructor")]
 pub mod signal;
 pub mod single_flight;
-#[allow(unsafe_code, reason = "processes without a program have no safe interface")]
-pub mod spawn;
 pub mod sub_path;
 pub mod tls;
 pub mod token_bucket;
+#[allow(unsafe_code, reason = "unmapping has no safe interface")]
+pub mod tree_removal;
 #[allow(unsafe_code, reason = "beginning to write has no safe interface")]
 pub mod write_back;

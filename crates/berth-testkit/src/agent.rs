@@ -34,7 +34,7 @@ use super::{
     port_fakes::{
         Disk, MemoryFile, MirrorPodRecorder, NoApi, NoLogs, PlainRequests, Probes, Recorder, RuntimeMessages,
     },
-    scripted::ScriptedCri,
+    scripted_cri::ScriptedCri,
 };
 
 /// Configuration of an agent.

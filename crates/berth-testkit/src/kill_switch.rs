@@ -18,7 +18,7 @@ use berth_proto::cri;
 use futures::{StreamExt, stream::BoxStream};
 use tokio_util::sync::CancellationToken;
 
-use super::{port_fakes::MemoryFile, scripted::ScriptedCri};
+use super::{port_fakes::MemoryFile, scripted_cri::ScriptedCri};
 
 /// Call at which an agent is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

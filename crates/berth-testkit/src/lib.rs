@@ -30,7 +30,7 @@ pub mod prometheus;
 pub mod real;
 pub mod reservation;
 pub mod runtimes;
-pub mod scripted;
+pub mod scripted_cri;
 pub mod scripted_server;
 pub mod small_tmpfs;
 pub mod streams;

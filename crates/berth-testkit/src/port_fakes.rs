@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use berth::{
-    runtime::prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
+    runtime::config_preparation::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
     sources::ports::SourceEvents,
 };
 use berth_ports::{
@@ -24,11 +24,11 @@ use berth_ports::{
 };
 use berth_proto::cri;
 use berth_types::{
-    ContainerId, ContainerKind, Pod, PodFullName, PodRef, PodUid, api, hash, observed::ObservedContainer,
+    ContainerId, ContainerKind, Pod, PodFullName, PodRef, PodUid, api, hash, observation::ObservedContainer,
     resource_state,
 };
 
-use super::scripted::ScriptedCri;
+use super::scripted_cri::ScriptedCri;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

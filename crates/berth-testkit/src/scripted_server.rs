@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     process::{Agent, Home, PATIENCE},
-    scripted::{ScriptedCri, server},
+    scripted_cri::{ScriptedCri, server},
 };
 
 /// Scripted CRI with its own socket.

@@ -12,7 +12,7 @@ use std::{
 use super::{
     api,
     env_file::{self, EnvFileError},
-    expand::{LONGEST_LIST, TooLong, expand},
+    expansion::{LONGEST_LIST, TooLong, expand},
     service_env::service_variables,
 };
 

@@ -25,7 +25,7 @@ use tracing::debug;
 
 use berth_sys::{
     beneath::{self, OpenedEntry},
-    remove_tree::remove_tree,
+    tree_removal::remove_tree,
 };
 
 const DATA: &str = "..data";

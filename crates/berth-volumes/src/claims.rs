@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::{
-    desired, migrate,
+    desired_volumes, migration,
     spec::{Mode, VolumeSpec},
 };
 use berth_ports::StorageObjects;
@@ -63,7 +63,7 @@ pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volu
     let read = storage.volume(name).await;
     let persistent = read.map_err(|e| wrapped(format!("failed to fetch PV {name} from API server: {e}")))?;
     belongs(&persistent, &claim).map_err(wrapped)?;
-    let spec = match migrate::persistent(&persistent)? {
+    let spec = match migration::persistent(&persistent)? {
         Some(of_driver) => VolumeSpec::persistent(Arc::new(of_driver), claim, reference.read_only).migrated(),
         None => VolumeSpec::persistent(persistent, claim, reference.read_only),
     };
@@ -76,7 +76,7 @@ pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volu
 /// # Errors
 /// If an in-tree cloud volume cannot be translated to CSI, or its name cannot be a directory name.
 pub fn resolve_inline(volume: &api::Volume, namespace: &str) -> Result<VolumeSpec, String> {
-    let Some((of_driver, read_only)) = migrate::inline(volume, namespace)? else {
+    let Some((of_driver, read_only)) = migration::inline(volume, namespace)? else {
         return Ok(VolumeSpec::inline(volume));
     };
     Ok(VolumeSpec::persistent(Arc::new(of_driver), unknown_claim(), read_only).migrated())
@@ -133,7 +133,7 @@ fn fits(pod: &Pod, volume: &str, spec: &VolumeSpec) -> Result<(), String> {
     let Some(mode) = spec.volume().and_then(|of| of.volume_mode.as_deref()) else {
         return Err(format!("cannot get volumeMode for volume: {}", spec.name));
     };
-    let used = desired::usage(pod, volume);
+    let used = desired_volumes::usage(pod, volume);
     if used.as_directory && mode != Mode::Filesystem.as_str() {
         return Err(format!("volume {volume} has volumeMode {mode}, but is specified in volumeMounts"));
     }

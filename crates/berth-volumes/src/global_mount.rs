@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     attachable::{Class, ErrorCause, FoundVolume, FsGroup, OpError, PublishedVolume, Usage},
-    format, group_ownership, local,
+    file_system, group_ownership, local,
     machine::{self, Work},
     selinux,
     spec::Mode,
@@ -38,7 +38,7 @@ pub async fn stage(work: &Work, usage: &Usage, disk: &Path, shared: &Path, kind:
     let label = usage.label.as_deref().map(selinux::option);
     let options: Vec<String> = usage.spec.mount_options().into_iter().chain(label).collect();
     let kind = kind.filter(|kind| !kind.is_empty()).unwrap_or(DEFAULT_KIND);
-    format::format_and_mount(work, disk, shared, kind, &options, usage.spec.read_only()).await
+    file_system::format_and_mount(work, disk, shared, kind, &options, usage.spec.read_only()).await
 }
 
 /// Bind-mounts the shared mount to the pod's target path and applies `fsGroup`.

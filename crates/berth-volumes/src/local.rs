@@ -21,7 +21,7 @@ use super::{
         AttachableVolumePlugin, Expansion, FoundVolume, FsGroup, OpError, PublishedVolume, ReconstructedVolume,
         Removal, Usage, VolumeTraits,
     },
-    format, global_mount, group_ownership,
+    file_system, global_mount, group_ownership,
     machine::{HostOperations, ThisMachine, Work},
     operation::Operation,
     rebuild,
@@ -246,7 +246,7 @@ impl AttachableVolumePlugin for LocalPlugin {
         let options = usage.spec.mount_options();
         let kind = filesystem.unwrap_or(DEFAULT_KIND);
         let work = Work::new(&self.machine, &usage.operation);
-        format::format_and_mount(&work, &path, &global, kind, &options, usage.spec.read_only()).await
+        file_system::format_and_mount(&work, &path, &global, kind, &options, usage.spec.read_only()).await
     }
 
     async fn publish(&self, usage: &Usage) -> Result<PublishedVolume, OpError> {
@@ -282,7 +282,7 @@ impl AttachableVolumePlugin for LocalPlugin {
         let (spec, operation) = (&expansion.usage.spec, &expansion.usage.operation);
         let (path, kind) = Self::kind(operation, spec).await?;
         if kind == LocalPathKind::Device && expansion.usage.mode == Mode::Filesystem {
-            format::grow(&Work::new(&self.machine, operation), &path, &self.global(spec)).await?;
+            file_system::grow(&Work::new(&self.machine, operation), &path, &self.global(spec)).await?;
         }
         Ok(expansion.to)
     }

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 
 use super::{
     attachable::AttachableVolumePlugin,
-    blocking_pools, desired,
+    blocking_pools, desired_volumes,
     labels::LabelPolicy,
     layout::{self, PodLayout},
     memory::CredentialStorage,
@@ -205,7 +205,7 @@ impl VolumeManager for PodVolumeManager {
     async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError> {
         self.rebuild().await?;
         let (layout, until) = (self.layout(pod.uid())?, Instant::now() + VOLUMES_LIMIT);
-        let used = desired::used(pod);
+        let used = desired_volumes::used(pod);
         let ResolvedVolumes { local, mut awaited, failed } = self.devices.resolve(pod, &layout, &used).await;
         drop(used); // frees kilobytes per volume before waiting
         let mut all = self.set_up(pod, layout, local).await?;

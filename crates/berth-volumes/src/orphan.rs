@@ -17,7 +17,7 @@ use super::{
 };
 use berth_sys::{
     mount_table,
-    remove_tree::{remove_empty_directory, remove_tree},
+    tree_removal::{remove_empty_directory, remove_tree},
 };
 
 /// Memory-backed file systems of the agent's own volumes.

@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{
     attachable::{AttachableVolumePlugin, FsGroup, Usage, VolumeTraits},
-    claims, expand,
+    claims, expansion,
     labels::LabelPolicy,
     layout::PodLayout,
     operation::Operation,
@@ -173,7 +173,7 @@ impl PodVolumes {
                     usage.label = label.mounted;
                     let target = usage.target.clone();
                     // Skips an expansion that is not due on the node yet: the claim's status may lag behind its volume.
-                    let growth = claims::growth(&spec).filter(|(_, to)| expand::is_due(&spec, *to));
+                    let growth = claims::growth(&spec).filter(|(_, to)| expansion::is_due(&spec, *to));
                     let since =
                         *self.pods().entry(pod.uid().clone()).or_default().since.get_or_insert_with(Instant::now);
                     let asked_label = label.original;

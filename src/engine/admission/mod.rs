@@ -4,14 +4,14 @@
 //!
 //! Input: a candidate, the other active pods, facts about the node. Output: [`Admission`], possibly with
 //! pods to preempt first, or the first [`AdmissionRejection`]. A new handler is a file and one line in
-//! `admit::HANDLERS`. Admission is stateless; `engine::allocation` calls it and stores the result.
+//! `pod_admission::HANDLERS`. Admission is stateless; `engine::allocation` calls it and stores the result.
 
-mod admit;
 mod apparmor;
 mod declared_features;
 mod eviction;
 mod host_ports;
 mod node_affinity;
+mod pod_admission;
 mod pod_level;
 mod predicates;
 pub mod preemption;
@@ -23,6 +23,6 @@ mod taints;
 #[cfg(test)]
 mod tests;
 
-pub use admit::{Admission, AdmissionRules, AdmitInput, Purpose, admit};
 pub use declared_features::missing_for_update;
+pub use pod_admission::{Admission, AdmissionRules, AdmitInput, Purpose, admit};
 pub use refusal::{AdmissionRejection, PredicateFailure};

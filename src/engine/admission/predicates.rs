@@ -5,7 +5,7 @@
 use super::{
     Admission, AdmissionRejection, AdmitInput, PredicateFailure, Purpose, host_ports, node_affinity, preemption, taints,
 };
-use crate::engine::allocation::fit::{Insufficient, insufficient};
+use crate::engine::allocation::resource_fit::{Insufficient, insufficient};
 
 const OS: &str = "linux";
 const OS_LABEL: &str = "kubernetes.io/os";

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::allocation::fit::Insufficient;
+use crate::engine::allocation::resource_fit::Insufficient;
 use berth_types::{
     Pod,
     qos::Qos,

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::engine::allocation::fit::Insufficient;
+use crate::engine::allocation::resource_fit::Insufficient;
 
 /// Failure of one admission predicate.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -13,8 +13,8 @@ mod allocations;
 mod allocator;
 mod checkpoint;
 mod conditions;
-pub mod fit;
 pub mod resize;
+pub mod resource_fit;
 #[cfg(test)]
 mod tests;
 mod writer;

@@ -23,7 +23,7 @@ use crate::engine::{
     worker_status::StartWait,
 };
 use berth_ports::MirrorPodState;
-use berth_types::{Pod, PodFullName, PodRef, PodUid, observed::ObservedPod};
+use berth_types::{Pod, PodFullName, PodRef, PodUid, observation::ObservedPod};
 
 /// Period of sweeps for leftovers on disk when no pod was removed.
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);

@@ -10,12 +10,12 @@ use tracing::warn;
 
 use super::{
     WorkerContext,
-    sync::{Outcome, SyncContext, WorkerState},
+    pod_sync::{Outcome, SyncContext, WorkerState},
 };
 use crate::engine::{deadline, lifecycle::SyncTransition};
 use berth_ports::EventRecord;
 use berth_status::{BuildKind, Phase};
-use berth_types::{Pod, api, observed::ObservedPod};
+use berth_types::{Pod, api, observation::ObservedPod};
 
 /// Reason of the event and status when the node's volume attachment limit is exceeded.
 const OVER_LIMIT: &str = "VolumeAttachmentLimitExceeded";

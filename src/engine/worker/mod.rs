@@ -13,10 +13,10 @@
 
 mod context;
 mod deadline;
+mod pod_sync;
+mod pod_termination;
 mod prerequisites;
 mod resize;
-mod stop;
-mod sync;
 
 use std::{sync::Arc, time::Duration};
 
@@ -102,7 +102,7 @@ pub fn spawn(context: Arc<WorkerContext>, id: PodRef, first: Lifecycle, desired:
     let (life_sender, life) = watch::channel(first.clone());
     let view = context.observer.view(&id);
     let mut worker = Worker {
-        memory: sync::WorkerState::new(id, progress.clone(), view),
+        memory: pod_sync::WorkerState::new(id, progress.clone(), view),
         mailbox,
         life: first,
         life_sender,
@@ -117,7 +117,7 @@ struct Worker {
     mailbox: watch::Receiver<PodUpdate>,
     life: Lifecycle,
     life_sender: watch::Sender<Lifecycle>,
-    memory: sync::WorkerState,
+    memory: pod_sync::WorkerState,
 }
 
 impl Worker {
@@ -152,7 +152,7 @@ impl Worker {
             }
             let mut wait = sync_delay::delay(&end, context.config.sync_frequency, rand::rng().random());
             if self.life == Lifecycle::Syncing
-                && let Some(left) = sync::SyncContext::until_deadline(&context, &self.memory)
+                && let Some(left) = pod_sync::SyncContext::until_deadline(&context, &self.memory)
             {
                 wait = wait.min(left);
             }
@@ -202,7 +202,7 @@ impl Worker {
     async fn turn(&mut self, desired: &PodUpdate, update_pending: bool) -> (SyncResult, bool) {
         let stopping = CancellationToken::new();
         let (grace, grace_seen) = watch::channel(self.grace());
-        let turn = sync::SyncContext {
+        let turn = pod_sync::SyncContext {
             context: &self.context,
             memory: &mut self.memory,
             pod: desired.pod.clone(),
@@ -221,12 +221,12 @@ impl Worker {
             Lifecycle::Finished { .. } => return (SyncResult::Settled, false),
         };
         match outcome {
-            Ok(sync::Outcome::Moved(done)) => {
+            Ok(pod_sync::Outcome::Moved(done)) => {
                 let next = self.life.clone().after(done, desired.pod.as_deref());
                 self.enter(next).await;
                 (SyncResult::SyncAgain, updated)
             }
-            Ok(sync::Outcome::Unchanged(end)) => (end, updated),
+            Ok(pod_sync::Outcome::Unchanged(end)) => (end, updated),
             Err(text) => {
                 self.memory.progress.fail(&text);
                 error!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");

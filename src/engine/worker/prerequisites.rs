@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{WorkerContext, sync::SyncContext};
+use super::{WorkerContext, pod_sync::SyncContext};
 use berth_ports::{EventRecord, MountedVolumes, VolumeError};
-use berth_types::{Pod, observed::ObservedPod};
+use berth_types::{Pod, observation::ObservedPod};
 
 /// Prerequisites of a pod's sandbox.
 pub(super) struct PodPrerequisites {

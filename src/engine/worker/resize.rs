@@ -4,11 +4,11 @@
 
 use tracing::debug;
 
-use super::sync::SyncContext;
+use super::pod_sync::SyncContext;
 use crate::engine::allocation::ActuationProgress;
 use berth_ports::{ActionKind, PodCgroupValues, SyncOutcome};
 use berth_status::Phase;
-use berth_types::{Pod, observed::ObservedPod};
+use berth_types::{Pod, observation::ObservedPod};
 
 /// Values above this are no limit: cgroup v1 reports the largest multiple of the page size.
 const UNLIMITED: i64 = i64::MAX - (1 << 20);

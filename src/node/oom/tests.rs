@@ -14,7 +14,7 @@ use serde_json::json;
 use super::*;
 use berth_metrics::Registry;
 use berth_ports::{EventTarget, PodView, RuntimePods};
-use berth_types::{PodRef, PodUid, observed::Generation};
+use berth_types::{PodRef, PodUid, observation::Generation};
 
 const BEGINS: &str = "stress invoked oom-killer: gfp_mask=0x100cca(GFP_HIGHUSER_MOVABLE), order=0";
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use berth_types::observed::{Generation, ObservedSandbox};
+use berth_types::observation::{Generation, ObservedSandbox};
 
 /// A pod and its observation by the runtime, built step by step.
 #[derive(Debug)]

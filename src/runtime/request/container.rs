@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use berth_proto::cri;
 use berth_types::{
     Pod, api,
-    expand::{TooLong, Variables},
+    expansion::{TooLong, Variables},
     hash::container_hash,
 };
 

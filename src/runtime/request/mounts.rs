@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use berth_proto::cri;
 use berth_types::{
     api,
-    expand::{SubPathError, Variables},
+    expansion::{SubPathError, Variables},
 };
 
 /// A mounted volume.

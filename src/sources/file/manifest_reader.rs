@@ -19,11 +19,11 @@ use sha2::{Digest, Sha256};
 
 use super::{
     FileConfig,
-    watch::{DirectoryChange, PreparedWatch},
+    directory_watcher::{DirectoryChange, PreparedWatch},
 };
 use crate::sources::{
     MANIFEST_LIMIT,
-    decode::{self, DecodeError, Manifest},
+    manifest_decoder::{self, DecodeError, Manifest},
     references::ReferenceRule,
     static_pod::{self, ManifestOrigin},
 };
@@ -242,7 +242,7 @@ impl ManifestReader {
             reason: "parse",
             text: format!("{location}: couldn't parse as pod({e}), please check config file"),
         };
-        let pod = match decode::decode(&bytes).map_err(not_parsed)? {
+        let pod = match manifest_decoder::decode(&bytes).map_err(not_parsed)? {
             Manifest::Pod(pod) => *pod,
             Manifest::List(_) => return Err(not_parsed(DecodeError::List)),
         };

@@ -8,8 +8,8 @@
 //! hangs blocks this source only. A set is sent when it differs from the last one, and the first one
 //! always. Implements spec 02a §1.6.
 
+mod directory_watcher;
 mod manifest_reader;
-mod watch;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,8 +27,8 @@ use super::{mux::SourceSender, references::ReferenceRule};
 use berth_metrics::SourceMetrics;
 use berth_sys::backoff::Backoff;
 use berth_types::Pod;
+use directory_watcher::{DirectoryChange, Watch};
 use manifest_reader::{Files, ManifestReader, ReadError, ReadResult, Rejection};
-use watch::{DirectoryChange, Watch};
 
 /// Time after which a hanging read is logged.
 const SLOW: Duration = Duration::from_secs(30);

@@ -4,7 +4,7 @@
 //! bytes that were applied last is not parsed again; rejected bytes are, so that the reason is reported
 //! each time. Implements spec 02a §1.7, §14.
 
-mod fetch;
+mod manifest_fetcher;
 mod redirect;
 
 use std::{sync::Arc, time::Duration};
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    decode::{self, Manifest},
+    manifest_decoder::{self, Manifest},
     mux::SourceSender,
     references::ReferenceRule,
     static_pod::{self, InvalidPod, ManifestOrigin},
@@ -24,7 +24,7 @@ use super::{
 use berth_config::text::{excerpt, without_password};
 use berth_metrics::SourceMetrics;
 use berth_types::{Pod, PodSource, api, fieldpath::quoted};
-use fetch::{FetchError, Fetcher};
+use manifest_fetcher::{FetchError, Fetcher};
 
 /// Number of failures logged at the normal level before the verbosity is reduced.
 const LOUD_FAILURES: u32 = 3;
@@ -158,7 +158,7 @@ fn pods(body: &Bytes, config: &HttpConfig, shown: String) -> Result<Vec<Arc<Pod>
         single: reason.clone(),
         multiple: reason,
     };
-    let found = match decode::decode(body) {
+    let found = match manifest_decoder::decode(body) {
         Ok(Manifest::Pod(pod)) => vec![*pod],
         Ok(Manifest::List(pods)) => pods,
         Err(e) => return Err(not_parsed(e.to_string())),

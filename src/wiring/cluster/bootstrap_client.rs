@@ -17,7 +17,7 @@ use tokio::{
 use tracing::error;
 
 use super::{
-    super::build::{Base, BuildError, wrong},
+    super::composition_root::{Base, BuildError, wrong},
     client::ClientFiles,
     client_factory::ClientFactory,
 };

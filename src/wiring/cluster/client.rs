@@ -10,7 +10,7 @@ use std::{
 use tokio::task::spawn_blocking;
 
 use super::{
-    super::build::{Base, BuildError, wrong},
+    super::composition_root::{Base, BuildError, wrong},
     bootstrap_client::FirstCertificate,
     client_factory::ClientFactory,
 };

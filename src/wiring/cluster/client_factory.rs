@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::super::build::{Base, BuildError, wrong};
+use super::super::composition_root::{Base, BuildError, wrong};
 use berth_api::{
     Rate, RateLimitScope, Rates, Transport, TransportConfig, TransportDeps, api::ApiClient,
     certificates::scoped_client, user_agent,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use super::{super::build::Base, Cluster};
+use super::{super::composition_root::Base, Cluster};
 use crate::{
     node::CsiDrivers,
     plugins::{Handlers, Watcher, WatcherDeps},

@@ -14,11 +14,11 @@ mod bootstrap_client;
 mod client;
 mod client_factory;
 mod csi;
-mod join;
 mod node;
+mod node_join;
 mod serving_certificate;
 
 pub(super) use self::{
-    join::{Cluster, join},
     node::{NodeParts, VolumesInUse},
+    node_join::{Cluster, join},
 };

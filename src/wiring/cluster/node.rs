@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::{
     super::{
-        build::{Base, BuildError, wrong},
+        composition_root::{Base, BuildError, wrong},
         kernel, node_addresses, settings,
     },
     Cluster,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{super::build::Base, Cluster, join::of_node};
+use super::{super::composition_root::Base, Cluster, node_join::of_node};
 use crate::node::own_node::addresses;
 use berth_api::certificates::{NamesNeeded, ServingCertificates, ServingSetup};
 use berth_config::LoadedConfig;

@@ -11,7 +11,7 @@ use std::{
 
 use berth_runtime::shim::{
     client::{self, Events, Shim, ShimError},
-    spawn,
+    launcher,
 };
 use berth_shim::plan::{ExitEvent, FailureKind, Hello, LaunchPlan, ProcessTarget, Scope, StartedProcess};
 use rustix::{
@@ -52,7 +52,7 @@ impl Fixture {
     /// Starts a shim of that program and connects to it.
     pub async fn of(program: &Path) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let pid = spawn::start(program, folder.path()).expect("started");
+        let pid = launcher::start(program, folder.path()).expect("started");
         let (shim, events, hello, driver) = greet(folder.path()).await;
         assert_eq!(hello.pid, pid);
         Self { folder, pid, shim, events, hello, driver }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use berth_proto::cri::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
-use berth_runtime::{cri as services, lost_networks, recover::recover, runtime::Runtime};
+use berth_runtime::{cri as services, lost_networks, recovery::recover, runtime::Runtime};
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use tokio_util::sync::CancellationToken;

@@ -6,5 +6,5 @@
 mod attach;
 mod commands;
 mod fixture;
-mod forward;
+mod port_forward;
 mod socket;

@@ -259,7 +259,7 @@ async fn what_is_broken_is_fetched_again() {
     if skips("what_is_broken_is_fetched_again") {
         return;
     }
-    use berth_runtime::images::store::verify::RepairMode;
+    use berth_runtime::images::store::verification::RepairMode;
     let place = tempfile::tempdir().expect("a directory");
     let registry = Registry::start(place.path(), RegistryTransport::Plain);
     let layers = [layer("a", b"right"), layer("b", b"b")];

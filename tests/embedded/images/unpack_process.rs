@@ -12,8 +12,8 @@ use std::{
 
 use berth_runtime::images::{
     ImageStore, ImageStoreSettings,
-    apply::{self, LayerFormat, LayerLimits, UnpackPolicy, unpack_process},
     layers::UnpackHelpers,
+    unpacker::{self, LayerFormat, LayerLimits, UnpackPolicy, unpack_process},
 };
 
 use super::registry::layer;
@@ -107,7 +107,7 @@ fn a_layer_comes_out_as_if_we_had_unpacked_it() {
     ["own", "other"].into_iter().for_each(|name| fs::create_dir(at(name)).expect("makeable"));
     let bytes = rich();
     let recipe = fs::File::create_new(at("own.recipe")).expect("makeable");
-    let own = apply::apply_noting(&bytes[..], &at("own"), &rules, Some(recipe)).expect("unpacked");
+    let own = unpacker::apply_noting(&bytes[..], &at("own"), &rules, Some(recipe)).expect("unpacked");
     let job = |into: &str| unpack_process::UnpackJob {
         into: at(into),
         recipe: at(&format!("{into}.recipe")),
@@ -125,7 +125,7 @@ fn a_layer_comes_out_as_if_we_had_unpacked_it() {
     fs::create_dir(at("cut")).expect("makeable");
     let error = unpack_process::apply(&bytes[..700], Path::new(BERTH), &job("cut")).expect_err("cut");
     fs::create_dir(at("again")).expect("makeable");
-    assert_eq!(error, apply::apply(&bytes[..700], &at("again"), &rules).expect_err("cut"));
+    assert_eq!(error, unpacker::apply(&bytes[..700], &at("again"), &rules).expect_err("cut"));
 }
 
 /// The unpacking process; killed when dropped.

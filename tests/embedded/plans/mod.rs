@@ -10,7 +10,8 @@ use std::{
 
 use berth_proto::cri;
 use berth_runtime::launch::{
-    self, Host, LaunchError, LaunchImage, LaunchInputs, MountSource, ResolvedResources, Sandbox, host, resolve::resolve,
+    self, Host, LaunchError, LaunchImage, LaunchInputs, MountSource, ResolvedResources, Sandbox, host,
+    resolver::resolve,
 };
 use berth_shim::{
     child::{PodContext, make_namespaces},

@@ -9,14 +9,14 @@ use super::text;
 /// The main kubelet configuration file.
 pub fn kubelet_config(data: &[u8]) {
     let gates = FeatureGates::new();
-    let Ok((config, _)) = berth_config::decode::main_file(&text(data), "/etc/k", &gates) else { return };
+    let Ok((config, _)) = berth_config::file_decoder::main_file(&text(data), "/etc/k", &gates) else { return };
     judge(&config);
     let mut written = berth_config::configz::to_json(&config);
     let fields = written.as_object_mut().expect("an object");
     fields.insert("kind".to_owned(), berth_config::fields::KIND.into());
     fields.insert("apiVersion".to_owned(), berth_config::fields::API_VERSION.into());
     let (again, notices) =
-        berth_config::decode::main_file(&written.to_string(), "/etc/k", &gates).expect("what we write, we read");
+        berth_config::file_decoder::main_file(&written.to_string(), "/etc/k", &gates).expect("what we write, we read");
     assert!(notices.is_empty(), "{notices:?}");
     assert_eq!(again, config, "written and read");
 }
@@ -24,8 +24,8 @@ pub fn kubelet_config(data: &[u8]) {
 fn judge(config: &KubeletConfiguration) {
     let mut gates = FeatureGates::new();
     drop(gates.set_from_map(&config.feature_gates));
-    drop(berth_config::validate::validate(config, &gates, &HostFacts::default()));
-    drop(berth_config::validate::log_settings(config, &gates));
+    drop(berth_config::validation::validate(config, &gates, &HostFacts::default()));
+    drop(berth_config::validation::log_settings(config, &gates));
     drop(berth_config::reservations(config, &HostFacts::default()));
     drop(berth_config::configz::masked(config));
 }

@@ -4,7 +4,7 @@ use std::io;
 
 use berth_proto::cri;
 use berth_runtime::{
-    images::{apply::path, compression::Decompressor, tar::reader::TarReader},
+    images::{compression::Decompressor, tar::reader::TarReader, unpacker::path},
     launch::{ImageConfig, LaunchImage, users},
     seccomp::{Conditions, CpuArchitecture, SeccompProfile, compile},
 };

@@ -48,7 +48,7 @@ pub fn kernel_log(data: &[u8]) {
 /// A CPU set in list format.
 pub fn cpu_set(data: &[u8]) {
     let text = text(data);
-    drop(berth_config::validate::cpus::parse(&text));
+    drop(berth_config::validation::cpus::parse(&text));
     let Ok(set) = CpuSet::parse(&text) else { return };
     assert_eq!(CpuSet::parse(&set.to_string()).as_ref(), Ok(&set), "written and read");
     assert!(set.is_subset(&set) && set.iter().count() == set.len());

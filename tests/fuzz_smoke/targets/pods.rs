@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use berth::{resources::cpu_state, runtime::request::hosts};
 use berth_types::{
-    api, env, env_file, expand,
+    api, env, env_file, expansion,
     fieldpath::{self, NodeAddresses},
     hash::fnv1a_32,
     hostname::HostName,
@@ -69,7 +69,7 @@ pub fn expansion(data: &[u8]) {
     let Ok(env) = env::build(&own, &inputs) else { return };
     let size: usize = env.iter().map(|(name, value)| name.len() + value.len()).sum();
     assert!(size <= data.len() * 3 + (32 << 20), "{size} bytes of environment");
-    let variables = expand::Variables::new(env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    let variables = expansion::Variables::new(env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     let args: Vec<String> = all.lines().map(str::to_owned).collect();
     let size: usize = variables.expand_all(&args).iter().flatten().map(String::len).sum();
     assert!(size <= data.len() * 3 + (32 << 20), "{size} bytes of arguments");

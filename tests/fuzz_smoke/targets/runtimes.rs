@@ -1,7 +1,7 @@
 //! Fuzz targets: container runtime responses and events, CRI endpoints, and pod DNS.
 
 use berth::{
-    pleg::{containerd_events, convert},
+    pleg::{containerd_events, cri_conversions},
     runtime::request::dns,
 };
 use berth_cri::socket_path;
@@ -53,16 +53,16 @@ pub fn containerd_event(data: &[u8]) {
 /// Runtime responses about one object.
 pub fn cri_status(data: &[u8]) {
     let listed = cri::Container::decode(data).unwrap_or_default();
-    drop((convert::listed_container(&listed), convert::pod_of_container(&listed)));
+    drop((cri_conversions::listed_container(&listed), cri_conversions::pod_of_container(&listed)));
     if let Ok(status) = cri::ContainerStatus::decode(data) {
-        drop(convert::container(&listed, &status));
-        drop(convert::exit(&status));
+        drop(cri_conversions::container(&listed, &status));
+        drop(cri_conversions::exit(&status));
     }
     if let Ok(sandbox) = cri::PodSandbox::decode(data) {
-        drop((convert::listed_sandbox(&sandbox), convert::pod_of_sandbox(&sandbox)));
+        drop((cri_conversions::listed_sandbox(&sandbox), cri_conversions::pod_of_sandbox(&sandbox)));
     }
     if let Ok(status) = cri::PodSandboxStatus::decode(data) {
-        drop(convert::sandbox(&status));
+        drop(cri_conversions::sandbox(&status));
     }
 }
 

@@ -3,8 +3,8 @@
 use berth::{
     runtime::request::{container, ports},
     sources::{
-        decode::{self, Manifest},
         defaults,
+        manifest_decoder::{self, Manifest},
         references::ReferenceRule,
         static_pod::{self, ManifestOrigin},
     },
@@ -27,7 +27,7 @@ pub fn manifest_file(data: &[u8]) {
         node_name: "Node-1",
         references: ReferenceRule::RefuseAll,
     };
-    match decode::decode(data) {
+    match manifest_decoder::decode(data) {
         Ok(Manifest::Pod(pod)) => become_static(*pod, origin),
         Ok(Manifest::List(_)) => {}
         Err(error) => drop(error.to_string()),
@@ -42,7 +42,7 @@ pub fn manifest_http(data: &[u8]) {
         node_name: "node-1",
         references: ReferenceRule::RefuseUnusable,
     };
-    match decode::decode(data) {
+    match manifest_decoder::decode(data) {
         Ok(Manifest::Pod(pod)) => become_static(*pod, origin),
         Ok(Manifest::List(pods)) => pods.into_iter().for_each(|pod| become_static(pod, origin)),
         Err(error) => drop(error.to_string()),
@@ -63,7 +63,7 @@ fn become_static(pod: api::Pod, origin: ManifestOrigin<'_>) {
     };
     assert_eq!(static_pod::static_pod(pod, origin).as_ref(), Ok(&made), "the same bytes make the same pod");
     let written = serde_json::to_vec(&made).expect("API objects serialise");
-    match decode::decode(&written) {
+    match manifest_decoder::decode(&written) {
         Ok(Manifest::Pod(read)) => assert_eq!(*read, made, "written and read"),
         other => panic!("{other:?} from {}", text(&written)),
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use berth_testkit::{
     agent::Machine,
     pods::pod_with,
-    scripted::{Behaviour, Fault, ScriptedCri},
+    scripted_cri::{Behaviour, Fault, ScriptedCri},
 };
 
 const SOON: Duration = Duration::from_secs(2);

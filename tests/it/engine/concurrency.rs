@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use berth_testkit::{
     agent::Machine,
     pods::{pod, simple},
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 
 const SOON: Duration = Duration::from_secs(2);
@@ -47,7 +47,7 @@ async fn a_hung_pod_delays_no_other_pod() {
         machine.cri.kill(&crashed, 1, "");
         machine.cri.until("restarted", SOON, |c| c.running("free0", "main").len() == 1).await;
         agent.files([]).await;
-        let gone = |c: &berth_testkit::scripted::ScriptedCri| c.running("", "main").len() <= 20;
+        let gone = |c: &berth_testkit::scripted_cri::ScriptedCri| c.running("", "main").len() <= 20;
         machine.cri.until("the others are gone", SOON, gone).await;
         machine
             .cri

@@ -9,7 +9,7 @@ use serde_json::json;
 use berth_testkit::{
     agent::{Machine, Setup},
     pods::{pod, simple},
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 
 const SOON: Duration = Duration::from_secs(2);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use berth_testkit::{
     agent::{Agent, Machine},
     pods::{pod, pod_with, simple},
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 
 const SOON: Duration = Duration::from_secs(2);
@@ -26,7 +26,7 @@ async fn a_cgroup_that_vanishes_is_made_again() {
     let before = machine.cri.running("web", "main");
     machine.cri.clear_calls();
     machine.disk.lose_cgroup(web.uid());
-    let again = |c: &berth_testkit::scripted::ScriptedCri| c.count("start_container") == 2;
+    let again = |c: &berth_testkit::scripted_cri::ScriptedCri| c.count("start_container") == 2;
     machine.cri.until("both run again", NEXT_TURN, again).await;
     agent.until_ready(web.uid(), SOON).await;
     assert!(machine.disk.cgroups().contains(web.uid()));
@@ -236,7 +236,7 @@ async fn a_clock_that_is_set_moves_no_pod() {
         tokio::time::sleep(Duration::from_secs(2)).await;
         machine.clock.set(by);
         // The back-off of 10 seconds is neither reset nor extended.
-        let third = |c: &berth_testkit::scripted::ScriptedCri| c.history().starts("uid-crasher", "crasher") == 3;
+        let third = |c: &berth_testkit::scripted_cri::ScriptedCri| c.history().starts("uid-crasher", "crasher") == 3;
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(!third(&machine.cri), "{by}: too early");
         machine.cri.until("the third start", Duration::from_secs(5), third).await;

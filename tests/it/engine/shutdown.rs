@@ -62,7 +62,7 @@ async fn who_goes_with_the_node_leaves_logs_and_dead_containers_and_who_is_evict
     end(&agent, &web, StopCause::NodeShutdown, "Terminated").await;
     agent.files([]).await;
     let nothing =
-        |cri: &berth_testkit::scripted::ScriptedCri| cri.sandboxes().is_empty() && cri.containers().is_empty();
+        |cri: &berth_testkit::scripted_cri::ScriptedCri| cri.sandboxes().is_empty() && cri.containers().is_empty();
     machine.cri.until("nothing is left of what nobody wants", SOON, nothing).await;
     agent.stop(SOON).await;
 }

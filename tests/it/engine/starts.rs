@@ -8,7 +8,7 @@ use serde_json::json;
 use berth_testkit::{
     agent::Machine,
     pods::{pod, simple},
-    scripted::{Behaviour, ScriptedCri},
+    scripted_cri::{Behaviour, ScriptedCri},
 };
 
 const SOON: Duration = Duration::from_secs(2);

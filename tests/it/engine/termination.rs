@@ -11,7 +11,7 @@ use tonic::Code;
 use berth_testkit::{
     agent::{Agent, Machine},
     pods::{pod, pod_with, simple},
-    scripted::{Behaviour, Fault, ScriptedCri},
+    scripted_cri::{Behaviour, Fault, ScriptedCri},
 };
 
 const SOON: Duration = Duration::from_secs(2);

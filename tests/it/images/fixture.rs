@@ -24,7 +24,7 @@ use tonic::Code;
 use berth_testkit::{
     clock::TokioClock,
     pods,
-    scripted::{Fault, ScriptedCri},
+    scripted_cri::{Fault, ScriptedCri},
 };
 
 #[derive(Default)]

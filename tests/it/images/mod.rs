@@ -1,8 +1,8 @@
 //! The image manager against the scripted CRI with a paused clock (spec 03b §1-4).
 
-mod collect;
 mod fixture;
+mod garbage_collection;
 mod plugins;
-mod pull;
+mod pulls;
 mod real;
 mod records;

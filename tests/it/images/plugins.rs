@@ -9,7 +9,7 @@ use berth_types::{Pod, api};
 use serde_json::json;
 
 use crate::images::fixture::{FixtureOptions, ImageManagerFixture, request, simple};
-use berth_testkit::{clock::TokioClock, pods::pod_with, scripted::ScriptedCri};
+use berth_testkit::{clock::TokioClock, pods::pod_with, scripted_cri::ScriptedCri};
 
 /// Service accounts: all but `plain` have the role annotation.
 struct Accounts;

@@ -8,7 +8,7 @@ use std::{fs, io::Write, path::PathBuf, sync::Arc};
 use berth::logs::{LogManager, LogsConfig, LogsDeps};
 use berth_cri::RuntimeService;
 use berth_proto::cri;
-use berth_testkit::{clock::TokioClock, scripted::ScriptedCri};
+use berth_testkit::{clock::TokioClock, scripted_cri::ScriptedCri};
 use berth_types::{ContainerId, PodRef};
 
 /// A running container `main` of pod `web` that logs to a directory of the test.

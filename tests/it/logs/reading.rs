@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tonic::Code;
 
 use crate::logs::{Fixture, line};
-use berth_testkit::scripted::Fault;
+use berth_testkit::scripted_cri::Fault;
 
 /// Collects written bytes, with waits for their content.
 #[derive(Clone, Default)]

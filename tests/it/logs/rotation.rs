@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::logs::{Fixture, line, who};
-use berth_testkit::scripted::Fault;
+use berth_testkit::scripted_cri::Fault;
 
 fn small(max_files: usize) -> LogsConfig {
     LogsConfig { max_size: Some(100), max_files, ..LogsConfig::default() }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use berth::sources::{
-    decode::{self, Manifest},
+    manifest_decoder::{self, Manifest},
     references::ReferenceRule,
     static_pod::{self, ManifestOrigin},
 };
@@ -183,7 +183,7 @@ fn manifest(text: &str) -> Result<(), String> {
         node_name: "node",
         references: ReferenceRule::RefuseAll,
     };
-    match decode::decode(text.as_bytes()).map_err(|e| e.to_string())? {
+    match manifest_decoder::decode(text.as_bytes()).map_err(|e| e.to_string())? {
         Manifest::Pod(pod) => static_pod::static_pod(*pod, origin).map(drop).map_err(|e| e.to_string()),
         Manifest::List(pods) => Err(format!("{} pods", pods.len())),
     }
@@ -191,7 +191,7 @@ fn manifest(text: &str) -> Result<(), String> {
 
 /// The notices of a valid document count as well.
 fn configuration(text: &str) -> Result<(), String> {
-    let (_, notices) = berth_config::decode::main_file(text, "/etc", &FeatureGates::new())?;
+    let (_, notices) = berth_config::file_decoder::main_file(text, "/etc", &FeatureGates::new())?;
     Err(format!("read; {notices:?}"))
 }
 

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use berth_testkit::{clock::TokioClock, scripted::ScriptedCri};
+use berth_testkit::{clock::TokioClock, scripted_cri::ScriptedCri};
 
 /// Returns the runtime's own termination message.
 pub struct NoMessages;

@@ -7,12 +7,12 @@ use std::{collections::HashMap, time::Duration};
 
 use berth_cri::RuntimeService;
 use berth_ports::{PodObserver, PodView};
-use berth_types::observed::Generation;
+use berth_types::observation::Generation;
 use proptest::prelude::*;
 use tokio::time::sleep;
 
 use crate::pleg::fixture::{Fixture, who};
-use berth_testkit::scripted::EventFaults;
+use berth_testkit::scripted_cri::EventFaults;
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -12,7 +12,7 @@ use berth_cri::RuntimeService;
 use berth_metrics::{PlegMetrics, Registry};
 use berth_ports::{LatestObservation, PodObserver, SystemClock};
 use berth_proto::cri;
-use berth_types::observed::ContainerState;
+use berth_types::observation::ContainerState;
 use tokio_util::sync::CancellationToken;
 
 use crate::pleg::fixture::{NoMessages, ended, labels, until, who};

@@ -11,7 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use berth::runtime::{
-    prepare::{ContainerRequest, Prepare, PrepareError, SandboxRequest},
+    config_preparation::{ContainerRequest, Prepare, PrepareError, SandboxRequest},
     preparer::{Preparer, PreparerConfig, PreparerDeps},
     request::resources::{NodeSwap, ResourceInputs},
 };

@@ -10,7 +10,7 @@ use tonic::Code;
 use crate::runtime::fixture::Fixture;
 use berth_testkit::{
     pods::{pod, simple},
-    scripted::Fault,
+    scripted_cri::Fault,
 };
 
 #[tokio::test(start_paused = true)]
@@ -144,7 +144,7 @@ async fn termination_does_not_wait_for_a_slow_create_and_leaves_nothing_behind()
     assert_eq!((began.elapsed().as_secs(), outcome.error_text()), (5, None));
     bench.kill(&web, Some(10)).await.expect("killed");
     assert_eq!(began.elapsed().as_secs(), 15);
-    let stopped = |c: &berth_testkit::scripted::ScriptedCri| c.count("stop_podsandbox") == 1;
+    let stopped = |c: &berth_testkit::scripted_cri::ScriptedCri| c.count("stop_podsandbox") == 1;
     bench.cri.until("the late sandbox is stopped", Duration::from_secs(100), stopped).await;
     assert_eq!(bench.cri.sandboxes().len(), 1);
 }

@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use berth::runtime::{
     ActuatedStore, RuntimeConfig, RuntimeDeps, RuntimeManager,
-    prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
+    config_preparation::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
 };
 use berth_cri::ImageService;
 use berth_metrics::{Registry, RuntimeMetrics};
@@ -22,7 +22,7 @@ use berth_ports::{
 use berth_proto::cri;
 use berth_types::{
     ContainerId, ContainerKind, Pod, PodRef, PodUid, api, hash,
-    observed::{
+    observation::{
         ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
     },
 };
@@ -30,7 +30,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use berth_testkit::{clock::TokioClock, scripted::ScriptedCri};
+use berth_testkit::{clock::TokioClock, scripted_cri::ScriptedCri};
 
 /// Runtime manager, CRI, clock, fakes, and metrics.
 pub struct Fixture {

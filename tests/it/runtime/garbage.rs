@@ -19,7 +19,7 @@ use tonic::Code;
 use crate::runtime::fixture::Fixture;
 use berth_testkit::{
     pods::simple,
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 
 #[derive(Default)]

@@ -10,7 +10,7 @@ use tonic::Code;
 use crate::runtime::fixture::Fixture;
 use berth_testkit::{
     pods::{pod, pod_with, simple},
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 
 fn with_pre_stop(grace: i64, hook: Value) -> Value {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tonic::Code;
 
 use crate::runtime::fixture::Fixture;
-use berth_testkit::{pods::pod_with, scripted::Fault};
+use berth_testkit::{pods::pod_with, scripted_cri::Fault};
 
 const API: &str = "api";
 

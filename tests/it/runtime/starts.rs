@@ -9,7 +9,7 @@ use tonic::Code;
 use crate::runtime::fixture::Fixture;
 use berth_testkit::{
     pods::{pod, simple},
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 
 fn failure(outcome: &SyncOutcome, target: &str) -> (String, String) {

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::runtime::fixture::Fixture;
-use berth_testkit::scripted::Fault;
+use berth_testkit::scripted_cri::Fault;
 
 async fn until(state: &mut watch::Receiver<Arc<RuntimeState>>, wanted: impl Fn(&RuntimeState) -> bool) -> Duration {
     let began = Instant::now();

@@ -6,7 +6,7 @@ use berth_cri::{CriError, ImageService, RuntimeService};
 use berth_proto::cri;
 use berth_testkit::{
     clock::TokioClock,
-    scripted::{Behaviour, Fault, ScriptedCri},
+    scripted_cri::{Behaviour, Fault, ScriptedCri},
 };
 use futures::StreamExt;
 
@@ -87,7 +87,7 @@ async fn the_scripted_runtime_answers_on_a_socket_too() {
     let cancel = tokio_util::sync::CancellationToken::new();
     let server = tokio::spawn({
         let (scripted, socket, cancel) = (scripted.clone(), socket.clone(), cancel.clone());
-        async move { berth_testkit::scripted::server::serve(scripted, &socket, cancel).await }
+        async move { berth_testkit::scripted_cri::server::serve(scripted, &socket, cancel).await }
     });
     let config = berth_cri::CriConfig {
         endpoint: format!("unix://{}", socket.display()),

@@ -8,7 +8,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::server_streaming::fixture::{EXEC, RuntimeKind, RuntimeUnderTest, Terminal, command, is_success};
 use berth_testkit::{
-    scripted::streaming::COMPLAINS,
+    scripted_cri::streaming::COMPLAINS,
     streams::clients::{LIMIT, all, next, send_message, spdy_head, web_socket_head, words},
 };
 

@@ -20,7 +20,7 @@ use berth_testkit::{
     },
     image::BUSYBOX,
     pods,
-    scripted::{ScriptedCri, streaming::StreamServer},
+    scripted_cri::{ScriptedCri, streaming::StreamServer},
     streams::{
         clients::{LIMIT, StreamEndpoint, all, words},
         endpoints::{Endpoints, start},

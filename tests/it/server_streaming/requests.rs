@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::server_streaming::fixture::{EXEC, RuntimeKind, RuntimeUnderTest, Terminal};
 use berth_testkit::{
-    scripted::Fault,
+    scripted_cri::Fault,
     streams::clients::{LIMIT, web_socket_head, words},
 };
 

@@ -39,7 +39,7 @@ use crate::sockets::{PATIENCE, connect, opened};
 use berth_testkit::{
     agent::Machine,
     pods::{pod, simple},
-    scripted::Behaviour,
+    scripted_cri::Behaviour,
 };
 
 /// A fixed set of pods; the named ones are active.

@@ -12,14 +12,14 @@ use berth_ports::{PodObserver, PodView, RuntimePods, SystemClock};
 use berth_stats::{PodCgroupPaths, PodDirectories, PodPaths, StatsConfig, StatsDeps, StatsProvider};
 use berth_types::{
     PodRef, PodUid,
-    observed::{
+    observation::{
         ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
     },
 };
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use berth_testkit::scripted::ScriptedCri;
+use berth_testkit::scripted_cri::ScriptedCri;
 
 /// A pod store with the given pods.
 #[derive(Default)]

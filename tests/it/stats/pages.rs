@@ -7,7 +7,7 @@ use berth_stats::Form;
 use serde_json::Value;
 
 use crate::stats::fixture::{Fixture, pod};
-use berth_testkit::scripted::Fault;
+use berth_testkit::scripted_cri::Fault;
 
 async fn summary(house: &Fixture) -> Value {
     let page = house.provider.summary(Form::Full).await.expect("a page");

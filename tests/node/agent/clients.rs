@@ -12,7 +12,7 @@ use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{Agent, BinaryName, Home, PATIENCE, manifest, manifest_of, skips},
     reservation::free_ports,
-    scripted::Fault,
+    scripted_cri::Fault,
 };
 
 /// A standalone node with an open main port.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{manifest, skips},
-    scripted::Fault,
+    scripted_cri::Fault,
 };
 
 /// Causes the events that are logged with the most fields.

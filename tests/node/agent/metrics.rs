@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{Agent, manifest, manifest_of, skips},
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 
 /// Bucket bounds by the names of spec 08 §3.

@@ -15,7 +15,7 @@ use crate::agent::ScriptedServer;
 use berth_testkit::{
     main_port::MainPort,
     process::{manifest, manifest_of, skips},
-    scripted::Behaviour,
+    scripted_cri::Behaviour,
 };
 
 /// Environment variable with the examples per operation (`make test-long`: 20).

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{container, manifest, manifest_of, skips},
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 
 fn waits(pod: &Value, reason: &str) -> bool {

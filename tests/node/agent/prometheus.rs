@@ -10,7 +10,7 @@ use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{Agent, Home, manifest, manifest_of, skips},
     prometheus::Prometheus,
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 
 /// Scrape configuration of dashboards/README.md, with a shorter interval.

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{condition, get, manifest, manifest_of, skips},
-    scripted::Behaviour,
+    scripted_cri::Behaviour,
 };
 
 /// Observed identity of each running pod, and its violations.

@@ -10,7 +10,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{container, is_ready, manifest, skips},
-    scripted::{Fault, server},
+    scripted_cri::{Fault, server},
 };
 
 /// Asserts that an agent fails to start with this last log line.

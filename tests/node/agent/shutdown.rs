@@ -27,7 +27,7 @@ use zbus::{Connection, Message, MessageStream, Variant, connection::Builder};
 use crate::agent::ScriptedServer;
 use berth_testkit::{
     process::{Home, PATIENCE, condition, manifest_of, skips},
-    scripted::Behaviour,
+    scripted_cri::Behaviour,
 };
 
 const OBJECT: &str = "/org/freedesktop/login1";

@@ -14,7 +14,7 @@ use crate::agent::ScriptedServer;
 use berth_testkit::{
     main_port::MainPort,
     process::{Answer, NODE, manifest_of, skips},
-    scripted::Fault,
+    scripted_cri::Fault,
 };
 
 /// A client with an administrator's certificate.

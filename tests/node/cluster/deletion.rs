@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, condition, pod, pod_of};
-use berth_testkit::{api_server::RecordedRequest, process::skips, scripted::Behaviour};
+use berth_testkit::{api_server::RecordedRequest, process::skips, scripted_cri::Behaviour};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_pod_ends_and_goes() {

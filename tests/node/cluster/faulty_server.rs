@@ -43,7 +43,7 @@ impl HealthyNode {
     async fn is_restarted(&self, pod: &Value) {
         let started = self.world.runtime.cri.count("start_container");
         self.world.end(pod, 1);
-        let is_back = |cri: &berth_testkit::scripted::ScriptedCri| cri.count("start_container") > started;
+        let is_back = |cri: &berth_testkit::scripted_cri::ScriptedCri| cri.count("start_container") > started;
         self.world.runtime.until("what ended is restarted", &self.agent, is_back).await;
     }
 

@@ -13,7 +13,7 @@ use berth_testkit::{
     api_server::RecordedRequest,
     main_port::MainPort,
     process::{NODE, manifest, skips},
-    scripted::Behaviour,
+    scripted_cri::Behaviour,
 };
 
 const CSRS: &str = "certificatesigningrequests.certificates.k8s.io";

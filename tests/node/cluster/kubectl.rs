@@ -18,7 +18,7 @@ use crate::cluster::{ClusterFixture, NAMESPACE, pod};
 use berth_testkit::{
     main_port::MainPort,
     process::{Agent, NODE, skips},
-    scripted::streaming::StreamServer,
+    scripted_cri::streaming::StreamServer,
 };
 
 /// Timeout of a kubectl call.

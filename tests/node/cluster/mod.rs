@@ -3,6 +3,7 @@
 //! Covers the flows of spec 10a. Needs root, because an agent does; otherwise each test reports its name and is
 //! skipped.
 
+mod agent_restart;
 mod certificates;
 mod claims;
 mod connections;
@@ -12,18 +13,17 @@ mod duplicate_names;
 mod eviction;
 mod faulty_server;
 mod identity;
-mod join;
 mod kubectl;
 mod log_warnings;
 mod malformed_objects;
 mod mirrors;
+mod node_registration;
 mod offline;
 mod outage;
+mod pod_start;
 mod probes;
 mod resize;
-mod restart;
 mod shutdown;
-mod start;
 mod tokens;
 mod volumes;
 

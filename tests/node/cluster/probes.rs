@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, condition, pod, pod_of};
 use berth_testkit::{
     process::{Agent, skips},
-    scripted::{Behaviour, Fault},
+    scripted_cri::{Behaviour, Fault},
 };
 
 /// An exec probe with that command.

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, condition, pod_of};
 use berth_testkit::{
     process::{Agent, NODE, container, skips},
-    scripted::Fault,
+    scripted_cri::Fault,
 };
 
 const IN_PROGRESS: &str = "PodResizeInProgress";

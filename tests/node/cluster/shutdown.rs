@@ -13,7 +13,7 @@ use crate::cluster::{ClusterFixture, condition, pod, pod_of};
 use berth_testkit::{
     api_server::{Effect, Fault, RecordedRequest},
     process::{Home, NODE, PATIENCE, skips},
-    scripted::Behaviour,
+    scripted_cri::Behaviour,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

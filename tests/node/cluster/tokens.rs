@@ -9,7 +9,7 @@ use std::{
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
-use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, pod_of, start::walk};
+use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, pod_of, pod_start::walk};
 use berth_testkit::{
     api_server::{Effect, Fault, Requests},
     process::{Agent, skips},

@@ -9,7 +9,7 @@
 mod call;
 mod error;
 mod resource;
-mod typed;
+mod typed_client;
 
 use std::{
     future::poll_fn,
@@ -23,7 +23,7 @@ use tokio::sync::watch;
 pub use call::{Body, Call, RequestClass, Retries, Verb};
 pub use error::{ApiError, ApiStatus, ApiStatusCause};
 pub use resource::Resource;
-pub use typed::{TypedClient, parse};
+pub use typed_client::{TypedClient, parse};
 
 /// Largest object accepted, in bytes (spec 10 §8.4).
 pub const OBJECT_LIMIT: usize = 8 << 20;

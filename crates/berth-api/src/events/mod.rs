@@ -6,12 +6,12 @@
 //! ```
 //!
 //! Recording never blocks: a full queue drops its oldest event and counts the loss. One task takes events from the
-//! queue, correlates them ([`correlate`]), and writes them: sequentially per object, concurrently across objects, so
+//! queue, correlates them ([`correlator`]), and writes them: sequentially per object, concurrently across objects, so
 //! that a write that hangs does not delay other objects' events.
 //!
 //! Implements spec 05 §13, 10 §4.9, §7.
 
-mod correlate;
+mod correlator;
 mod object_queues;
 mod retry_policy;
 mod series;
@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::{
-    correlate::{Correlator, RecordedEvent, Send},
+    correlator::{Correlator, RecordedEvent, Send},
     object_queues::{ObjectQueues, QueuedWrite, object_of},
     retry_policy::{EventFailureAction, EventWrite, classify_failure},
     series::InvolvedObject,

@@ -6,7 +6,7 @@
 use k8s_openapi::{Metadata, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::lean::WithoutManagedFields;
+use super::managed_fields_filter::WithoutManagedFields;
 use crate::api::{ApiError, ApiStatus, ApiStatusCause};
 use berth_types::{Pod, api};
 use k8s_openapi::api::{

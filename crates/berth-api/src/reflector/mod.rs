@@ -2,15 +2,16 @@
 //!
 //! Input: a selection. Output: a [`ReflectorStore`], read as snapshots and never emptied by an outage, or whatever a
 //! [`Follower`] builds where a store would need too much memory. One task owns the objects. `state_machine.rs` decides the next
-//! request, `event.rs` and `lean.rs` parse responses, `reflector.rs` performs requests, `follower.rs` stores objects.
+//! request, `event.rs` and `managed_fields_filter.rs` parse responses, `reflector.rs` performs requests, `follower.rs`
+//! stores objects.
 //!
 //! Implements spec 10 §3, §8.4, §8.5.
 
 mod backoff;
 mod event;
 mod follower;
-mod lean;
 mod list_watch;
+mod managed_fields_filter;
 mod request;
 mod state_machine;
 #[cfg(test)]

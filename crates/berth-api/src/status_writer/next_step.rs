@@ -9,9 +9,9 @@ use berth_status::{
     CachedStatus,
     diff::is_same,
     lookup::is_true,
-    merge::{RemainingResources, merge},
     patch::patch,
     previous_status::waits_for,
+    status_merge::{RemainingResources, merge},
 };
 use berth_types::api;
 

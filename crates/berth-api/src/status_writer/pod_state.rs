@@ -183,7 +183,7 @@ impl PodStatusState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_status::merge::RemainingResources;
+    use berth_status::status_merge::RemainingResources;
     use berth_types::{PodRef, api};
 
     fn kept(version: u64, phase: &str) -> CachedStatus {

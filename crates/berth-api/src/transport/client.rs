@@ -35,7 +35,7 @@ use super::{
     rate_limiter::{DeadlineExceeded, RateLimiter},
     request::{self, Address, Compression, OutgoingRequest},
     request_metrics::RequestTimer,
-    retry::pause,
+    retry_policy::pause,
     warning_dedup::WarningDedup,
     watch_stream::{EmptyWatchStream, HttpWatchStream},
 };

@@ -37,7 +37,7 @@ mod proxy;
 mod rate_limiter;
 mod request;
 mod request_metrics;
-mod retry;
+mod retry_policy;
 #[cfg(test)]
 mod tests;
 mod tls_file_reloader;

@@ -5,7 +5,7 @@ use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 use futures::stream::{self, BoxStream, StreamExt};
 use tonic::Status;
 
-use super::verbose;
+use super::verbose_info;
 use crate::{
     cri_conversions,
     errors::{ErrorKind, RuntimeError, RuntimeResult},
@@ -118,7 +118,7 @@ pub fn sandbox_status(
     let sandbox = runtime.pod(&request.pod_sandbox_id)?.now();
     let mut info = HashMap::new();
     if request.verbose {
-        let details = verbose::sandbox(&sandbox);
+        let details = verbose_info::sandbox(&sandbox);
         info.insert("info".to_owned(), details.to_string());
     }
     Ok(cri::PodSandboxStatusResponse {
@@ -142,7 +142,7 @@ pub fn container_status(
     let container = sandbox.container(&id)?;
     let mut info = HashMap::new();
     if request.verbose {
-        let details = verbose::container(&sandbox, container);
+        let details = verbose_info::container(&sandbox, container);
         info.insert("info".to_owned(), details.to_string());
     }
     Ok(cri::ContainerStatusResponse { status: Some(cri_conversions::container_status(container)), info })

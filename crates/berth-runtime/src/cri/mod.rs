@@ -1,11 +1,13 @@
 //! CRI v1 services: one file per group of calls.
 //!
-//! `services` makes them; `serve` serves them on a socket or in memory. A call that has begun completes even if its
+//! `services` makes them; `server` serves them on a socket or in memory. A call that has begun completes even if its
 //! caller disconnects. Implements spec 09a §1-§5.
 
 mod connection_limit;
 mod container;
+mod container_start;
 mod container_stop;
+mod container_update;
 mod exec_sync;
 mod images;
 mod info;
@@ -14,13 +16,11 @@ mod metrics;
 mod sandbox;
 pub mod sandbox_files;
 pub mod sandbox_stop;
-mod serve;
+mod server;
 mod service;
-mod start;
 mod stats;
 mod streams;
-mod update;
-mod verbose;
+mod verbose_info;
 
 pub use container::delete as delete_container;
-pub use serve::{InProcessConnector, over_memory, over_socket};
+pub use server::{InProcessConnector, over_memory, over_socket};

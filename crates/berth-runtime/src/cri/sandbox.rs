@@ -177,7 +177,7 @@ async fn connect(
     let begun = Instant::now();
     let (reply, files) = pod.shim()?.request(ShimRequest::MakeNamespaces(plan), Vec::new(), SHIM_ANSWER).await?;
     runtime.shell.metrics.launched(LaunchStep::Namespaces, begun.elapsed());
-    super::start::settle(runtime, pod.now().meta.group.clone());
+    super::container_start::settle(runtime, pod.now().meta.group.clone());
     failpoint::reached("run.namespaces");
     let Reply::Namespaces { made, .. } = reply else {
         return Err(RuntimeError::other("unexpected response from shim: expected namespaces"));

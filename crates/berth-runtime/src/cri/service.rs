@@ -6,7 +6,8 @@ use futures::stream::BoxStream;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::{
-    container, container_stop, exec_sync, info, lists, metrics, sandbox, sandbox_stop, start, stats, streams, update,
+    container, container_start, container_stop, container_update, exec_sync, info, lists, metrics, sandbox,
+    sandbox_stop, stats, streams,
 };
 use crate::{
     errors::{RuntimeError, RuntimeResult},
@@ -148,7 +149,7 @@ impl RuntimeService for RuntimeCalls {
         &self,
         request: Request<cri::StartContainerRequest>,
     ) -> Answer<cri::StartContainerResponse> {
-        let started = start::start(self.ready().await, &request.into_inner().container_id).await;
+        let started = container_start::start(self.ready().await, &request.into_inner().container_id).await;
         answer(started.map(|()| cri::StartContainerResponse {}))
     }
 
@@ -196,7 +197,7 @@ impl RuntimeService for RuntimeCalls {
     ) -> Answer<cri::UpdateContainerResourcesResponse> {
         let request = request.into_inner();
         let linux = request.linux.unwrap_or_default();
-        let changed = update::update(self.ready().await, &request.container_id, linux).await;
+        let changed = container_update::update(self.ready().await, &request.container_id, linux).await;
         answer(changed.map(|()| cri::UpdateContainerResourcesResponse {}))
     }
 
@@ -204,7 +205,7 @@ impl RuntimeService for RuntimeCalls {
         &self,
         request: Request<cri::UpdatePodSandboxResourcesRequest>,
     ) -> Answer<cri::UpdatePodSandboxResourcesResponse> {
-        let changed = update::update_sandbox(self.ready().await, request.into_inner()).await;
+        let changed = container_update::update_sandbox(self.ready().await, request.into_inner()).await;
         answer(changed.map(|()| cri::UpdatePodSandboxResourcesResponse {}))
     }
 
@@ -212,7 +213,7 @@ impl RuntimeService for RuntimeCalls {
         &self,
         request: Request<cri::ReopenContainerLogRequest>,
     ) -> Answer<cri::ReopenContainerLogResponse> {
-        let opened = update::reopen_log(self.ready().await, &request.into_inner().container_id).await;
+        let opened = container_update::reopen_log(self.ready().await, &request.into_inner().container_id).await;
         answer(opened.map(|()| cri::ReopenContainerLogResponse {}))
     }
 

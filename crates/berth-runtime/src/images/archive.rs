@@ -15,7 +15,6 @@ use std::{
 use serde::Deserialize;
 
 use super::{
-    apply::path::parts,
     compression::Decompressor,
     content::{self, ContentStore},
     digest::{Digest, Hasher},
@@ -27,6 +26,7 @@ use super::{
     names::Name,
     platform::{self, PlatformSelection},
     tar::reader::{TarEntryKind as TarKind, TarReader},
+    unpacker::path::parts,
 };
 
 /// Maximum number of files in an archive.

@@ -23,7 +23,7 @@ use super::{
     model::{Descriptor, Manifest, OCI_CONFIG, OCI_LAYER, OCI_MANIFEST},
     names::Name,
     platform,
-    tar::write,
+    tar::writer,
 };
 use crate::store::record::{self, Durability};
 use berth_shim::pause;
@@ -108,20 +108,20 @@ impl Layer {
             folders.extend(name.match_indices('/').filter_map(|(at, _)| name.get(..at)).map(str::to_owned));
         }
         for folder in &folders {
-            head.extend(write::entry(&format!("{folder}/"), b'5', 0o755, 0, ""));
+            head.extend(writer::entry(&format!("{folder}/"), b'5', 0o755, 0, ""));
         }
-        head.extend(write::entry("tmp/", b'5', 0o1777, 0, ""));
+        head.extend(writer::entry("tmp/", b'5', 0o1777, 0, ""));
         for (name, content) in [("etc/passwd", PASSWD), ("etc/group", GROUP)] {
-            head.extend(write::entry(name, b'0', 0o644, content.len() as u64, ""));
+            head.extend(writer::entry(name, b'0', 0o644, content.len() as u64, ""));
             head.extend_from_slice(content);
             head.resize(head.len().next_multiple_of(512), 0);
         }
-        head.extend(write::entry(&format!("bin/{}", pause::NAME), b'2', 0o777, 0, "berth"));
+        head.extend(writer::entry(&format!("bin/{}", pause::NAME), b'2', 0o777, 0, "berth"));
         let files = std::iter::once((PROGRAM, &self.program)).chain(names.zip(&self.libraries));
         for (name, path) in files {
             let file = File::open(path).attempt("open own executable")?;
             let length = file.metadata().attempt("stat own executable")?.len();
-            head.extend(write::entry(name, b'0', 0o755, length, ""));
+            head.extend(writer::entry(name, b'0', 0o755, length, ""));
             add(Box::new(Cursor::new(std::mem::take(&mut head))));
             add(Box::new(file.take(length)));
             let padding = (512 - length % 512) % 512;

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use super::{
     builtin,
     error::{ImageError, ImageErrorKind, IoContext},
-    inspect,
+    image_details,
     names::Name,
     platform::PlatformSelection,
     progress::{ImageProgress, LayerProgress},
@@ -25,7 +25,7 @@ use super::{
     store::{
         ImageStore, ImportOptions,
         export::TimedPipeWriter,
-        verify::{RepairMode, VerificationReport},
+        verification::{RepairMode, VerificationReport},
     },
 };
 
@@ -175,7 +175,7 @@ pub async fn execute(
             let credentials = RegistryCredentials { username: user, password, ..RegistryCredentials::default() };
             images(&[pull(store, &name, &credentials, platform, sender).await?])
         }
-        ImageCommand::Inspect { name } => pieces(&inspect::of(store, &name).await?.to_string()),
+        ImageCommand::Inspect { name } => pieces(&image_details::of(store, &name).await?.to_string()),
         ImageCommand::Import { name, platforms } => {
             let file = file.ok_or_else(|| ImageError::invalid("archive descriptor is missing"))?;
             let progress: Arc<ImageProgress> = Arc::default();

@@ -18,18 +18,18 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::{
-    apply::{
+    digest::Digest,
+    error::{ImageError, ImageErrorKind, IoContext},
+    tar_split::RestoredStream,
+    unpacker::{
         self, LayerFormat, UnpackPolicy,
         root::RootDir,
         unpack_process::{self, UnpackJob},
     },
-    digest::Digest,
-    error::{ImageError, ImageErrorKind, IoContext},
-    tar_split::RestoredStream,
 };
 use crate::store::record::{self, Durability};
 use berth_metrics::Unpacks;
-use berth_sys::{failpoint, remove_tree::remove_tree_at};
+use berth_sys::{failpoint, tree_removal::remove_tree_at};
 
 /// File in a layer's directory that describes how to restore its tar stream.
 const RECIPE: &str = "recipe";
@@ -324,7 +324,7 @@ impl Layers {
         fs::DirBuilder::new().mode(0o755).create(&target).attempt("create layer")?;
         let is_merged = self.policy.form == LayerFormat::Merged;
         if let Some(parent) = parent.filter(|_| is_merged) {
-            super::copy::copy_tree(&self.path(parent), &target, super::copy::Budget::UNLIMITED)?;
+            super::tree_copy::copy_tree(&self.path(parent), &target, super::tree_copy::Budget::UNLIMITED)?;
         }
         let recipe = folder.join(RECIPE);
         let applied = match &self.helpers.unpacker {
@@ -334,7 +334,7 @@ impl Layers {
             }
             None => {
                 let recipe = File::create_new(recipe).attempt("create layer")?;
-                apply::apply_noting(packed, &target, &self.policy, Some(recipe))?
+                unpacker::apply_noting(packed, &target, &self.policy, Some(recipe))?
             }
         };
         if applied.diff_id != diff_id {

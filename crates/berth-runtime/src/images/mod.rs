@@ -9,7 +9,6 @@
 //! [`ImageStore`] owns all of it; no other code accesses its directories. Layers and records are committed so that a
 //! power failure leaves them complete or absent (spec 09 §7). Implements spec 09b part I.
 
-pub mod apply;
 pub mod archive;
 pub mod builtin;
 pub mod catalogue;
@@ -17,13 +16,12 @@ pub mod commands;
 pub mod compression;
 pub mod content;
 pub mod control_socket;
-mod copy;
 pub mod digest;
 pub mod elf;
 pub mod error;
-pub mod inspect;
+pub mod image_details;
 pub mod layers;
-pub mod merged;
+pub mod merged_layers;
 pub mod model;
 pub mod names;
 pub mod platform;
@@ -34,6 +32,8 @@ pub mod snapshots;
 pub mod store;
 pub mod tar;
 pub mod tar_split;
+mod tree_copy;
+pub mod unpacker;
 pub mod usage;
 mod volume;
 

@@ -22,10 +22,10 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::{
-    apply::LayerFormat,
-    copy,
     error::{ImageError, ImageErrorKind, IoContext},
     layers::{self, Layers},
+    tree_copy,
+    unpacker::LayerFormat,
 };
 use crate::store::record::{self, Durability};
 use berth_shim::plan::{MountKind, RootKind};
@@ -127,7 +127,7 @@ impl Snapshots {
         if let Some(top) = snapshot.layers.last() {
             let top = layers.path(*top);
             match self.form {
-                LayerFormat::Merged => copy::copy_tree(&top, &upper, copy::Budget::UNLIMITED)?,
+                LayerFormat::Merged => tree_copy::copy_tree(&top, &upper, tree_copy::Budget::UNLIMITED)?,
                 LayerFormat::Overlay { .. } => {
                     let stat = fs::metadata(&top).attempt("stat top layer")?;
                     chown(&upper, Some(stat.uid()), Some(stat.gid())).attempt("set owner of the root")?;

@@ -26,7 +26,6 @@ use self::{
     pull::PullGroup,
 };
 use super::{
-    apply::{LayerFormat, LayerLimits, UnpackPolicy},
     archive::ArchiveImage,
     builtin,
     catalogue::{Catalogue, references},
@@ -34,12 +33,13 @@ use super::{
     digest::{Digest, chain_ids},
     error::{ImageError, IoContext},
     layers::{LayerMeta, Layers, Lease, UnpackHelpers},
-    merged::MergedLayers,
+    merged_layers::MergedLayers,
     model,
     names::Name,
     progress::{ImageProgress, ProgressReader, Stage},
     record::{ImageOrigin, ImageRecord, ImageReference},
     snapshots::{self, Snapshots, Snapshotter},
+    unpacker::{LayerFormat, LayerLimits, UnpackPolicy},
 };
 use crate::{
     launch::image::LaunchImage,
@@ -492,7 +492,7 @@ mod garbage_collection;
 mod import;
 mod import_directory;
 mod pull;
-pub mod verify;
+pub mod verification;
 
 #[cfg(test)]
 mod tests;

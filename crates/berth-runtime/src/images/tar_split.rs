@@ -19,8 +19,8 @@ use std::{
 use rustix::fs::{FileType, OFlags};
 
 use super::{
-    apply::root::RootDir,
     error::{ImageError, IoContext},
+    unpacker::root::RootDir,
 };
 
 /// Maximum length of a run of literal bytes; longer ones are split.

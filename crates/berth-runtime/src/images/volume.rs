@@ -19,16 +19,16 @@ use rustix::{
 };
 
 use super::{
-    apply::root::RootDir,
-    copy::{self, Budget},
     error::{ImageError, IoContext},
+    tree_copy::{self, Budget},
+    unpacker::root::RootDir,
 };
 
 /// Copies a directory of these layers, topmost first, into an existing directory; returns whether the layers have it.
 /// Owners, modes, and attributes are preserved, also those of the directory itself.
 ///
 /// # Errors
-/// An I/O error; otherwise as [`copy::copy_tree`].
+/// An I/O error; otherwise as [`tree_copy::copy_tree`].
 pub fn fill(layers: &[PathBuf], userxattr: bool, path: &str, to: &Path, budget: Budget) -> Result<bool, ImageError> {
     let what = || format!("copy volume {path:?} of the image");
     let (first, _mounted) = match layers {
@@ -41,7 +41,7 @@ pub fn fill(layers: &[PathBuf], userxattr: bool, path: &str, to: &Path, budget: 
     };
     let root = RootDir::open(&first).attempt(what())?;
     match root.resolve(path.trim_matches('/').as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
-        Ok(found) => copy::copy_tree(&by_descriptor(&found), to, budget).map(|()| true),
+        Ok(found) => tree_copy::copy_tree(&by_descriptor(&found), to, budget).map(|()| true),
         // The volume starts empty.
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
         Err(error) => Err(io::Error::from(error)).attempt(what()),

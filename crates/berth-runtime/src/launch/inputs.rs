@@ -1,7 +1,7 @@
 //! Inputs of launch planning: properties of the host and resources resolved on it. Pure.
 //!
 //! The agent reads the host's properties once at start (`host.rs`) and resolves what a request names once per container
-//! (`resolve.rs`).
+//! (`resolver.rs`).
 
 use std::{collections::BTreeMap, path::PathBuf};
 

@@ -27,7 +27,7 @@ pub mod namespaces;
 pub mod oci;
 pub mod plan;
 pub mod refusal;
-pub mod resolve;
+pub mod resolver;
 pub mod security;
 pub mod stop_signal;
 pub mod users;

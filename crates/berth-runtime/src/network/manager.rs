@@ -18,8 +18,8 @@ use super::{
     builtin::{self, BuiltinNetwork},
     cidr,
     cni::{CniRequest, Plugins},
-    dial,
     errors::NetworkError,
+    loopback_dialer,
     mode::{self, ConfiguredMode, Mode, ReadinessInputs},
     names::{self, NamespaceFiles},
     pod_link,
@@ -319,10 +319,10 @@ impl NetworkManager {
         let make = move || {
             let failed = |e| NetworkError::kernel(format!("network namespace of {id}"), e);
             let namespace = netns.map(|file| net_namespace::open_file(&file)).transpose().map_err(failed)?;
-            dial::sockets(namespace.as_ref().map(AsFd::as_fd)).map_err(failed)
+            loopback_dialer::sockets(namespace.as_ref().map(AsFd::as_fd)).map_err(failed)
         };
         let sockets = self.blocking("list sockets of the pod", LIMIT, make).await?;
-        dial::connect(sockets, sandbox, port).await
+        loopback_dialer::connect(sockets, sandbox, port).await
     }
 
     /// Number of leased IPv4 and IPv6 addresses.

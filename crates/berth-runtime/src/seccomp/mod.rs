@@ -9,13 +9,13 @@
 //! All functions are pure and need no C library. A program has a section for each ABI that the kernel runs, and returns
 //! ENOSYS for calls that are newer than the tables, so that C libraries fall back. Implements spec 09a §7.6.
 
-mod assemble;
-mod compile;
+mod assembler;
+mod compiler;
 mod machine;
 mod profile;
 
-pub use assemble::Instruction;
-pub use compile::{Conditions, Filter, compile};
+pub use assembler::Instruction;
+pub use compiler::{Conditions, Filter, compile};
 pub use machine::{CpuArchitecture, Section};
 pub use profile::{ProfileError, SeccompProfile};
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use proptest::prelude::*;
 
 use super::{
-    assemble::{AND, AT_LEAST, EQUAL, GREATER, JUMP, LOAD, RETURN},
+    assembler::{AND, AT_LEAST, EQUAL, GREATER, JUMP, LOAD, RETURN},
     machine::X32,
     profile::{Argument, Rule, action},
     *,

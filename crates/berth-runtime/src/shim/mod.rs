@@ -1,4 +1,4 @@
 //! Shims from the runtime's side: unpacking and starting the binary, and the control socket client.
 
 pub mod client;
-pub mod spawn;
+pub mod launcher;

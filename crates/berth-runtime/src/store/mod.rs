@@ -29,7 +29,7 @@ use super::{
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     ids,
 };
-use berth_sys::{atomic_file, failpoint, remove_tree::remove_tree};
+use berth_sys::{atomic_file, failpoint, tree_removal::remove_tree};
 
 /// Maximum time to wait for the lock of a dead daemon: a child it was starting keeps the descriptor until it executes
 /// its program.

@@ -16,13 +16,13 @@ use super::{
     errors::{RuntimeError, RuntimeResult},
     groups::CgroupfsGroups,
     images::{
-        ImageStore, ImageStoreSettings, apply::LayerLimits, control_socket, layers::UnpackHelpers,
-        snapshots::Snapshotter,
+        ImageStore, ImageStoreSettings, control_socket, layers::UnpackHelpers, snapshots::Snapshotter,
+        unpacker::LayerLimits,
     },
     launch::{host, limits::RESOURCES},
     lost_networks, network as embedded_network,
     ports::Ports,
-    recover,
+    recovery,
     runtime::{HostFacts, Runtime},
     store::{self, Layout},
 };
@@ -189,7 +189,7 @@ pub fn start(runtime: &Arc<Runtime>) -> Recovery {
     let (sender, failed) = oneshot::channel();
     let recovering = runtime.clone();
     runtime.shell.spawn(async move {
-        if let Err(cause) = recover::recover(&recovering).await {
+        if let Err(cause) = recovery::recover(&recovering).await {
             let _ = sender.send(cause); // the receiver has ended
             return;
         }

@@ -16,7 +16,7 @@ use crate::{
     images::ImageStore,
     launch::{
         self, Host, LaunchError, LaunchErrorKind, LaunchInputs, MountSource, ResolvedResources, Sandbox,
-        TargetContainer, resolve,
+        TargetContainer, resolver,
     },
     ports::{ContainerPlanRequest, PlannedContainer, Planner},
     store::{self, Layout},
@@ -93,7 +93,7 @@ impl HostPlanner {
             mounted.insert(mount.container_path.clone(), image);
             Ok(place)
         };
-        let found = resolve::resolve(&ask.config, &self.host, &self.cdi, &mut image_place)?;
+        let found = resolver::resolve(&ask.config, &self.host, &self.cdi, &mut image_place)?;
         let found = ResolvedResources { volumes: self.volumes(ask, &image.config.volumes, copied_by)?, ..found };
         let kind = self.images.root_for(&ask.id);
         let kind =

@@ -19,7 +19,7 @@ use crate::{
     ports::{Shim, ShimSession, Shims},
     shim::{
         client::{self, ShimError},
-        spawn,
+        launcher,
     },
     store::Layout,
 };
@@ -51,9 +51,9 @@ impl ShimProcesses {
     /// The binary is missing or cannot be unpacked.
     pub fn unpack(layout: Layout, (tasks, stop): (TaskTracker, CancellationToken)) -> RuntimeResult<Self> {
         let (program, protection) =
-            spawn::unpack(&layout.state).map_err(|error| RuntimeError::other(error.to_string()))?;
+            launcher::unpack(&layout.state).map_err(|error| RuntimeError::other(error.to_string()))?;
         tracing::debug!(path = %program.display(), protection = ?protection, "Using shim executable");
-        spawn::remove_others(&layout.state, &program);
+        launcher::remove_others(&layout.state, &program);
         Ok(Self { program, layout, tasks, stop })
     }
 
@@ -85,7 +85,7 @@ impl ShimProcesses {
 async fn remove_former(state: PathBuf, program: PathBuf) {
     for _ in 0..ATTEMPTS {
         let (state, program) = (state.clone(), program.clone());
-        let left = spawn_blocking(move || spawn::remove_others(&state, &program)).await;
+        let left = spawn_blocking(move || launcher::remove_others(&state, &program)).await;
         if left.is_ok_and(|left| left == 0) {
             return;
         }
@@ -98,7 +98,7 @@ impl Shims for ShimProcesses {
     async fn spawn(&self, sandbox: &str, _: &[PathBuf]) -> RuntimeResult<ShimSession> {
         let (program, folder) = (self.program.clone(), self.layout.shim(sandbox));
         let at = folder.clone();
-        let started = spawn_blocking(move || spawn::start(&program, &at)).await;
+        let started = spawn_blocking(move || launcher::start(&program, &at)).await;
         let started = started.map_err(|error| RuntimeError::other(error.to_string()))?;
         started.map_err(|error| RuntimeError::other(format!("start shim: {error}")))?;
         self.connect(&folder).await.map(|(connected, _)| connected)

@@ -17,8 +17,8 @@ use tokio::{io::AsyncReadExt, sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{
+    file_response,
     log_query::{NodeLogQuery, candidates},
-    serve_content,
     text::{escaped, plain_error},
 };
 use crate::ports::{NodeDirectory, NodeEntry, NodeLogError, NodeLogs};
@@ -74,13 +74,13 @@ async fn browse(logs: &dyn NodeLogs, path: &str, query: &str, asked: &HeaderMap)
     let wants_directory = path.is_empty() || path.ends_with('/');
     match logs.open(&name).await {
         Ok(NodeEntry::File(_)) if wants_directory => moved(&format!("../{}", encoded(base(&name))), query),
-        Ok(NodeEntry::File(file)) => serve_content::file(base(&name), file, asked).await,
+        Ok(NodeEntry::File(file)) => file_response::file(base(&name), file, asked).await,
         Ok(NodeEntry::Directory(_)) if !wants_directory => moved(&format!("{}/", encoded(base(&name))), query),
         Ok(NodeEntry::Directory(directory)) => {
             if let Ok(NodeEntry::File(index)) = logs.open(format!("{name}/index.html").trim_start_matches('/')).await {
-                return serve_content::file("index.html", index, asked).await;
+                return file_response::file("index.html", index, asked).await;
             }
-            serve_content::precondition(asked, directory.modified).unwrap_or_else(|| listing(&directory))
+            file_response::precondition(asked, directory.modified).unwrap_or_else(|| listing(&directory))
         }
         Err(NodeLogError::Missing(_)) => plain_error(StatusCode::NOT_FOUND, "404 page not found"),
         Err(NodeLogError::Forbidden(_)) => plain_error(StatusCode::FORBIDDEN, "403 Forbidden"),
@@ -124,7 +124,7 @@ fn listing(directory: &NodeDirectory) -> Response {
     }
     page.push_str("</pre>\n");
     let mut response = ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], page).into_response();
-    serve_content::set_modified(&mut response, directory.modified);
+    file_response::set_modified(&mut response, directory.modified);
     response
 }
 

@@ -10,7 +10,9 @@ use super::streams;
 use crate::{
     ports::streams::Sandbox,
     routing::PodPath,
-    streaming::{StreamingContext, bare, failed, query, serve::serve_target, splice, upgrade_protocol, websocket},
+    streaming::{
+        StreamingContext, bare, failed, query, server::serve_target, upgrade_protocol, upgrade_proxy, websocket,
+    },
 };
 
 /// Prepares port forwarding and connects the client with it.
@@ -56,6 +58,6 @@ pub async fn port_forward(streaming: &StreamingContext, path: &PodPath, request:
     }
     match upgrade {
         upgrade_protocol::ForwardUpgrade::Tunnel => websocket::tunnel(streaming, &url, request, permit).await,
-        _ => splice::splice(streaming, &url, request, permit).await,
+        _ => upgrade_proxy::splice(streaming, &url, request, permit).await,
     }
 }

@@ -14,9 +14,10 @@ use crate::{
     streaming::{
         Permit, StreamingContext, bare, failed, line,
         query::{self, QueryForm, RequestedStreams},
-        serve::serve_target,
-        splice::splice,
-        upgrade_protocol, websocket,
+        server::serve_target,
+        upgrade_protocol,
+        upgrade_proxy::splice,
+        websocket,
     },
 };
 use berth_config::text::quote;

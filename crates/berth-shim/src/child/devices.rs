@@ -18,7 +18,7 @@ use rustix::{
 
 use super::{
     error_context::{ErrorContext, Step, failure},
-    join::on_host,
+    process_setup::on_host,
 };
 use crate::plan::{Device, IdMap};
 use berth_sys::{

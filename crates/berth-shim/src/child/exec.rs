@@ -20,16 +20,16 @@ use rustix::{
 
 use super::{
     ProcessLaunch, Stdio,
+    container_start::{StartGate, announce, chown_pipes},
     error_context::{ErrorContext, Step, failure},
     exec_setup::{self, ExecSetup, report_failure},
     identity,
-    join::{self, CreatedIn},
-    launch::{StartGate, announce, chown_pipes},
-    report::{self, Reporter},
+    process_setup::{self, CreatedIn},
+    progress_report::{self, Reporter},
     terminal,
 };
 use crate::plan::{ExecPlan, IdMap, StartTimings};
-use berth_sys::spawn::{self, NewParent, SingleThreaded};
+use berth_sys::child_process::{self, NewParent, SingleThreaded};
 
 /// Starts a process in the container whose first process is `init`, a child of the shim that is not reaped yet.
 ///
@@ -37,11 +37,12 @@ use berth_sys::spawn::{self, NewParent, SingleThreaded};
 /// If the shim has more than one thread, the container has exited, or no process can be created.
 pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) -> Step<ProcessLaunch> {
     let alone = SingleThreaded::check().context(|| "start process")?;
-    let target = InitProcess { process: join::process(init)?, proc_directory: join::proc_directory(init)? };
-    let (reports, reporter) = report::pair()?;
-    let group = join::birth_group(groups)?;
+    let target =
+        InitProcess { process: process_setup::process(init)?, proc_directory: process_setup::proc_directory(init)? };
+    let (reports, reporter) = progress_report::pair()?;
+    let group = process_setup::birth_group(groups)?;
     let parent = getpid();
-    let helper = join::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
+    let helper = process_setup::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
         let joiner = Joiner { alone, parent, plan, target: &target, groups, reporter: &reporter };
         joiner.run(stdio, born).map_or_else(|failure| report_failure(&reporter, &failure), |()| 0)
     })?;
@@ -72,14 +73,14 @@ impl Joiner<'_> {
         if let Stdio::Files(files) = &stdio {
             keep.extend(files.iter().map(AsRawFd::as_raw_fd));
         }
-        spawn::close_all_but(self.alone, &keep).context(|| "close descriptors")?;
-        join::setup_helper(self.parent)?;
+        child_process::close_all_but(self.alone, &keep).context(|| "close descriptors")?;
+        process_setup::setup_helper(self.parent)?;
         self.enter(born)?;
-        join::join_keyring(&self.plan.container);
-        join::set_oom_score(process.oom_score_adj);
+        process_setup::join_keyring(&self.plan.container);
+        process_setup::set_oom_score(process.oom_score_adj);
         identity::raise_limits(process);
         rustix::process::umask(Mode::empty());
-        let host_proc = join::host_proc()?;
+        let host_proc = process_setup::host_proc()?;
         let namespaces = self.differing()?;
         let has_users = namespaces.contains(ThreadNameSpaceType::USER);
         let users = if has_users { Some(self.users()?) } else { None };
@@ -87,17 +88,17 @@ impl Joiner<'_> {
         rustix::thread::move_into_thread_name_spaces(self.target.process.as_fd(), namespaces)
             .context(|| "join namespaces of the container")?;
         if has_users {
-            join::become_root()?;
+            process_setup::become_root()?;
         }
         self.start(host_proc, stdio)
     }
 
     /// Enters the container's cgroups, or, if those have child cgroups by now, that of its first process.
     fn enter(&self, born: CreatedIn) -> Step<()> {
-        join::enter(self.groups, born).or_else(|failure| {
+        process_setup::enter(self.groups, born).or_else(|failure| {
             let text = self.read_proc_file("cgroup")?;
             let now = text.lines().find_map(|line| line.strip_prefix("0::")).ok_or(failure)?;
-            join::enter(&[join::unified_root().join(now.trim_start_matches('/'))], CreatedIn::Outside)
+            process_setup::enter(&[process_setup::unified_root().join(now.trim_start_matches('/'))], CreatedIn::Outside)
         })
     }
 
@@ -144,7 +145,7 @@ impl Joiner<'_> {
     fn start(&self, host_proc: OwnedFd, stdio: Stdio) -> Step<()> {
         let StartGate { wait, release } = StartGate::new()?;
         let mut waiting = Some((stdio, wait, release));
-        let spawned = spawn::spawn(self.alone, NewParent::Sibling, None, || {
+        let spawned = child_process::spawn(self.alone, NewParent::Sibling, None, || {
             let Some((stdio, wait, release)) = waiting.take() else { return 127 };
             drop(release);
             let run = || -> Step<i32> {

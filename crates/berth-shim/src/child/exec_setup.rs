@@ -24,11 +24,11 @@ use super::{
     Stdio,
     error_context::{ErrorContext, Step, failure, reason},
     hooks, identity,
-    report::Reporter,
+    progress_report::Reporter,
     terminal,
 };
 use crate::plan::{FailureKind, HookPoint, Hooks, ProcessPlan, ShimFailure};
-use berth_sys::spawn::{self, SingleThreaded};
+use berth_sys::child_process::{self, SingleThreaded};
 
 /// Input of the final setup.
 pub(super) struct ExecSetup<'a> {
@@ -84,7 +84,7 @@ pub(super) fn take_stdio(stdio: Stdio, slave: Option<OwnedFd>) -> Step<()> {
 pub(super) fn execute(alone: SingleThreaded, last: ExecSetup<'_>) -> i32 {
     let profile = last.profile.as_ref().map_or(-1, AsRawFd::as_raw_fd);
     let keep = [last.reporter.number(), profile, last.line.map_or(-1, hooks::RunnerSocket::number)];
-    let closed = spawn::close_all_but(alone, &keep).context(|| "close descriptors");
+    let closed = child_process::close_all_but(alone, &keep).context(|| "close descriptors");
     let failure = match closed.and_then(|()| prepare(alone, &last)) {
         Ok(program) => {
             let error = run(last.process, &program);
@@ -127,12 +127,12 @@ fn prepare(alone: SingleThreaded, last: &ExecSetup<'_>) -> Step<PathBuf> {
         hooks::execute(alone, hooks, HookPoint::StartContainer, Some(std::process::id()))?;
     }
     rustix::process::umask(Mode::from_raw_mode(0o022));
-    spawn::close_on_exec().context(|| "close descriptors")?;
-    spawn::reset_signals().context(|| "reset signals")?;
+    child_process::close_on_exec().context(|| "close descriptors")?;
+    child_process::reset_signals().context(|| "reset signals")?;
     last.line.iter().for_each(|line| line.executes());
     last.reporter.executes()?;
     if let Some(filter) = &process.seccomp {
-        spawn::load_filter(filter, process.seccomp_flags).context(|| "install seccomp filter")?;
+        child_process::load_filter(filter, process.seccomp_flags).context(|| "install seccomp filter")?;
     }
     Ok(program)
 }

@@ -35,11 +35,11 @@ use rustix::{
 use super::{
     error_context::{ErrorContext, Step, failure, reason},
     exec_setup::report_failure,
-    join,
-    report::Reporter,
+    process_setup,
+    progress_report::Reporter,
 };
 use crate::plan::{Hook, HookPoint, Hooks};
-use berth_sys::spawn::{self, NewParent, SingleThreaded};
+use berth_sys::child_process::{self, NewParent, SingleThreaded};
 
 /// Default timeout of a hook. The whole start has its own deadline.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -67,11 +67,12 @@ pub(super) fn begin(alone: SingleThreaded, hooks: Option<&Hooks>, reporter: &Rep
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (ours, line) = pair.context(|| "create socket pair")?;
     let parent = rustix::process::getpid();
-    let runner = spawn::spawn(alone, NewParent::Child, None, || {
+    let runner = child_process::spawn(alone, NewParent::Child, None, || {
         let run = || {
-            spawn::close_all_but(alone, &[reporter.number(), ours.as_raw_fd()]).context(|| "close descriptors")?;
-            join::setup_helper(parent)?;
-            join::set_oom_score(None);
+            child_process::close_all_but(alone, &[reporter.number(), ours.as_raw_fd()])
+                .context(|| "close descriptors")?;
+            process_setup::setup_helper(parent)?;
+            process_setup::set_oom_score(None);
             run_runner(alone, hooks, ours.as_fd())
         };
         run().map_or_else(|failure| report_failure(reporter, &failure), |()| 0)
@@ -160,12 +161,12 @@ pub fn begin_poststop(container: &str, hooks: &Hooks) -> Step<()> {
         return Ok(());
     }
     let alone = SingleThreaded::check().context(|| "execute hooks")?;
-    let spawned = spawn::spawn(alone, NewParent::Child, None, || {
+    let spawned = child_process::spawn(alone, NewParent::Child, None, || {
         let run = || {
-            spawn::close_all_but(alone, &[]).context(|| "close descriptors")?;
+            child_process::close_all_but(alone, &[]).context(|| "close descriptors")?;
             // The shim may exit before the hooks do.
             setsid().context(|| "create session")?;
-            join::set_oom_score(None);
+            process_setup::set_oom_score(None);
             execute(alone, hooks, HookPoint::Poststop, None)
         };
         run().map_or_else(
@@ -201,7 +202,7 @@ fn run_hook(alone: SingleThreaded, hook: &Hook, state: &str, cwd: &Path) -> Resu
     let describe = |what: &str, error: io::Error| format!("{what}: {}", reason(&error));
     let pipe = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|error| describe("create pipe", error.into()));
     let ((input, to), (from, output)) = (pipe()?, pipe()?);
-    let spawned = spawn::spawn(alone, NewParent::Child, None, || {
+    let spawned = child_process::spawn(alone, NewParent::Child, None, || {
         let error = become_hook(alone, hook, cwd, [&input, &output]);
         let _ = writeln!(io::stderr(), "execute hook: {}", reason(&error));
         127
@@ -209,7 +210,7 @@ fn run_hook(alone: SingleThreaded, hook: &Hook, state: &str, cwd: &Path) -> Resu
     let pid = spawned.map_err(|error| describe("fork process", error))?;
     drop((input, output));
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("PID out of range")?;
-    let handle = join::process(pid).map_err(|failure| failure.text)?;
+    let handle = process_setup::process(pid).map_err(|failure| failure.text)?;
     for fd in [&to, &from] {
         rustix::io::ioctl_fionbio(fd, true).map_err(|error| describe("set up a pipe", error.into()))?;
     }
@@ -248,11 +249,11 @@ fn become_hook(alone: SingleThreaded, hook: &Hook, cwd: &Path, [input, output]: 
         rustix::stdio::dup2_stdin(input)?;
         rustix::stdio::dup2_stdout(output)?;
         rustix::stdio::dup2_stderr(output)?;
-        spawn::close_all_but(alone, &[])?;
+        child_process::close_all_but(alone, &[])?;
         // A bundle directory that the hook's user may not enter is only a wrong working directory.
         let _elsewhere = rustix::process::chdir(cwd);
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-        spawn::reset_signals()?;
+        child_process::reset_signals()?;
         let path = zero_ended(hook.path.as_os_str().as_bytes())?;
         let args = if hook.args.is_empty() { vec![path.clone()] } else { all(&hook.args)? };
         match nix::unistd::execve(&path, &args, &all(&hook.env)?) {

@@ -8,7 +8,7 @@ use rustix::thread::{
 
 use super::error_context::{ErrorContext, Step};
 use crate::plan::{Capabilities, ProcessPlan};
-use berth_sys::{privileges, spawn};
+use berth_sys::{child_process, privileges};
 
 /// Upper bound of capability numbers.
 const CAPABILITIES: u32 = 64;
@@ -19,15 +19,15 @@ const CAPABILITIES: u32 = 64;
 /// Without CAP_SYS_RESOURCE a hard limit stays unchanged.
 pub(super) fn raise_limits(process: &ProcessPlan) {
     for (resource, _, hard) in &process.limits {
-        let _refused = spawn::set_limit(*resource, *hard, *hard);
+        let _refused = child_process::set_limit(*resource, *hard, *hard);
     }
 }
 
 /// Sets soft limits, as far as the hard limits permit.
 pub(super) fn set_limits(process: &ProcessPlan) {
     for (resource, soft, hard) in &process.limits {
-        let hard = spawn::hard_limit(*resource).map_or(*hard, |now| now.min(*hard));
-        let _refused = spawn::set_limit(*resource, (*soft).min(hard), hard);
+        let hard = child_process::hard_limit(*resource).map_or(*hard, |now| now.min(*hard));
+        let _refused = child_process::set_limit(*resource, (*soft).min(hard), hard);
     }
 }
 

@@ -11,36 +11,36 @@
 //! An exit may be observed before [`LaunchProgress::Started`]: keep exits of unknown children until nothing is being started.
 //!
 //! Children are created without `execve`, which is sound because the shim is single-threaded
-//! ([`berth_sys::spawn::SingleThreaded`] refuses otherwise). Only a container's own program is executed, except for the pod's
-//! process 1, which is the shim's program with the argument [`POD_INIT`] ([`pod_init`]).
+//! ([`berth_sys::child_process::SingleThreaded`] refuses otherwise). Only a container's own program is executed, except
+//! for the pod's process 1, which is the shim's program with the argument [`POD_INIT`] ([`pod_init`]).
 //!
 //! Used instead of libcontainer because of spec 09 §4. Implements spec 09a §2.5, §7.5, §8, §10, §11.
 
-mod attach;
+mod container_start;
 mod devices;
 mod error_context;
 mod exec;
 mod exec_setup;
 mod hooks;
 mod identity;
-mod join;
-mod launch;
-mod launching;
+mod mount_setup;
 mod mounts;
 mod namespaces;
 mod pod_init;
-mod report;
+mod process_launch;
+mod process_setup;
+mod progress_report;
 mod root;
 mod terminal;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+pub use container_start::begin_launch;
 pub use exec::begin_exec;
 pub use hooks::begin_poststop;
-pub use launch::begin_launch;
-pub use launching::{LaunchProgress, ProcessLaunch};
 pub use namespaces::{CreatedNamespaces, make_namespaces, make_namespaces_with};
 pub use pod_init::{POD_INIT, pod_init};
+pub use process_launch::{LaunchProgress, ProcessLaunch};
 
 use super::plan::{IdMap, Namespace};
 

@@ -18,12 +18,12 @@ use rustix::fs::FileType;
 use super::{
     PodContext,
     error_context::{ErrorContext, Step, failure, reason},
-    join, namespaces,
+    namespaces, process_setup,
 };
 use crate::plan::{Access, Mount, MountKind, Namespace, Propagation};
 use berth_sys::{
+    child_process::SingleThreaded,
     mount_api::{self, Change, MountScope},
-    spawn::SingleThreaded,
 };
 
 /// A mount ready to be attached.
@@ -53,7 +53,7 @@ pub(super) fn prepare(
 ) -> Step<Vec<PreparedMount>> {
     let one = |mount: &Mount| match &mount.source {
         MountKind::Bind(path) => bind(alone, path, mount, around),
-        MountKind::New { kind, .. } if kind == "cgroup" && join::is_old(groups) => {
+        MountKind::New { kind, .. } if kind == "cgroup" && process_setup::is_old(groups) => {
             old_groups(groups).map(PreparedMount::Groups)
         }
         MountKind::New { .. } => Ok(PreparedMount::New),

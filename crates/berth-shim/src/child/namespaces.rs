@@ -19,13 +19,13 @@ use rustix::{
 
 use super::{
     error_context::{ErrorContext, Step, failure},
-    join, pod_init,
-    report::{self, Message, Reporter, Reports},
+    pod_init, process_setup,
+    progress_report::{self, Message, Reporter, Reports},
 };
 use crate::plan::{FailureKind, IdMap, Namespace, NamespacePlan, ShimFailure};
 use berth_sys::{
+    child_process::{self, NewParent, SingleThreaded},
     interface,
-    spawn::{self, NewParent, SingleThreaded},
 };
 
 /// Deadline of the creation, which waits for nothing external.
@@ -55,9 +55,9 @@ pub fn make_namespaces(plan: &NamespacePlan) -> Result<CreatedNamespaces, ShimFa
 /// As [`make_namespaces`].
 pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Result<CreatedNamespaces, ShimFailure> {
     let alone = SingleThreaded::check().context(|| "create namespaces")?;
-    let (reports, reporter) = report::pair()?;
+    let (reports, reporter) = progress_report::pair()?;
     let parent = getpid();
-    let maker = spawn::spawn(alone, NewParent::Child, None, || {
+    let maker = child_process::spawn(alone, NewParent::Child, None, || {
         let done = make((alone, parent), plan, &reporter, program);
         done.map_or_else(|failure| super::exec_setup::report_failure(&reporter, &failure), |()| 0)
     });
@@ -149,13 +149,13 @@ fn make(
     reporter: &Reporter,
     program: BorrowedFd<'_>,
 ) -> Step<()> {
-    join::setup_helper(parent)?;
+    process_setup::setup_helper(parent)?;
     let has = |kind| plan.made.contains(&kind);
     if has(Namespace::User) {
         unshare(CloneFlags::CLONE_NEWUSER).context(|| "create user namespace")?;
         reporter.unmapped()?;
         reporter.wait()?;
-        join::become_root()?;
+        process_setup::become_root()?;
     }
     let mut flags = CloneFlags::empty();
     flags.set(CloneFlags::CLONE_NEWNET, has(Namespace::Network));
@@ -194,11 +194,11 @@ fn set_kernel(settings: &BTreeMap<String, String>) -> Step<()> {
 
 /// Creates a user namespace with these mappings and without a process.
 pub(super) fn user_namespace(alone: SingleThreaded, maps: (IdMap, IdMap)) -> Step<OwnedFd> {
-    let (reports, reporter) = report::pair()?;
+    let (reports, reporter) = progress_report::pair()?;
     let parent = getpid();
-    let holder = spawn::spawn(alone, NewParent::Child, None, || {
+    let holder = child_process::spawn(alone, NewParent::Child, None, || {
         let hold = || -> Step<()> {
-            join::setup_helper(parent)?;
+            process_setup::setup_helper(parent)?;
             unshare(CloneFlags::CLONE_NEWUSER).context(|| "create user namespace")?;
             let file = File::open("/proc/self/ns/user").context(|| "open user namespace")?;
             reporter.namespace(Namespace::User, file.as_fd())?;

@@ -27,15 +27,15 @@ use rustix::{
 };
 
 use super::{
+    container_start::{StartGate, announce},
     error_context::{ErrorContext, Step, failure},
     identity,
-    launch::{StartGate, announce},
-    report::Reporter,
+    progress_report::Reporter,
 };
 use crate::plan::{ProcessPlan, StartTimings};
 use berth_sys::{
+    child_process::{self, NewParent, SingleThreaded},
     mount_api::{self, MountScope},
-    spawn::{self, NewParent, SingleThreaded},
 };
 
 /// Argument of the shim's program that selects this mode.
@@ -45,11 +45,11 @@ const UNPRIVILEGED_ID: u32 = 65_535;
 
 /// Creates process 1; runs in the process that created the namespaces.
 pub(super) fn start(alone: SingleThreaded, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
-    let host_proc = super::join::host_proc()?;
+    let host_proc = super::process_setup::host_proc()?;
     unshare(CloneFlags::CLONE_NEWPID).context(|| "create PID namespace")?;
     let StartGate { wait, release } = StartGate::new()?;
     let mut waiting = Some((wait, release));
-    let spawned = spawn::spawn(alone, NewParent::Sibling, None, || {
+    let spawned = child_process::spawn(alone, NewParent::Sibling, None, || {
         let Some((wait, release)) = waiting.take() else { return 127 };
         drop(release);
         let run = || -> Step<()> {
@@ -67,9 +67,9 @@ pub(super) fn start(alone: SingleThreaded, reporter: &Reporter, program: Borrowe
 /// Executes the program with only the reporter open, so that it can report a failure.
 fn become_init(alone: SingleThreaded, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
     let keep = [reporter.number(), program.as_raw_fd()];
-    spawn::close_all_but(alone, &keep).context(|| "close descriptors")?;
+    child_process::close_all_but(alone, &keep).context(|| "close descriptors")?;
     rustix::io::fcntl_setfd(reporter.as_fd(), rustix::io::FdFlags::empty()).context(|| "clear close-on-exec flag")?;
-    spawn::reset_signals().context(|| "reset signals")?;
+    child_process::reset_signals().context(|| "reset signals")?;
     let number = CString::new(reporter.number().to_string())
         .map_err(std::io::Error::from)
         .context(|| "format descriptor argument")?;
@@ -86,7 +86,7 @@ fn become_init(alone: SingleThreaded, reporter: &Reporter, program: BorrowedFd<'
 /// Main function of process 1: called first in `main` if its first argument is [`POD_INIT`], with the argument that
 /// follows. Reaps forever; exits with 0 on SIGTERM and SIGINT.
 pub fn pod_init(number: &str) -> ExitCode {
-    let reporter = number.parse().ok().and_then(|number| spawn::inherited(number).ok()).map(Reporter::from_fd);
+    let reporter = number.parse().ok().and_then(|number| child_process::inherited(number).ok()).map(Reporter::from_fd);
     let Some(reporter) = reporter else { return ExitCode::FAILURE };
     let mut signals = SigSet::empty();
     [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT].into_iter().for_each(|signal| signals.add(signal));
@@ -129,7 +129,7 @@ fn isolate() -> Step<()> {
     drop((empty, place));
     for standard in 0..3 {
         // The shim's output is not the pod's; no code of this process uses these descriptors.
-        drop(spawn::inherited(standard));
+        drop(child_process::inherited(standard));
     }
     set_no_new_privs(true).context(|| "set no_new_privs")?;
     let unprivileged = ProcessPlan { uid: UNPRIVILEGED_ID, gid: UNPRIVILEGED_ID, ..ProcessPlan::default() };

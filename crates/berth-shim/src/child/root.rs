@@ -17,14 +17,14 @@ use rustix::fs::{CWD, Gid, Mode, OFlags, Uid};
 use super::{
     PodContext,
     error_context::{ErrorContext, Step, failure},
-    join::on_host,
     mounts::{self, PreparedMount},
+    process_setup::on_host,
 };
 use crate::plan::{LaunchPlan, Mount, MountKind, Namespace, RootKind};
 use berth_sys::{
+    child_process::SingleThreaded,
     in_root,
     mount_api::{self, Change, MountScope},
-    spawn::SingleThreaded,
 };
 
 /// Maximum length of mount options, bytes: a page without its terminating zero.

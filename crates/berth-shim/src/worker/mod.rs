@@ -13,6 +13,7 @@
 
 mod backlog;
 mod cgroup_signals;
+mod child_reaper;
 mod client;
 mod connection;
 mod container;
@@ -26,7 +27,6 @@ mod log;
 pub mod log_record;
 mod oom_counter;
 mod output;
-mod reap;
 mod requests;
 mod shim_log;
 mod starts;
@@ -55,11 +55,11 @@ use super::{
     plan::{IdMap, Namespace},
     socket,
 };
+use child_reaper::ChildExit;
 use connection::{AgentConnection, RequestOrigin};
 use container::ShimContainer;
 use events::Events;
 use launcher::Launcher;
-use reap::ChildExit;
 use starts::Start;
 
 use berth_sys::failpoint;

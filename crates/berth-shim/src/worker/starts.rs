@@ -11,13 +11,13 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::{
     super::plan::{ExecPlan, FailureKind, Hooks, LaunchPlan, PidNamespace, Reply, ShimFailure, StartedProcess},
-    RequestOrigin, Worker, cgroup_signals,
+    RequestOrigin, Worker, cgroup_signals, child_reaper,
     container::{ContainerState, ShimContainer},
     exit_rules,
     launcher::{ExecTarget, PendingStart, PodContext, StartProgress, Stdio},
     log::Log,
     oom_counter::OomCounter,
-    reap, shim_log,
+    shim_log,
     stdio::{self, StreamEnds},
 };
 use berth_sys::failpoint;
@@ -200,7 +200,7 @@ impl Worker<'_> {
             }
             StartProgress::Failed(reason) => self.fail_start(key, reason),
             StartProgress::Started { pid, start_ticks, terminal, took } => {
-                let started = StartedProcess { pid, start_ticks, at_ns: reap::wall_ns(), took };
+                let started = StartedProcess { pid, start_ticks, at_ns: child_reaper::wall_ns(), took };
                 self.started(key, started, terminal, now);
             }
         }

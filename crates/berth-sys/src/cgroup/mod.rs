@@ -7,7 +7,7 @@
 
 pub mod files;
 mod group;
-mod kill;
+mod process_killer;
 pub mod systemd;
 pub mod v1;
 pub mod v2;

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::{
     CgroupError, CgroupPresence, CgroupResult, Controller, GroupPath,
     group::{self, DirectoryCreation},
-    kill,
+    process_killer,
 };
 use crate::mount_table::Mount;
 
@@ -128,7 +128,7 @@ impl Hierarchies {
         for root in self.all_roots() {
             thaw(&group.below(root));
         }
-        kill::all(&group.to_string(), || {
+        process_killer::all(&group.to_string(), || {
             let mut pids = BTreeSet::new();
             for root in self.all_roots() {
                 processes(&group.below(root), &mut pids)?;
@@ -196,7 +196,7 @@ fn thaw(directory: &Path) {
 
 fn processes(directory: &Path, out: &mut BTreeSet<i32>) -> CgroupResult<()> {
     match group::read(&directory.join("cgroup.procs")) {
-        Ok(text) => out.extend(kill::parse(&text)),
+        Ok(text) => out.extend(process_killer::parse(&text)),
         Err(e) if e.is_missing() => return Ok(()),
         // A threaded cgroup of v2; the parent cgroup lists its processes.
         Err(e) if e.errno() == Some(Errno::OPNOTSUPP.raw_os_error()) => {}

@@ -12,7 +12,7 @@ use std::{
 use super::{
     CgroupError, CgroupPresence, CgroupResult, Controller, GroupPath,
     group::{self, DirectoryCreation},
-    kill,
+    process_killer,
 };
 use crate::backoff::Backoff;
 
@@ -134,7 +134,7 @@ impl UnifiedHierarchy {
         if self.is_populated(&directory)? {
             match group::write(&directory.join("cgroup.kill"), "1") {
                 // Before kernel 5.14.
-                Err(e) if e.is_missing() => kill::all(&group.to_string(), || {
+                Err(e) if e.is_missing() => process_killer::all(&group.to_string(), || {
                     let mut pids = BTreeSet::new();
                     processes(&directory, &mut pids)?;
                     Ok(pids)
@@ -177,7 +177,7 @@ fn controllers(directory: &Path) -> CgroupResult<BTreeSet<String>> {
 
 fn processes(directory: &Path, out: &mut BTreeSet<i32>) -> CgroupResult<()> {
     match group::read(&directory.join("cgroup.procs")) {
-        Ok(text) => out.extend(kill::parse(&text)),
+        Ok(text) => out.extend(process_killer::parse(&text)),
         Err(e) if e.is_missing() => return Ok(()),
         Err(e) => return Err(e),
     }

@@ -16,9 +16,9 @@ use serde_json::Value;
 
 use super::{
     ServerState,
+    request_pipeline::Body,
     resources::ObjectPath,
     rules,
-    serve::Body,
     view::{Caller, Refusal, Request, View},
     wire::AbortError,
 };

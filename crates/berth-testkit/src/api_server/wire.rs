@@ -27,7 +27,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::{ServerState, serve};
+use super::{ServerState, request_pipeline};
 use berth::certificates::CertificatePair;
 use berth_sys::tls::SignatureOnly;
 
@@ -245,7 +245,8 @@ async fn speak(shared: &Arc<ServerState>, stream: TcpStream, connection: &Arc<Co
     let certificates = session.peer_certificates().unwrap_or_default();
     let _ = connection.certificates.set(certificates.iter().map(|c| c.clone().into_owned()).collect()); // set only here
     let _ = connection.alpn.set(if is_two { "h2" } else { "http/1.1" }); // set only here
-    let service = hyper::service::service_fn(|request| serve::answer(shared.clone(), connection.clone(), request));
+    let service =
+        hyper::service::service_fn(|request| request_pipeline::answer(shared.clone(), connection.clone(), request));
     let io = TokioIo::new(stream);
     // A macro, because hyper's two connection types share no trait for this.
     macro_rules! drive {

@@ -22,7 +22,7 @@ use berth_server::{
 };
 use berth_types::{
     Pod, PodRef, PodUid,
-    observed::{
+    observation::{
         ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
     },
 };

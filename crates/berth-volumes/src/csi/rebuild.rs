@@ -12,8 +12,8 @@ use tracing::{debug, warn};
 use super::{
     block::clear_block,
     disk::{clear, mounted},
+    node_publish::mount_point,
     paths::{BLOCK, CsiLayout, PLUGIN},
-    publish::mount_point,
     record::{CsiVolumeRecord, Lifecycle},
     source::CsiVolume,
 };

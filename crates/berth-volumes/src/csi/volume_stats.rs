@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{paths::PLUGIN, plugin::Csi, publish::mount_point};
+use super::{node_publish::mount_point, paths::PLUGIN, plugin::Csi};
 use crate::{
     attachable::{ErrorCause, OpError, Usage},
     spec::Mode,

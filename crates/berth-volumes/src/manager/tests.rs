@@ -382,7 +382,7 @@ async fn mounts_below_stop_the_removal() {
     let refused = bench.manager.remove_directory(&"u".into()).await.expect_err("mounted").to_string();
     assert!(refused.starts_with("mounted volumes=["), "{refused}");
     assert!(bench.manager.unmount(&"u".into()).await.is_err(), "nor by taking down");
-    assert!(berth_sys::remove_tree::remove_tree(&target).is_err(), "a mount is not crossed");
+    assert!(berth_sys::tree_removal::remove_tree(&target).is_err(), "a mount is not crossed");
     assert!(target.join("data").exists());
     berth_sys::mount::unmount(&target).expect("unmounted");
     bench.manager.unmount(&"u".into()).await.expect("nothing is mounted");

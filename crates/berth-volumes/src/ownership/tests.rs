@@ -182,7 +182,7 @@ fn a_tree_without_a_floor_is_refused() {
     let order = OwnershipChange::whole(own_group(dir.path()), GroupAccess::ReadWrite);
     let error = apply_change(&root, &order).expect_err("too deep");
     assert_eq!(error.raw_os_error(), Some(Errno::NAMETOOLONG.raw_os_error()));
-    berth_sys::remove_tree::remove_tree(&root).expect("removable");
+    berth_sys::tree_removal::remove_tree(&root).expect("removable");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use berth_ports::MountedVolume;
 use berth_sys::{
     mount::{self, NewFileSystem},
     mount_table,
-    remove_tree::remove_tree,
+    tree_removal::remove_tree,
 };
 use berth_types::{api, quantity::Amount};
 

@@ -13,7 +13,7 @@ use std::{
 use super::{SetUp, SetUpError, empty_dir};
 use crate::{
     atomic_writer::{self, FileProjection, Payload},
-    desired,
+    desired_volumes,
     layout::{DOWNWARD_API, PROJECTED, SECRET},
     memory,
     ownership::{self, GroupAccess},
@@ -51,7 +51,7 @@ pub struct ObjectProjection<'a> {
 pub fn publish(request: &SetUp<'_>, plugin: &str, files: &Payload) -> Result<MountedVolume, SetUpError> {
     let name = &request.volume.name;
     let dir = request.layout.volume(plugin, name);
-    let nested = desired::nested_mount_points(request.pod, name);
+    let nested = desired_volumes::nested_mount_points(request.pod, name);
     let is_ready = || request.layout.marker(plugin, name).join("ready").exists();
     if request.verified.is_same(&dir, &(files, &nested)) && is_ready() {
         return Ok(mounted(&dir));

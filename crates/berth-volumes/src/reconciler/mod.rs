@@ -9,13 +9,13 @@
 //! The task sleeps until a pod, the node status, a driver, or a timer requires an operation. Implements spec 07 §3-6.
 
 mod backoff;
-mod mount;
 mod registry;
 mod state;
 mod task;
 #[cfg(test)]
 mod tests;
 mod usage_stats;
+mod volume_operations;
 
 pub use registry::{
     DesiredVolume, ObservedVolume, ReconcilerDeps, ReconcilerRegistry, ReconstructedPodVolume, ReconstructedStage,

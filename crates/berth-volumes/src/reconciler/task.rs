@@ -16,12 +16,12 @@ use tracing::error;
 
 use super::{
     backoff::{Backoffs, OpName},
-    mount::error_message,
     registry::{
         DesiredVolume, Desires, ObservedPodVolume, ObservedVolume, ReconcilerRegistry, ReconstructedPodVolume,
         VolumeChannels,
     },
     state::{Attachment, DesiredState, ExternalState, MountPresence, NextStep, Op, VolumeState},
+    volume_operations::error_message,
 };
 use crate::{
     attachable::{AttachableVolumePlugin, PublishedVolume, ReconstructedVolume, VolumeTraits},

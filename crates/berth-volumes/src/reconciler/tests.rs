@@ -25,7 +25,7 @@ use berth_ports::{EventRecord, EventSink, NodeFacts};
 use berth_types::{Pod, PodUid};
 
 #[cfg(test)]
-mod stuck;
+mod stuck_operations;
 
 #[derive(Default)]
 struct Events(Mutex<Vec<String>>);

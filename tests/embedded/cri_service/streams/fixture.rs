@@ -5,7 +5,7 @@ use std::sync::Arc;
 use berth::serving::embedded_streams::RuntimeTargets;
 use berth_proto::cri;
 use berth_runtime::{runtime::Runtime, streams::IN_PROCESS};
-use berth_server::streaming::serve::listener::BoundListener;
+use berth_server::streaming::server::listener::BoundListener;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 

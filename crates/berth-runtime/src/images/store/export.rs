@@ -18,7 +18,7 @@ use crate::images::{
     names::Name,
     progress::{ImageProgress, Stage},
     record::ImageRecord,
-    tar::write,
+    tar::writer,
 };
 
 /// Content of one image for an archive, with the names it is exported under.
@@ -63,7 +63,7 @@ impl ImageStoreInner {
         }
         progress.begin(images.iter().flat_map(|image| &image.manifest.layers));
         let failed = "write archive";
-        write::file(&mut into, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#).attempt(failed)?;
+        writer::file(&mut into, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#).attempt(failed)?;
         let mut written = BTreeSet::new();
         for image in &images {
             for (layer, number) in image.manifest.layers.iter().zip(&image.numbers) {
@@ -75,14 +75,14 @@ impl ImageStoreInner {
             for bytes in [&image.config, &image.manifest_bytes] {
                 let digest = Digest::of(bytes);
                 if written.insert(digest) {
-                    write::file(&mut into, &blob(&digest), bytes).attempt(failed)?;
+                    writer::file(&mut into, &blob(&digest), bytes).attempt(failed)?;
                 }
             }
         }
         let json = |value: serde_json::Value| value.to_string().into_bytes();
-        write::file(&mut into, "index.json", &json(index(&images))).attempt(failed)?;
-        write::file(&mut into, "manifest.json", &json(for_docker(&images))).attempt(failed)?;
-        write::end(&mut into).attempt(failed)?;
+        writer::file(&mut into, "index.json", &json(index(&images))).attempt(failed)?;
+        writer::file(&mut into, "manifest.json", &json(for_docker(&images))).attempt(failed)?;
+        writer::end(&mut into).attempt(failed)?;
         into.flush().attempt(failed)?;
         Ok(into)
     }
@@ -126,7 +126,7 @@ impl ImageStoreInner {
         progress: &ImageProgress,
     ) -> Result<(), ImageError> {
         progress.enter(layer.digest, Stage::Writing, 0);
-        write::header(into, &blob(&layer.digest), layer.size).attempt("write archive")?;
+        writer::header(into, &blob(&layer.digest), layer.size).attempt("write archive")?;
         let broken = |error: &dyn std::fmt::Display| {
             let text = format!("layer {}: {error}; run `berth images verify --repair` to repair it", layer.digest);
             ImageError::new(ImageErrorKind::DataLoss, text)
@@ -145,7 +145,7 @@ impl ImageStoreInner {
         if (length, digest) != (layer.size, layer.digest) {
             return Err(broken(&"files of the layer have changed"));
         }
-        write::pad(into, length).attempt("write archive")
+        writer::pad(into, length).attempt("write archive")
     }
 }
 

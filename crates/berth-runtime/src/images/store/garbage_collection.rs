@@ -19,14 +19,14 @@ use tracing::warn;
 use super::{ImageStore, ImageStoreInner};
 use crate::{
     images::{
-        apply::LayerFormat,
         catalogue::Catalogue,
-        copy::Budget,
         digest::Digest,
         error::{ImageError, IoContext},
         layers::{self, Layers},
         model::{self, Descriptor, LONGEST_MANIFEST, ManifestOrIndex},
         record::ImageRecord,
+        tree_copy::Budget,
+        unpacker::LayerFormat,
         usage, volume,
     },
     store::record,

@@ -414,7 +414,7 @@ async fn an_imported_image_is_repaired_from_kept_layers() {
     let image = imported(&store, dir.path(), &oci("x.tld/a:1", &layers, "")).await.remove(0);
     store.collect().await.expect("collected");
     fs::write(root.join("layers/1/d/f"), "wrong").expect("writable");
-    let verified = store.verify(verify::RepairMode::Yes, Arc::default()).await.expect("verified");
+    let verified = store.verify(verification::RepairMode::Yes, Arc::default()).await.expect("verified");
     assert_eq!(verified.findings[0].repair, Some(Ok(())), "{verified:?}");
     let repaired = store.status("x.tld/a:1").expect("a name").expect("there");
     assert_eq!((repaired.id, repaired.source, repaired.layers.clone()), (image.id, ImageOrigin::Import, vec![3, 2]));

@@ -8,7 +8,7 @@ pub mod header;
 pub mod pax;
 pub mod reader;
 pub mod sparse;
-pub mod write;
+pub mod writer;
 
 /// Why an archive cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,7 @@
 
 mod cache;
 mod config;
-mod invoke;
+mod plugin_runner;
 mod plugins;
 mod result;
 

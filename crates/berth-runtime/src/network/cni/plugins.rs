@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use super::{
     cache::{self, Attachment},
     config::{self, CniNetwork},
-    invoke::{CniCommand, CniRuntimeConf, PluginError, PluginRunner},
+    plugin_runner::{CniCommand, CniRuntimeConf, PluginError, PluginRunner},
     result,
 };
 use crate::network::{

@@ -19,15 +19,15 @@ use tokio_tungstenite::tungstenite::{
     protocol::{CloseFrame, frame::coding::CloseCode},
 };
 
-use super::accept::{Handshake, Socket};
+use super::handshake::{Handshake, Socket};
 use crate::streaming::{
     StreamingContext,
     error_response::line,
     runtime_dialer::RuntimeResponse,
     spdy::handshake,
-    splice,
     stream_limit::Permit,
     upgrade_protocol::{subprotocols, tunnel_of, tunnelled},
+    upgrade_proxy,
 };
 
 /// Maximum size of a message that we send, in bytes.
@@ -48,14 +48,14 @@ pub async fn tunnel(streaming: &StreamingContext, url: &str, mut request: Reques
         Err(response) => return response,
     };
     streaming.metrics().web_socket("portforward");
-    let from = splice::client_address(&request);
-    let headers = toward_runtime(splice::forwarded(std::mem::take(request.headers_mut()), from), &offered);
+    let from = upgrade_proxy::client_address(&request);
+    let headers = toward_runtime(upgrade_proxy::forwarded(std::mem::take(request.headers_mut()), from), &offered);
     let answered = match streaming.dialer().send_request(url, Method::POST, headers).await {
         Ok(answered) => answered,
-        Err(error) => return splice::unreachable(&error),
+        Err(error) => return upgrade_proxy::unreachable(&error),
     };
     if answered.response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return splice::refused(answered).await;
+        return upgrade_proxy::refused(answered).await;
     }
     let RuntimeResponse { response, connection } = answered;
     let chosen = response.headers().get(handshake::PROTOCOL).and_then(|value| value.to_str().ok());

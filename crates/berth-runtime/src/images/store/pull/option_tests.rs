@@ -6,7 +6,7 @@ use super::{
     super::{
         ImageStore, ImageStoreSettings,
         tests::{is_root, layer},
-        verify::RepairMode,
+        verification::RepairMode,
     },
     tests::{Registry, anonymous, settings},
     *,
