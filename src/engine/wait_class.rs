@@ -110,7 +110,7 @@ impl WaitClass {
     /// The label's value.
     pub fn label(self) -> &'static str {
         match self {
-            Self::Observation => "look",
+            Self::Observation => "observation",
             Self::Volumes => "volumes",
             Self::Cgroup => "cgroup",
             Self::Secrets => "secrets",
@@ -131,7 +131,7 @@ impl WaitClass {
             Self::Startup => "startup",
             Self::Readiness => "readiness",
             Self::Gate => "gate",
-            Self::FullName => "turn",
+            Self::FullName => "full_name",
             Self::Preemption => "preemption",
             Self::NodeLabels => "node_labels",
             Self::Other => "other",
@@ -149,7 +149,7 @@ mod tests {
         for (step, expected) in [
             ("idle", None),
             ("finished", None),
-            ("runtime status", Some("look")),
+            ("runtime status", Some("observation")),
             ("runtime", Some("runtime")),
             ("image pull secrets", Some("secrets")),
             ("image busybox:1", Some("image")),
@@ -161,7 +161,7 @@ mod tests {
             ("back-off of image busybox:1", Some("back_off")),
             ("retry of volumes", Some("retry")),
             ("readiness gate example.com/up", Some("gate")),
-            (StartWait::Name.name(), Some("turn")),
+            (StartWait::Name.name(), Some("full_name")),
             (StartWait::Runtime.name(), Some("runtime")),
             (StartWait::Removal.name(), Some("removal")),
             (StartWait::Preemption.name(), Some("preemption")),

@@ -17,7 +17,7 @@ pub enum CriError {
         message: String,
     },
     /// No response within the client's deadline.
-    #[error("rpc error: code = DeadlineExceeded desc = {op}: no answer within {limit:?}")]
+    #[error("rpc error: code = DeadlineExceeded desc = {op}: no response within {limit:?}")]
     TimedOut {
         /// Metric label of the operation, e.g. `run_podsandbox`.
         op: &'static str,

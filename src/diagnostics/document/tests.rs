@@ -177,7 +177,7 @@ async fn a_queued_pod_names_what_it_waits_for() {
     let begun = Instant::now();
     tokio::time::advance(Duration::from_secs(7)).await;
     for (line, life, stage, reason) in [
-        (StartWait::Name, "sync", "termination of another pod of the same name", "turn"),
+        (StartWait::Name, "sync", "termination of another pod of the same name", "full_name"),
         (StartWait::Runtime, "sync", "runtime pod list", "runtime"),
         (StartWait::Removal, "sync", "removal of leftovers of the pod", "removal"),
         (StartWait::Preemption, "preempting", "preemption of other pods", "preemption"),

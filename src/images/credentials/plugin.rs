@@ -29,7 +29,7 @@ pub enum RunError {
     #[error("error execing credential provider plugin: {0}")]
     Failed(std::process::ExitStatus),
     /// The plugin timed out.
-    #[error("error execing credential provider plugin: no answer within {LIMIT:?}")]
+    #[error("error execing credential provider plugin: no response within {LIMIT:?}")]
     TimedOut,
 }
 

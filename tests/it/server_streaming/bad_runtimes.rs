@@ -14,7 +14,7 @@ use tokio::{
 use crate::server_streaming::fixture::{EXEC, Terminal, serve};
 use berth_testkit::{
     misbehaving_server::{Answer, Server},
-    scripted::ScriptedCri,
+    scripted_cri::ScriptedCri,
     streams::{clients::next, endpoints::Endpoints},
 };
 
@@ -111,9 +111,9 @@ async fn a_runtime_that_never_answers() {
     let config = StreamingConfig { answer: Duration::from_millis(50), ..StreamingConfig::default() };
     let ends = serve(&cri, config, Terminal::None).await;
     let (status, body) = ends.endpoint.ask(&format!("POST {EXEC}?output=1&command=cat HTTP/1.1\r\n{UPGRADE}")).await;
-    assert_eq!((status, body.as_str()), (500, "error sending request: no answer within 50ms\n"));
+    assert_eq!((status, body.as_str()), (500, "error sending request: no response within 50ms\n"));
     let status = v5_status(&ends).await;
-    assert!(status.contains("error sending request: no answer within 50ms"), "{status}");
+    assert!(status.contains("error sending request: no response within 50ms"), "{status}");
     ends.no_stream_is_left().await;
 }
 

@@ -108,7 +108,7 @@ impl AccessCache {
     }
 
     async fn review(self: Arc<Self>, key: String, request: AccessRequest) -> Decision {
-        let late = |_| Err(ReviewError(format!("no answer within {REVIEW_LIMIT:?}")));
+        let late = |_| Err(ReviewError(format!("no response within {REVIEW_LIMIT:?}")));
         let verdict = timeout(REVIEW_LIMIT, self.reviewer.review(&request)).await.unwrap_or_else(late);
         let verdict = verdict.map_err(|ReviewError(why)| why)?;
         if verdict.allowed && verdict.denied {

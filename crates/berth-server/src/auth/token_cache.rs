@@ -122,7 +122,7 @@ impl TokenCache {
 
     async fn review(&self, key: Key, token: &str) -> TokenLookup {
         let _in_flight = GaugeGuard::new(&self.metrics.in_flight);
-        let late = |_| Err(ReviewError(format!("no answer within {REVIEW_LIMIT:?}")));
+        let late = |_| Err(ReviewError(format!("no response within {REVIEW_LIMIT:?}")));
         let verdict = timeout(REVIEW_LIMIT, self.reviewer.review(token)).await.unwrap_or_else(late);
         self.metrics.fetched(if verdict.is_ok() { Fetch::Ok } else { Fetch::Error });
         let (known, ttl) = match verdict {

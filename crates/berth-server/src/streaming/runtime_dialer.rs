@@ -47,7 +47,7 @@ pub enum BackendError {
     #[error("error sending request: {0}")]
     Send(#[from] hyper::Error),
     /// No response within the timeout.
-    #[error("error sending request: no answer within {0:?}")]
+    #[error("error sending request: no response within {0:?}")]
     Silent(Duration),
     /// The request head is invalid.
     #[error("error sending request: {0}")]
@@ -61,7 +61,7 @@ impl BackendError {
             Self::Url(error) => error.to_string(),
             Self::Dial(text) => text.clone(),
             Self::Send(error) => error.to_string(),
-            Self::Silent(limit) => format!("no answer within {limit:?}"),
+            Self::Silent(limit) => format!("no response within {limit:?}"),
             Self::Head(error) => error.to_string(),
         }
     }

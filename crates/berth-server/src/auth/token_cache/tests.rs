@@ -137,7 +137,7 @@ async fn a_reviewer_that_hangs_is_given_up_and_the_caller_who_leaves_loses_nothi
     let bench = Bench::new(&[ScriptedVerdict::Hang, ScriptedVerdict::Yes], 120);
     let began = Instant::now();
     let hung = bench.ask("a").await;
-    assert_eq!(hung, TokenLookup::Failed("no answer within 30s".to_owned()));
+    assert_eq!(hung, TokenLookup::Failed("no response within 30s".to_owned()));
     assert_eq!(began.elapsed(), Duration::from_secs(30));
     assert_eq!(bench.value("authentication_token_cache_fetch_total", "error"), 1.0);
 
