@@ -9,6 +9,7 @@ pub mod blocking_pool;
 pub mod cgroup;
 #[allow(unsafe_code, reason = "processes without a program have no safe interface")]
 pub mod child_process;
+#[cfg(feature = "agent")]
 #[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]
 pub mod cpu_profile;
 #[allow(unsafe_code, reason = "bpf has no safe interface")]
@@ -16,16 +17,20 @@ pub mod device_filter;
 pub mod disk_walk;
 pub mod failpoint;
 pub mod file_watch;
+#[cfg(feature = "agent")]
 pub mod grpc_deadline;
+#[cfg(feature = "agent")]
 #[allow(unsafe_code, reason = "the allocator has no safe interface")]
 pub mod heap_profile;
 pub mod in_root;
 #[allow(unsafe_code, reason = "interface requests have no safe interface")]
 pub mod interface;
+#[cfg(feature = "agent")]
 #[allow(unsafe_code, reason = "the allocator has no safe interface")]
 pub mod jemalloc;
 pub mod kernel_log;
 pub mod landlock;
+#[cfg(feature = "agent")]
 pub mod logind;
 pub mod machine;
 pub mod memory_events;
@@ -49,6 +54,7 @@ pub mod selinux;
 pub mod signal;
 pub mod single_flight;
 pub mod sub_path;
+#[cfg(feature = "agent")]
 pub mod tls;
 pub mod token_bucket;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]

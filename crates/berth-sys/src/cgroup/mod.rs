@@ -8,6 +8,7 @@
 pub mod files;
 mod group;
 mod process_killer;
+#[cfg(feature = "agent")]
 pub mod systemd;
 pub mod v1;
 pub mod v2;
