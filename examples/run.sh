@@ -217,6 +217,8 @@ embeddedRuntime:
   importDir: "$dir/images"
   serveSocket: "unix://$dir/cri.sock"
   network: {mode: builtin, bridge: $bridge}
+devices:
+  pluginDirectory: "$dir/device-plugins"
 TEXT
 [ "$runtime" = embedded ] || start_containerd
 

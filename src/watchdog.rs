@@ -214,6 +214,7 @@ mod tests {
             sync_frequency: Duration::from_secs(60),
             log,
             liveness: TaskLivenessRegistry::default(),
+            device_plugins: watch::channel(None).1,
             slis: SliMetrics::new(0.0),
         }));
         let checks = Checks::default();
@@ -247,8 +248,15 @@ mod tests {
         let (probes, lease) = (liveness.of("probes"), liveness.of("lease"));
         let slis = SliMetrics::new(0.0);
         let (heartbeat, sync_frequency) = (SyncLoopLiveness::new(), Duration::from_secs(3600));
-        let health = Arc::new(AgentHealth::new(HealthDeps { heartbeat, sync_frequency, log, liveness, slis }));
-        assert_eq!(health.names(), ["log", "syncloop", "probes", "lease"]);
+        let health = Arc::new(AgentHealth::new(HealthDeps {
+            heartbeat,
+            sync_frequency,
+            log,
+            liveness,
+            device_plugins: watch::channel(None).1,
+            slis,
+        }));
+        assert_eq!(health.names(), ["log", "syncloop", "device-plugin", "probes", "lease"]);
         let checks = Checks::default();
         assert!(checks.set(health.clone()).is_ok());
         lease.report_progress();

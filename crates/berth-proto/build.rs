@@ -15,6 +15,10 @@ const PROTOS: &[&str] = &[
     "profile",
     "pluginregistration-v1",
     "csi-v1",
+    "deviceplugin-v1beta1",
+    "dra-v1",
+    "dra-v1beta1",
+    "dra-health-v1alpha1",
 ];
 /// CRI messages that are shown to users as JSON: sandbox and container configurations.
 const SHOWN: &[&str] = &[

@@ -238,7 +238,7 @@ pub fn document(id: &PodRef, known: &DiagnosisInputs<'_>, now: Now) -> PodDiagno
     let life = match known.standing {
         None => "refused",
         Some(PodWorkerStatus { line: Some((StartWait::Preemption, _)), .. }) => "preempting",
-        Some(PodWorkerStatus { line: Some((StartWait::NodeLabels, _)), .. }) => "admission",
+        Some(PodWorkerStatus { line: Some((StartWait::NodeLabels | StartWait::Devices, _)), .. }) => "admission",
         Some(standing) => standing.life.label(),
     };
     PodDiagnosis {

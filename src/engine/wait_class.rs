@@ -51,6 +51,8 @@ pub enum WaitClass {
     Preemption,
     /// Node labels that the pod selects.
     NodeLabels,
+    /// Devices to be allocated, or their plugin to register.
+    Devices,
     /// Any other step.
     Other,
 }
@@ -91,6 +93,9 @@ const STEPS: &[(&str, WaitClass)] = &[
     ("removal of ", WaitClass::Removal),
     ("preemption ", WaitClass::Preemption),
     ("node labels", WaitClass::NodeLabels),
+    ("devices", WaitClass::Devices),
+    ("resource claims", WaitClass::Devices),
+    ("release of resource claims", WaitClass::Stop),
 ];
 /// The step of an idle worker.
 pub const IDLE: &str = "idle";
@@ -134,6 +139,7 @@ impl WaitClass {
             Self::FullName => "full_name",
             Self::Preemption => "preemption",
             Self::NodeLabels => "node_labels",
+            Self::Devices => "devices",
             Self::Other => "other",
         }
     }
@@ -166,6 +172,7 @@ mod tests {
             (StartWait::Removal.name(), Some("removal")),
             (StartWait::Preemption.name(), Some("preemption")),
             (StartWait::NodeLabels.name(), Some("node_labels")),
+            (StartWait::Devices.name(), Some("devices")),
             ("container runtime is down", Some("other")),
             ("", Some("other")),
         ] {

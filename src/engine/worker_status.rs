@@ -34,6 +34,8 @@ pub enum StartWait {
     Preemption,
     /// It selects nodes by labels that the node does not have yet.
     NodeLabels,
+    /// Its devices are being allocated, or their plugin has not registered yet.
+    Devices,
 }
 
 impl StartWait {
@@ -45,6 +47,7 @@ impl StartWait {
             Self::Removal => "removal of leftovers of the pod",
             Self::Preemption => "preemption of other pods",
             Self::NodeLabels => "node labels",
+            Self::Devices => "devices of device plugins",
         }
     }
 }

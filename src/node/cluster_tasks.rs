@@ -156,6 +156,7 @@ pub fn start(config: ClusterConfig, deps: NodeDeps, stops: &StopTokens) -> Vec<(
             deps.api.clone(),
             deps.nodes.clone(),
             name,
+            None,
             deps.random.clone(),
             work(),
         );

@@ -1,6 +1,7 @@
-//! Deletes ResourceSlices that DRA drivers published before the agent restarted.
+//! Deletes ResourceSlices of DRA drivers: all at the start of the agent, and those of a driver that is gone.
 //!
-//! Implements spec 10 §4.12 D2. Drivers that register again publish again; devices of the others must not be scheduled.
+//! Implements spec 06c §3.1, 10 §4.12 D2. Drivers that register again publish again; devices of the others must not be
+//! scheduled.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,17 +24,22 @@ const TRIES: u32 = 100;
 /// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Deletes all ResourceSlices of the node once the node object exists.
-pub(super) async fn delete_resource_slices(
+/// Deletes the ResourceSlices of the node, or those of one driver, once the node object exists.
+pub async fn delete_resource_slices(
     api: Arc<dyn ApiClient>,
     nodes: ReflectorStore<api::Node>,
     name: String,
+    driver: Option<String>,
     chance: Arc<dyn Fn() -> f64 + Send + Sync>,
     stop: CancellationToken,
 ) {
+    let mut selector = format!("spec.nodeName={name}");
+    if let Some(driver) = driver {
+        selector.push_str(&format!(",spec.driver={driver}"));
+    }
     tokio::select! {
         () = stop.cancelled() => {}
-        () = try_to_wipe(api, nodes, &name, chance) => {}
+        () = try_to_wipe(api, nodes, &name, &selector, chance) => {}
     }
 }
 
@@ -41,6 +47,7 @@ async fn try_to_wipe(
     api: Arc<dyn ApiClient>,
     mut nodes: ReflectorStore<api::Node>,
     name: &str,
+    selector: &str,
     chance: Arc<dyn Fn() -> f64 + Send + Sync>,
 ) {
     while nodes.get("", name).is_none() {
@@ -49,7 +56,7 @@ async fn try_to_wipe(
     let mut backoff = BACKOFF;
     for _ in 0..TRIES {
         let call = Call::new(Verb::DeleteCollection, Resource::RESOURCE_SLICES, "", "")
-            .query("fieldSelector", format!("spec.nodeName={name}"))
+            .query("fieldSelector", selector.to_owned())
             .within(DEADLINE);
         match api.call(call).await {
             Ok(answer) => {
@@ -93,6 +100,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn slices_of_one_driver_are_selected_by_its_name() {
+        let mut snapshot = Snapshot::default();
+        snapshot.objects.insert((String::new(), "n".to_owned()), Arc::default());
+        let (_sender, receiver) = watch::channel(Arc::new(snapshot));
+        let api = FakeApi::new(|_| Ok(json!({})));
+        let nodes = ReflectorStore::new(receiver);
+        let (driver, stop) = (Some("gpu.example.com".to_owned()), CancellationToken::new());
+        delete_resource_slices(api.clone(), nodes, "n".to_owned(), driver, Arc::new(|| 0.0), stop).await;
+        let selector = "spec.nodeName=n,spec.driver=gpu.example.com".to_owned();
+        assert_eq!(api.calls()[0].query, [("fieldSelector", selector)]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn slices_go_once_the_node_is_there() {
         let (sender, receiver) = watch::channel(Arc::<Snapshot<api::Node>>::default());
         let mut answers =
@@ -102,6 +122,7 @@ mod tests {
             api.clone(),
             ReflectorStore::new(receiver),
             "n".to_owned(),
+            None,
             Arc::new(|| 0.0),
             CancellationToken::new(),
         ));

@@ -37,8 +37,8 @@ use super::{
     },
 };
 use berth_ports::{
-    ContainerTuning, EventRecord, EventSink, HandlerFeatures, ImageUser, NodeFacts, ObjectSource, ResourceManager,
-    RuntimeState, UserNamespaces,
+    ContainerTuning, EventRecord, EventSink, HandlerFeatures, ImageUser, NodeFacts, ObjectSource, PodClaims,
+    PodDevices, ResourceManager, RuntimeState, UserNamespaces,
 };
 use berth_proto::cri;
 use berth_types::{
@@ -82,8 +82,12 @@ pub struct PreparerConfig {
 pub struct PreparerDeps {
     /// Reads ConfigMaps, Secrets, and Services.
     pub objects: Arc<dyn ObjectSource>,
-    /// Provides devices and CPU sets.
+    /// Provides CPU sets.
     pub resources: Arc<dyn ResourceManager>,
+    /// Provides devices of device plugins.
+    pub devices: Arc<dyn PodDevices>,
+    /// Provides devices of resource claims.
+    pub claims: Arc<dyn PodClaims>,
     /// Assigns host ID ranges.
     pub user_namespaces: Arc<dyn UserNamespaces>,
     /// Recorder of events.
@@ -273,6 +277,24 @@ impl Preparer {
         blocking(what, move || job.make()).await
     }
 
+    /// Adds what the container's devices require. Device plugins are called here, with deadlines of their own.
+    async fn add_devices(
+        &self,
+        tuning: &mut ContainerTuning,
+        pod: &Arc<Pod>,
+        container: &api::Container,
+    ) -> Result<(), PrepareError> {
+        let devices = self.deps.devices.container_devices(pod, container).await.map_err(PrepareError)?;
+        tuning.envs.extend(devices.envs);
+        tuning.mounts.extend(devices.mounts);
+        tuning.devices.extend(devices.devices);
+        let claimed = self.deps.claims.cdi_devices(pod, container).map_err(PrepareError)?;
+        tuning.cdi_devices.extend(claimed.into_iter().map(|name| cri::CdiDevice { name }));
+        tuning.cdi_devices.extend(devices.cdi_devices);
+        tuning.annotations.extend(devices.annotations);
+        Ok(())
+    }
+
     fn tuning(&self, pod: &Pod, kind: ContainerKind, container: &str) -> Result<ContainerTuning, PrepareError> {
         self.deps.resources.tuning(pod, kind, container).map_err(text_of)
     }
@@ -305,7 +327,8 @@ impl Prepare for Preparer {
 
     async fn container(&self, request: ContainerRequest<'_>) -> Result<cri::ContainerConfig, PrepareError> {
         let (pod, container) = (request.pod, request.container);
-        let tuning = self.tuning(pod, request.kind, &container.name)?;
+        let mut tuning = self.tuning(pod, request.kind, &container.name)?;
+        self.add_devices(&mut tuning, pod, container).await?;
         let ids = self.host_ids(pod, request.handler).await?;
         let security = self.security(&request, ids)?;
         let facts = self.deps.node.borrow().clone();

@@ -1,4 +1,4 @@
-//! Wiring of the debugging endpoints: health metrics, logs, checkpoints, diagnostics, profiles.
+//! Wiring of the debugging endpoints: health metrics, logs, checkpoints, diagnostics, devices, profiles.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use berth_config::{LoadedConfig, configz};
 use berth_metrics::SliMetrics;
 use berth_server::{
     Tools,
-    ports::{Checkpoints, PodDiagnostics, PodDirectory, Verbosity},
+    ports::{Checkpoints, DeviceList, PodDiagnostics, PodDirectory, Verbosity},
     routes::statusz::Statusz,
 };
 
@@ -28,17 +28,20 @@ pub struct DebugEndpointDeps {
     pub checkpoints: Arc<dyn Checkpoints>,
     /// Pod diagnostics.
     pub why: Arc<dyn PodDiagnostics>,
+    /// Devices of device plugins.
+    pub devices: Arc<dyn DeviceList>,
 }
 
 /// Builds the debugging endpoints.
 pub fn tools(loaded: &LoadedConfig, parts: DebugEndpointDeps) -> Tools {
-    let DebugEndpointDeps { log, slis, started, pods, checkpoints, why } = parts;
+    let DebugEndpointDeps { log, slis, started, pods, checkpoints, why, devices } = parts;
     let flags = loaded.flag_values.iter();
     Tools {
         slis,
         pods,
         checkpoints,
         why,
+        devices,
         statusz: Arc::new(Statusz {
             started: Timestamp::from_second(started).unwrap_or_default(),
             compiler: "rustc".to_owned(),

@@ -5,6 +5,7 @@
 
 pub mod checkpoint;
 pub mod debug_endpoints;
+pub mod devices;
 pub mod embedded_streams;
 pub mod logs;
 pub mod node_logs;

@@ -212,9 +212,16 @@ pub struct HealthDeps {
     pub log: LogHandle,
     /// Liveness of all other long-running tasks.
     pub liveness: TaskLivenessRegistry,
+    /// Why the registration server of device plugins has failed; `None` while it works.
+    pub device_plugins: watch::Receiver<Option<String>>,
     /// SLI metrics that count the check results.
     pub slis: SliMetrics,
 }
+
+/// Name of the check of the device plugin registration server (spec 06c §1.10).
+const DEVICE_PLUGIN: &str = "device-plugin";
+const DEVICE_PLUGIN_FAILED: &str = "device registration error: device plugin registration gRPC server failed and no \
+                                    device plugins can register";
 
 /// Checks behind `/healthz` on the main and the read-only port, and behind the systemd watchdog. kubelet's checks come
 /// first, then one per task with registered liveness (spec 05 §11).
@@ -226,7 +233,7 @@ pub struct AgentHealth {
 impl AgentHealth {
     /// Creates checks for the tasks that are registered so far.
     pub fn new(deps: HealthDeps) -> Self {
-        let names = ["log", "syncloop"].into_iter().chain(deps.liveness.names()).collect();
+        let names = ["log", "syncloop", DEVICE_PLUGIN].into_iter().chain(deps.liveness.names()).collect();
         Self { deps, names }
     }
 
@@ -264,6 +271,7 @@ impl Health for AgentHealth {
     fn check(&self, name: &str) -> Option<String> {
         match name {
             "syncloop" => self.deps.heartbeat.check(self.deps.sync_frequency).map(str::to_owned),
+            DEVICE_PLUGIN => self.deps.device_plugins.borrow().is_some().then(|| DEVICE_PLUGIN_FAILED.to_owned()),
             "log" => (self.deps.log.since_flush() >= LOG_LIMIT).then(|| "logging blocked".to_owned()),
             other => {
                 let silent = self.deps.liveness.overdue_for(other)?;

@@ -10,7 +10,13 @@ use futures::{
 
 use crate::engine::PodReader;
 use berth_ports::PodStateProvider;
-use berth_server::ports::{Allocatable, Claim, ExclusiveAllocations, ExclusiveResources, PodDirectory, PodFeed};
+use berth_resources::{
+    devices::{DeviceManager, ListedDevice},
+    dra::{ContainerClaim, DraManager, PreparedDevice},
+};
+use berth_server::ports::{
+    Allocatable, Claim, ClaimDevice, Device, ExclusiveAllocations, ExclusiveResources, PodDirectory, PodFeed,
+};
 use berth_status::StatusManager;
 use berth_types::{Pod, PodUid, api};
 
@@ -51,22 +57,51 @@ impl PodFeed for EnginePods {
     }
 }
 
-/// Stub of the resource managers: no exclusive CPUs, memory, or devices are allocated yet.
-pub struct NothingExclusive;
+/// [`ExclusiveResources`] adapter: devices and claims. CPUs and memory are not allocated exclusively.
+pub struct NodeResources {
+    /// Devices of device plugins.
+    pub devices: Arc<DeviceManager>,
+    /// Resource claims; `None` without an API server.
+    pub claims: Option<Arc<DraManager>>,
+}
+
+fn device(listed: ListedDevice) -> Device {
+    Device { resource: listed.resource, id: listed.id, nodes: listed.nodes }
+}
+
+fn claim(used: ContainerClaim) -> Claim {
+    let device = |(driver, device): (String, PreparedDevice)| ClaimDevice {
+        cdi: device.cdi_ids,
+        driver,
+        pool: device.pool,
+        device: device.device,
+        share_id: device.share_id,
+    };
+    Claim {
+        name: used.key.name,
+        namespace: used.key.namespace,
+        devices: used.devices.into_iter().map(device).collect(),
+    }
+}
 
 #[async_trait]
-impl ExclusiveResources for NothingExclusive {
+impl ExclusiveResources for NodeResources {
     async fn reconcile(&self) {}
 
-    fn allocations(&self, _pod: &Pod, _container: &str) -> ExclusiveAllocations {
-        ExclusiveAllocations::default()
+    fn allocations(&self, pod: &Pod, container: &str) -> ExclusiveAllocations {
+        let devices = self.devices.devices_of(pod.uid(), container).into_iter().map(device).collect();
+        ExclusiveAllocations { devices, ..ExclusiveAllocations::default() }
     }
 
-    fn claims(&self, _pod: &Pod, _container: &str) -> Result<Vec<Claim>, String> {
-        Ok(Vec::new())
+    fn claims(&self, pod: &Pod, container: &str) -> Result<Vec<Claim>, String> {
+        let Some((manager, (_, container))) = self.claims.as_ref().zip(pod.container(container)) else {
+            return Ok(Vec::new());
+        };
+        Ok(manager.claims_of(pod, container)?.into_iter().map(claim).collect())
     }
 
     fn allocatable(&self) -> Allocatable {
-        Allocatable::default()
+        let healthy = self.devices.all_devices().into_iter().filter(|listed| listed.is_healthy);
+        Allocatable { devices: healthy.map(device).collect(), ..Allocatable::default() }
     }
 }

@@ -14,6 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::info;
 
 use super::{
+    allocators::Allocators,
     cluster::{self, Cluster},
     embedded,
     engine::{self, EngineParts},
@@ -185,6 +186,7 @@ async fn assemble(
     let (resources, user_namespaces) = resources::open(loaded, base, machine, info).await?;
     let RuntimeObservation { logs, pleg, deaths, runtime_state } =
         observation::open(loaded, base, connection, info, node.clone()).await?;
+    let allocators = Allocators::open(loaded, base, cluster.as_ref(), &node).await?;
     let images = open_images(loaded, base, connection, cluster.as_ref()).await?;
     let groups = stats::groups(loaded, cgroup_driver(loaded, info));
     let watched =
@@ -199,6 +201,7 @@ async fn assemble(
         images: images.clone(),
         probes: probes.manager.clone(),
         resources,
+        allocators: allocators.clone(),
         objects,
         status: status.clone(),
     };
@@ -213,6 +216,7 @@ async fn assemble(
     };
     let (engine, allocations) = engine::open(loaded, base, &core, parts).await?;
     probes.wake_through(base, engine.commands.clone());
+    allocators.resync_through(&engine.commands);
     let observer: Arc<dyn PodObserver> = pleg;
     watch_oom_kills(loaded, base, &engine, &status, observer.clone(), groups);
     let parts =
@@ -239,8 +243,8 @@ async fn assemble(
     let statistics = open_statistics(loaded, base, parts);
     let acting = eviction::ActParts { engine: &engine, allocations, statistics: &statistics, runtime, images };
     eviction::start_evictor(base, eviction, acting);
-    let (cri, runtime) = (connection.runtime.clone(), info.name.clone());
-    let parts = server::Parts { engine, status, observer, cri, statistics, runtime, targets, probes: probes.manager };
+    let (cri, runtime, probes) = (connection.runtime.clone(), info.name.clone(), probes.manager);
+    let parts = server::Parts { engine, status, observer, cri, statistics, runtime, targets, probes, allocators };
     server::start(loaded, base, parts, auth).await
 }
 
@@ -255,6 +259,7 @@ pub(super) struct CoreParts<'a> {
     pub(super) images: Arc<images::ImageManager>,
     pub(super) probes: Arc<dyn ProbeManager>,
     pub(super) resources: Arc<dyn ResourceManager>,
+    pub(super) allocators: Allocators,
     pub(super) objects: Arc<dyn ObjectSource>,
     pub(super) status: Arc<StatusManager>,
 }

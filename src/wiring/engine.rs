@@ -61,6 +61,8 @@ pub(super) async fn open(
         volumes: parts.volumes,
         probes: core.probes.clone(),
         resources: core.resources.clone(),
+        devices: core.allocators.devices.pods.clone(),
+        claims: core.allocators.claims.pods.clone(),
         objects: core.objects.clone(),
         mirrors,
         events: base.events.clone(),
@@ -75,6 +77,7 @@ pub(super) async fn open(
             started_at: base.clock.now(),
             api_client: parts.cluster.is_some(),
             prefer_ipv6: prefers_ipv6(loaded),
+            resource_health: loaded.gates.enabled("ResourceHealthStatus"),
             ..EngineConfig::default()
         },
         reports,

@@ -3,8 +3,11 @@
 //! The only module that depends on all others. Implements spec 01 §8, §9.
 
 mod adapters;
+mod allocators;
+mod claims;
 mod cluster;
 mod composition_root;
+mod devices;
 pub mod embedded;
 mod engine;
 mod events;

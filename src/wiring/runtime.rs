@@ -45,6 +45,8 @@ pub(super) async fn open(
         PreparerDeps {
             objects: core.objects.clone(),
             resources: core.resources.clone(),
+            devices: core.allocators.devices.pods.clone(),
+            claims: core.allocators.claims.pods.clone(),
             user_namespaces: parts.user_namespaces,
             events: base.events.clone(),
             node: core.node.subscribe(),

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::{
+    allocators::Allocators,
     composition_root::{Base, BuildError, SETTLE, wrong},
     server_auth::ServerAuth,
     server_grpc,
@@ -24,6 +25,7 @@ use crate::{
         RuntimeStreams,
         checkpoint::{CheckpointDeps, RuntimeCheckpoints},
         debug_endpoints::{self, DebugEndpointDeps},
+        devices::NodeDevices,
         logs::{PodLogs, RuntimePodList},
         pages::{AgentHealth, AgentPages, HealthDeps},
         pods::EnginePods,
@@ -56,6 +58,8 @@ pub(super) struct Parts {
     pub(super) targets: Option<Arc<dyn StreamTargets>>,
     /// Probe manager, for histories.
     pub(super) probes: Arc<probes::ProbeManagerHandle>,
+    /// Devices and resource claims.
+    pub(super) allocators: Allocators,
 }
 
 impl Parts {
@@ -84,7 +88,13 @@ pub(super) async fn start(
 ) -> Result<Arc<dyn Health>, BuildError> {
     let config = &loaded.config;
     let endpoints = Arc::new(endpoints(loaded, base, &parts, configz_body(config, auth.as_ref())));
-    server_grpc::open(loaded, base, parts.pods());
+    server_grpc::open(
+        loaded,
+        base,
+        parts.pods(),
+        parts.allocators.devices.manager.clone(),
+        parts.allocators.claims.manager.clone(),
+    );
     let health = endpoints.health.clone();
     let metrics = ServerMetrics::new(&base.registry);
     let parts = Arc::new(parts);
@@ -212,6 +222,7 @@ fn endpoints(loaded: &LoadedConfig, base: &Base, parts: &Parts, configz: String)
         sync_frequency: config.sync_frequency.std(),
         log: base.log.clone(),
         liveness: base.liveness.clone(),
+        device_plugins: parts.allocators.devices.failure.clone(),
         slis: slis.clone(),
     }));
     base.tasks.spawn(health.clone().keep_counting(base.stop.child_token()));
@@ -240,6 +251,10 @@ fn endpoints(loaded: &LoadedConfig, base: &Base, parts: &Parts, configz: String)
                 pods: Arc::new(parts.pods()),
                 checkpoints: Arc::new(checkpoints(loaded, base, parts)),
                 why: Arc::new(parts.diagnostics(base.clock.clone())),
+                devices: Arc::new(NodeDevices {
+                    manager: parts.allocators.devices.manager.clone(),
+                    pods: parts.engine.pods.clone(),
+                }),
             },
         ),
         streams: streams(loaded, base, parts),

@@ -3,17 +3,24 @@
 use std::sync::Arc;
 
 use super::composition_root::Base;
-use crate::serving::pods::{EnginePods, NothingExclusive};
+use crate::serving::pods::{EnginePods, NodeResources};
 use berth_config::LoadedConfig;
 use berth_metrics::{PodResourcesMetrics, PodWatchMetrics};
+use berth_resources::{devices::DeviceManager, dra::DraManager};
 use berth_server::grpc::{self, PodResourcesDeps, PodsApi, Socket};
 
 /// Opens the sockets; they close with the agent.
-pub(super) fn open(loaded: &LoadedConfig, base: &Base, pods: EnginePods) {
+pub(super) fn open(
+    loaded: &LoadedConfig,
+    base: &Base,
+    pods: EnginePods,
+    devices: Arc<DeviceManager>,
+    claims: Option<Arc<DraManager>>,
+) {
     let (root, pods) = (loaded.root_directory(), Arc::new(pods));
     let routes = grpc::pod_resources(PodResourcesDeps {
         pods: pods.clone(),
-        exclusive: Arc::new(NothingExclusive),
+        exclusive: Arc::new(NodeResources { devices, claims }),
         metrics: PodResourcesMetrics::new(&base.registry),
         active_only: loaded.gates.enabled("KubeletPodResourcesListUseActivePods"),
     });

@@ -1,6 +1,13 @@
 //! Opens the volume manager, and its exchange of volumes in use with the Node object.
 
-use std::{collections::BTreeSet, fs::DirBuilder, os::unix::fs::DirBuilderExt, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::DirBuilder,
+    os::unix::fs::DirBuilderExt,
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{sync::watch, time::timeout};
 use tracing::warn;
@@ -10,10 +17,13 @@ use super::{
     composition_root::{Base, BuildError, CoreParts},
     node_addresses,
 };
-use crate::standalone::NoStorage;
+use crate::{
+    plugins::{Handlers, Watcher, WatcherDeps},
+    standalone::NoStorage,
+};
 use berth_config::LoadedConfig;
-use berth_metrics::{SelinuxMetrics, VolumeMetrics};
-use berth_ports::{EventRecord, EventSink, StorageObjects};
+use berth_metrics::{PluginMetrics, SelinuxMetrics, VolumeMetrics};
+use berth_ports::{EventRecord, EventSink, PluginHandler, StorageObjects};
 use berth_sys::{machine, selinux};
 use berth_volumes::{
     AttachableVolumePlugin, CredentialStorage, FcPlugin, HostOperations, IscsiPlugin, LabelPolicy, LocalPlugin,
@@ -67,7 +77,9 @@ pub(super) async fn open(
     let facts = core.node.subscribe();
     if let Some(cluster) = cluster {
         let (facts, runtime, volumes) = (core.node.clone(), core.runtime_state.clone(), seam.reporter());
-        let node = NodeParts { facts, runtime, images: core.images.clone(), volumes };
+        let devices = core.allocators.devices.resources.clone();
+        let devices_lost = core.allocators.devices.is_fresh;
+        let node = NodeParts { facts, runtime, images: core.images.clone(), volumes, devices, devices_lost };
         let ranges = cluster.keep_node(loaded, base, core.machine, core.info, node)?;
         cluster.follow_pod_cidr(base, ranges, core.cri.clone());
     } else {
@@ -81,7 +93,7 @@ pub(super) async fn open(
         clock: base.clock.clone(),
         metrics: VolumeMetrics::new(&base.registry),
         storage: cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage),
-        plugins: plugins(loaded, base, root, cluster),
+        plugins: plugins(loaded, base, root, core, cluster),
         labels: labels(loaded, base, root).await,
         reported: seam.reported.subscribe(),
         in_use: seam.in_use.clone(),
@@ -104,6 +116,7 @@ fn plugins(
     loaded: &LoadedConfig,
     base: &Base,
     root: &Path,
+    core: &CoreParts<'_>,
     cluster: Option<&Cluster>,
 ) -> Vec<Arc<dyn AttachableVolumePlugin>> {
     let machine: Arc<dyn HostOperations> = Arc::new(ThisMachine::default());
@@ -114,10 +127,28 @@ fn plugins(
         Arc::new(IscsiPlugin::new(root, machine.clone(), storage)),
         Arc::new(FcPlugin::new(root, machine)),
     ];
-    if let Some(cluster) = cluster {
-        plugins.push(cluster.open_csi(loaded, base, root));
+    let mut handlers = BTreeMap::from([("DevicePlugin", core.allocators.devices.plugin_handler())]);
+    if let Some(handler) = core.allocators.claims.plugin_handler() {
+        handlers.insert("DRAPlugin", handler);
     }
+    if let Some(cluster) = cluster {
+        let (csi, registration) = cluster.open_csi(loaded, base, root);
+        plugins.push(csi);
+        handlers.insert("CSIPlugin", registration);
+    }
+    watch_plugins(base, root, handlers);
     plugins
+}
+
+/// Starts the plugin watcher: it registers plugins that create sockets in `plugins_registry`.
+fn watch_plugins(base: &Base, root: &Path, handlers: BTreeMap<&'static str, Arc<dyn PluginHandler>>) {
+    let watcher = Watcher::new(WatcherDeps {
+        directory: root.join("plugins_registry"),
+        handlers: Handlers::new(handlers),
+        metrics: PluginMetrics::new(&base.registry),
+        tasks: base.tasks.tracker().clone(),
+    });
+    base.tasks.spawn(watcher.run(base.stop.child_token()));
 }
 
 /// SELinux label policy of volumes; `None` on a machine without SELinux. With it, also labels the directories that are

@@ -42,7 +42,8 @@ macro_rules! smoke {
 }
 
 smoke! {
-    cgroup_files command_line containerd_event cpu_set cri_endpoint cri_status docker_config env_file expansion field_path
+    allocate_response cgroup_files command_line containerd_event cpu_set cri_endpoint cri_status device_checkpoint
+    device_list docker_config dra_checkpoint dra_health_state env_file expansion field_path
     filter_profile go_duration host_names image_pattern image_reference image_users kernel_log kubelet_config kubelet_dropin layer_entries log_cri log_docker log_filter
     log_query manifest_file manifest_http mount_table plugin_config plugin_response pull_record quantity resolv_conf
     resource_state shim_exit_record shim_message shim_output spdy_frames websocket_tunnel

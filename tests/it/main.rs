@@ -10,6 +10,7 @@ mod cluster_objects;
 mod config;
 mod cri;
 mod csi;
+mod devices;
 mod endpoints;
 mod engine;
 mod images;

@@ -4,6 +4,7 @@
 
 mod claims;
 mod commands;
+mod devices;
 mod environment;
 mod environment_faults;
 mod failures;

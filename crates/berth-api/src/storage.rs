@@ -8,7 +8,10 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use k8s_openapi::api::{
+    resource::v1::ResourceClaim,
+    storage::v1::{CSIDriver, VolumeAttachment},
+};
 use serde::de::DeserializeOwned;
 use tokio::{
     sync::watch,
@@ -106,6 +109,10 @@ fn storage_error(error: &ApiError) -> StorageError {
 impl StorageObjects for ApiStorage {
     async fn claim(&self, namespace: &str, name: &str) -> Result<Arc<api::PersistentVolumeClaim>, StorageError> {
         self.get(Resource::CLAIMS, namespace, name).await
+    }
+
+    async fn resource_claim(&self, namespace: &str, name: &str) -> Result<Arc<ResourceClaim>, StorageError> {
+        self.get(Resource::RESOURCE_CLAIMS, namespace, name).await
     }
 
     async fn volume(&self, name: &str) -> Result<Arc<api::PersistentVolume>, StorageError> {

@@ -43,6 +43,8 @@ pub const CONSULTED: &[&str] = &[
     "PreventStaticPodAPIReferences",
     "ReduceDefaultCrashLoopBackOffDecay",
     "ReloadKubeletServerCertificateFile",
+    "ResourceHealthStatus",
+    "ResourceHealthStatusMessage",
     "RestartAllContainersOnContainerExits",
     "RotateKubeletServerCertificate",
     "RuntimeClassInImageCriApi",

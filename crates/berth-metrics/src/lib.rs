@@ -14,6 +14,8 @@ mod auth;
 mod build_info;
 mod certificates;
 mod csi;
+mod devices;
+mod dra;
 mod embedded;
 mod engine;
 mod eviction;
@@ -58,6 +60,8 @@ pub use build_info::{
 };
 pub use certificates::{CertificateExpiry, CertificateMetrics, register_pod_certificates};
 pub use csi::CsiMetrics;
+pub use devices::DeviceMetrics;
+pub use dra::{DraMetrics, DraOperation};
 pub use embedded::{
     EmbeddedMetrics, EmbeddedObjects, LaunchStep, NetworkOperation, Outcome, Unpacks, register_embedded_objects,
 };

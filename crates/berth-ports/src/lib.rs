@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
+mod claims;
 mod clock;
+mod devices;
 mod disk_state_file;
 mod events;
 mod images;
@@ -26,7 +28,9 @@ mod task_liveness;
 mod user_namespaces;
 mod volumes;
 
+pub use claims::{NoClaims, PodClaims};
 pub use clock::{Clock, SystemClock};
+pub use devices::{ContainerDevices, DeviceAdmission, DeviceCapacity, NoDevices, PodDevices};
 pub use disk_state_file::{DiskStateFile, OneWrite};
 pub use events::{EventKind, EventRecord, EventSink, EventTarget};
 pub use images::{EnsureImage, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret, ResolvedImage};

@@ -5,7 +5,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
-use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use k8s_openapi::api::{
+    resource::v1::ResourceClaim,
+    storage::v1::{CSIDriver, VolumeAttachment},
+};
 use tokio::sync::watch;
 
 use berth_types::api;
@@ -35,6 +38,10 @@ pub type AttachedVolumes = Option<Arc<BTreeMap<String, String>>>;
 pub trait StorageObjects: Send + Sync + 'static {
     /// A PersistentVolumeClaim.
     async fn claim(&self, namespace: &str, name: &str) -> Result<Arc<api::PersistentVolumeClaim>, StorageError>;
+    /// A ResourceClaim of dynamic resource allocation.
+    async fn resource_claim(&self, _namespace: &str, _name: &str) -> Result<Arc<ResourceClaim>, StorageError> {
+        Err(StorageError::NoClient)
+    }
     /// A PersistentVolume.
     async fn volume(&self, name: &str) -> Result<Arc<api::PersistentVolume>, StorageError>;
     /// A VolumeAttachment.

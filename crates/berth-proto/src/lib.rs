@@ -1,4 +1,4 @@
-//! Protobuf and gRPC types generated from `proto/`: CRI, CSI, PodResources, plugin registration.
+//! Protobuf and gRPC types generated from `proto/`: CRI, CSI, DRA, device plugins, PodResources.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "generated from the published field tables")]
@@ -32,7 +32,7 @@ pub mod pod_resources {
     tonic::include_proto!("v1");
 }
 
-/// Local APIs of version `v1alpha1`: PodResources and Pods.
+/// Local APIs of version `v1alpha1`: PodResources, Pods, and health of DRA devices.
 pub mod v1alpha1 {
     tonic::include_proto!("v1alpha1");
 }
@@ -45,6 +45,21 @@ pub mod plugin_registration {
 /// Container Storage Interface, `csi.v1`.
 pub mod csi {
     tonic::include_proto!("csi.v1");
+}
+
+/// Device plugin API, `v1beta1`.
+pub mod device_plugin {
+    tonic::include_proto!("v1beta1");
+}
+
+/// API of dynamic resource allocation (DRA) drivers, `v1`.
+pub mod dra_v1 {
+    tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+}
+
+/// API of dynamic resource allocation (DRA) drivers, `v1beta1`.
+pub mod dra_v1beta1 {
+    tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1beta1");
 }
 
 /// Profiles in `pprof` format.

@@ -14,11 +14,11 @@ use jiff::Timestamp;
 use super::{
     auth::UserInfo,
     ports::{
-        Checkpoints, ContainerLogs, Health, NodeLogs, PodDiagnostics, PodDirectory, Profiles, RunningPods,
+        Checkpoints, ContainerLogs, DeviceList, Health, NodeLogs, PodDiagnostics, PodDirectory, Profiles, RunningPods,
         SnapshotPages, Statistics, Verbosity,
     },
     routes::{
-        attach, checkpoint, container_logs, exec, flags_v, flagz, healthz, metrics, metrics_page, node_logs,
+        attach, checkpoint, container_logs, devices, exec, flags_v, flagz, healthz, metrics, metrics_page, node_logs,
         port_forward, pprof, run, slis, stats_summary,
         statusz::{self, Statusz},
         text, why,
@@ -76,6 +76,8 @@ pub struct Tools {
     pub checkpoints: Arc<dyn Checkpoints>,
     /// `/debug/why/`
     pub why: Arc<dyn PodDiagnostics>,
+    /// `/debug/devices`
+    pub devices: Arc<dyn DeviceList>,
 }
 
 impl Endpoints {
@@ -140,6 +142,7 @@ impl Endpoints {
                 node_logs::read(&self.tools.node_logs, self.tools.log_queries, &head, &path).await
             }
             Endpoint::Why(path) => why::respond(&*self.tools.why, &path),
+            Endpoint::Devices => devices::respond(&*self.tools.devices),
             Endpoint::Pprof(name) => pprof::serve(&*self.tools.profiles, &request.map(drop), &name).await,
         }
     }

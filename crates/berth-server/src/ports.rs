@@ -1,6 +1,7 @@
 //! Interfaces (ports) through which the server reads pods, logs, metrics, and reviews from the agent.
 
 mod debug_endpoints;
+mod device_list;
 mod exclusive_resources;
 mod node_logs;
 mod pod_directory;
@@ -21,6 +22,7 @@ use berth_types::{ContainerId, Pod, api};
 pub use debug_endpoints::{
     CheckpointError, Checkpoints, MemoryView, PodDiagnostics, ProfileError, Profiles, Verbosity,
 };
+pub use device_list::{AssignedContainer, DeviceEntry, DeviceHealth, DeviceList};
 pub use exclusive_resources::{
     Allocatable, Claim, ClaimDevice, Device, ExclusiveAllocations, ExclusiveResources, MemoryBlock,
 };

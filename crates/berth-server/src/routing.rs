@@ -130,6 +130,8 @@ pub enum Endpoint {
     Pprof(String),
     /// `/debug/why/{namespace}/{pod}`; Berth's own endpoint, absent in kubelet.
     Why(PodPath),
+    /// `/debug/devices`; Berth's own endpoint, absent in kubelet.
+    Devices,
 }
 
 /// Result of the service router.
@@ -159,6 +161,7 @@ const SERVICES: &[(&str, &str, bool)] = &[
     ("/logs/", "", false),
     ("/debug/pprof/", "", false),
     ("/debug/why/", JSON, false),
+    ("/debug/devices/", JSON, true),
 ];
 const JSON: &str = "application/json";
 /// Roots that only debugging handlers serve; a stub with a 405 replaces them when debugging is off.
@@ -171,6 +174,7 @@ const DEBUG_ROOTS: &[&str] = &[
     "/runningpods/",
     "/debug/pprof/",
     "/debug/why/",
+    "/debug/devices/",
     "/logs/",
 ];
 const DEBUG_OFF: &str = "Debug endpoints are disabled.";
@@ -273,6 +277,7 @@ fn endpoint(root: &str, rest: &str) -> Option<(Endpoint, &'static str)> {
         ("/logs/", _) => (Endpoint::Logs(rest.to_owned()), "GET"),
         ("/debug/pprof/", _) => (Endpoint::Pprof(rest.to_owned()), "GET"),
         ("/debug/why/", [namespace, pod]) => (Endpoint::Why(pod_path(namespace, pod, None)), "GET"),
+        ("/debug/devices/", []) => (Endpoint::Devices, "GET"),
         _ => return None,
     };
     Some(found)
@@ -409,6 +414,8 @@ mod tests {
             ("/checkpoint", None, to("/checkpoint/")),
             ("/debug/pprof", None, to("/debug/pprof/")),
             ("/debug/why", None, to("/debug/why/")),
+            ("/debug/devices", None, on("/debug/devices")),
+            ("/debug/devicesx", None, PathRoute::Unknown),
             ("/run", None, on("/run")),
             ("/pods/", None, on("/pods/")),
             ("/pods/x", None, on("/pods/x")),
@@ -432,6 +439,7 @@ mod tests {
         let stub = |text| PathRoute::Plain(PlainEndpoint::Disabled(text));
         for path in [
             "/debug/why/a/b",
+            "/debug/devices/",
             "/run/x",
             "/exec/xxx",
             "/attach/",
@@ -449,7 +457,7 @@ mod tests {
         for path in ["/configz", "/checkpoint/a/b/c", "/checkpoint", "/statusz", "/flagz", "/debug/flags/v"] {
             assert_eq!(outer(path, None, &EnabledEndpoints::READ_ONLY, CHECKS), PathRoute::Unknown, "{path}");
         }
-        for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs"] {
+        for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs", "/debug/devices"] {
             assert_eq!(outer(path, None, &EnabledEndpoints::READ_ONLY, CHECKS), to(&format!("{path}/")), "{path}");
         }
         for path in ["/pods", "/stats/summary"] {
@@ -501,6 +509,10 @@ mod tests {
             ("GET", "/debug/why/a/b", None, ServiceRoute::Found(Endpoint::Why(pod(None)))),
             ("GET", "/debug/why/a", None, ServiceRoute::NotFound),
             ("POST", "/debug/why/a/b", None, ServiceRoute::MethodNotAllowed("GET")),
+            ("GET", "/debug/devices", None, ServiceRoute::Found(Endpoint::Devices)),
+            ("GET", "/debug/devices/", None, ServiceRoute::Found(Endpoint::Devices)),
+            ("GET", "/debug/devices/a", None, ServiceRoute::NotFound),
+            ("POST", "/debug/devices", None, ServiceRoute::MethodNotAllowed("GET")),
         ] {
             assert_eq!(service(method, path, accept), wanted, "{method} {path}");
         }

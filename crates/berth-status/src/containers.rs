@@ -55,6 +55,10 @@ impl Conversion<'_> {
             }
         };
         self.explain(&mut status, container, newest);
+        if self.kind == ContainerKind::Regular {
+            let devices = (self.input.devices)(&container.name);
+            status.allocated_resources_status = Some(devices).filter(|devices| !devices.is_empty());
+        }
         status
     }
 

@@ -162,6 +162,9 @@ pub fn observed(seen: &[(&str, RuntimeState)]) -> ObservedPod {
     observed
 }
 
+/// Returns the health of a container's devices.
+type DeviceHealth = dyn Fn(&str) -> Vec<api::ResourceStatus>;
+
 /// Owned inputs of a build.
 pub struct StatusFixture {
     pub pod: Pod,
@@ -174,6 +177,8 @@ pub struct StatusFixture {
     pub recursive: bool,
     pub prefer_v6: bool,
     probes: Box<dyn Fn(&ContainerId) -> ProbeOutcome>,
+    /// Health of the devices by container name.
+    pub devices: Box<DeviceHealth>,
 }
 
 impl StatusFixture {
@@ -190,6 +195,7 @@ impl StatusFixture {
             recursive: false,
             prefer_v6: false,
             probes: Box::new(|_| ProbeOutcome::default()),
+            devices: Box::new(|_| Vec::new()),
         }
     }
 
@@ -219,6 +225,7 @@ impl StatusFixture {
             kind: self.kind,
             start_failures: &self.failures,
             probes: &*self.probes,
+            devices: &*self.devices,
             eviction: self.eviction.as_ref(),
             resize: &self.resize,
             cgroup: None,

@@ -82,6 +82,8 @@ pub struct StatusInput<'a> {
     pub start_failures: &'a BTreeMap<String, StartFailure>,
     /// Returns the probe results of a container instance.
     pub probes: &'a dyn Fn(&ContainerId) -> ProbeOutcome,
+    /// Returns the health of a container's devices.
+    pub devices: &'a dyn Fn(&str) -> Vec<api::ResourceStatus>,
     /// Eviction of the pod, if any; the first handler wins.
     pub eviction: Option<&'a Eviction>,
     /// `PodResizePending` and `PodResizeInProgress`, where set; the terminal build ignores them.

@@ -13,7 +13,7 @@ use berth_types::{
     Pod, api,
     observation::{ContainerState, ObservedContainer},
     quantity::{Amount, QuantityFormat},
-    resources::{EPHEMERAL_STORAGE, Overhead, pod_limits, pod_requests, quantities},
+    resources::{EPHEMERAL_STORAGE, Overhead, is_extended, pod_limits, pod_requests, quantities},
 };
 
 type List = BTreeMap<String, Quantity>;
@@ -62,7 +62,9 @@ pub(super) fn pod_resources(pod: &Pod, cgroup: Option<PodCgroup>, old: &api::Pod
     let requests = quantities(pod_requests(pod.spec(), Overhead::Included));
     let limits = quantities(pod_limits(pod.spec(), Overhead::Included));
     if pod.api_phase() != Phase::Running.as_str() {
-        return requirements(pod, requests, limits);
+        // Extended resources are not listed once the pod runs: the status would change for no other reason.
+        let own = |list: List| list.into_iter().filter(|(name, _)| !is_extended(name)).collect();
+        return requirements(pod, own(requests), own(limits));
     }
     let seen = cgroup.unwrap_or_default();
     let level = pod.spec().resources.clone().unwrap_or_default();

@@ -20,7 +20,8 @@ use berth_metrics::{
     StatusMetrics,
 };
 use berth_ports::{
-    Clock, EnsureImage, ImageProvider, NodeFacts, PodObserver, PodProgress, PodRuntime, PodStateProvider, PullPolicy,
+    Clock, EnsureImage, ImageProvider, NoClaims, NoDevices, NodeFacts, PodObserver, PodProgress, PodRuntime,
+    PodStateProvider, PullPolicy,
 };
 use berth_status::StatusManager;
 use berth_types::{Pod, PodSource, PodUid, api};
@@ -157,6 +158,8 @@ impl Machine {
             volumes: self.disk.clone(),
             probes: parts.probes.clone(),
             resources: self.disk.clone(),
+            devices: Arc::new(NoDevices),
+            claims: Arc::new(NoClaims),
             objects: Arc::new(NoApi),
             mirrors: mirrors.clone(),
             events: parts.events.clone(),

@@ -11,6 +11,8 @@ pub mod clock;
 pub mod containerd;
 pub mod cri_calls;
 pub mod csi;
+pub mod device_plugin;
+pub mod dra_driver;
 pub mod embedded;
 pub mod image;
 pub mod kill_switch;

@@ -80,6 +80,7 @@ pub fn unmount_below(folder: &Path) {
 pub struct Home {
     dir: Arc<Folder>,
     config: Value,
+    settings: Value,
     flags: Vec<String>,
     environment: Vec<(String, String)>,
     called: BinaryName,
@@ -120,9 +121,12 @@ impl Home {
         });
         let flags =
             vec![format!("--root-dir={}", dir.path().join("root").display()), format!("--hostname-override={NODE}")];
+        // Each agent has a directory of device plugins of its own: agents of other tests run at the same time.
+        let settings = json!({"devices": {"pluginDirectory": dir.path().join("device-plugins")}});
         Self {
             dir: Arc::new(Folder(dir)),
             config,
+            settings,
             flags,
             environment: Vec::new(),
             called: BinaryName::Kubelet,
@@ -136,6 +140,15 @@ impl Home {
     pub fn with(mut self, fields: Value) -> Self {
         for (key, value) in fields.as_object().expect("not a JSON object") {
             self.config[key] = value.clone();
+        }
+        self
+    }
+
+    /// Sets sections of the agent's own settings file (`BERTH_CONFIG`).
+    #[must_use]
+    pub fn settings(mut self, sections: Value) -> Self {
+        for (key, value) in sections.as_object().expect("not a JSON object") {
+            self.settings[key] = value.clone();
         }
         self
     }
@@ -213,6 +226,8 @@ impl Home {
         }
         let config = self.path().join("config.json");
         fs::write(&config, self.config.to_string()).expect("written");
+        let settings = self.path().join("berth.json");
+        fs::write(&settings, self.settings.to_string()).expect("written");
         let path = self.path().join("log");
         let log = fs::OpenOptions::new().create(true).append(true).open(&path).expect("failed to open the log file");
         let log_start = log.metadata().expect("failed to stat the log file").len();
@@ -223,6 +238,7 @@ impl Home {
         let child = command
             .arg(format!("--config={}", config.display()))
             .args(&self.flags)
+            .env("BERTH_CONFIG", settings)
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("failed to duplicate the log file"))

@@ -72,7 +72,8 @@ impl Real {
         match self {
             Self::Containerd(containerd) => Home::new(&containerd.endpoint()),
             Self::Embedded(embedded) => {
-                Home::new("embedded").environment("BERTH_CONFIG", embedded.settings().display().to_string())
+                let settings = std::fs::read(embedded.settings()).expect("readable settings");
+                Home::new("embedded").settings(serde_json::from_slice(&settings).expect("settings in JSON"))
             }
         }
     }

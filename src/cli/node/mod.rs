@@ -1,7 +1,8 @@
-//! `berth pods`, `why`, `logs`, `exec` and `top`: clients of the node's API.
+//! `berth pods`, `why`, `devices`, `logs`, `exec` and `top`: clients of the node's API.
 //!
 //! They authenticate with the local administrator's certificate.
 
+pub(super) mod devices;
 pub(super) mod exec;
 pub(super) mod logs;
 mod node_client;

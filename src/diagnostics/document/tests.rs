@@ -182,6 +182,7 @@ async fn a_queued_pod_names_what_it_waits_for() {
         (StartWait::Removal, "sync", "removal of leftovers of the pod", "removal"),
         (StartWait::Preemption, "preempting", "preemption of other pods", "preemption"),
         (StartWait::NodeLabels, "admission", "node labels", "node_labels"),
+        (StartWait::Devices, "admission", "devices of device plugins", "devices"),
     ] {
         let standing =
             PodWorkerStatus { id: id(), life: Lifecycle::Syncing, progress: None, line: Some((line, begun)) };

@@ -24,5 +24,5 @@ mod taints;
 mod tests;
 
 pub use declared_features::missing_for_update;
-pub use pod_admission::{Admission, AdmissionRules, AdmitInput, Purpose, admit};
+pub use pod_admission::{Admission, AdmissionRules, AdmitInput, Purpose, admit, precheck};
 pub use refusal::{AdmissionRejection, PredicateFailure};

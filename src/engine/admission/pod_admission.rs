@@ -78,8 +78,8 @@ pub struct Admission {
 
 type Handler = fn(&AdmitInput<'_>, &mut Admission) -> Result<(), AdmissionRejection>;
 
-/// The handlers in order; the first refusal wins. Resource managers belong before the predicates: their
-/// allocations are made before the fit test (spec 02a §6.1 note).
+/// The handlers in order; the first refusal wins. Devices are allocated between the sysctls and the
+/// predicates (spec 02a §6.1 note).
 const HANDLERS: &[Handler] = &[
     resize::check,
     eviction::check,
@@ -90,6 +90,18 @@ const HANDLERS: &[Handler] = &[
     declared_features::check,
     shutdown::check,
 ];
+
+/// The first handlers: they decide before devices are allocated to the pod.
+const BEFORE_DEVICES: &[Handler] = &[resize::check, eviction::check, sysctls::check];
+
+/// Runs the handlers that decide before devices are allocated.
+///
+/// # Errors
+/// The first refusal.
+pub fn precheck(input: &AdmitInput<'_>) -> Result<(), AdmissionRejection> {
+    let mut admitted = Admission::default();
+    BEFORE_DEVICES.iter().try_for_each(|handler| handler(input, &mut admitted))
+}
 
 /// Runs all admission handlers in order.
 ///

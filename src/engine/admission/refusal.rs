@@ -38,6 +38,11 @@ impl AdmissionRejection {
         Self { reason: reason.into(), message: message.into(), failures: Vec::new(), detail: None }
     }
 
+    /// Creates a refusal for devices that cannot be allocated, from the allocation's error (spec 06c §1.6).
+    pub fn failed_allocation(error: &str) -> Self {
+        Self::new("UnexpectedAdmissionError", format!("Allocate failed due to {error}, which is unexpected"))
+    }
+
     /// Creates a refusal from predicate failures: the first one determines reason and message.
     pub fn of(failures: Vec<PredicateFailure>) -> Self {
         let (reason, message) = match failures.first() {

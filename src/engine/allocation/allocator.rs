@@ -17,7 +17,7 @@ use super::{
     resize::{PendingResize, order, requested_changes, summary},
     writer::{self, WriterHandle},
 };
-use crate::engine::admission::{Admission, AdmissionRejection, AdmissionRules, AdmitInput, Purpose, admit};
+use crate::engine::admission::{Admission, AdmissionRejection, AdmissionRules, AdmitInput, Purpose, admit, precheck};
 use berth_metrics::{AdmissionMetrics, AllocationMetrics};
 use berth_ports::{Clock, EventRecord, EventSink, NodeFacts, StateFile};
 use berth_types::{Pod, PodUid, resource_state::PodResources};
@@ -179,6 +179,23 @@ impl Allocator {
     /// The pod with its allocated resources in place of the requested ones.
     pub fn allocated(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         self.shared.allocated(pod)
+    }
+
+    /// Decides on what must be refused before devices are allocated to the pod.
+    ///
+    /// # Errors
+    /// The first refusal.
+    pub fn precheck(&self, candidate: Candidate<'_>) -> Result<(), AdmissionRejection> {
+        let pod = self.shared.allocated(candidate.pod);
+        let input = AdmitInput {
+            pod: &pod,
+            purpose: Purpose::New,
+            active: &[],
+            rejected: &self.rejected,
+            node: candidate.node,
+            rules: &self.deps.rules,
+        };
+        precheck(&input)
     }
 
     /// Admits a pod and schedules a checkpoint of its allocation. If preemption is needed

@@ -159,6 +159,7 @@ impl SyncLoop {
         self.allocator.retain(&known);
         self.context.status.retain(&known);
         self.context.runtime.retain(&known);
+        self.context.claims.reconcile(&known);
     }
 
     /// Removes leftovers of unknown pods; a new pod of such a UID waits until its leftovers are

@@ -12,10 +12,10 @@ use crate::engine::{
     admission::{Admission, AdmissionRejection, missing_for_update, preemption},
     allocation::{Candidate, Preempt, Retry, RuntimePresence, Trigger, resize::has_shrunk},
     lifecycle::{Lifecycle, StatusOverride, StopCause},
-    worker::SyncPodType,
+    worker::{self, SyncPodType},
     worker_status::StartWait,
 };
-use berth_ports::EventRecord;
+use berth_ports::{DeviceAdmission, EventRecord, NodeFacts};
 use berth_status::{conditions::readiness_gates_changed, previous_status::starts_after};
 use berth_types::{Operation, Pod, PodChange, PodUid, api, qos::Qos};
 
@@ -82,7 +82,19 @@ impl SyncLoop {
         let active: Vec<Arc<Pod>> = self.active_pods().into_iter().filter(counts).collect();
         let node = self.context.node.borrow().clone();
         let presence = if self.runs_already(&pod) { RuntimePresence::Running } else { RuntimePresence::Absent };
-        match self.allocator.admit(Candidate { pod: &pod, presence, active: &active, node: &node }) {
+        let candidate = Candidate { pod: &pod, presence, active: &active, node: &node };
+        if let Err(refusal) = self.allocator.precheck(candidate) {
+            return self.reject(&pod, &refusal);
+        }
+        match self.admit_devices(&pod, presence) {
+            DeviceAdmission::Allocated => {}
+            DeviceAdmission::Pending(plugin) => return self.await_devices(&pod, plugin, ending.to_vec()),
+            DeviceAdmission::Rejected(error) => {
+                return self.reject(&pod, &AdmissionRejection::failed_allocation(&error));
+            }
+        }
+        let node = self.with_own_devices(&pod, node.clone());
+        match self.allocator.admit(Candidate { node: &node, ..candidate }) {
             Ok(admitted) if admitted.victims.is_empty() => {
                 self.rejected.remove(pod.uid());
                 self.allocator.added(&pod);
@@ -98,6 +110,41 @@ impl SyncLoop {
             }
             Err(refusal) => self.reject(&pod, &refusal),
         }
+    }
+
+    fn admit_devices(&self, pod: &Arc<Pod>, presence: RuntimePresence) -> DeviceAdmission {
+        let active = || self.ready.all().then(|| self.active_pods().iter().map(|pod| pod.uid().clone()).collect());
+        self.context.devices.admit(pod, presence == RuntimePresence::Running, &active)
+    }
+
+    /// Admits a pod again once its devices are allocated. `plugin` is the resource whose device plugin has to register
+    /// first, if that is the cause: the pod's status and an event name it.
+    fn await_devices(&mut self, pod: &Arc<Pod>, plugin: Option<String>, ending: Vec<PodUid>) {
+        self.awaiting_admission.insert(pod.uid().clone(), (StartWait::Devices, Instant::now()));
+        self.changed = true;
+        if let Some(resource) = plugin {
+            let message = format!("waiting for device plugin {resource} to register");
+            let status = worker::waiting_status(&self.context, pod, "WaitingForDevicePlugin", &message);
+            self.context.status.set(pod, status, self.context.clock.now());
+            self.context.events.record(EventRecord::normal(pod.id(), "WaitingForDevicePlugin", message));
+        }
+        let (devices, commands, pod) = (self.context.devices.clone(), self.commands.clone(), pod.clone());
+        self.context.tasks.spawn(async move {
+            devices.settled(pod.uid()).await;
+            let _ = commands.send(SyncLoopCommand::RetryAdmission { pod, ending }).await; // the sync loop may have ended
+        });
+    }
+
+    /// Node facts for the fit test of a pod: devices that pods have count as allocatable even if fewer are healthy now,
+    /// and the node object may not list a new plugin's devices yet (spec 06c §1.10).
+    fn with_own_devices(&self, pod: &Pod, mut node: Arc<NodeFacts>) -> Arc<NodeFacts> {
+        for (resource, number) in self.context.devices.allocatable(pod.uid()) {
+            let allocatable = node.allocatable.get(&resource).and_then(|text| text.parse().ok()).unwrap_or(0_u64);
+            if node.allocatable.contains_key(&resource) && allocatable < number {
+                Arc::make_mut(&mut node).allocatable.insert(resource, number.to_string());
+            }
+        }
+        node
     }
 
     /// Whether a node affinity rejection may come from a stale node object: pods and the node have
@@ -122,6 +169,7 @@ impl SyncLoop {
     fn reject(&mut self, pod: &Arc<Pod>, refusal: &AdmissionRejection) {
         warn!(pod = %pod.object_name(), podUID = %pod.uid(), reason = %refusal.reason, err = %refusal.message, "Pod was rejected");
         self.allocator.reject(pod, refusal);
+        self.context.devices.release(pod.uid());
         let status = api::PodStatus {
             phase: Some("Failed".to_owned()),
             qos_class: Some(Qos::of(pod).as_str().to_owned()),
@@ -229,6 +277,7 @@ impl SyncLoop {
             self.stop_unwanted(pod.uid());
         } else {
             self.context.status.forget(pod.uid());
+            self.context.devices.release(pod.uid());
         }
         self.retry_resizes(Trigger::PodsRemoved).await;
     }

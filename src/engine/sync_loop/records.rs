@@ -251,6 +251,7 @@ impl SyncLoop {
         if !self.pods.contains(uid) {
             self.context.status.forget(uid);
             self.allocator.forget(uid);
+            self.context.devices.release(uid);
         }
         self.sweep_due = true;
         self.changed = true;

@@ -10,8 +10,8 @@ use super::Report;
 use crate::engine::allocation::Allocations;
 use berth_metrics::EngineMetrics;
 use berth_ports::{
-    Clock, EventSink, MirrorPods, NodeFacts, ObjectSource, PodObserver, PodRuntime, ProbeManager, ResourceManager,
-    RuntimeState, VolumeManager,
+    Clock, EventSink, MirrorPods, NodeFacts, ObjectSource, PodClaims, PodDevices, PodObserver, PodRuntime,
+    ProbeManager, ResourceManager, RuntimeState, VolumeManager,
 };
 use berth_status::StatusManager;
 
@@ -28,6 +28,8 @@ pub struct EngineConfig {
     pub api_client: bool,
     /// Whether the first node address is IPv6.
     pub prefer_ipv6: bool,
+    /// Whether the status lists the health of devices (gate `ResourceHealthStatus`).
+    pub resource_health: bool,
     /// Start time of this agent.
     pub started_at: Timestamp,
 }
@@ -40,6 +42,7 @@ impl Default for EngineConfig {
             observation_timeout: Duration::from_secs(120),
             api_client: false,
             prefer_ipv6: false,
+            resource_health: true,
             started_at: Timestamp::UNIX_EPOCH,
         }
     }
@@ -57,6 +60,10 @@ pub struct WorkerContext {
     pub probes: Arc<dyn ProbeManager>,
     /// Manages pod cgroups.
     pub resources: Arc<dyn ResourceManager>,
+    /// Allocates devices of device plugins.
+    pub devices: Arc<dyn PodDevices>,
+    /// Prepares resource claims.
+    pub claims: Arc<dyn PodClaims>,
     /// Reads API objects, for example, ConfigMaps and Secrets.
     pub objects: Arc<dyn ObjectSource>,
     /// Creates and deletes mirror pods of static pods.

@@ -13,6 +13,7 @@
 
 mod context;
 mod deadline;
+mod pod_status;
 mod pod_sync;
 mod pod_termination;
 mod prerequisites;
@@ -29,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
 pub use context::{EngineConfig, WorkerContext};
+pub(super) use pod_status::waiting_status;
 
 use super::{
     lifecycle::{DesiredState, Lifecycle},

@@ -8,18 +8,24 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
-use super::{WorkerContext, deadline::by_deadline, prerequisites::PodPrerequisites, resize::PodLevelValues};
+use super::{
+    WorkerContext,
+    deadline::by_deadline,
+    pod_status::{StatusParts, build_status},
+    prerequisites::PodPrerequisites,
+    resize::PodLevelValues,
+};
 use crate::engine::{
     lifecycle::SyncTransition,
     sync_delay::{self, SyncResult},
 };
-use berth_ports::{ActionKind, EventRecord, PodProgress, PodView, ProbeResult, PullSecret, SyncOutcome, SyncPod};
+use berth_ports::{ActionKind, EventRecord, PodProgress, PodView, PullSecret, SyncOutcome, SyncPod};
 use berth_status::{
     BuildKind,
     lookup::{ContainerStateRef, state},
 };
 use berth_types::{
-    ContainerId, Pod, PodRef, api,
+    Pod, PodRef, api,
     observation::{Generation, ObservedPod},
     spec::ANNOTATION_SEEN,
 };
@@ -139,56 +145,6 @@ struct PrepareInput {
     observed: Arc<ObservedPod>,
     status: Arc<api::PodStatus>,
     restart_all: bool,
-}
-
-/// Inputs of one status, beside the shared context.
-struct StatusParts<'a> {
-    pod: &'a Pod,
-    observed: &'a ObservedPod,
-    failures: &'a BTreeMap<String, berth_status::StartFailure>,
-    kind: BuildKind,
-    eviction: Option<berth_status::Eviction>,
-    cgroup: Option<berth_status::PodCgroup>,
-    sandbox_ready: bool,
-}
-
-fn build_status(context: &WorkerContext, parts: &StatusParts<'_>) -> api::PodStatus {
-    let previous = context.status.previous(parts.pod);
-    let node = context.node.borrow().clone();
-    let runtime_name = context.runtime.name();
-    let resize = context.allocations.conditions(parts.pod.uid());
-    let handler = parts.observed.sandboxes.first().map_or("", |sandbox| sandbox.runtime_handler.as_str());
-    let recursive_read_only = context
-        .runtime_state
-        .borrow()
-        .handlers
-        .get(handler)
-        .is_some_and(|features| features.recursive_read_only_mounts);
-    let passed = |result: Option<ProbeResult>| result.map(|r| r == ProbeResult::Success);
-    let probes = |container: &ContainerId| {
-        let results = context.probes.results(container);
-        berth_status::ProbeOutcome { startup: passed(results.startup), readiness: passed(results.readiness) }
-    };
-    berth_status::build(&berth_status::StatusInput {
-        pod: parts.pod,
-        observed: parts.observed,
-        previous: previous.as_deref(),
-        kind: parts.kind,
-        start_failures: parts.failures,
-        probes: &probes,
-        eviction: parts.eviction.as_ref(),
-        resize: &resize,
-        cgroup: parts.cgroup,
-        recursive_read_only,
-        sandbox_ready: parts.sandbox_ready,
-        node: berth_status::NodeFacts {
-            runtime_name: &runtime_name,
-            host_ips: &node.host_ips,
-            prefer_v6: context.config.prefer_ipv6,
-            api_client: context.config.api_client,
-            agent_started: context.config.started_at,
-        },
-    })
 }
 
 /// Whether two observations have the same content, regardless of when they were made.

@@ -55,6 +55,9 @@ impl SyncContext<'_> {
             self.memory.progress.enter("kill");
             return Err(format!("detected running containers after a successful KillPod, CRI violation: [{ids}]"));
         }
+        // Before the final status: the API server releases a claim of a terminated pod.
+        self.memory.progress.enter("release of resource claims");
+        self.context.claims.unprepare(&self.memory.id.uid).await?;
         match self.pod.clone() {
             Some(pod) => self.publish(&pod, &observed, BuildKind::Terminal, order.as_ref()),
             None => self.remove_orphan(&observed).await?, // no other component does

@@ -7,7 +7,10 @@ use tracing::warn;
 
 use super::{WorkerContext, pod_sync::SyncContext};
 use berth_ports::{EventRecord, MountedVolumes, VolumeError};
-use berth_types::{Pod, observation::ObservedPod};
+use berth_types::{
+    Pod,
+    observation::{ObservedPod, SandboxState},
+};
 
 /// Prerequisites of a pod's sandbox.
 pub(super) struct PodPrerequisites {
@@ -29,19 +32,19 @@ async fn mount(context: Arc<WorkerContext>, pod: Arc<Pod>, stopping: Cancellatio
     }
 }
 
-/// Dynamic resource allocation is not part of this release.
-const NO_CLAIMS: &str = "Failed to prepare dynamic resources: resource claims are not supported by this release";
-
 impl SyncContext<'_> {
-    /// Refuses to start a pod with resource claims: its containers would run without the claimed
-    /// devices. A pod that an earlier agent started continues.
-    fn refuse_claims(&self, pod: &Pod, observed: &ObservedPod) -> Result<(), String> {
-        let has_claims = pod.spec().resource_claims.as_ref().is_some_and(|claims| !claims.is_empty());
-        if !has_claims || observed.running().next().is_some() {
+    /// Prepares the resource claims of a pod that gets a new sandbox; containers in an existing one use
+    /// what was prepared for it (spec 06c §3.3).
+    async fn prepare_claims(&self, pod: &Arc<Pod>, observed: &ObservedPod) -> Result<(), String> {
+        if observed.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready) {
             return Ok(());
         }
-        self.context.events.record(EventRecord::warning(pod.id(), "FailedPrepareDynamicResources", NO_CLAIMS));
-        Err(NO_CLAIMS.to_owned())
+        self.memory.progress.enter("resource claims");
+        let prepared = self.context.claims.prepare(pod).await;
+        prepared.inspect_err(|error| {
+            let text = format!("Failed to prepare dynamic resources: {error}");
+            self.context.events.record(EventRecord::warning(pod.id(), "FailedPrepareDynamicResources", text));
+        })
     }
 
     /// Ensures the pod's cgroup and mounts its volumes; `None` if the observation is outdated. For a
@@ -54,7 +57,10 @@ impl SyncContext<'_> {
         observed: &Arc<ObservedPod>,
         stopping: &CancellationToken,
     ) -> Result<Option<PodPrerequisites>, String> {
-        self.refuse_claims(pod, observed)?;
+        tokio::select! {
+            prepared = self.prepare_claims(pod, observed) => prepared?,
+            () = stopping.cancelled() => return Err("pod is terminating, stopped preparing its resource claims".to_owned()),
+        }
         let begins = self.memory.cgroup.is_none() && !self.memory.no_cgroup && observed.running().next().is_none();
         let mut mounting = Box::pin(mount(self.context.clone(), pod.clone(), stopping.clone()));
         let (mut early, mut making) = (None, Box::pin(self.cgroup(pod, observed)));

@@ -22,7 +22,7 @@ use crate::{
         cluster_tasks::{ClusterConfig, NodeDeps, NodeLiveness, StopTokens, VolumesReported},
         pod_cidr::follow_pod_cidr,
         reservations::Reservations,
-        status::{NodeImage, StatusSettings},
+        status::{DevicePluginResources, NodeImage, StatusSettings},
     },
 };
 use berth_config::LoadedConfig;
@@ -74,6 +74,10 @@ pub(in crate::wiring) struct NodeParts {
     pub(in crate::wiring) images: Arc<images::ImageManager>,
     /// Volumes in use, and those of them that the API server knows.
     pub(in crate::wiring) volumes: VolumesInUse,
+    /// Resources of device plugins.
+    pub(in crate::wiring) devices: watch::Receiver<Arc<DevicePluginResources>>,
+    /// Whether no device assignments were restored: amounts in an existing Node object are not valid.
+    pub(in crate::wiring) devices_lost: bool,
 }
 
 impl Cluster {
@@ -89,7 +93,7 @@ impl Cluster {
         info: &RuntimeInfo,
         parts: NodeParts,
     ) -> Result<watch::Receiver<String>, BuildError> {
-        let config = cluster_config(loaded, machine, &self.name)?;
+        let config = ClusterConfig { devices_lost: parts.devices_lost, ..cluster_config(loaded, machine, &self.name)? };
         let (pod_cidr, ranges) = watch::channel(String::new());
         let listed = parts.images.listed();
         let deps = NodeDeps {
@@ -99,7 +103,7 @@ impl Cluster {
             runtime: parts.runtime,
             runtime_version: watch::channel(node::runtime_version(&info.name, &info.version)).1,
             images: Arc::new(move || images_of(&listed.borrow())),
-            devices: watch::channel(Arc::default()).1,
+            devices: parts.devices,
             volumes_in_use: parts.volumes.in_use,
             volumes_reported: parts.volumes.reported,
             pod_cidr,
@@ -115,6 +119,17 @@ impl Cluster {
             base.tasks.spawn(task.map(move |()| tracing::debug!(task = name, "Ended")));
         }
         Ok(ranges)
+    }
+
+    /// Returns a function that deletes, in the background, the ResourceSlices of a driver that is gone.
+    pub(in crate::wiring) fn slice_cleanup(&self, base: &Base) -> impl Fn(String) + Send + Sync + use<> {
+        let (api, nodes, name) = (self.api.clone(), self.nodes.clone(), self.name.clone());
+        let (tasks, stop) = (base.tasks.tracker().clone(), base.stop.child_token());
+        move |driver| {
+            let random = Arc::new(rand::random::<f64>);
+            let (api, nodes, name, stop) = (api.clone(), nodes.clone(), name.clone(), stop.clone());
+            tasks.spawn(node::delete_resource_slices(api, nodes, name, Some(driver), random, stop));
+        }
     }
 
     /// Updates the runtime's pod CIDR whenever it changes.
@@ -160,7 +175,7 @@ fn cluster_config(loaded: &LoadedConfig, machine: &MachineInfo, name: &str) -> R
         update_frequency: config.node_status_update_frequency.std(),
         report_frequency: config.node_status_report_frequency.std(),
         lease_seconds: config.node_lease_duration_seconds,
-        devices_lost: true,
+        devices_lost: false,
         wipes_slices: loaded.gates.enabled("DynamicResourceAllocation"),
     })
 }

@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each fuzz program uses one target")]
 
 mod config;
+mod devices;
 mod embedded;
 mod images;
 mod kernel;
@@ -20,6 +21,7 @@ use std::{borrow::Cow, sync::LazyLock};
 use berth_types::Pod;
 
 pub use config::{command_line, go_duration, kubelet_config, kubelet_dropin};
+pub use devices::{allocate_response, device_checkpoint, device_list, dra_checkpoint, dra_health_state};
 pub use embedded::{filter_profile, image_users, layer_entries, shim_exit_record, shim_message, shim_output};
 pub use images::{docker_config, image_pattern, image_reference, plugin_response, plugins, pull_record};
 pub use kernel::{cgroup_files, cpu_set, kernel_log, mounts};
@@ -34,13 +36,18 @@ pub type Target = fn(&[u8]);
 
 /// All targets; names equal those of the programs in `fuzz/` and of the corpus directories.
 pub const TARGETS: &[(&str, Target)] = &[
+    ("allocate_response", allocate_response),
     ("cgroup_files", cgroup_files),
     ("command_line", command_line),
     ("containerd_event", containerd_event),
     ("cpu_set", cpu_set),
     ("cri_endpoint", cri_endpoint),
     ("cri_status", cri_status),
+    ("device_checkpoint", device_checkpoint),
+    ("device_list", device_list),
     ("docker_config", docker_config),
+    ("dra_checkpoint", dra_checkpoint),
+    ("dra_health_state", dra_health_state),
     ("env_file", env_file),
     ("expansion", expansion),
     ("field_path", field_path),

@@ -62,6 +62,7 @@ fn template(endpoint: &Endpoint) -> String {
         Endpoint::Logs(_) => "/logs/{path}".to_owned(),
         Endpoint::Pprof(rest) if rest.is_empty() => "/debug/pprof/".to_owned(),
         Endpoint::Why(_) => "/debug/why/{namespace}/{pod}".to_owned(),
+        Endpoint::Devices => "/debug/devices".to_owned(),
         Endpoint::Pprof(_) => "/debug/pprof/{name}".to_owned(),
     }
 }
@@ -112,6 +113,7 @@ const PROBES: &[&str] = &[
     "/debug/pprof/",
     "/debug/pprof/profile",
     "/debug/why/n/p",
+    "/debug/devices",
     "/debug/flags/v",
     "/flagz",
     "/statusz",

@@ -141,7 +141,7 @@ async fn a_pod_that_hangs_delays_no_other() {
     sleep(SECOND * 120).await;
     let mut bad = house.pleg.view(&who("bad-0"));
     let error = bad.latest().and_then(|seen| seen.error).expect("an error");
-    assert!(error.contains("deadline") || error.contains("no answer") || error.contains("timed out"), "{error}");
+    assert!(error.contains("deadline") || error.contains("no response") || error.contains("timed out"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,8 +17,8 @@ use berth::runtime::{
 };
 use berth_ports::{
     ContainerTuning, EventRecord, EventSink, HandlerFeatures, IdRange, ImageUser, MountedVolume, MountedVolumes,
-    NodeFacts, ObjectError, ObjectSource, PodCgroup, PullSecret, ResolvedImage, ResourceError, ResourceManager,
-    RuntimeState, UserNamespaces,
+    NoClaims, NoDevices, NodeFacts, ObjectError, ObjectSource, PodCgroup, PullSecret, ResolvedImage, ResourceError,
+    ResourceManager, RuntimeState, UserNamespaces,
 };
 use berth_proto::cri;
 use berth_types::{ContainerKind, Pod, PodRef, PodUid, api};
@@ -156,6 +156,8 @@ impl Fixture {
             PreparerDeps {
                 objects: Arc::new(Objects),
                 resources: Arc::new(Devices),
+                devices: Arc::new(NoDevices),
+                claims: Arc::new(NoClaims),
                 user_namespaces: Arc::new(Ids),
                 events: events.clone(),
                 node: watch::channel(Arc::new(node)).1,

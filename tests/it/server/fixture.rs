@@ -23,9 +23,9 @@ use berth_server::{
     AuthLayer, Endpoints, ListenerContext, ListenerService, RequestAuthorizer, TlsSource, Tools,
     auth::{AuthenticatedBy, UserInfo},
     ports::{
-        CheckpointError, Checkpoints, ContainerLogs, Health, LogError, LogQuery, LogSink, LogSource, MemoryView,
-        MetricsPage, NodeEntry, NodeLogError, NodeLogs, PodDiagnostics, PodDirectory, ProfileError, Profiles,
-        RunningPods, SnapshotPages, Statistics, SummaryForm, Verbosity,
+        CheckpointError, Checkpoints, ContainerLogs, DeviceEntry, DeviceList, Health, LogError, LogQuery, LogSink,
+        LogSource, MemoryView, MetricsPage, NodeEntry, NodeLogError, NodeLogs, PodDiagnostics, PodDirectory,
+        ProfileError, Profiles, RunningPods, SnapshotPages, Statistics, SummaryForm, Verbosity,
         streams::{Sandbox, StreamError, StreamProvider, StreamSet},
     },
     routes::statusz::Statusz,
@@ -142,6 +142,12 @@ impl RunningPods for FakeHandlers {
 impl PodDiagnostics for FakeHandlers {
     fn why(&self, _: &str, pod: &str) -> Option<Bytes> {
         (pod == "p").then(|| Bytes::from_static(b"{}\n"))
+    }
+}
+
+impl DeviceList for FakeHandlers {
+    fn devices(&self) -> Vec<DeviceEntry> {
+        Vec::new()
     }
 }
 
@@ -374,6 +380,7 @@ impl RunningListener {
                     pods: players.clone(),
                     checkpoints: players.clone(),
                     why: players.clone(),
+                    devices: players.clone(),
                 },
                 streams: StreamingContext::new(
                     StreamingConfig::default(),

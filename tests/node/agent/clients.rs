@@ -1,4 +1,4 @@
-//! `berth pods`, `why`, `logs`, and `top` against a real agent on the scripted runtime.
+//! `berth pods`, `why`, `devices`, `logs`, and `top` against a real agent on the scripted runtime.
 //!
 //! With the certificate that a standalone node creates for its administrator, and with invalid credentials. Commands
 //! that need containers are in `tests/real/commands.rs`.
@@ -115,6 +115,7 @@ async fn the_local_administrator_needs_no_credential_flags() {
     let whole = alone.json(&["top"]).await;
     assert!(whole["node"]["memory"]["availableBytes"].is_number() && whole["node"]["fs"].is_object(), "{whole:#}");
     assert_eq!(alone.json(&["top", "-n", "nobody"]).await["pods"], json!([]));
+    assert_eq!(alone.json(&["devices"]).await, json!({"devices": []}));
 }
 
 /// An error is one line and an exit code: 1 for a failure, 2 for a usage error.

@@ -92,7 +92,7 @@ async fn it_runs_pods_by_either_name() {
         assert!(answer.head.to_lowercase().contains("content-type: text/plain; charset=utf-8"), "{}", answer.head);
         let answer = agent.get("/healthz?verbose").await.expect("an answer");
         // The reference's checks, and those of our own tasks (spec 05 §11).
-        let expected = "[+]ping ok\n[+]log ok\n[+]syncloop ok\n[+]probes ok\n[+]eviction-watcher ok\n[+]eviction ok\n\
+        let expected = "[+]ping ok\n[+]log ok\n[+]syncloop ok\n[+]device-plugin ok\n[+]probes ok\n[+]eviction-watcher ok\n[+]eviction ok\n\
                         healthz check passed\n";
         assert_eq!((answer.status, answer.body.as_str()), (200, expected));
         assert_eq!(agent.get("/configz").await.expect("an answer").status, 404);

@@ -27,10 +27,9 @@ async fn manifests_beside_the_pods_satisfy_references() {
     }
     let runtime = ScriptedServer::new().await;
     let home = runtime.home();
-    let (objects, settings) = (home.path().join("objects"), home.path().join("berth.yaml"));
+    let objects = home.path().join("objects");
     fs::create_dir(&objects).expect("a folder");
-    fs::write(&settings, json!({"standaloneObjects": {"directory": objects}}).to_string()).expect("written");
-    let home = home.environment("BERTH_CONFIG", settings.display().to_string());
+    let home = home.settings(json!({"standaloneObjects": {"directory": objects}}));
     let spec = json!({
         "containers": [{"name": "main",
             "env": [{"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "key", "key": "word"}}}],

@@ -365,11 +365,9 @@ async fn a_signal_takes_the_pods_along_where_that_is_asked_for() {
         return;
     }
     let runtime = ScriptedServer::new().await;
-    let settings = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(settings.path(), "shutdown: {onTermination: true}\n").expect("written");
     let home = runtime
         .home()
-        .environment("BERTH_CONFIG", settings.path().display().to_string())
+        .settings(json!({"shutdown": {"onTermination": true}}))
         .environment("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/no/such/bus")
         .with(json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"}));
     home.put_pod(&pod("plain", 0));

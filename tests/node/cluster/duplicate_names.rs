@@ -123,9 +123,7 @@ async fn a_node_that_is_deleted_comes_back_where_that_is_wanted() {
         return;
     }
     let mut world = ClusterFixture::new().await;
-    let settings = world.home.path().join("berth.yaml");
-    std::fs::write(&settings, "node: {reregisterDeletedNode: true}\n").expect("written");
-    world.home = world.home.environment("BERTH_CONFIG", settings.display().to_string());
+    world.home = world.home.settings(json!({"node": {"reregisterDeletedNode": true}}));
     let agent = world.start().await;
     world.run(pod("a"));
     world.until_ready(&agent, "a").await;

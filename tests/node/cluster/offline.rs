@@ -24,12 +24,10 @@ struct CheckpointingNode {
 impl CheckpointingNode {
     async fn new() -> Self {
         let mut world = ClusterFixture::new().await;
-        let (key, settings) = (world.home.path().join("offline.key"), world.home.path().join("berth.yaml"));
+        let key = world.home.path().join("offline.key");
         let this = |world| Self { world, key: key.clone() };
-        fs::write(&settings, json!({"offlinePods": {"keyFile": key, "patienceSeconds": 1}}).to_string())
-            .expect("written");
-        world.home =
-            world.home.with(json!({"syncFrequency": "2s"})).environment("BERTH_CONFIG", settings.display().to_string());
+        let settings = json!({"offlinePods": {"keyFile": key, "patienceSeconds": 1}});
+        world.home = world.home.with(json!({"syncFrequency": "2s"})).settings(settings);
         let node = this(world);
         node.put_key(7);
         node

@@ -182,21 +182,6 @@ async fn a_refused_pod_keeps_its_one_status() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_with_resource_claims_is_not_begun() {
-    if skips("a_pod_with_resource_claims_is_not_begun") {
-        return;
-    }
-    let (world, agent) = ClusterFixture::joined().await;
-    let claims = json!([{"name": "gpu", "resourceClaimName": "one"}]);
-    world.run(pod_of("claims", json!({"resourceClaims": claims, "containers": [{"name": "main"}]})));
-    let text = "Failed to prepare dynamic resources: resource claims are not supported by this release";
-    world.until_event(&agent, "FailedPrepareDynamicResources", text).await;
-    assert_eq!(world.runtime.cri.count("run_pod_sandbox"), 0);
-    world.api.delete("pods", NAMESPACE, "claims", Some(0));
-    world.until_gone(&agent, "claims").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_that_fails_is_reported_as_an_event() {
     // Spec 01 §20, 05 §13
     if skips("a_start_that_fails_is_reported_as_an_event") {

@@ -23,10 +23,9 @@ async fn pods_leave_service_before_they_end() {
         return;
     }
     let mut world = ClusterFixture::new().await;
-    let settings = world.home.path().join("berth.yaml");
-    std::fs::write(&settings, "shutdown: {onTermination: true}\n").expect("written");
+    let settings = json!({"shutdown": {"onTermination": true}});
     let periods = json!({"shutdownGracePeriod": "600s", "shutdownGracePeriodCriticalPods": "300s"});
-    world.home = world.home.environment("BERTH_CONFIG", settings.display().to_string()).with(periods);
+    world.home = world.home.settings(settings).with(periods);
     // A pod that takes its time to stop.
     let slow = Behaviour { stops_after: Some(Duration::from_secs(3600)), ..Behaviour::default() };
     world.runtime.cri.behave("web/main", [slow]);
@@ -89,15 +88,13 @@ async fn the_end_of_killed_pods_is_reported_before_critical_ones_are_stopped() {
         return;
     }
     let mut world = ClusterFixture::new().await;
-    let settings = world.home.path().join("berth.yaml");
-    std::fs::write(&settings, "shutdown: {onTermination: true}\n").expect("written");
     // The middle priority class has no pods: its time is available for the final status updates, however slow this
     // machine is.
     let bands = [(0, 8), (1_000_000_000, 60), (2_000_000_000, 120)]
         .map(|(priority, seconds)| json!({"priority": priority, "shutdownGracePeriodSeconds": seconds}));
     world.home = world
         .home
-        .environment("BERTH_CONFIG", settings.display().to_string())
+        .settings(json!({"shutdown": {"onTermination": true}}))
         .with(json!({"shutdownGracePeriodByPodPriority": bands}));
     world.runtime.cri.behave("main", [Behaviour::stubborn()]);
     world.runtime.cri.behave("critical/main", [Behaviour::default()]);

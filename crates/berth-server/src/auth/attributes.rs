@@ -8,12 +8,13 @@ use http::Method;
 type Row = (&'static str, &'static [&'static str]);
 
 /// The first row whose prefix matches whole segments of the path applies; otherwise `proxy`.
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 12] = [
     ("/pods", &["pods", "proxy"]),
     ("/healthz", &["healthz", "proxy"]),
     ("/configz", &["configz", "proxy"]),
     ("/runningpods", &["pods", "proxy"]),
     ("/debug/why", &["pods", "proxy"]), // shows what `/pods` shows, and diagnostics
+    ("/debug/devices", &["pods", "proxy"]),
     ("/stats", &["stats"]),
     ("/metrics", &["metrics"]),
     ("/logs", &["log"]),
@@ -89,6 +90,7 @@ mod tests {
             ("/containerLogs/a/b/c", "proxy"),
             ("/debug/why/a/b", "pods proxy"),
             ("/debug/whyx", "proxy"),
+            ("/debug/devices", "pods proxy"),
             ("/debug/pprof/", "proxy"),
             ("/spec/", "proxy"),
             ("/", "proxy"),

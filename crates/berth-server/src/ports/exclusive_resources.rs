@@ -1,6 +1,6 @@
 //! Port of the PodResources API: devices, CPUs, memory, and claims allocated exclusively to containers.
 //!
-//! No resource manager (CPU, memory, device, DRA) implements it yet; a resource without a manager is reported as none.
+//! A resource without a manager is reported as none.
 //! Implements spec 04b §12.
 
 use std::collections::BTreeSet;

@@ -3,6 +3,7 @@
 mod attach;
 pub mod checkpoint;
 pub(super) mod container_logs;
+pub(super) mod devices;
 mod exec;
 mod file_response;
 pub mod flags_v;

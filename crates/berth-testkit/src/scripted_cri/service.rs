@@ -254,6 +254,14 @@ impl ScriptedCri {
         running.flat_map(|c| c.config.devices.clone()).collect()
     }
 
+    /// CDI devices of the running containers named `pod/container`, in the order of the create request.
+    pub fn cdi_devices(&self, pod: &str, container: &str) -> Vec<String> {
+        let ids = self.running(pod, container);
+        let state = lock(&self.state);
+        let running = state.containers.values().filter(|c| ids.contains(&c.id));
+        running.flat_map(|c| c.config.cdi_devices.iter().map(|device| device.name.clone())).collect()
+    }
+
     /// All containers as `ListContainers` would return them (with their sandbox), without a call.
     pub fn listed(&self) -> Vec<cri::Container> {
         lock(&self.state).containers.values().map(Container::listed).collect()

@@ -1,0 +1,102 @@
+//! Port of the device manager: devices of device plugins at admission, container creation, and status.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+
+use berth_proto::cri;
+use berth_types::{Pod, PodUid, api};
+
+/// Decision of the device manager on a pod (spec 06c §1.6).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DeviceAdmission {
+    /// All devices are allocated, or the pod requests none.
+    Allocated,
+    /// The allocation has not finished: wait for [`PodDevices::settled`], then ask again. Names the resource whose plugin
+    /// has to register first, if that is the cause.
+    Pending(Option<String>),
+    /// The devices cannot be allocated: the error text of the allocation.
+    Rejected(String),
+}
+
+/// Options of a container that its devices require, merged over all resources (spec 06c §1.7).
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ContainerDevices {
+    /// Environment variables; names are unique.
+    pub envs: Vec<(String, String)>,
+    /// Mounts; container paths are unique.
+    pub mounts: Vec<cri::Mount>,
+    /// Device nodes; container paths are unique.
+    pub devices: Vec<cri::Device>,
+    /// Qualified CDI device names.
+    pub cdi_devices: Vec<cri::CdiDevice>,
+    /// Annotations of the container; keys are unique.
+    pub annotations: Vec<(String, String)>,
+}
+
+/// Numbers of devices of one resource.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceCapacity {
+    /// Healthy and unhealthy devices.
+    pub capacity: u64,
+    /// Healthy devices.
+    pub allocatable: u64,
+}
+
+/// Allocates devices to pods.
+#[async_trait]
+pub trait PodDevices: Send + Sync + 'static {
+    /// Decides on a pod. The first call starts the allocation if a plugin has to be called. A pod with running
+    /// containers (`is_running`) keeps what it has. `active` returns the pods that keep their devices, in addition to
+    /// this one; `None` while a source is not ready: then no pod loses any.
+    fn admit(&self, pod: &Arc<Pod>, is_running: bool, active: &dyn Fn() -> Option<HashSet<PodUid>>) -> DeviceAdmission;
+
+    /// Returns when no allocation of the pod is in progress.
+    async fn settled(&self, pod: &PodUid);
+
+    /// Of each resource that a pod has devices of: the number of its healthy devices, or of those that pods have if that
+    /// is larger. The node object may list fewer.
+    fn allocatable(&self, pod: &PodUid) -> BTreeMap<String, u64>;
+
+    /// Releases the devices of a pod that will not run.
+    fn release(&self, pod: &PodUid);
+
+    /// Prepares the devices of a container for its start and returns the options that they require.
+    ///
+    /// # Errors
+    /// The text of the failure: a device is missing, or the plugin refused.
+    async fn container_devices(&self, pod: &Arc<Pod>, container: &api::Container) -> Result<ContainerDevices, String>;
+
+    /// Health of the devices of a container, for `allocatedResourcesStatus`; sorted by resource and ID.
+    fn health(&self, pod: &PodUid, container: &str) -> Vec<api::ResourceStatus>;
+}
+
+/// No device manager: pods get no devices.
+#[derive(Clone, Copy, Debug)]
+pub struct NoDevices;
+
+#[async_trait]
+impl PodDevices for NoDevices {
+    fn admit(&self, _: &Arc<Pod>, _: bool, _: &dyn Fn() -> Option<HashSet<PodUid>>) -> DeviceAdmission {
+        DeviceAdmission::Allocated
+    }
+
+    async fn settled(&self, _: &PodUid) {}
+
+    fn allocatable(&self, _: &PodUid) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    fn release(&self, _: &PodUid) {}
+
+    async fn container_devices(&self, _: &Arc<Pod>, _: &api::Container) -> Result<ContainerDevices, String> {
+        Ok(ContainerDevices::default())
+    }
+
+    fn health(&self, _: &PodUid, _: &str) -> Vec<api::ResourceStatus> {
+        Vec::new()
+    }
+}

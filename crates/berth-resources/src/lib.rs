@@ -1,0 +1,13 @@
+//! Resource managers: devices of device plugins, and dynamic resource allocation (DRA).
+//!
+//! Allocators, checkpoints, and the table of device health are pure; IO is in tasks at the edge.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
+
+mod checkpoint_writer;
+pub mod devices;
+pub mod dra;
+mod go_json;
+mod plugin_socket;
+mod typed_dump;
