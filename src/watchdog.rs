@@ -233,7 +233,7 @@ mod tests {
         let (count, failed) = beats(4).await;
         assert!(count > 20 && failed.is_none(), "a long turn is no end: {count} {failed:?}");
         assert_eq!(beats(2).await.1, stuck);
-        assert_eq!(beats(2).await, (0, stuck), "the service manager hears nothing and ends us");
+        assert_eq!(beats(2).await, (0, stuck), "without notifications the service manager ends the agent");
         block.send_replace(false);
         let (count, failed) = beats(1).await;
         assert!(count > 3 && failed.is_none(), "{count} {failed:?}");

@@ -301,7 +301,7 @@ mod tests {
             let stopped = stopping.after(SyncTransition::Stopped, Some(&pod));
             assert_eq!(stopped.content_removable(), afterwards, "{causes:?}");
             let finished = stopped.after(SyncTransition::CleanedUp, Some(&pod));
-            assert!(apply(finished, &Deleted).content_removable(), "{causes:?}: nobody wants it any more");
+            assert!(apply(finished, &Deleted).content_removable(), "{causes:?}: no source has the pod any more");
         }
     }
 

@@ -117,7 +117,7 @@ mod tests {
         let (sender, receiver) = watch::channel(Arc::<Snapshot<api::Node>>::default());
         let mut answers =
             vec![Ok(json!({})), Err(refused(500, "InternalError", "x")), Err(refused(403, "Forbidden", "x"))];
-        let api = FakeApi::new(move |_| answers.pop().expect("asked three times"));
+        let api = FakeApi::new(move |_| answers.pop().expect("three requests"));
         let wiping = tokio::spawn(delete_resource_slices(
             api.clone(),
             ReflectorStore::new(receiver),

@@ -172,7 +172,7 @@ mod tests {
         let same = [running("a1", "a"), running("b1", "b")];
         assert!(audited(&mut inventory, &same).is_empty(), "nothing changed");
         assert_eq!(audited(&mut inventory, &same[..1]), ["b"], "vanished");
-        assert_eq!(audited(&mut inventory, &same[..1]), ["b"], "until a look says so");
+        assert_eq!(audited(&mut inventory, &same[..1]), ["b"], "until a list reports it");
         let exited = ListedObject { state: ObjectState::Container(Exited), ..same[1] };
         assert_eq!(audited(&mut inventory, &[same[0], exited]), ["b"], "another state");
         assert_eq!(audited(&mut inventory, &[same[0], same[1], running("c1", "c")]), ["c"], "new");

@@ -55,6 +55,6 @@ mod tests {
         ] {
             assert_eq!(verdict(answer), expected);
         }
-        assert_eq!(verdict::<()>(Err(CriError::Invalid("odd".to_owned()))).result(), None, "nobody was asked");
+        assert_eq!(verdict::<()>(Err(CriError::Invalid("odd".to_owned()))).result(), None, "the command did not run");
     }
 }

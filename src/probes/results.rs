@@ -156,7 +156,7 @@ mod tests {
         after.seed(&id, ProbeKind::Readiness, Some(Failure));
         assert_eq!(after.of(&id), expected, "no seed over it");
         after.set(&id, ProbeKind::Readiness, Failure);
-        assert!(after.forget_restored(|container| *container == id), "its startup is still to be asked for");
+        assert!(after.forget_restored(|container| *container == id), "its startup probe still has to run");
         assert_eq!(after.of(&id), ProbeResults { readiness: Some(Failure), ..expected });
         assert!(!after.forget_restored(|_| false));
         assert_eq!(after.of(&id), ProbeResults { readiness: Some(Failure), ..ProbeResults::default() });

@@ -235,7 +235,7 @@ mod tests {
         ];
         assert_eq!(world.log(), expected);
         drain.begin(DrainCause::Machine).await;
-        assert_eq!(world.log(), [""; 0], "nobody goes twice");
+        assert_eq!(world.log(), [""; 0], "no pod is terminated twice");
         // AC-05-30
         assert_eq!(drain.cancel(DrainCause::Requested).await, Err(DrainCause::Machine), "it is not theirs");
         assert_eq!(world.log(), [""; 0]);

@@ -292,7 +292,7 @@ mod tests {
 
         fn send_in_progress(&self, begins: bool) {
             let sent = self.fake().session.as_ref().map(|session| session.send(ShutdownSignal::InProgress(begins)));
-            sent.expect("a session").expect("it is heard");
+            sent.expect("a session").expect("the signal is received");
         }
 
         /// For each lock whether it is held.

@@ -356,9 +356,9 @@ mod tests {
             merged.duplicates.iter().map(|d| d.message.as_str()).collect::<Vec<_>>(),
             ["Error validating pod a_n(u1) from file due to duplicate pod name \"a\", ignoring"]
         );
-        assert_eq!(store.merge(vec![one.clone(), two.clone()], SEEN).duplicates, [], "told once");
+        assert_eq!(store.merge(vec![one.clone(), two.clone()], SEEN).duplicates, [], "reported once");
         assert_eq!(operations(&store.merge(vec![one.clone()], SEEN)), ["Remove a", "Add a"], "its turn comes");
-        assert_eq!(store.merge(vec![one, two], SEEN).duplicates.len(), 1, "told again after a change");
+        assert_eq!(store.merge(vec![one, two], SEEN).duplicates.len(), 1, "reported again after a change");
         let mut fresh = SourceStore::new(PodSource::File);
         let merged = fresh.merge(vec![pod("a", "u1", json!({})), pod("a", "u2", json!({}))], SEEN);
         assert_eq!((operations(&merged), merged.duplicates[0].pod.uid.as_str()), (vec!["Add a".to_owned()], "u2"));

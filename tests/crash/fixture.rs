@@ -152,7 +152,7 @@ impl Fixture {
     pub async fn until_logged(&self, id: &str, what: &str) {
         let (begun, log) = (Instant::now(), self.status(id).await.log_path);
         while !fs::read_to_string(&log).is_ok_and(|text| text.contains(what)) {
-            assert!(begun.elapsed() < LIMIT, "{id} does not say \"{what}\" in {log}");
+            assert!(begun.elapsed() < LIMIT, "{id} does not log \"{what}\" in {log}");
             sleep(POLL_INTERVAL).await;
         }
     }

@@ -165,7 +165,7 @@ impl PodLifecycle {
         if act == CriRequest::Start && state(self.id.clone()).await == ContainerState::ContainerRunning {
             // The kubelet learns it from the container list.
         } else {
-            self.act(rig, act).await.unwrap_or_else(|e| panic!("{what}, asked again: {e}"));
+            self.act(rig, act).await.unwrap_or_else(|e| panic!("{what}, retried: {e}"));
         }
         for later in [CriRequest::Create, CriRequest::Start].into_iter().filter(|later| *later > act) {
             self.act(rig, later).await.unwrap_or_else(|e| panic!("{what}, then {later:?}: {e}"));
@@ -227,7 +227,7 @@ async fn kill_at(rig: &mut Fixture, (act, step): (CriRequest, &str), then: After
     rig.arm(step, "kill");
     let answer = life.act(rig, act).await;
     // Steps after a container's exit happen asynchronously.
-    assert!(step.starts_with("exit.") || rig.has_fired(), "{what}: nobody came there: {answer:?}");
+    assert!(step.starts_with("exit.") || rig.has_fired(), "{what}: the step was not reached: {answer:?}");
     rig.until_dead(&what).await;
     rig.restart().await;
     if then == Aftermath::Retried {

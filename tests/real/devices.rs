@@ -1,17 +1,23 @@
 //! Devices of device plugins in real containers: environment, device nodes, device cgroup (spec 06c §1.7).
 
-use std::{fs, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use serde_json::json;
 
 use crate::node::{Node, UNTIL_STOPPED, shell};
 use berth_proto::device_plugin::{ContainerAllocateResponse, DevicePluginOptions};
 use berth_testkit::{
+    api_server::ApiServer,
     device_plugin::{SamplePlugin, default_response, healthy},
-    process::manifest_of,
+    dra_driver::{DriverMethod, SampleDriver, V1, claim_object},
+    process::{NODE, manifest_of},
+    real,
 };
 
 const GPU: &str = "example.com/gpu";
+const NAMESPACE: &str = "default";
+/// A directory in which the embedded runtime looks for CDI specs.
+const CDI_SPECS: &str = "/run/cdi";
 
 /// A device that containers cannot open without a plugin, where this machine has it; otherwise `/dev/null`.
 fn guarded_device() -> &'static str {
@@ -65,4 +71,42 @@ async fn a_container_can_use_the_devices_of_its_plugin() {
     assert_eq!(out, "devices <>\ndone\n", "a container without a limit has no device");
     node.remove(&pod).await;
     drop(plugin);
+}
+
+/// The embedded runtime applies the CDI spec that a driver has written for a claim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_has_what_the_driver_of_its_claim_prepared() {
+    let test = "a_container_has_what_the_driver_of_its_claim_prepared";
+    if !real::is_embedded() {
+        println!("not for containerd: {test}: it has no CDI before version 1.7");
+        return;
+    }
+    let api = ApiServer::start().await;
+    let kubeconfig = format!("--kubeconfig={}", api.node_kubeconfig(NODE).display());
+    let Some(node) = Node::with_flags(test, json!({}), &[kubeconfig]).await else { return };
+    let driver = SampleDriver::start(&node.home.root(), "gpu.real.example.com", &[V1]);
+    fs::create_dir_all(CDI_SPECS).expect("a directory");
+    driver.set_cdi_directory(Path::new(CDI_SPECS));
+    let registration = driver.serve_registration(&node.home.root().join("plugins_registry"));
+    registration.registered().await;
+
+    let mut main = shell("main", &format!("echo \"claim <$DRA_CLAIM>\"; {UNTIL_STOPPED}"));
+    main["resources"] = json!({"claims": [{"name": "gpu"}]});
+    let claims = json!([{"name": "gpu", "resourceClaimName": "one"}]);
+    let spec = json!({"terminationGracePeriodSeconds": 5, "resourceClaims": claims, "containers": [main]});
+    let mut pod = manifest_of("claims", spec);
+    pod["metadata"]["namespace"] = json!(NAMESPACE);
+    let pod = api.create(pod);
+    let uid = pod["metadata"]["uid"].as_str().expect("a UID");
+    let claim = |uid: &str| claim_object(NAMESPACE, "one", "", &driver.name, Some(("claims", uid)), &["gpu"]);
+    api.create(claim(uid));
+    let status = json!({"status": claim(uid)["status"]});
+    let written = api.admin().patch_sub("resourceclaims.resource.k8s.io", NAMESPACE, "one", "status", status);
+    written.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"));
+    api.bind(NAMESPACE, "claims", NODE);
+    assert_eq!(node.until_output(&pod, "main", "claim").await, "claim <one>\n");
+
+    api.delete("pods", NAMESPACE, "claims", None);
+    driver.wait_for_calls(DriverMethod::NodeUnprepareResources, 1).await;
+    node.until_nothing_is_left(&pod).await;
 }

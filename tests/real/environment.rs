@@ -169,7 +169,7 @@ async fn limits_arrive_in_the_cgroup() {
             checked += 1;
         }
     }
-    assert!(checked >= 2, "neither hierarchy was looked at: {groups:?}");
+    assert!(checked >= 2, "neither hierarchy was checked: {groups:?}");
     assert!(name_of(&pod).starts_with("limited"));
     node.remove(&pod).await;
 }

@@ -81,7 +81,7 @@ async fn a_pod_stands_on_every_page() {
             && network.iter().all(|line| line.contains("image=\"") && line.contains("interface=\"eth0\"")),
         "{network:#?}"
     );
-    assert!(network[0].contains("/pause:"), "the sandbox's image is told: {}", network[0]);
+    assert!(network[0].contains("/pause:"), "the sandbox's image is reported: {}", network[0]);
     let quota = of_pod(&cadvisor, "container_spec_cpu_quota", &name);
     assert!(quota.iter().any(|line| line.contains("container=\"main\"") && line.ends_with("} 50000")), "{quota:#?}");
     let limits = of_pod(&cadvisor, "container_spec_memory_limit_bytes", &name);

@@ -139,7 +139,7 @@ mod tests {
         let contact = LastContact::default();
         metrics.contacts(vec![("beat", contact.clone()), ("watch", LastContact::default())]);
         let names = || registry.gather().iter().map(|family| family.name().to_owned()).collect::<Vec<_>>();
-        assert_eq!(names(), [""; 0], "nothing is said of what never was");
+        assert_eq!(names(), [""; 0], "no series before the first observation");
         metrics.set_connections("beat", 1, 2);
         metrics.waited("beat", Duration::from_millis(10));
         contact.record();

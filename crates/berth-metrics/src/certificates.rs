@@ -212,6 +212,6 @@ mod tests {
         assert_eq!(value(&registry, "kubelet_podcertificate_states"), 2.0);
         count.store(0, Ordering::Relaxed);
         let families = registry.gather();
-        assert!(families.iter().all(|family| family.get_metric().is_empty()), "what is gone is not told of");
+        assert!(families.iter().all(|family| family.get_metric().is_empty()), "no series remains without certificates");
     }
 }

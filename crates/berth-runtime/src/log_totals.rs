@@ -64,7 +64,7 @@ mod tests {
         };
         let logs = LogTotals::default();
         let sum = |pods: &[&str]| logs.sum(&layout, pods.iter().copied()).bytes;
-        assert_eq!(sum(&["a", "b"]), 0, "nobody has written");
+        assert_eq!(sum(&["a", "b"]), 0, "no tally is published");
         write("a", 5);
         write("b", 7);
         assert_eq!(sum(&["a", "b"]), 12);

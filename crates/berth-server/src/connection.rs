@@ -450,7 +450,7 @@ mod tests {
     async fn a_pause_in_one_answer_is_not_the_end_of_the_others() {
         let (account, began) = (ConnectionAccounting::open(), Instant::now());
         let due = || account.due().duration_since(began).as_secs();
-        assert_eq!(due(), 90, "nothing is asked");
+        assert_eq!(due(), 90, "no request is open");
         let (mut paged, mut followed) = (account.asked(), account.asked());
         paged.waits_for_client();
         assert_eq!(due(), 4 * 3600, "the other one is still made");

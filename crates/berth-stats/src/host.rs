@@ -175,7 +175,7 @@ mod tests {
             (disk.name.as_str(), disk.reads, disk.writes, disk.io),
             ("nvme0n1", [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11])
         );
-        assert_eq!(disks.len(), 1, "a line that is cut short tells nothing");
+        assert_eq!(disks.len(), 1, "truncated lines are skipped");
     }
 
     #[test]

@@ -104,7 +104,7 @@ mod tests {
         let _pair = UnixStream::pair().expect("sockets");
         let (idle, busy, unknown) =
             (count_files(Some(1), &first), count_files(Some(2), &first), count_files(None, &count_files(None, &first)));
-        assert_eq!(idle, first, "who has not run is not looked at");
+        assert_eq!(idle, first, "idle cgroups are not scanned");
         assert!(files(&unknown).sockets >= 2);
         let (before, after) = (files(&first), files(&busy));
         // Other tests open and close files beside this one, but hardly as many as there are.

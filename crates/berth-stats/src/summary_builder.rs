@@ -343,7 +343,7 @@ mod tests {
         // node
         assert_eq!((storage.used, storage.inodes_used), (Some(11_118), Some(3 + 2 + 1 + 1 + 4 + 5)));
         assert_eq!((storage.capacity, storage.available, storage.at), (Some(100), Some(30), AT_SECONDS + 5));
-        let rootfs = pod.containers[0].rootfs.expect("told by the runtime");
+        let rootfs = pod.containers[0].rootfs.expect("reported by the runtime");
         assert_eq!((rootfs.used, rootfs.capacity, rootfs.at), (Some(7), Some(100), AT_SECONDS));
         assert_eq!(pod.containers[0].logs.and_then(|logs| logs.used), Some(10));
         assert_eq!((pod.containers[1].rootfs, pod.containers[1].logs), (None, None));

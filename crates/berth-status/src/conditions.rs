@@ -340,6 +340,6 @@ mod tests {
         }
         no_ip.has_network = false;
         assert_eq!(ready_to_start(&plain, &with(vec![no_ip]), false).status, "True", "runtime without network report");
-        assert_eq!(ready_to_start(&plain, &with(vec![]), true).status, "True", "told before it could be seen");
+        assert_eq!(ready_to_start(&plain, &with(vec![]), true).status, "True", "reported before it is observed");
     }
 }

@@ -171,7 +171,7 @@ mod tests {
         tokio::time::timeout(patience, events.next()).await.expect("in time").expect("received");
         fs::remove_file(&file).expect("removed");
         let until_gone = async { while events.next().await.is_ok() {} };
-        tokio::time::timeout(patience, until_gone).await.expect("its end is told");
+        tokio::time::timeout(patience, until_gone).await.expect("the removal is reported");
     }
 
     #[tokio::test]

@@ -145,11 +145,11 @@ async fn a_resize_waits_for_room_and_is_then_granted() {
     let tried = bench.retry(&mut allocator, Trigger::PodUpdated, &active).await;
     assert_eq!((tried.next, tried.changed.len()), (Duration::from_secs(180), 1));
     assert_eq!(conditions(&allocator, &wanted), ["PodResizePending Deferred 2"]);
-    assert_eq!(cpu(&allocator.allocated(&wanted)), "1", "the worker sees what is held");
+    assert_eq!(cpu(&allocator.allocated(&wanted)), "1", "the worker sees the allocation");
     let summary = r#"{"containers":[{"name":"c","resources":{"requests":{"cpu":"3"}}}],"generation":2}"#;
     assert_eq!(bench.events(), [format!("Warning ResizeDeferred Pod resize OutOfcpu: {summary}")]);
     bench.retry(&mut allocator, Trigger::Periodic, &active).await;
-    assert_eq!(bench.events(), Vec::<String>::new(), "said once");
+    assert_eq!(bench.events(), Vec::<String>::new(), "reported once");
     assert_eq!(bench.metrics.pending.with_label_values(&["deferred"]).get(), 1);
 
     allocator.forget(&"other".into());

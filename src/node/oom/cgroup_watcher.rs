@@ -334,7 +334,7 @@ mod tests {
         count(root.path(), "a", 1);
         assert_eq!(settled(&mut groups).await, [(Arc::<str>::from("a"), 1)], "what happened meanwhile is counted");
         count(root.path(), "b", 2);
-        assert_eq!(settled(&mut groups).await, [(Arc::<str>::from("b"), 2)], "and what happens then is heard");
+        assert_eq!(settled(&mut groups).await, [(Arc::<str>::from("b"), 2)], "later events are received");
         assert!(matches!(groups.events, EventStream::Open(_)));
     }
 

@@ -199,7 +199,7 @@ mod tests {
         counts.watch("c".into(), kills("0"), true, at(0));
         assert!(counts.record_event("c", at(1)), "the first is heeded");
         counts.record_count("c", Some(kills("0")), false, at(1));
-        assert_eq!(counts.next_deadline(), None, "nobody was killed");
+        assert_eq!(counts.next_deadline(), None, "no process was killed");
         assert!((2..11).all(|now| !counts.record_event("c", at(now))), "those that follow are not");
         counts.retain(&HashSet::new());
         assert!(counts.is_watched("c"), "its last word is still to be read");

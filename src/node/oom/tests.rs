@@ -378,7 +378,7 @@ async fn a_place_that_could_not_be_kept_is_kept_later() {
     assert_eq!(writes(), 1, "a disk that takes nothing is left alone");
     *file.is_full.lock().expect("whole") = false;
     let failed = Instant::now();
-    timeout(HOUR, journal.wait()).await.expect("it is tried again").expect("the log tells nothing");
+    timeout(HOUR, journal.wait()).await.expect("it is tried again").expect("the log has no new entry");
     assert_eq!(failed.elapsed().as_secs(), KEEP_AGAIN.as_secs());
     journal.save(&mut write).await;
     assert_eq!((writes(), file.place().map(|place| place.sequence)), (2, Some(2)));
@@ -388,7 +388,7 @@ async fn a_place_that_could_not_be_kept_is_kept_later() {
     journal.save(&mut write).await;
     assert_eq!(writes(), 2);
     let kept = Instant::now();
-    timeout(HOUR, journal.wait()).await.expect("it is kept in time").expect("the log tells nothing");
+    timeout(HOUR, journal.wait()).await.expect("it is kept in time").expect("the log has no new entry");
     assert_eq!(kept.elapsed().as_secs(), KEEP.as_secs());
     journal.save(&mut write).await;
     assert_eq!((writes(), file.place().map(|place| place.sequence)), (3, Some(4)));

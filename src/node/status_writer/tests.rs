@@ -103,7 +103,7 @@ async fn failed_updates_are_retried_on_the_current_object() {
     world.volumes.send_replace(Some(vec!["w".to_owned()]));
     let began = Instant::now();
     world.until("told", |world| world.get("nodes")["status"]["volumesInUse"] == json!(["w"])).await;
-    assert!(began.elapsed() > Duration::from_secs(9), "after five tries the next look tells it");
+    assert!(began.elapsed() > Duration::from_secs(9), "after five attempts the next sync publishes it");
 }
 
 #[tokio::test(start_paused = true)]

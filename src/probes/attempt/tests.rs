@@ -295,7 +295,7 @@ async fn ac_05_5_redirects_are_followed_to_the_same_host_only() {
     assert_eq!(asked(http(port)).await, Outcome::Success, "another port is the same host");
     let (port, _) = answers(moved(format!("http://127.0.0.2:{there}/"))).await;
     let warning = Outcome::Warning("Probe terminated redirects, Response body: gone".to_owned());
-    assert_eq!(asked(http(port)).await, warning, "another host is not asked");
+    assert_eq!(asked(http(port)).await, warning, "another host is not called");
     let (port, heads) = answers(moved("/again".to_owned())).await;
     let text = failure(asked(http(port)).await);
     assert_eq!(text, format!("Get \"http://127.0.0.1:{port}/again\": stopped after 10 redirects"));
@@ -421,7 +421,7 @@ async fn an_answer_may_come_in_pieces() {
             let more = tokio::time::timeout(Duration::from_secs(60), receiver.recv()).await.expect("in time");
             let (is_end, more) = more.expect("the server has an end");
             // Closing with unread data resets the connection.
-            assert!(more.is_empty() && (is_end || answer.len() > 4000), "{answer} {at}: asked once, not {more:?} too");
+            assert!(more.is_empty() && (is_end || answer.len() > 4000), "{answer} {at}: one request, not {more:?} too");
             assert_eq!(heads.lock().expect("no panic").len(), 1);
         }
     }

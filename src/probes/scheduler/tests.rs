@@ -590,7 +590,7 @@ async fn a_container_that_stays_unready_counts_from_its_first_second_on() {
         life.manager.trigger(&"u".into(), "c");
         pass(0).await;
     }
-    assert_eq!(world.take_log(), [""; 0], "its threshold is not used up by those who ask");
+    assert_eq!(world.take_log(), [""; 0], "triggered probes do not use up the threshold");
     pass(18).await;
     assert_eq!(world.take_log(), ["Unhealthy: Startup probe failed: no"], "its period");
 }
@@ -737,7 +737,7 @@ async fn ac_05_11_results_outlive_the_agent() {
     *lock(&world.acts) = VecDeque::from([Act::Hangs]);
     world.take_log();
     let life = Life::begin(&world).await;
-    assert_eq!(life.results().readiness, Some(ProbeResult::Success), "before anything is asked");
+    assert_eq!(life.results().readiness, Some(ProbeResult::Success), "before any probe runs");
     life.manager.add(&pod_with(json!({"readinessProbe": tcp(30)})));
     pass(31).await;
     assert_eq!((world.asked().len(), life.results().readiness), (asked + 1, Some(ProbeResult::Success)));

@@ -259,7 +259,7 @@ mod tests {
                     Err(PrepareError(text)) => {
                         let generic = "subPath for volumeMount \"v\" of container \"c\"";
                         let is_generic = text.ends_with(generic) || text.contains("create subPath directory");
-                        assert!(is_generic, "nothing of the host is told: {text}");
+                        assert!(is_generic, "no host path is disclosed: {text}");
                         refused += 1;
                     }
                 }

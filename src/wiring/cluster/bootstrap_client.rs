@@ -165,7 +165,7 @@ mod tests {
             reviews.token("t").await.map(drop),
             reviews.access(k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec::default()).await.map(drop),
         ] {
-            let error = result.expect_err("nobody was asked").to_string();
+            let error = result.expect_err("no request was sent").to_string();
             assert!(error.ends_with("no client certificate issued yet"), "{error}");
         }
         assert_eq!(began.elapsed(), Duration::ZERO);

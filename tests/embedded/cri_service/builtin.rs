@@ -80,7 +80,7 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
     let answer = loop {
         match get(port, "/healthz") {
             Some(answer) => break answer,
-            None => assert!(Instant::now() < deadline, "nobody serves: {:?}", daemon.status(&web).await),
+            None => assert!(Instant::now() < deadline, "no response: {:?}", daemon.status(&web).await),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     };

@@ -261,7 +261,7 @@ async fn other_handlers_mean_this_runtime_where_they_are_configured() {
     for handler in ["", "berth", "configured"] {
         run(&format!("pod-{handler}"), handler).await.expect("runs");
     }
-    let refused = run("other", "other").await.expect_err("nobody knows it");
+    let refused = run("other", "other").await.expect_err("an unknown handler");
     assert_eq!(refused.message(), "no runtime for \"other\" is configured");
 }
 

@@ -69,7 +69,7 @@ fn a_launch_that_hangs_is_killed() {
         readable(&launching, Instant::now() + PATIENCE);
         let LaunchProgress::Failed(failure) = launching.advance() else { panic!("it was killed") };
         assert_eq!(failure.text, "helper process was killed before the container process started");
-        assert_eq!(from.read(&mut [0]).expect("readable"), 0, "nobody holds its pipes");
+        assert_eq!(from.read(&mut [0]).expect("readable"), 0, "its pipes are closed");
         let children = fs::read_to_string(format!("/proc/self/task/{}/children", nix::unistd::gettid()));
         let helper = children.expect("readable").trim().parse().expect("one child");
         assert_eq!(reap(helper), 137);

@@ -64,7 +64,7 @@ pub fn plugin_response(data: &[u8]) {
     let version = "credentialprovider.kubelet.k8s.io/v1";
     match plugin_api::parse(version, data) {
         Ok(answer) => drop(answer.logins),
-        Err(error) => assert!(error.to_string().len() < 256, "nothing of an answer is told"),
+        Err(error) => assert!(error.to_string().len() < 256, "the response is not quoted"),
     }
 }
 

@@ -25,7 +25,7 @@ struct NoEvents;
 
 impl EventSink for NoEvents {
     fn record(&self, event: EventRecord) {
-        panic!("nothing is to be told: {event:?}");
+        panic!("no event is expected: {event:?}");
     }
 }
 
@@ -203,5 +203,5 @@ async fn a_change_reaches_fifty_pods_without_a_request() {
     while server.log().of("configmaps").iter().any(|request| request.end.is_none()) && Instant::now() < until {
         sleep(Duration::from_millis(20)).await;
     }
-    assert!(server.log().of("configmaps").iter().all(|request| request.end.is_some()), "nobody follows it any more");
+    assert!(server.log().of("configmaps").iter().all(|request| request.end.is_some()), "the watch has ended");
 }

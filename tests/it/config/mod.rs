@@ -222,7 +222,7 @@ fn a_watchdog_that_cannot_be_fed_is_refused() {
 #[test]
 fn deprecated_flags_are_reported_on_standard_error() {
     let ran = kubelet(&["--max-pods=5", "--foo-never"]);
-    assert!(!ran.err.contains("has been deprecated"), "a command line that cannot be read tells only that");
+    assert!(!ran.err.contains("has been deprecated"), "an invalid command line reports only its error");
     let ran = kubelet(&["--max-pods=5", "--exit-on-lock-contention"]);
     assert_eq!(ran.err.matches("Flag --max-pods has been deprecated, This parameter").count(), 1, "{}", ran.err);
 }

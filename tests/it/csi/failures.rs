@@ -52,7 +52,7 @@ async fn a_stage_that_was_refused_leaves_nothing() {
     assert_eq!(error.text, "rpc error: code = InvalidArgument desc = no such thing");
     assert_eq!(world.left(), Vec::<std::path::PathBuf>::new());
     world.csi.unstage(&staged(&usage)).await.expect("nothing to do");
-    assert_eq!(driver.mutating_calls(), ["NodeStageVolume"], "not asked to undo what it refused");
+    assert_eq!(driver.mutating_calls(), ["NodeStageVolume"], "a refused stage is not unstaged");
     // Volumes reconstructed after an agent restart stay, whatever the driver returns.
     let rebuilt = Usage { was_rebuilt: true, ..usage.clone() };
     world.csi.stage(&rebuilt).await.expect_err("refused");
@@ -241,7 +241,7 @@ async fn without_its_driver_a_volume_waits() {
     assert_eq!(world.mounts().len(), 2, "nothing was touched");
     cured.mark_unchanged();
     let again = Plugin::csi(&world.socket(DRIVER), DRIVER, &driver.endpoint, &["1.0.0"]);
-    cured.changed().await.expect("told that the driver is back");
+    cured.changed().await.expect("notified that the driver is back");
     again.registered().await;
     unmount(&world.csi, &usage).await;
     assert_eq!((world.mounts(), world.left()), (vec![], vec![]));

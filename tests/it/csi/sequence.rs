@@ -260,7 +260,7 @@ async fn a_node_that_takes_no_more_volumes_is_known_by_their_attachment() {
     assert_eq!(driver.of("NodeGetInfo").len(), asked);
     world.objects.attachment(name, refused(8));
     assert!(world.csi.is_over_limit(&usage).await);
-    assert_eq!(driver.of("NodeGetInfo").len(), asked + 1, "how many it takes is asked again");
+    assert_eq!(driver.of("NodeGetInfo").len(), asked + 1, "the volume limit is read again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -309,7 +309,7 @@ async fn a_driver_reports_the_volume_condition() {
     let path = mount(&world.csi, &usage).await;
     driver.nature(|nature| nature.condition = Some((true, "a disk is broken".to_owned())));
     let stats = world.csi.fullness(&usage, &path).await.expect("received");
-    assert_eq!(stats.condition, None, "a driver that does not say that it can say is not heard");
+    assert_eq!(stats.condition, None, "a condition without the capability is ignored");
     unmount(&world.csi, &usage).await;
     drop(plugin);
     let gone = async {

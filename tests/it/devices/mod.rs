@@ -2,6 +2,7 @@
 
 mod bad_plugins;
 mod checkpoint;
+mod crash;
 mod figures;
 mod fixture;
 

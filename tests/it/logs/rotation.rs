@@ -141,7 +141,7 @@ async fn a_log_that_is_small_or_of_no_running_container_stays() {
     house.write(&line(&".".repeat(200)));
     round().await;
     assert_eq!(house.names(), ["0.log"]);
-    assert!(house.cri.calls().is_empty(), "the runtime is not asked");
+    assert!(house.cri.calls().is_empty(), "the runtime is not called");
 }
 
 #[tokio::test(start_paused = true)]

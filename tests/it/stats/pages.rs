@@ -44,7 +44,7 @@ async fn processes_are_known_without_all_that_may_hang() {
     let counts = house.provider.processes().await.expect("known");
     let counts: Vec<_> = counts.iter().map(|(pod, count)| (pod.as_str(), *count)).collect();
     assert_eq!(counts, [("u1", Some(0))]);
-    assert_eq!((house.cri.count("list_container_stats"), house.cri.count("image_fs_info")), (0, 0), "nobody was asked");
+    assert_eq!((house.cri.count("list_container_stats"), house.cri.count("image_fs_info")), (0, 0), "no runtime call");
 }
 
 #[tokio::test]

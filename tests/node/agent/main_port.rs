@@ -106,7 +106,7 @@ async fn the_read_only_port_is_local_unless_configured_otherwise() {
     assert!(line.contains("127.0.0.1"), "{line}");
     let log = agent.log();
     assert!(log.contains("since `address` is not set"), "{log}");
-    assert!(log.contains("readOnlyPort"), "the setting is told as insecure: {log}");
+    assert!(log.contains("readOnlyPort"), "the setting is reported as insecure: {log}");
     for (method, path) in [("exec", "/exec/a/b/c"), ("logs", "/containerLogs/a/b/c"), ("run", "/run/a/b/c")] {
         assert_eq!(agent.get(path).await.expect("an answer").status, 405, "{method}");
     }

@@ -197,7 +197,7 @@ async fn answer(connection: &Connection, state: &State, message: &Message) {
             let value = match name.as_str() {
                 "InhibitDelayMaxUSec" => Variant::new(600_000_000_u64),
                 "PreparingForShutdown" => Variant::new(preparing),
-                other => panic!("{other} is asked of nobody"),
+                other => panic!("unexpected property: {other}"),
             };
             connection.reply(&header, &value).await.expect("sent");
         }

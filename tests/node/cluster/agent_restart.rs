@@ -95,7 +95,7 @@ async fn static_pods_that_are_probed_stay_ready() {
     let agent = world.home.start().await;
     // Both probes continue, and more than once.
     for _ in 0..5 {
-        tokio::time::timeout(PATIENCE, web.heads.recv()).await.expect("it is asked again").expect("it is served");
+        tokio::time::timeout(PATIENCE, web.heads.recv()).await.expect("it is probed again").expect("it is served");
     }
     world.until(&agent, "the node is looked after", |seen| seen.log().since(before).of("nodes").len() > 1).await;
     a_moment().await;

@@ -26,7 +26,7 @@ async fn a_deleted_pod_ends_and_goes() {
     let body = &deletes[0].body;
     assert_eq!(body["gracePeriodSeconds"], 0, "{body}");
     assert_eq!(body["preconditions"]["uid"], created["metadata"]["uid"], "{body}");
-    let last = asked.sub("status").last().cloned().expect("the end is told");
+    let last = asked.sub("status").last().cloned().expect("the final status is published");
     assert!(
         last.id < deletes[0].id
             && ["Succeeded", "Failed"].contains(&last.body["status"]["phase"].as_str().unwrap_or_default()),
@@ -121,7 +121,7 @@ async fn a_pod_deleted_by_force_is_stopped_and_its_name_is_free() {
     assert!(taken.iter().all(|logged| logged.body["metadata"]["uid"] == new["metadata"]["uid"]), "{writes}");
     assert!(writes.len() - taken.len() <= 1, "a write for the old one is not repeated\n{writes}");
     let reads = world.agent_requests().at("pods", NAMESPACE, "web").verb("get");
-    assert!(reads.is_empty(), "of a pod that is gone a node may not even ask\n{reads}");
+    assert!(reads.is_empty(), "a node must not read a deleted pod\n{reads}");
     drop(agent);
 }
 

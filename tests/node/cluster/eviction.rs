@@ -58,7 +58,7 @@ async fn a_node_short_of_memory_lets_a_pod_go() {
     assert!(message.ends_with(' ') && status["reason"] == "Evicted", "{status:#}");
     assert!(status["containerStatuses"][0]["state"]["terminated"].is_object(), "{status:#}");
     let conditions = status["conditions"].as_array().expect("conditions");
-    let target = conditions.iter().find(|c| c["type"] == "DisruptionTarget").expect("its reason is told");
+    let target = conditions.iter().find(|c| c["type"] == "DisruptionTarget").expect("the condition is published");
     assert_eq!((&target["status"], &target["reason"]), (&json!("True"), &json!("TerminationByKubelet")), "{target:#}");
     assert_eq!((&target["message"], &target["observedGeneration"]), (&json!(message), &json!(1)), "{target:#}");
     world.runtime.until("nothing of it runs", &agent, |cri| cri.running("web", "main").is_empty()).await;

@@ -52,7 +52,7 @@ impl HealthyNode {
         assert!(!self.agent.has_ended(), "{}", self.agent.log_end());
         self.world.run(pod(name));
         let new = self.world.until_ready(&self.agent, name).await;
-        assert_eq!(self.world.runtime.cri.count("stop_podsandbox"), 0, "nobody is stopped\n{}", self.agent.log_end());
+        assert_eq!(self.world.runtime.cri.count("stop_podsandbox"), 0, "no pod is stopped\n{}", self.agent.log_end());
         let uid = &self.world.pod("a").expect("there")["metadata"]["uid"];
         assert_eq!(*uid, self.a["metadata"]["uid"]);
         new

@@ -138,7 +138,7 @@ async fn pods_of_manifests_do_not_wait_for_a_first_certificate() {
     let name = world.api.all(CSRS)[0]["metadata"]["name"].as_str().expect("a name").to_owned();
     assert!(name.starts_with("node-csr-"), "{name}");
     let others = world.api.log().filter(|logged| !logged.user.starts_with("system:bootstrap:"));
-    assert!(others.is_empty(), "nobody asks without a certificate\n{others}");
+    assert!(others.is_empty(), "no request without a certificate\n{others}");
     assert!(!kubeconfig.exists(), "it names a certificate, so it comes after it");
     world.api.deny(&name);
     agent.until_log("Failed to obtain the initial client certificate, retrying").await;

@@ -39,9 +39,9 @@ async fn pods_keep_running_while_the_api_server_is_down() {
         .until_pod(&agent, "a", "tells its restart", |pod| pod["status"]["containerStatuses"][0]["restartCount"] == 1)
         .await;
     world.runtime.until("who was deleted meanwhile is stopped", &agent, |cri| cri.count("stop_podsandbox") > 0).await;
-    assert_eq!(world.runtime.cri.count("run_podsandbox"), sandboxes, "nobody else is touched");
+    assert_eq!(world.runtime.cri.count("run_podsandbox"), sandboxes, "no other pod is restarted");
     let asked = world.agent_requests().since(before);
-    assert!(asked.at("pods", NAMESPACE, "b").verb("patch").is_empty(), "what did not change is not told\n{asked}");
+    assert!(asked.at("pods", NAMESPACE, "b").verb("patch").is_empty(), "an unchanged status is not published\n{asked}");
     assert!(asked.verb("list").is_empty(), "{asked}");
     drop(agent);
 }

@@ -107,7 +107,7 @@ async fn a_resize_is_reported_before_and_after_it_is_applied() {
     assert_eq!(container(&pod, "main")["resources"]["limits"]["cpu"], "100m", "{pod:#}");
     assert_eq!(pod["status"]["resources"]["limits"]["cpu"], "100m", "{pod:#}");
     let state = std::fs::read_to_string(world.home.root().join("allocated_pods_state")).expect("a file");
-    assert!(state.contains("200m"), "it is on disk before it is told: {state}");
+    assert!(state.contains("200m"), "it is on disk before it is published: {state}");
     world.until_event(&agent, "ResizeStarted", &format!("Pod resize started: {}", summary(&cpu_of("200m"), 2))).await;
 
     go.cancel();

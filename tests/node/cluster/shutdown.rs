@@ -115,10 +115,10 @@ async fn the_end_of_killed_pods_is_reported_before_critical_ones_are_stopped() {
     assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
     let calls = world.runtime.cri.calls();
     let stop = |target: &str| calls.iter().find(|call| call.op == "stop_container" && call.target == target);
-    let touched = stop("critical/main").expect("it was told to end").at;
+    let touched = stop("critical/main").expect("it was stopped").at;
     for name in plain {
-        let given: u64 = stop(&format!("{name}/main")).expect("told to end").detail.parse().expect("seconds");
-        assert!((2..8).contains(&given), "{name} has {given} s: its end is to be told within the 8 s");
+        let given: u64 = stop(&format!("{name}/main")).expect("it was stopped").detail.parse().expect("seconds");
+        assert!((2..8).contains(&given), "{name} has {given} s: its end is to be published within the 8 s");
         let pod = world.pod(name).expect("there");
         assert_eq!((&pod["status"]["phase"], &pod["status"]["reason"]), (&json!("Failed"), &json!("Terminated")));
         assert_eq!(condition(&pod, "DisruptionTarget"), "True");
@@ -129,7 +129,7 @@ async fn the_end_of_killed_pods_is_reported_before_critical_ones_are_stopped() {
             .sub("status")
             .filter(|logged: &RecordedRequest| logged.name == name);
         let last: Option<Instant> = writes.iter().filter_map(|logged| logged.ended).max();
-        assert!(last.expect("its end was told") <= touched, "{name}: a critical pod went first\n{writes}");
+        assert!(last.expect("its end was published") <= touched, "{name}: a critical pod went first\n{writes}");
     }
 }
 

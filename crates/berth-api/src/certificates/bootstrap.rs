@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(message, "cannot create certificate signing request: no");
         assert!(
             began.elapsed() >= HEALTHY && began.elapsed() < HEALTHY + HEALTH_CHECK_INTERVAL * 2,
-            "ill servers are asked as well"
+            "unhealthy servers are called as well"
         );
         let own = temporary(&folder.path().join("pki"));
         let first = fs::read_to_string(&own).expect("a key");

@@ -249,7 +249,7 @@ mod tests {
         );
         assert!(taken[9].3 == taken[11].3 && taken[9].3 != taken[0].3, "a name of its own");
         let later = take(&mut all, event("Failed", "m12"), 700).expect("sent");
-        assert_eq!((later.0, later.1.as_str()), (true, "m12"), "ten minutes later they are told apart again");
+        assert_eq!((later.0, later.1.as_str()), (true, "m12"), "ten minutes later events are no longer combined");
     }
 
     #[test]

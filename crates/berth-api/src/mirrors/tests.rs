@@ -202,7 +202,7 @@ async fn failures_are_repeated_and_gone_is_gone() {
     let world = World::begin(move |_| answers.pop().expect("no more"));
     world.show(4, Some(mirror("m", "u", false)));
     settle().await;
-    assert_eq!(world.verbs(), [], "not before the sources have told their pods");
+    assert_eq!(world.verbs(), [], "no request before the sources are synced");
     world.keep(None);
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(world.verbs(), [Verb::Delete, Verb::Delete]);

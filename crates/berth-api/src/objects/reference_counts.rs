@@ -124,7 +124,7 @@ mod tests {
         }
         assert_eq!(users.of(&ObjectKey::new("ns", "c")).map(PodUid::as_str).collect::<Vec<_>>(), ["v"]);
         assert_eq!(users.unregister(&"v".into()), [ObjectKey::new("ns", "c")]);
-        assert_eq!(users, ReferenceCounts::default(), "nothing is kept of who is gone");
+        assert_eq!(users, ReferenceCounts::default(), "no entry remains for an unregistered pod");
     }
 
     #[test]

@@ -280,7 +280,7 @@ async fn an_idle_object_is_unwatched_and_still_served() {
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert_eq!(bench.cluster.watching("configmaps"), 0);
     bench.cluster.put("configmaps", config_map("a", "2"));
-    assert_eq!(bench.read("a").await, Ok("2".to_owned()), "asked again");
+    assert_eq!(bench.read("a").await, Ok("2".to_owned()), "the watch is reopened");
     assert_eq!(bench.cluster.watching("configmaps"), 1);
     tokio::time::sleep(Duration::from_secs(500)).await;
     bench.cluster.locked().mute = true;
@@ -328,7 +328,7 @@ async fn cached_objects_are_read_again_after_a_while() {
     tokio::time::sleep(Duration::from_secs(61)).await;
     assert_eq!(bench.read("a").await, Ok("2".to_owned()));
     assert!(bench.cluster.calls("configmaps")[1].query.contains(&("resourceVersion", "0".to_owned())));
-    bench.ttl.send(Duration::ZERO).expect("somebody reads it");
+    bench.ttl.send(Duration::ZERO).expect("the channel has a receiver");
     let old = json!({"metadata": {"name": "a", "namespace": "ns", "uid": "a", "resourceVersion": "1"}});
     bench.cluster.locked().objects[0].1 = old;
     assert_eq!(bench.read("a").await, Ok("2".to_owned()), "an older version is not taken");

@@ -126,14 +126,14 @@ async fn recorded_objects_are_served_while_the_server_is_unreachable() {
     let inner = Arc::new(Source(Mutex::new(Server::Away)));
     let source = OfflineObjects::new(inner.clone(), offline.clone());
     let away = read(&source).await;
-    assert!(away.iter().all(Result::is_err), "nothing is recalled for pods that nobody recalled: {away:?}");
+    assert!(away.iter().all(Result::is_err), "no objects are restored for pods that were not restored: {away:?}");
     assert_eq!(offline.last_known_pods().expect("pods").len(), 1);
     let again = read(&source).await;
     assert_eq!(again[5], Ok(String::new()), "tokens are not kept");
     assert_eq!((&again[..5], &again[6]), (&first[..5], &first[6]));
     *inner.0.lock().expect("not poisoned") = Server::Silent;
     let began = Instant::now();
-    assert_eq!(read(&source).await, again, "it is told without an answer, too");
+    assert_eq!(read(&source).await, again, "it is published even without a response");
     assert_eq!(began.elapsed(), Duration::from_secs(5), "a second for each of five");
     *inner.0.lock().expect("not poisoned") = Server::Empty;
     let results = read(&source).await;

@@ -110,7 +110,7 @@ impl Bench {
                 asked.changed().await.expect("it lives");
             }
         };
-        timeout(EVER, is_asked).await.expect("asked for");
+        timeout(EVER, is_asked).await.expect("the request arrives in time");
     }
 
     /// Sets the status of a request, as the signer does.
@@ -181,7 +181,7 @@ async fn a_certificate_is_asked_for_once_and_renewed_in_time() {
 
     bench.until_asked(2).await;
     let after = bench.now() - 3600;
-    assert!((0..=300).contains(&after), "asked again after {after} s");
+    assert!((0..=300).contains(&after), "renewal requested after {after} s");
     assert_eq!(bench.get().await.expect("it serves on").key, first.key);
     // The first watch has ended by now; the next one starts.
     bench.watch = bench.api.next_watch();
@@ -262,8 +262,8 @@ async fn what_is_issued_to_a_pod_goes_with_it() {
     assert!(key.upgrade().is_some());
     bench.certificates.forget(&"u".into());
     tokio::time::sleep(EVER).await;
-    assert!(key.upgrade().is_none(), "nobody has the key");
-    assert_eq!((bench.created().len(), states(&bench)), (2, vec![]), "nor asks for another");
+    assert!(key.upgrade().is_none(), "the key is dropped");
+    assert_eq!((bench.created().len(), states(&bench)), (2, vec![]), "no other certificate is requested");
 }
 
 #[tokio::test(start_paused = true)]

@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(pauses, [800, 1600, 3200, 6400, 12800, 25600, 30000, 30000]);
         machine.moved("6");
         let next = machine.ended(SECOND / 2, true, OutcomeTime { now, chance: 0.0 });
-        assert_eq!(shown(next), (stream("6"), 800), "one that said something worked");
+        assert_eq!(shown(next), (stream("6"), 800), "a watch that delivered an event resets the back-off");
     }
 
     #[test]

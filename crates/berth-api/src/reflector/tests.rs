@@ -46,7 +46,7 @@ impl Bench {
     async fn asked(&self, count: usize) -> (Call, Instant) {
         let mut asked = self.api.asked.subscribe();
         let waited = tokio::time::timeout(Duration::from_secs(3600), asked.wait_for(|now| *now >= count)).await;
-        waited.expect("asked in time").expect("the server is there");
+        waited.expect("the request arrives in time").expect("the server is there");
         (self.api.calls()[count - 1].clone(), Instant::now())
     }
 
@@ -91,7 +91,7 @@ fn end(version: &str) -> Value {
 
 fn send_events(watch: &UnboundedSender<Value>, events: impl IntoIterator<Item = Value>) {
     for event in events {
-        watch.send(event).expect("somebody listens");
+        watch.send(event).expect("the channel has a receiver");
     }
 }
 

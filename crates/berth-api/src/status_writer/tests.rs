@@ -449,11 +449,11 @@ async fn ends_and_readiness_go_before_the_rest() {
     settle().await;
     assert_eq!(asked()[3..], ["d"], "it became urgent while it waited");
     api.asked.subscribe().wait_for(|count| *count == 5).await.expect("asked");
-    assert!(began.elapsed() <= STUCK, "writes that are stuck hold up nobody for long");
+    assert!(began.elapsed() <= STUCK, "stuck writes delay other pods only briefly");
     let all = bodies(&api);
     assert_eq!(
         (api.calls()[4].name.as_str(), &all[4].2["status"]["phase"]),
         ("c", &json!("Running")),
-        "states in between are not told"
+        "intermediate states are not published"
     );
 }

@@ -85,7 +85,7 @@ async fn a_token_is_asked_for_once_and_renewed_when_due() {
     assert_eq!(tokens.due().await, [PodUid::from("u")]);
     assert!(began.elapsed() <= Duration::from_secs(10), "{:?}", began.elapsed());
     assert_eq!((get().await, api.calls().len()), ("t2".to_owned(), 2));
-    assert!(tokio::time::timeout(Duration::from_secs(2800), tokens.due()).await.is_err(), "told once");
+    assert!(tokio::time::timeout(Duration::from_secs(2800), tokens.due()).await.is_err(), "notified once");
     // 10a §20 step 6
     tokens.forget(&"u".into());
     assert!(tokio::time::timeout(Duration::from_secs(8000), tokens.due()).await.is_err());
@@ -122,7 +122,7 @@ async fn an_old_token_serves_to_its_end() {
     pass(481).await;
     assert_eq!(get().await, Ok("t1".to_owned()));
     assert_eq!(get().await, Ok("t1".to_owned()));
-    assert_eq!(api.calls().len(), 2, "not asked again before its time");
+    assert_eq!(api.calls().len(), 2, "no request before the retry is due");
     let mut waits = Vec::new();
     for _ in 0..4 {
         let began = Instant::now();
@@ -157,7 +157,7 @@ async fn a_token_on_disk_serves_until_it_is_due() {
     pass(10).await;
     assert_eq!((get().await, api.calls().len()), ("t1".to_owned(), 1));
     tokens.adopt(&pod, &ask("", 3607), &stored);
-    assert_eq!((get().await, api.calls().len()), ("t1".to_owned(), 1), "what was asked for is newer");
+    assert_eq!((get().await, api.calls().len()), ("t1".to_owned(), 1), "the requested token is newer");
 }
 
 #[tokio::test(start_paused = true)]

@@ -150,7 +150,7 @@ mod tests {
             assert_eq!(wait.ends(at(deadline), called.map(at)), at(expected), "{what}");
         }
         let wait = Wait::of(at(15.0), at(0.000_1), pings);
-        assert!(matches!(wait, Wait::Answer(_)), "hyper looked at the clock a moment ago: {wait:?}");
+        assert!(matches!(wait, Wait::Answer(_)), "hyper read the clock a moment ago: {wait:?}");
     }
 
     #[tokio::test(start_paused = true)]

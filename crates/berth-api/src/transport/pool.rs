@@ -542,7 +542,7 @@ mod tests {
                 tokio::spawn(async move {
                     while Instant::now() < end {
                         let latest = if rest == 0 { end } else { Instant::now() + Duration::from_secs(10) };
-                        assert!(pool.take(SlotRequirements::default(), latest).await.is_err(), "nobody is there");
+                        assert!(pool.take(SlotRequirements::default(), latest).await.is_err(), "no server");
                         sleep(Duration::from_secs(rest)).await;
                     }
                 });

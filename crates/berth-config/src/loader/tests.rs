@@ -64,7 +64,7 @@ fn without_a_file_kubelet_is_open_and_berth_is_not() {
     assert!(config.eviction_hard.is_empty(), "AC-01-23");
     let is_insecure = |notice: &Notice| matches!(notice, Notice::Insecure { .. });
     let insecure: Vec<_> = loaded.notices.iter().filter(|notice| is_insecure(notice)).collect();
-    assert_eq!(insecure.len(), 3, "each insecure setting is told");
+    assert_eq!(insecure.len(), 3, "each insecure setting is reported");
     let kept = run(with_files(None, &[("a.conf", "maxPods: 3\n")], &[]));
     assert_eq!((kept.config.read_only_port, kept.config.max_pods), (10_255, 3), "drop-ins alone keep them");
 

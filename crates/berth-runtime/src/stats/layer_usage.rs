@@ -210,6 +210,6 @@ mod tests {
         layers.forget("b");
         assert_eq!(layers.state().current, None);
         assert_eq!((layers.next().as_deref(), layers.next()), (Some("c"), None));
-        assert!(layers.want(&["a".to_owned()]), "somebody has to begin again");
+        assert!(layers.want(&["a".to_owned()]), "a new measurement has to start");
     }
 }

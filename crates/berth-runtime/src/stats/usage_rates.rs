@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn rates_are_of_two_samples() {
         let meter = Meter::default();
-        assert_eq!(meter.rate("a", 0, 5), None, "no look before");
+        assert_eq!(meter.rate("a", 0, 5), None, "no earlier sample");
         assert_eq!(meter.rate("a", 10 * SECOND, 5_000_000_005), Some(500_000_000));
         assert_eq!(meter.rate("a", 10 * SECOND + 5, 5_000_000_009), Some(500_000_000), "too close");
         assert_eq!(meter.rate("a", 11 * SECOND, 5_000_000_005), Some(0), "idle");

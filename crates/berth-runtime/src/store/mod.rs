@@ -321,7 +321,7 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(20), "{pid} lives");
             thread::sleep(TRY);
         }
-        assert!(Path::new("/proc").join(&pid).exists(), "nobody has waited for it yet");
+        assert!(Path::new("/proc").join(&pid).exists(), "the zombie is not reaped yet");
         child.wait().expect("waited for");
     }
 

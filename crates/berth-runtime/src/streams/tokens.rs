@@ -76,7 +76,7 @@ mod tests {
             assert_eq!(tokens.keep(number.to_string(), number, now), Ok(()));
         }
         assert_eq!(tokens.keep("one more".to_owned(), 0, now + LIFE - Duration::from_secs(1)), Err(TokenLimitReached));
-        assert_eq!(tokens.keep("later".to_owned(), 0, now + LIFE), Ok(()), "what nobody came for is forgotten");
+        assert_eq!(tokens.keep("later".to_owned(), 0, now + LIFE), Ok(()), "expired tokens are removed");
         assert_eq!(tokens.0.len(), 1);
     }
 }

@@ -47,7 +47,7 @@ mod tests {
     async fn checks_are_counted_until_they_are_forgotten() {
         // AC-08-11
         let slis = SliMetrics::new(7.0);
-        assert!(!ask(&slis, "GET").await.contains("kubernetes_healthcheck"), "nobody has asked yet");
+        assert!(!ask(&slis, "GET").await.contains("kubernetes_healthcheck"), "no check has run yet");
         slis.checked("ping", true);
         slis.checked("syncloop", false);
         slis.checked("ping", true);

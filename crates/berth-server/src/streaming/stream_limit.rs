@@ -72,7 +72,7 @@ mod tests {
         assert!(caps.take("a").is_none());
         assert!(caps.take("b").is_some());
         drop(permits);
-        assert!(caps.open.lock().expect("whole").is_empty(), "nothing is kept of who is gone");
+        assert!(caps.open.lock().expect("whole").is_empty(), "no entry remains without open streams");
         assert!(caps.take("a").is_some());
     }
 }

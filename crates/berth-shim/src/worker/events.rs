@@ -67,7 +67,7 @@ mod tests {
         events.acknowledge(1);
         events.reset_sent();
         assert_eq!(events.greeting(1).len(), 1);
-        assert_eq!(events.next().map(|e| e.number), Some(3), "the greeting told of 2");
+        assert_eq!(events.next().map(|e| e.number), Some(3), "the greeting contained event 2");
         events.acknowledge(9);
         assert_eq!(events.next(), None);
         events.push(ProcessTarget::Init, exit);

@@ -156,7 +156,7 @@ mod tests {
         let full = rustix::fs::open("/dev/full", OFlags::WRONLY, Mode::empty()).expect("a device");
         let mut log = Log { target: Some((PathBuf::from("/dev/full"), full)), ..Log::open(None).expect("nothing") };
         assert!(log.write(b"stdout", Tag::Full, b"x").is_some());
-        assert!(log.write(b"stdout", Tag::Full, b"x").is_none(), "told once");
+        assert!(log.write(b"stdout", Tag::Full, b"x").is_none(), "reported once");
         assert_eq!(log.lost(), 2);
         assert_eq!(log.news(), LogTally { bytes: 0, dropped: 2, errors: 2 });
         assert_eq!(log.news(), LogTally::default());

@@ -299,7 +299,7 @@ async fn data_of_others_is_never_deleted() {
     assert_eq!(
         bench.manager.remove_directory(&uid).await.map_err(|e| e.to_string()),
         Err(refused.clone()),
-        "not looked at again before the pause is over"
+        "no rescan before the pause ends"
     );
     tokio::time::advance(PAUSE.0).await;
     let refused = bench.manager.remove_directory(&uid).await.expect_err("still not empty").to_string();
@@ -489,7 +489,7 @@ async fn the_access_of_a_pod_to_the_api() {
     let mount = async |pod: Value| bench.manager.mount(&access(pod)).await.map_err(|e| e.to_string());
     let failed = mount(json!({})).await.expect_err("nothing is there");
     let both = "[failed to fetch token: no, configmap \"kube-root-ca.crt\" not found]";
-    assert!(failed.ends_with(both), "all that is wrong is told: {failed}");
+    assert!(failed.ends_with(both), "all errors are reported: {failed}");
     bench.world.put("kube-root-ca.crt", &[("ca.crt", "PEM")]);
     *locked(&bench.world.token) = Some("t1".into());
     mount(json!({})).await.expect("mounted");

@@ -122,7 +122,7 @@ async fn a_stale_share_is_unmounted_without_access() {
     // Any access fails: a symlink to itself stands for a stale handle.
     fs::remove_dir(&target).expect("removed");
     std::os::unix::fs::symlink(&target, &target).expect("a link");
-    fs::metadata(&target).expect_err("it cannot be looked at");
+    fs::metadata(&target).expect_err("stat fails");
     let (again, place) = (Usage { was_rebuilt: true, ..usage.clone() }, target.clone());
     plugin.publish(&again).await.expect("it is mounted, and that is all that is asked");
     fake.on("umount", "", move || {

@@ -141,7 +141,7 @@ async fn a_missing_attachment_times_out_without_an_event() {
     let bench = bench(VolumeTraits { attachable: true, stages: true, ..VolumeTraits::default() });
     bench.storage.put("v", &json!({}));
     let began = Instant::now();
-    let error = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("nobody attaches it");
+    let error = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("the volume is not attached");
     assert_eq!(began.elapsed(), Duration::from_secs(123));
     let text = "unmounted volumes=[v], unattached volumes=[v], failed to process volumes=[]: context deadline exceeded";
     assert_eq!(error, VolumeError::TimedOut(text.to_owned()));
@@ -169,7 +169,7 @@ async fn a_pod_whose_volume_the_node_cannot_take_is_rejected() {
     let bench = bench(VolumeTraits { attachable: true, stages: true, ..VolumeTraits::default() });
     bench.storage.put("v", &json!({}));
     bench.plugin.is_over.store(true, Ordering::Relaxed);
-    let error = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("nobody attaches it");
+    let error = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("the volume is not attached");
     let text = "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[v], unattached \
                 volumes=[v], failed to process volumes=[]: context deadline exceeded";
     assert_eq!(error, VolumeError::LimitExceeded(text.to_owned()));
@@ -202,12 +202,12 @@ async fn what_is_mounted_serves_on_whoever_answers() {
     let first = bench.manager.mount(&pod).await.expect("mounted");
     let reads = *bench.storage.reads.lock().expect("not poisoned");
     bench.manager.mount(&pod).await.expect("still");
-    assert_eq!(*bench.storage.reads.lock().expect("not poisoned"), reads, "nothing is asked for");
+    assert_eq!(*bench.storage.reads.lock().expect("not poisoned"), reads, "no object is read");
     bench.storage.is_away.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(100)).await;
     assert_eq!(bench.manager.mount(&pod).await.expect("still"), first);
     assert_eq!(bench.plugin.calls(), ["stage p", "publish p"]);
-    bench.manager.unmount(&"u".into()).await.expect("nobody has to answer");
+    bench.manager.unmount(&"u".into()).await.expect("no response is needed");
     assert!(bench.plugin.there.lock().expect("not poisoned").is_empty());
 }
 
@@ -222,7 +222,7 @@ async fn an_agent_that_starts_again_goes_on_with_what_is_there() {
     bench.storage.put("v", &json!({}));
     bench.manager.rebuild().await.expect("known");
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(bench.plugin.calls().is_empty(), "nobody said yet whether they are wanted");
+    assert!(bench.plugin.calls().is_empty(), "the desired state is not known yet");
     bench.manager.mount(&pod(json!([claim("v")]))).await.expect("set up again");
     assert_eq!(bench.plugin.calls(), ["stage p", "publish p"]);
     bench.manager.remove_directory(&"gone".into()).await.expect("removed");

@@ -158,7 +158,7 @@ async fn a_volume_is_staged_once_and_published_to_each() {
     bench.until_gone("a").await;
     bench.until_gone("b").await;
     assert_eq!(bench.plugin.calls()[3..], ["unpublish a", "unpublish b", "unstage"]);
-    assert!(bench.board.shown(&UniqueName::shared("kubernetes.io/fake", "pv")).is_none(), "nobody keeps it");
+    assert!(bench.board.shown(&UniqueName::shared("kubernetes.io/fake", "pv")).is_none(), "no entry remains");
     assert!(bench.recorded_events().is_empty());
 }
 
@@ -228,7 +228,7 @@ async fn a_mount_waits_for_the_node_status() {
     let mut shown = bench.want("a", 1);
     tokio::time::sleep(Duration::from_secs(123)).await;
     assert!(bench.plugin.calls().is_empty() && bench.recorded_events().is_empty());
-    assert_eq!(in_use.borrow().as_deref(), Some(&[NAME.to_owned()][..]), "told at once that it is wanted");
+    assert_eq!(in_use.borrow().as_deref(), Some(&[NAME.to_owned()][..]), "reported in use at once");
     assert!(!shown.borrow().is_attached);
     bench.storage.attach(&[NAME]);
     tokio::time::sleep(Duration::from_secs(5)).await;

@@ -111,7 +111,7 @@ fn fields_of_the_container_alone() {
     );
     assert!(got.privileged && got.readonly_rootfs && got.no_new_privs);
     assert!(got.masked_paths.is_empty() && got.readonly_paths.is_empty());
-    let capabilities = got.capabilities.expect("asked for");
+    let capabilities = got.capabilities.expect("requested");
     assert_eq!(
         (capabilities.add_capabilities, capabilities.drop_capabilities),
         (vec!["NET_ADMIN".into()], vec!["ALL".to_owned()])

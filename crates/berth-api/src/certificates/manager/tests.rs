@@ -171,7 +171,7 @@ async fn a_first_certificate_is_asked_for_with_the_bootstrap() {
     let body: Value = serde_json::from_slice(&made.body.expect("a body").bytes).expect("JSON");
     assert_eq!(body["metadata"]["generateName"], "csr-");
     assert_eq!(body["spec"]["usages"], serde_json::json!(["digital signature", "client auth"]));
-    assert!(api.calls().is_empty(), "nothing is asked with credentials that are not there");
+    assert!(api.calls().is_empty(), "no request is sent without credentials");
 }
 
 #[tokio::test(start_paused = true)]

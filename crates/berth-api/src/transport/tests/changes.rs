@@ -104,7 +104,7 @@ async fn who_we_were_is_not_refused_for_long() {
     let client = Client::open(server.config().with_identity(identity.clone())).await;
     let refused = client.transport.call(get("p")).await.expect_err("nobody");
     assert_eq!((refused.code(), refused.reason()), (401, "Unauthorized"));
-    assert_eq!(server.seen().len(), 1, "who we are is not going to change by asking again");
+    assert_eq!(server.seen().len(), 1, "a retry would present the same identity");
     identity.set(Some(pair(&Authority::new("clients").client("n"))));
     server.until("the old connection goes", |server| server.open() == 0).await;
     client.transport.call(get("p")).await.expect("known now");

@@ -93,7 +93,7 @@ async fn black_holes_are_noticed() {
     let read = client.transport.call(Call::get(Resource::PODS, "ns", "p"));
     let (renewed, read, event) = tokio::join!(beating.transport.call(lease()), read, watch.next());
     renewed.expect("on a second connection");
-    read.expect("asked again on another connection");
+    read.expect("retried on another connection");
     assert!(matches!(event, Some(Err(ApiError::Lost(_)))), "{event:?}");
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
 }
@@ -118,7 +118,7 @@ async fn a_dead_connection_triggers_pings_in_all_pools() {
     let read = client.transport.call(Call::get(Resource::PODS, "ns", "p").within(Duration::from_secs(60)));
     let (renewed, read, event) = tokio::join!(client.transport.call(lease()), read, watch.next());
     renewed.expect("on another connection");
-    read.expect("asked again on another connection");
+    read.expect("retried on another connection");
     assert!(matches!(event, Some(Err(ApiError::Lost(_)))), "{event:?}");
     client.transport.watch(watch_of(Resource::PODS)).await.expect("it begins again");
 }

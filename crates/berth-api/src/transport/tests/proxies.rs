@@ -138,9 +138,9 @@ async fn a_proxy_within_tls_proves_itself() {
 
     let stranger = Proxy::start(Speaks::Connect(Some(acceptor(&Authority::new("others"), false)))).await;
     let proxy_url = format!("https://u:secret@{}", stranger.address);
-    let message = ask(Cluster { proxy_url, ..server.cluster() }).await.expect_err("nobody knows it").to_string();
+    let message = ask(Cluster { proxy_url, ..server.cluster() }).await.expect_err("untrusted").to_string();
     assert!(message.contains("proxyconnect tcp: tls:") && !message.contains("secret"), "{message}");
-    assert!(stranger.heads().is_empty(), "it is told nothing");
+    assert!(stranger.heads().is_empty(), "no request is sent to it");
 }
 
 #[tokio::test]

@@ -395,7 +395,7 @@ mod tests {
                 assert!(head.starts_with("get /blob ") && !head.contains("authorization"), "{challenge}: {head}");
                 assert!(!head.contains("x-secret"), "{challenge}: {head}");
             }
-            assert!(asked.try_recv().is_err(), "{challenge}: asked once");
+            assert!(asked.try_recv().is_err(), "{challenge}: one request");
         }
     }
 

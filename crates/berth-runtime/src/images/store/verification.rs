@@ -340,7 +340,7 @@ mod tests {
             fs::write(at("a/g"), "").expect("writable");
         }
         fs::write(at("a/f"), "wrong").expect("writable");
-        assert_eq!(found(&store, RepairMode::Yes).await[0].1, Some(false), "nobody knows its archive");
+        assert_eq!(found(&store, RepairMode::Yes).await[0].1, Some(false), "its archive is unknown");
         // A new import unpacks a complete layer; a container keeps the old one.
         store.prepare_root("c", "x.tld/a:1").await.expect("made");
         let again = imported(&store, dir.path(), &archive).await.remove(0);

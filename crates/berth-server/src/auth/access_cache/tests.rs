@@ -98,7 +98,7 @@ async fn verdicts_are_remembered_each_for_its_time() {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(bench.ask("a", &["pods"]).await, first);
         tokio::task::yield_now().await;
-        assert_eq!(bench.asked(), 2, "asked again, for a yes ahead of its time");
+        assert_eq!(bench.asked(), 2, "reviewed again; a positive entry is refreshed early");
         bench.ask("a", &["proxy"]).await;
         assert_eq!(bench.asked(), 3);
     }

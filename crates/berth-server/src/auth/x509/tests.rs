@@ -135,7 +135,7 @@ fn names_are_read_as_the_reference_reads_them() {
         |groups: &[&str]| Ok(Some(("kate".to_owned(), groups.iter().map(|g| (*g).to_owned()).collect::<Vec<_>>())));
     assert_eq!(read(KATE), expected(&[]));
     assert_eq!(read(&[(DnType::OrganizationName, "dev"), (DnType::CommonName, "kate")]), expected(&["dev"]));
-    assert_eq!(read(&[(DnType::OrganizationName, "dev")]), Ok(None), "a group is nobody");
+    assert_eq!(read(&[(DnType::OrganizationName, "dev")]), Ok(None), "a group alone is no identity");
     assert_eq!(read(&[(DnType::CommonName, "")]), Ok(None));
     assert_eq!(read(&[(DnType::CommonName, "kate"), (uid(), "")]), Err(X509Error::Uid(1)));
 }

@@ -345,7 +345,7 @@ mod tests {
         let (dialled, accepted) = tokio::join!(dial(&path), listener.accept());
         dialled.expect("there is room again");
         accepted.expect("the first");
-        let nowhere = dial(&dir.path().join("nowhere")).await.expect_err("nobody listens");
-        assert_eq!(nowhere.kind(), ErrorKind::NotFound, "told at once");
+        let nowhere = dial(&dir.path().join("nowhere")).await.expect_err("no listener");
+        assert_eq!(nowhere.kind(), ErrorKind::NotFound, "reported at once");
     }
 }

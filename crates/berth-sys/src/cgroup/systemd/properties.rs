@@ -310,7 +310,7 @@ mod tests {
             assert!(has(&slice, name, &PropertyValue::Flag(true)), "{name}");
         }
         assert!(has(&slice, "DefaultDependencies", &PropertyValue::Flag(false)));
-        assert!(!slice.iter().any(|p| p.name == "Delegate"), "a slice cannot be handed on");
+        assert!(!slice.iter().any(|p| p.name == "Delegate"), "a slice cannot be delegated");
         let scope = of_scope("berth-1.scope", "kubepods.slice", 7, false);
         assert!(has(&scope, "Slice", &PropertyValue::Text("kubepods.slice".to_owned())));
         assert!(has(&scope, "PIDs", &PropertyValue::Processes(vec![7])));

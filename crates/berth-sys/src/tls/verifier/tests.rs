@@ -130,7 +130,7 @@ fn a_certificate_that_is_known_must_still_hold() {
     let other = shop.self_signed("p384", "-sha256", &[]);
     let own = shop.self_signed("p256", "-sha256", &[]);
     let invalid = |error| Err(Error::InvalidCertificate(error));
-    assert!(verdict(&other, &own, &[]).is_err(), "nobody knows it");
+    assert!(verdict(&other, &own, &[]).is_err(), "an unknown certificate is refused");
     let name = ServerName::try_from("elsewhere").expect("a name");
     let verifier = ServerVerifier::new(RootCertStore::empty(), [own.clone()]).expect("an authority");
     let result = verifier.verify_server_cert(&own, &[], &name, &[], UnixTime::now()).map(drop);

@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(pod["spec"], expected);
         let again = pod.clone();
         apply(&mut pod);
-        assert_eq!(pod, again, "what is said stays");
+        assert_eq!(pod, again, "explicit values are kept");
     }
 
     #[test]

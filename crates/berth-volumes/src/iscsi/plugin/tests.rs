@@ -191,7 +191,7 @@ async fn what_leads_nowhere_leaves_nothing() {
         bench.fake.next("iscsiadm", Ok((0, answer)));
     }
     bench.fake.next("iscsiadm", Err(RunError::Canceled));
-    let error = bench.plugin.stage(&usage).await.expect_err("nobody wants it");
+    let error = bench.plugin.stage(&usage).await.expect_err("canceled");
     assert!(error.text.ends_with("iscsi: failed to log in to portal 10.0.0.1:3260: context canceled"), "{error}");
     assert_eq!((bench.asked("--login"), bench.asked("--logout"), bench.shared().exists()), (3, 2, false));
     // `iscsiadm` is not installed.

@@ -186,7 +186,7 @@ fn a_pod_of_another_label_waits_until_the_volume_is_mounted_again() {
         state.record_result(&StepResult::Unpublished(pod(number)));
     }
     assert!(!state.is_hindered(&pod(2)), "nobody has it");
-    assert_eq!(due(&state, &here()), NextStep::Do(Op::UnmountDevice), "staged with a label that nobody wants");
+    assert_eq!(due(&state, &here()), NextStep::Do(Op::UnmountDevice), "staged with a label that no pod needs");
     state.record_result(&StepResult::Unstaged);
     mount(&mut state, 2);
     assert_eq!(state.label, label("b"));
