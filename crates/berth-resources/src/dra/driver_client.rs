@@ -144,7 +144,7 @@ impl DriverClient {
     /// Calls `NodePrepareResources` for claims with their UIDs; 45 s.
     ///
     /// # Errors
-    /// [`ClaimError::Rpc`]. Errors of single claims are in the results.
+    /// `ClaimError::Rpc`. Errors of single claims are in the results.
     pub async fn prepare(&self, claims: &[(ClaimKey, String)]) -> Result<PreparedResults, ClaimError> {
         self.measured(DriverMethod::Prepare, self.call_prepare(claims)).await
     }
@@ -152,7 +152,7 @@ impl DriverClient {
     /// Calls `NodeUnprepareResources` for claims with their UIDs; 45 s.
     ///
     /// # Errors
-    /// [`ClaimError::Rpc`]. Errors of single claims are in the results.
+    /// `ClaimError::Rpc`. Errors of single claims are in the results.
     pub async fn unprepare(&self, claims: &[(ClaimKey, String)]) -> Result<UnpreparedResults, ClaimError> {
         self.measured(DriverMethod::Unprepare, self.call_unprepare(claims)).await
     }
