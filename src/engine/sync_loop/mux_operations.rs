@@ -75,9 +75,13 @@ impl SyncLoop {
             return;
         }
         // Pods that await preemption have no containers to kill: hide those that this pod may preempt.
-        // All other pods count them, or the capacity being freed for them would be taken.
-        let is_hidden =
-            |other: &Pod| self.awaiting_admission.contains_key(other.uid()) && preemption::may_preempt(&pod, other);
+        // All other pods count them, or the capacity being freed for them would be taken. A pod whose
+        // devices are being allocated is not admitted yet: it counts for none.
+        let is_hidden = |other: &Pod| match self.awaiting_admission.get(other.uid()) {
+            Some((StartWait::Devices, _)) => true,
+            Some(_) => preemption::may_preempt(&pod, other),
+            None => false,
+        };
         let counts = |other: &Arc<Pod>| !is_hidden(other) && !ending.contains(other.uid());
         let active: Vec<Arc<Pod>> = self.active_pods().into_iter().filter(counts).collect();
         let node = self.context.node.borrow().clone();

@@ -23,7 +23,14 @@ struct DeviceNode {
 impl DeviceNode {
     /// Creates a cluster whose node is Ready and whose plugin has reported these devices.
     async fn joined(devices: &[(&str, bool)]) -> (Self, Agent) {
-        let (world, agent) = ClusterFixture::joined().await;
+        Self::joined_with(json!({}), devices).await
+    }
+
+    /// As [`Self::joined`], with fields of the configuration.
+    async fn joined_with(fields: Value, devices: &[(&str, bool)]) -> (Self, Agent) {
+        let mut world = ClusterFixture::new().await;
+        world.home = world.home.with(fields);
+        let agent = world.start().await;
         let directory = world.home.path().join("device-plugins");
         let plugin = SamplePlugin::start(&directory, "gpu.sock", GPU, DevicePluginOptions::default());
         let mut node = Self { world, plugin };
@@ -262,5 +269,20 @@ async fn a_device_plugin_that_hangs_delays_no_other_pod() {
     node.plugin.heal();
     node.world.until_ready(&agent, "stuck").await;
     node.assert_has_device("stuck", "d1");
+    drop(agent);
+}
+
+/// Its admission has not ended: it must not take the place of a pod that the node has room for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_devices_are_being_allocated_occupies_nothing() {
+    if skips("a_pod_whose_devices_are_being_allocated_occupies_nothing") {
+        return;
+    }
+    let (node, agent) = DeviceNode::joined_with(json!({"maxPods": 1}), &[("d1", true)]).await;
+    node.plugin.fail(PluginMethod::Allocate, PluginFault::Hang);
+    node.run("stuck", 1);
+    node.plugin.wait_for_calls(PluginMethod::Allocate, 1).await;
+    node.world.run(pod("plain"));
+    node.world.until_ready(&agent, "plain").await;
     drop(agent);
 }
