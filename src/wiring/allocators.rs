@@ -13,12 +13,32 @@ use super::{
 use crate::engine::SyncLoopCommand;
 use berth_config::LoadedConfig;
 use berth_ports::NodeFacts;
+use berth_types::PodUid;
+
+/// Resyncs pods whose devices changed health, once the sync loop exists.
+#[derive(Clone)]
+pub(super) struct PodResync(watch::Sender<Option<mpsc::Sender<SyncLoopCommand>>>);
+
+impl PodResync {
+    /// Returns a function that resyncs pods.
+    pub(super) fn callback(&self) -> Box<dyn Fn(Vec<PodUid>) + Send + Sync> {
+        let commands = self.0.subscribe();
+        Box::new(move |pods| {
+            let Some(commands) = commands.borrow().clone() else { return };
+            for pod in pods {
+                // A full queue: the periodic sync of the pod updates its status.
+                let _ = commands.try_send(SyncLoopCommand::Resync(pod));
+            }
+        })
+    }
+}
 
 /// What allocates devices to pods.
 #[derive(Clone)]
 pub(super) struct Allocators {
     pub(super) devices: Devices,
     pub(super) claims: Claims,
+    resync: PodResync,
 }
 
 impl Allocators {
@@ -32,14 +52,14 @@ impl Allocators {
         cluster: Option<&Cluster>,
         node: &watch::Sender<Arc<NodeFacts>>,
     ) -> Result<Self, BuildError> {
-        let devices = devices::open(base, cluster.is_none().then(|| node.clone())).await?;
-        let claims = claims::open(loaded, base, cluster).await?;
-        Ok(Self { devices, claims })
+        let resync = PodResync(watch::Sender::new(None));
+        let devices = devices::open(base, &resync, cluster.is_none().then(|| node.clone())).await?;
+        let claims = claims::open(loaded, base, &resync, cluster).await?;
+        Ok(Self { devices, claims, resync })
     }
 
     /// Resyncs pods through the sync loop when their devices change health.
     pub(super) fn resync_through(&self, commands: &mpsc::Sender<SyncLoopCommand>) {
-        self.devices.resync_through(commands.clone());
-        self.claims.resync_through(commands.clone());
+        self.resync.0.send_replace(Some(commands.clone()));
     }
 }

@@ -2,20 +2,17 @@
 
 use std::sync::{Arc, OnceLock};
 
-use tokio::sync::{mpsc, watch};
-
 use super::{
+    allocators::PodResync,
     cluster::Cluster,
     composition_root::{Base, BuildError, state_file, wrong},
 };
-use crate::engine::SyncLoopCommand;
 use berth_config::LoadedConfig;
 use berth_metrics::DraMetrics;
 use berth_ports::{NoClaims, PluginHandler, PodClaims};
 use berth_resources::dra::{
     DeviceReport, DraManager, DraManagerDeps, DriverRegistration, Drivers, DriversDeps, PodClaimPreparer,
 };
-use berth_types::PodUid;
 
 /// Dynamic resource allocation, and what other parts use of it.
 #[derive(Clone)]
@@ -25,7 +22,6 @@ pub(super) struct Claims {
     /// `None` without an API server.
     pub(super) manager: Option<Arc<DraManager>>,
     drivers: Option<Arc<Drivers>>,
-    resyncs: watch::Sender<Option<mpsc::Sender<SyncLoopCommand>>>,
 }
 
 impl Claims {
@@ -34,21 +30,20 @@ impl Claims {
         let drivers = self.drivers.clone()?;
         Some(Arc::new(DriverRegistration(drivers)))
     }
-
-    /// Resyncs pods through the sync loop when their devices change health.
-    pub(super) fn resync_through(&self, commands: mpsc::Sender<SyncLoopCommand>) {
-        self.resyncs.send_replace(Some(commands));
-    }
 }
 
 /// Opens dynamic resource allocation; without an API server there are no claims.
 ///
 /// # Errors
 /// The checkpoint cannot be read or decoded.
-pub(super) async fn open(loaded: &LoadedConfig, base: &Base, cluster: Option<&Cluster>) -> Result<Claims, BuildError> {
-    let resyncs = watch::Sender::new(None::<mpsc::Sender<SyncLoopCommand>>);
+pub(super) async fn open(
+    loaded: &LoadedConfig,
+    base: &Base,
+    resync: &PodResync,
+    cluster: Option<&Cluster>,
+) -> Result<Claims, BuildError> {
     let Some(cluster) = cluster else {
-        return Ok(Claims { pods: Arc::new(NoClaims), manager: None, drivers: None, resyncs });
+        return Ok(Claims { pods: Arc::new(NoClaims), manager: None, drivers: None });
     };
     let metrics = DraMetrics::new(&base.registry);
     let managed = Arc::new(OnceLock::<Arc<DraManager>>::new());
@@ -65,14 +60,6 @@ pub(super) async fn open(loaded: &LoadedConfig, base: &Base, cluster: Option<&Cl
         }),
         on_gone: Arc::new(slices),
     });
-    let receiver = resyncs.subscribe();
-    let on_health_change = move |pods: Vec<PodUid>| {
-        let Some(commands) = receiver.borrow().clone() else { return };
-        for pod in pods {
-            // A full queue: the periodic sync of the pod updates its status.
-            let _ = commands.try_send(SyncLoopCommand::Resync(pod));
-        }
-    };
     let manager = DraManager::open(DraManagerDeps {
         file: state_file(loaded, "dra_manager_state"),
         health_file: state_file(loaded, "dra_health_state"),
@@ -80,7 +67,7 @@ pub(super) async fn open(loaded: &LoadedConfig, base: &Base, cluster: Option<&Cl
         drivers: drivers.clone(),
         metrics,
         reports_messages: loaded.gates.enabled("ResourceHealthStatusMessage"),
-        on_health_change: Box::new(on_health_change),
+        on_health_change: resync.callback(),
         tasks: base.tasks.tracker().clone(),
         shutdown: base.stop.child_token(),
     })
@@ -89,5 +76,5 @@ pub(super) async fn open(loaded: &LoadedConfig, base: &Base, cluster: Option<&Cl
     // Set once, before any driver can register.
     let _ = managed.set(manager.clone());
     let pods = Arc::new(PodClaimPreparer(manager.clone()));
-    Ok(Claims { pods, manager: Some(manager), drivers: Some(drivers), resyncs })
+    Ok(Claims { pods, manager: Some(manager), drivers: Some(drivers) })
 }

@@ -8,17 +8,19 @@ use std::{
 };
 
 use serde::Deserialize;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
-use super::composition_root::{Base, BuildError, wrong};
-use crate::{engine::SyncLoopCommand, node::status::DevicePluginResources};
+use super::{
+    allocators::PodResync,
+    composition_root::{Base, BuildError},
+};
+use crate::node::status::DevicePluginResources;
 use berth_metrics::DeviceMetrics;
 use berth_ports::{DeviceCapacity, DiskStateFile, NodeFacts, PluginHandler, PodDevices};
 use berth_resources::devices::{
     DeviceManager, DeviceManagerConfig, DeviceManagerDeps, PluginRegistry, PodDeviceAllocator, serve_registration,
 };
 use berth_types::{
-    PodUid,
     go_duration::GoDuration,
     quantity::{Amount, QuantityFormat},
 };
@@ -68,7 +70,6 @@ pub(super) struct Devices {
     pub(super) is_fresh: bool,
     /// Why the registration server has failed; `None` while it works.
     pub(super) failure: watch::Receiver<Option<String>>,
-    health_changes: watch::Sender<Option<mpsc::Sender<SyncLoopCommand>>>,
 }
 
 impl Devices {
@@ -76,34 +77,24 @@ impl Devices {
     pub(super) fn plugin_handler(&self) -> Arc<dyn PluginHandler> {
         Arc::new(PluginRegistry(self.manager.clone()))
     }
-
-    /// Resyncs pods through the sync loop when their devices change health.
-    pub(super) fn resync_through(&self, commands: mpsc::Sender<SyncLoopCommand>) {
-        self.health_changes.send_replace(Some(commands));
-    }
 }
 
 /// Opens the device manager and starts its registration server. `facts` are those of a node without a cluster: it has
 /// no node object from which they would get the device resources.
 ///
 /// # Errors
-/// Invalid settings, or a checkpoint that cannot be read.
-pub(super) async fn open(base: &Base, facts: Option<watch::Sender<Arc<NodeFacts>>>) -> Result<Devices, BuildError> {
+/// Invalid settings.
+pub(super) async fn open(
+    base: &Base,
+    resync: &PodResync,
+    facts: Option<watch::Sender<Arc<NodeFacts>>>,
+) -> Result<Devices, BuildError> {
     let settings = DeviceSettings::read()?;
-    let health_changes = watch::Sender::new(None::<mpsc::Sender<SyncLoopCommand>>);
-    let receiver = health_changes.subscribe();
-    let on_health_change = move |pods: Vec<PodUid>| {
-        let Some(commands) = receiver.borrow().clone() else { return };
-        for pod in pods {
-            // A full queue: the periodic sync of the pod updates its status.
-            let _ = commands.try_send(SyncLoopCommand::Resync(pod));
-        }
-    };
     let file = Arc::new(DiskStateFile::new(settings.plugin_directory.join("kubelet_internal_checkpoint")));
     let deps = DeviceManagerDeps {
         file,
         metrics: DeviceMetrics::new(&base.registry),
-        on_health_change: Box::new(on_health_change),
+        on_health_change: resync.callback(),
         tasks: base.tasks.tracker().clone(),
         shutdown: base.stop.child_token(),
     };
@@ -111,7 +102,7 @@ pub(super) async fn open(base: &Base, facts: Option<watch::Sender<Arc<NodeFacts>
         directory: settings.plugin_directory.clone(),
         registration_wait: settings.registration_wait.std(),
     };
-    let manager = DeviceManager::open(config, deps).await.map_err(wrong)?;
+    let manager = DeviceManager::open(config, deps).await;
     let is_fresh = !manager.has_checkpoint();
     let registry = Arc::new(PluginRegistry(manager.clone()));
     let (failure, server) = serve_registration(settings.plugin_directory, registry, base.stop.child_token());
@@ -119,7 +110,7 @@ pub(super) async fn open(base: &Base, facts: Option<watch::Sender<Arc<NodeFacts>
     let (published, resources) = watch::channel(Arc::default());
     base.tasks.spawn(publish_capacity(manager.capacity(), published, facts));
     let pods = Arc::new(PodDeviceAllocator(manager.clone()));
-    Ok(Devices { manager, pods, resources, is_fresh, failure, health_changes })
+    Ok(Devices { manager, pods, resources, is_fresh, failure })
 }
 
 async fn publish_capacity(

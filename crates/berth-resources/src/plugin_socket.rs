@@ -18,10 +18,10 @@ use tokio::{
     net::UnixStream,
     time::{sleep, timeout},
 };
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 use tonic::{
     Code, Response, Status,
-    transport::{Channel, Endpoint, Uri},
+    transport::{Channel, Endpoint, Uri, server::Connected},
 };
 
 use berth_cri::CriError;
@@ -133,7 +133,7 @@ fn is_transient(error: &io::Error) -> bool {
 /// Channel over one connection; after its end all calls fail.
 async fn open_channel(stream: UnixStream) -> Result<PluginConnection, String> {
     let ended = CancellationToken::new();
-    let mut stream = Some(TokioIo::new(TrackedStream { stream, _ended: ended.clone().drop_guard() }));
+    let mut stream = Some(TokioIo::new(GuardedStream::new(stream, ended.clone().drop_guard())));
     let once = tower::service_fn(move |_: Uri| {
         let taken = stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
         async move { taken }
@@ -143,19 +143,30 @@ async fn open_channel(stream: UnixStream) -> Result<PluginConnection, String> {
     Ok(PluginConnection { channel, ended })
 }
 
-/// Stream that cancels a token when it is dropped, which the HTTP/2 connection does at its end.
-struct TrackedStream {
+/// Stream with a guard that is dropped with it, which the HTTP/2 connection does at its end.
+pub(crate) struct GuardedStream<G> {
     stream: UnixStream,
-    _ended: DropGuard,
+    _guard: G,
 }
 
-impl AsyncRead for TrackedStream {
+impl<G> GuardedStream<G> {
+    pub fn new(stream: UnixStream, guard: G) -> Self {
+        Self { stream, _guard: guard }
+    }
+}
+
+impl<G> Connected for GuardedStream<G> {
+    type ConnectInfo = ();
+    fn connect_info(&self) {}
+}
+
+impl<G: Unpin> AsyncRead for GuardedStream<G> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for TrackedStream {
+impl<G: Unpin> AsyncWrite for GuardedStream<G> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }

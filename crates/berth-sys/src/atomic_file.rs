@@ -5,24 +5,49 @@
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
-    io::{self, Write},
+    io::{self, Read, Write},
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
 };
 
 /// Attempts to find an unused temporary name.
 const ATTEMPTS: u32 = 16;
 
-/// Reads the content; `None` if the file does not exist.
+/// Maximum size of a state file that is read, in bytes.
+const MAX_SIZE: u64 = 64 << 20;
+
+/// Reads the content; `None` if the file does not exist. Others may write to the directory (that of device plugins is
+/// mounted into their containers): links are not followed, and nothing but a regular file of at most 64 MiB is read.
 ///
 /// # Errors
-/// Any read error other than a missing file.
+/// Any read error other than a missing file; the file is not a regular file, or is larger.
 pub fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    match fs::read(path) {
-        Ok(content) => Ok(Some(content)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e),
+    // Opening a FIFO must not wait for its other end.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::LOOP) => return Err(invalid("not a regular file, but a link")),
+        Err(e) => return Err(e.into()),
+    };
+    if !file.metadata()?.is_file() {
+        return Err(invalid("not a regular file"));
     }
+    let mut content = Vec::new();
+    file.take(MAX_SIZE + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > MAX_SIZE {
+        return Err(invalid("larger than 64 MiB"));
+    }
+    Ok(Some(content))
+}
+
+fn invalid(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 /// Replaces the content; creates a missing file. `mode` is applied regardless of the umask. The directory must exist.
@@ -91,6 +116,26 @@ mod tests {
         let left: Vec<_> = fs::read_dir(directory.path()).expect("listable").collect();
         assert_eq!(left.len(), 1);
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn only_regular_files_of_bounded_size_are_read() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("file"), "x").expect("writable");
+        std::os::unix::fs::symlink("file", at("link")).expect("a link");
+        rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+            .expect("a FIFO");
+        fs::create_dir(at("directory")).expect("a directory");
+        File::create(at("grown")).expect("a file").set_len(4 << 30).expect("sparse");
+        for (name, expected) in [
+            ("link", "not a regular file, but a link"),
+            ("fifo", "not a regular file"),
+            ("directory", "not a regular file"),
+            ("grown", "larger than 64 MiB"),
+        ] {
+            assert_eq!(read(&at(name)).expect_err(name).to_string(), expected, "{name}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Checkpoint of devices: damaged, of other writers, and on a full disk (spec 06c §1.8, 06 §4.1).
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use serde_json::json;
 
@@ -227,4 +227,25 @@ async fn devices_are_released_although_the_disk_is_full() {
     let expected = ["d1", "d2"].map(|id| ["other", "c", GPU, id].map(str::to_owned));
     assert_eq!(agent.owners(), expected);
     agent.stop().await;
+}
+
+/// The directory is mounted into plugins: what they put in the place of the checkpoint must not keep the agent down.
+#[tokio::test]
+async fn a_checkpoint_that_is_no_regular_file_or_has_grown_starts_without_assignments() {
+    let place: [fn(&Path); 4] = [
+        |path| std::os::unix::fs::symlink("/dev/zero", path).expect("a link"),
+        |path| {
+            let mode = rustix::fs::Mode::from_raw_mode(0o600);
+            rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).expect("a FIFO");
+        },
+        |path| std::fs::create_dir(path).expect("a directory"),
+        |path| std::fs::File::create(path).and_then(|file| file.set_len(4 << 30)).expect("a sparse file"),
+    ];
+    for put in place {
+        let node = Node::new();
+        put(&node.checkpoint());
+        let agent = node.start().await;
+        assert!(agent.owners().is_empty() && agent.manager.has_checkpoint());
+        agent.stop().await;
+    }
 }

@@ -77,7 +77,7 @@ impl Node {
             shutdown: shutdown.clone(),
         };
         let config = DeviceManagerConfig { directory: directory.clone(), registration_wait };
-        let manager = DeviceManager::open(config, deps).await.expect("readable");
+        let manager = DeviceManager::open(config, deps).await;
         let registry = Arc::new(PluginRegistry(manager.clone()));
         let (_, server) = serve_registration(directory.clone(), registry, shutdown.clone());
         tasks.spawn(server);

@@ -6,10 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::model::{DeviceAssignment, DeviceId, PodAssignments};
-use crate::typed_dump::{TypedDump, checksum, dump_struct};
+use crate::{
+    go_json::{Decoded, as_object, decode_field, decode_string, decode_unsigned, parse, to_text},
+    typed_dump::{TypedDump, checksum, dump_struct},
+};
 
 /// Content of the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -39,7 +42,7 @@ impl Checkpoint {
         let data = CheckpointData::from(self);
         // The order of the fields is part of the format; serde_json's feature `preserve_order` keeps it.
         let file = json!({ "Data": data.to_json(), "Checksum": data.checksum() });
-        escape_as_go_does(&file.to_string()).into_bytes()
+        to_text(&file).into_bytes()
     }
 
     /// Decodes a file. Unknown fields are ignored, and field names match without regard to case.
@@ -58,7 +61,7 @@ impl Checkpoint {
     /// # Errors
     /// The content is not JSON of this format.
     pub fn decode_unverified(content: &[u8]) -> Result<(Self, bool), CheckpointError> {
-        let file: Value = serde_json::from_slice(content).map_err(|error| CheckpointError::Json(error.to_string()))?;
+        let file = parse(content).map_err(CheckpointError::Json)?;
         let data = decode_field(&file, "Data", CheckpointData::from_json).map_err(CheckpointError::Json)?;
         let stored = decode_field(&file, "Checksum", decode_unsigned).map_err(CheckpointError::Json)?;
         let is_intact = stored == u64::from(data.checksum());
@@ -200,35 +203,6 @@ fn id_set(ids: IdList) -> BTreeSet<DeviceId> {
     ids.into_iter().flatten().map(DeviceId::from).collect()
 }
 
-/// Escapes the characters that Go's encoder escapes in addition; in compact JSON they occur in strings only.
-fn escape_as_go_does(json: &str) -> String {
-    json.replace('<', "\\u003c")
-        .replace('>', "\\u003e")
-        .replace('&', "\\u0026")
-        .replace('\u{2028}', "\\u2028")
-        .replace('\u{2029}', "\\u2029")
-}
-
-/// A decoded value, or what is wrong with it, with the names of the fields that lead to it.
-type Decoded<T> = Result<T, String>;
-
-static NULL: Value = Value::Null;
-
-/// Decodes a field of an object; a missing one is null. Of names that differ by case only, the last one counts.
-fn decode_field<T>(parent: &Value, name: &str, decode: impl FnOnce(&Value) -> Decoded<T>) -> Decoded<T> {
-    let mut members = as_object(parent)?.into_iter().flatten();
-    let value = members.rfind(|(key, _)| key.eq_ignore_ascii_case(name)).map_or(&NULL, |(_, value)| value);
-    decode(value).map_err(|error| format!("{name}: {error}"))
-}
-
-fn as_object(value: &Value) -> Decoded<Option<&Map<String, Value>>> {
-    match value {
-        Value::Null => Ok(None),
-        Value::Object(members) => Ok(Some(members)),
-        _ => Err("expected an object".to_owned()),
-    }
-}
-
 /// Decodes a map of ID lists.
 fn decode_map<K: Ord>(value: &Value, key: impl Fn(&str) -> Decoded<K>) -> Decoded<Option<BTreeMap<K, IdList>>> {
     let Some(members) = as_object(value)? else { return Ok(None) };
@@ -244,26 +218,11 @@ fn decode_list<T>(value: &Value, element: impl Fn(&Value) -> Decoded<T>) -> Deco
     }
 }
 
-fn decode_string(value: &Value) -> Decoded<String> {
-    match value {
-        Value::Null => Ok(String::new()),
-        Value::String(text) => Ok(text.clone()),
-        _ => Err("expected a string".to_owned()),
-    }
-}
-
 fn decode_bytes(value: &Value) -> Decoded<Option<Vec<u8>>> {
     match value {
         Value::Null => Ok(None),
         Value::String(text) => STANDARD.decode(text).map(Some).map_err(|error| error.to_string()),
         _ => Err("expected a string".to_owned()),
-    }
-}
-
-fn decode_unsigned(value: &Value) -> Decoded<u64> {
-    match value {
-        Value::Null => Ok(0),
-        _ => value.as_u64().ok_or_else(|| "expected an unsigned integer".to_owned()),
     }
 }
 

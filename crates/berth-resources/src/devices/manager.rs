@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    io,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -99,21 +98,20 @@ pub struct DeviceManager {
 }
 
 impl DeviceManager {
-    /// Restores the manager from its checkpoint and starts its tasks. A damaged checkpoint is logged, and the manager
-    /// starts without assignments (AC-06c-12).
-    ///
-    /// # Errors
-    /// The checkpoint cannot be read.
-    pub async fn open(config: DeviceManagerConfig, deps: DeviceManagerDeps) -> io::Result<Arc<Self>> {
-        let content = deps.file.read().await?;
-        let restored = match content.as_deref().map(Checkpoint::decode) {
-            None => Checkpoint::default(),
-            Some(Ok(checkpoint)) => checkpoint,
-            Some(Err(err)) => {
-                error!(path = %deps.file.path().display(), %err, "Failed to read device checkpoint, starting without device assignments");
-                Checkpoint::default()
-            }
-        };
+    /// Restores the manager from its checkpoint and starts its tasks. A checkpoint that is damaged or cannot be read is
+    /// logged, and the manager starts without assignments (AC-06c-12): plugins can write to its directory, and must not
+    /// keep the agent from starting.
+    pub async fn open(config: DeviceManagerConfig, deps: DeviceManagerDeps) -> Arc<Self> {
+        let content = deps.file.read().await.map_err(|error| error.to_string());
+        let has_checkpoint = !matches!(content, Ok(None));
+        let decoded = content.and_then(|content| match content {
+            Some(content) => Checkpoint::decode(&content).map_err(|error| error.to_string()),
+            None => Ok(Checkpoint::default()),
+        });
+        let restored = decoded.unwrap_or_else(|err| {
+            error!(path = %deps.file.path().display(), err, "Failed to read device checkpoint, starting without device assignments");
+            Checkpoint::default()
+        });
         let started_at = Instant::now();
         let assigned = restored.pods.values().flat_map(BTreeMap::values).flat_map(BTreeMap::keys).cloned();
         let resources: BTreeSet<String> = restored.registered.into_keys().chain(assigned).collect();
@@ -136,7 +134,7 @@ impl DeviceManager {
             tasks: deps.tasks,
             shutdown: deps.shutdown,
             started_at,
-            has_checkpoint: content.is_some(),
+            has_checkpoint,
             state,
             changes: watch::Sender::new(0),
             capacity,
@@ -144,7 +142,7 @@ impl DeviceManager {
             on_health_change: deps.on_health_change,
         });
         manager.spawn(expire(manager.clone()));
-        Ok(manager)
+        manager
     }
 
     /// Whether the checkpoint existed when the manager was opened.

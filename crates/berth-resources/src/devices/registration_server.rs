@@ -11,9 +11,7 @@ use std::{
     io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -24,19 +22,16 @@ use rustix::{
     io::Errno,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    net::UnixListener,
+    sync::{Semaphore, watch},
     time::{sleep, timeout},
 };
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Request, Response, Status,
-    transport::{Server, server::Connected},
-};
+use tonic::{Request, Response, Status, transport::Server};
 use tracing::{error, info, warn};
 
+use crate::plugin_socket::GuardedStream;
 use berth_proto::device_plugin::{
     Empty, RegisterRequest,
     registration_server::{Registration, RegistrationServer},
@@ -150,7 +145,7 @@ async fn serve_listener(
             match stream {
                 Ok(stream) => {
                     let permit = slots.acquire_owned().await.map_err(io::Error::other)?;
-                    Ok(LimitedConnection { stream, _permit: permit })
+                    Ok(GuardedStream::new(stream, permit))
                 }
                 Err(error) => {
                     warn!(err = %error, "Failed to accept connection of device plugin");
@@ -232,37 +227,6 @@ fn delete_sockets(path: &Path) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// A connection that occupies a slot; dropping it releases the slot.
-struct LimitedConnection {
-    stream: UnixStream,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Connected for LimitedConnection {
-    type ConnectInfo = ();
-    fn connect_info(&self) {}
-}
-
-impl AsyncRead for LimitedConnection {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for LimitedConnection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }
 
 #[derive(Clone)]
@@ -460,7 +424,7 @@ mod tests {
         let server = tokio::spawn(serving);
         let socket = directory.path().join(SOCKET);
         timeout(Duration::from_secs(60), async {
-            while UnixStream::connect(&socket).await.is_err() {
+            while tokio::net::UnixStream::connect(&socket).await.is_err() {
                 tokio::task::yield_now().await;
             }
         })

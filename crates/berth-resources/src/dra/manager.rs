@@ -69,8 +69,8 @@ pub struct DraManager {
     state: Arc<Mutex<DraState>>,
     writer: CheckpointWriter,
     health_writer: CheckpointWriter,
-    /// Changes whenever claims are no longer reserved.
-    freed: watch::Sender<u64>,
+    /// Incremented when claims are no longer reserved, and when health changes.
+    changes: watch::Sender<u64>,
 }
 
 /// Why the DRA manager cannot be opened: the agent does not start.
@@ -95,7 +95,7 @@ impl Drop for ClaimReservation<'_> {
         let mut state = self.manager.state();
         state.reserved.retain(|key| !self.keys.contains(key));
         drop(state);
-        self.manager.freed.send_modify(|count| *count = count.wrapping_add(1));
+        self.manager.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 }
 
@@ -130,7 +130,7 @@ impl DraManager {
         });
         let counted = state.clone();
         deps.metrics.register_in_use(move || in_use(&lock(&counted).claims));
-        let manager = Arc::new(Self { deps, state, writer, health_writer, freed: watch::Sender::new(0) });
+        let manager = Arc::new(Self { deps, state, writer, health_writer, changes: watch::Sender::new(0) });
         let expiring = manager.clone();
         let shutdown = manager.deps.shutdown.clone();
         manager.deps.tasks.spawn(async move {
@@ -156,7 +156,7 @@ impl DraManager {
             return;
         }
         self.health_writer.request();
-        self.freed.send_modify(|count| *count = count.wrapping_add(1));
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
         let has_changed = |driver: &String, pool: &str, device: &str| {
             changed.get(driver).is_some_and(|devices| devices.contains(&(pool.to_owned(), device.to_owned())))
         };
@@ -189,7 +189,7 @@ impl DraManager {
 
     /// Waits until no other operation works on these claims, and reserves them.
     async fn reserve(&self, keys: Vec<ClaimKey>) -> ClaimReservation<'_> {
-        let mut freed = self.freed.subscribe();
+        let mut changes = self.changes.subscribe();
         loop {
             {
                 let mut state = self.state();
@@ -199,7 +199,7 @@ impl DraManager {
                 }
             }
             // The sender lives as long as the manager.
-            let _ = freed.changed().await;
+            let _ = changes.changed().await;
         }
     }
 
@@ -307,7 +307,7 @@ fn in_use(claims: &Claims) -> BTreeMap<String, i64> {
 
 /// Reports devices whose health has expired: drivers need not send a message for that.
 async fn expire_health(manager: Arc<DraManager>) {
-    let mut changes = manager.freed.subscribe();
+    let mut changes = manager.changes.subscribe();
     loop {
         let next = manager.state().health.next_expiry(Timestamp::now());
         let expiry = async {
