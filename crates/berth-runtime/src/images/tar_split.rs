@@ -23,83 +23,16 @@ use super::{
     unpacker::root::RootDir,
 };
 
-/// Maximum length of a run of literal bytes; longer ones are split.
-const LONGEST_RUN: usize = 64 << 10;
-/// Maximum length of a path, bytes.
-const LONGEST_PATH: usize = 4096;
-/// Maximum size of a recipe, compressed bytes: beyond it the layer has none.
-const LARGEST: u64 = 256 << 20;
-const RUN: u8 = 0;
+/// Maximum length of a record's literal bytes.
+const LONGEST: usize = 64 << 10;
+const LITERAL: u8 = 0;
 const FILE: u8 = 1;
 const END: u8 = 2;
-
-/// Counts the compressed bytes of a recipe.
-struct CountingWriter(File, u64);
-
-impl Write for CountingWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.0.write(bytes)?;
-        self.1 = self.1.saturating_add(count as u64);
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
-    }
-}
-
-/// Writer of a recipe's records; it merges adjacent literal bytes into runs.
-struct RecipeWriter {
-    out: zstd::Encoder<'static, CountingWriter>,
-    run: Vec<u8>,
-}
-
-impl RecipeWriter {
-    fn run(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            let room = LONGEST_RUN.saturating_sub(self.run.len()).min(bytes.len());
-            let (now, later) = bytes.split_at(room);
-            self.run.extend_from_slice(now);
-            bytes = later;
-            if self.run.len() == LONGEST_RUN {
-                self.flush()?;
-            }
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if self.run.is_empty() {
-            return Ok(());
-        }
-        let length = u32::try_from(self.run.len()).map_err(io::Error::other)?;
-        self.out.write_all(&[RUN])?;
-        self.out.write_all(&length.to_le_bytes())?;
-        self.out.write_all(&self.run)?;
-        self.run.clear();
-        Ok(())
-    }
-
-    fn file(&mut self, path: &[u8], bytes: u64) -> io::Result<()> {
-        self.flush()?;
-        let length = u16::try_from(path.len()).map_err(io::Error::other)?;
-        self.out.write_all(&[FILE])?;
-        self.out.write_all(&length.to_le_bytes())?;
-        self.out.write_all(path)?;
-        self.out.write_all(&bytes.to_le_bytes())
-    }
-
-    fn finish(mut self) -> io::Result<()> {
-        self.flush()?;
-        self.out.write_all(&[END])?;
-        self.out.finish().map(drop)
-    }
-}
 
 /// A stream that records its recipe as it is read.
 pub struct RecipeRecorder<R> {
     inner: R,
-    notes: Option<RecipeWriter>,
+    recipe: Option<zstd::Encoder<'static, File>>,
     /// Bytes of a file still to come; they are not recorded.
     of_file: u64,
     failure: Option<io::Error>,
@@ -111,12 +44,9 @@ impl<R: Read> RecipeRecorder<R> {
     /// # Errors
     /// The compressor cannot be set up.
     pub fn new(inner: R, into: Option<File>) -> Result<Self, ImageError> {
-        let notes = into
-            .map(|file| zstd::Encoder::new(CountingWriter(file, 0), 1))
-            .transpose()
-            .attempt("write recipe of the layer")?;
-        let notes = notes.map(|out| RecipeWriter { out, run: Vec::with_capacity(LONGEST_RUN) });
-        Ok(Self { inner, notes, of_file: 0, failure: None })
+        let encoder = into.map(|file| zstd::Encoder::new(file, 1)).transpose();
+        let recipe = encoder.attempt("write recipe of the layer")?;
+        Ok(Self { inner, recipe, of_file: 0, failure: None })
     }
 
     /// The wrapped stream.
@@ -126,36 +56,31 @@ impl<R: Read> RecipeRecorder<R> {
 
     /// Announces that the next bytes are the content of a file.
     pub fn file(&mut self, path: &[u8], bytes: u64) {
-        if path.len() <= LONGEST_PATH && bytes > 0 {
+        if let Ok(length) = u16::try_from(path.len())
+            && bytes > 0
+        {
             self.of_file = bytes;
-            self.note(|notes| notes.file(path, bytes));
+            self.write(&[&[FILE][..], &length.to_le_bytes(), path, &bytes.to_le_bytes()].concat());
         }
     }
 
-    fn note(&mut self, write: impl FnOnce(&mut RecipeWriter) -> io::Result<()>) {
-        let Some(notes) = &mut self.notes else { return };
-        match write(notes) {
-            Err(error) => {
-                self.failure = Some(error);
-                self.notes = None;
-            }
-            Ok(()) if notes.out.get_ref().1 > LARGEST => self.notes = None,
-            Ok(()) => {}
-        }
-    }
-
-    /// Completes the recipe; returns the stream, and whether the recipe is complete.
+    /// Completes the recipe; returns the stream, and whether there is a recipe.
     ///
     /// # Errors
     /// The recipe could not be written.
-    pub fn finish(self) -> Result<(R, bool), ImageError> {
-        match (self.failure, self.notes) {
-            (Some(error), _) => Err(ImageError::io("write recipe of the layer", &error)),
-            (None, None) => Ok((self.inner, false)),
-            (None, Some(notes)) => {
-                notes.finish().attempt("write recipe of the layer")?;
-                Ok((self.inner, true))
-            }
+    pub fn finish(mut self) -> Result<(R, bool), ImageError> {
+        self.write(&[END]);
+        let ended = self.recipe.take().map(zstd::Encoder::finish).transpose();
+        let written = self.failure.map_or(ended, Err).attempt("write recipe of the layer")?;
+        Ok((self.inner, written.is_some()))
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        let written = self.recipe.as_mut().map_or(Ok(()), |recipe| recipe.write_all(bytes));
+        if let Err(error) = written {
+            // The reader of the stream would report it as a broken layer.
+            self.failure = Some(error);
+            self.recipe = None;
         }
     }
 }
@@ -165,24 +90,20 @@ impl<R: Read> Read for RecipeRecorder<R> {
         let count = self.inner.read(buffer)?;
         let skipped = usize::try_from(self.of_file).unwrap_or(usize::MAX).min(count);
         self.of_file -= skipped as u64;
-        let noted = buffer.get(skipped..count).unwrap_or_default();
-        self.note(|notes| notes.run(noted));
+        for literal in buffer.get(skipped..count).unwrap_or_default().chunks(LONGEST) {
+            let length = u32::try_from(literal.len()).map_err(io::Error::other)?;
+            self.write(&[&[LITERAL][..], &length.to_le_bytes(), literal].concat());
+        }
         Ok(count)
     }
-}
-
-enum Piece {
-    /// Bytes left of a run.
-    Run(u64),
-    File(File, u64),
-    End,
 }
 
 /// A reader of a layer's restored tar stream.
 pub struct RestoredStream {
     recipe: zstd::Decoder<'static, BufReader<File>>,
     root: RootDir,
-    piece: Piece,
+    /// Content of the current record; `None` after the end.
+    content: Option<io::Take<Box<dyn Read + Send>>>,
 }
 
 impl RestoredStream {
@@ -192,40 +113,48 @@ impl RestoredStream {
     /// The decompressor cannot be set up.
     pub fn new(recipe: File, root: RootDir) -> Result<Self, ImageError> {
         let recipe = zstd::Decoder::new(recipe).attempt("read recipe of the layer")?;
-        Ok(Self { recipe, root, piece: Piece::Run(0) })
+        let nothing: Box<dyn Read + Send> = Box::new(io::empty());
+        Ok(Self { recipe, root, content: Some(nothing.take(0)) })
     }
 
-    fn next(&mut self) -> io::Result<Piece> {
-        let wrong = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
+    fn next_record(&mut self) -> io::Result<Option<io::Take<Box<dyn Read + Send>>>> {
         let [kind] = self.bytes()?;
-        match kind {
-            RUN => {
+        let (content, size): (Box<dyn Read + Send>, u64) = match kind {
+            END => return Ok(None),
+            LITERAL => {
                 let length = u32::from_le_bytes(self.bytes()?);
-                let is_good = usize::try_from(length).is_ok_and(|length| length <= LONGEST_RUN);
-                if is_good { Ok(Piece::Run(length.into())) } else { Err(wrong("recipe: run is too long")) }
+                let literal = self.vector(usize::try_from(length).unwrap_or(usize::MAX))?;
+                (Box::new(io::Cursor::new(literal)), length.into())
             }
             FILE => {
-                let length = usize::from(u16::from_le_bytes(self.bytes()?));
-                if length > LONGEST_PATH {
-                    return Err(wrong("recipe: path is too long"));
-                }
-                let mut path = vec![0; length];
-                self.recipe.read_exact(&mut path)?;
-                let bytes = u64::from_le_bytes(self.bytes()?);
-                // NONBLOCK: a FIFO in place of the file must not block the open.
-                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-                let named = |error: io::Error| {
+                let length = u16::from_le_bytes(self.bytes()?);
+                let path = self.vector(length.into())?;
+                let size = u64::from_le_bytes(self.bytes()?);
+                let file = self.open(&path).map_err(|error| {
                     io::Error::new(error.kind(), format!("{}: {error}", String::from_utf8_lossy(&path)))
-                };
-                let fd = self.root.resolve(&path, flags).map_err(|error| named(error.into()))?;
-                let stat = rustix::fs::fstat(&fd)?;
-                if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-                    return Err(named(wrong("no longer a regular file")));
-                }
-                Ok(Piece::File(File::from(fd), bytes))
+                })?;
+                (Box::new(file), size)
             }
-            END => Ok(Piece::End),
-            _ => Err(wrong("recipe: unknown entry kind")),
+            _ => return Err(invalid("recipe: unknown record kind")),
+        };
+        Ok(Some(content.take(size)))
+    }
+
+    fn vector(&mut self, length: usize) -> io::Result<Vec<u8>> {
+        if length > LONGEST {
+            return Err(invalid("recipe: record is too long"));
+        }
+        let mut bytes = vec![0; length];
+        self.recipe.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn open(&self, path: &[u8]) -> io::Result<File> {
+        // NONBLOCK: a FIFO in place of the file must not block the open.
+        let fd = self.root.resolve(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK)?;
+        match FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) {
+            FileType::RegularFile => Ok(File::from(fd)),
+            _ => Err(invalid("no longer a regular file")),
         }
     }
 
@@ -238,31 +167,22 @@ impl RestoredStream {
 
 impl Read for RestoredStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if buffer.is_empty() {
-            return Ok(0);
-        }
-        loop {
-            let (count, left) = match &mut self.piece {
-                Piece::End => return Ok(0),
-                Piece::Run(left) => (limited(&mut self.recipe, buffer, *left)?, left),
-                Piece::File(file, left) => (limited(file, buffer, *left)?, left),
-            };
-            if count > 0 {
-                *left -= count as u64;
+        while let Some(content) = &mut self.content {
+            let count = content.read(buffer)?;
+            if count > 0 || buffer.is_empty() {
                 return Ok(count);
             }
-            if *left > 0 {
+            if content.limit() > 0 {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "file of the layer is shorter than recorded"));
             }
-            self.piece = self.next()?;
+            self.content = self.next_record()?;
         }
+        Ok(0)
     }
 }
 
-fn limited(from: &mut impl Read, buffer: &mut [u8], left: u64) -> io::Result<usize> {
-    let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-    // A zstd read into an empty buffer is an error.
-    if most == 0 { Ok(0) } else { from.read(buffer.get_mut(..most).unwrap_or_default()) }
+fn invalid(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 #[cfg(test)]
