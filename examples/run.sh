@@ -158,8 +158,10 @@ next_step "building Berth (profile \"$profile\"; some minutes the first time, se
 begun=$(date +%s)
 case $runtime in
 embedded)
-    as_caller cargo build --profile "$profile" -p berth -p berth-demo --bin berth --bin berth-shim --bin berth-demo
-    as_caller examples/demo/image.sh "$target/$profile/berth-demo" "$target/demo-images.tar"
+    as_caller cargo build --profile "$profile" -p berth -p berth-demo -p berth-sample-device-plugin \
+        --bin berth --bin berth-shim --bin berth-demo --bin sample-device-plugin
+    as_caller examples/demo/image.sh "$target/$profile/berth-demo" "$target/demo-images.tar" \
+        "$target/$profile/sample-device-plugin"
     ;;
 containerd)
     as_caller cargo build --profile "$profile" --bin berth --bin berth-shim

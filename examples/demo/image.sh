@@ -1,10 +1,12 @@
 #!/bin/sh
-# Writes the demo image as an archive in the format of `docker save`: examples/demo/image.sh PROGRAM FILE
+# Writes the demo image as an archive in the format of `docker save`: examples/demo/image.sh PROGRAM FILE [PROGRAM...]
+# The first program is that of the tools; further ones are in /bin under their own names.
 set -eu
 umask 022
 
 program=$1
 archive=$2
+shift 2
 case $(uname -m) in
 x86_64) architecture=amd64 ;;
 aarch64) architecture=arm64 ;;
@@ -25,9 +27,14 @@ install -m 755 "$program" "$root/bin/demo"
 for tool in $("$program"); do
     ln -s demo "$root/bin/$tool"
 done
-# The libraries and the loader of a dynamically linked program; a static one has none.
-ldd "$program" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do
-    install -D -m 755 "$library" "$root$library"
+for other in "$@"; do
+    install -m 755 "$other" "$root/bin/"
+done
+# The libraries and the loader of dynamically linked programs; a static one has none.
+for linked in "$program" "$@"; do
+    ldd "$linked" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do
+        install -D -m 755 "$library" "$root$library"
+    done
 done
 
 digest() { sha256sum "$1" | cut -d ' ' -f 1; }

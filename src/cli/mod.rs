@@ -16,7 +16,7 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
-use self::node::{devices, exec, logs, pods, top, why};
+use self::node::{devices, exec, logs, pods, top, topology, why};
 use berth_config::{Personality, version};
 use berth_runtime::images::unpacker::{child as unpacker, unpack_process::VERB as UNPACK};
 
@@ -60,6 +60,8 @@ enum CliCommand {
     Why(node::why::WhyArguments),
     /// List the devices of device plugins and the containers that have them
     Devices(node::devices::DevicesArguments),
+    /// Show CPUs and memory by NUMA node, and the containers that have them
+    Topology(node::topology::TopologyArguments),
     /// Print the logs of a container
     Logs(node::logs::Logs),
     /// Execute a command in a container
@@ -106,6 +108,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         CliCommand::Pods(wanted) => node::run(pods::list(wanted)),
         CliCommand::Why(wanted) => node::run(why::print_diagnostics(wanted)),
         CliCommand::Devices(wanted) => node::run(devices::list(wanted)),
+        CliCommand::Topology(wanted) => node::run(topology::print_map(wanted)),
         CliCommand::Logs(wanted) => node::run(logs::print_log(wanted)),
         CliCommand::Exec(wanted) => node::run(exec::run(wanted)),
         CliCommand::Top(wanted) => node::run(top::list(wanted)),

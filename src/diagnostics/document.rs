@@ -35,6 +35,8 @@ pub struct PodDiagnosis {
     pub reason: String,
     /// `status.message`.
     pub message: String,
+    /// What was missing if the pod was refused its CPUs or memory; empty if it was not, or if the message has it all.
+    pub explanation: String,
     /// Lifecycle state: `sync`, `terminating`, `terminated`, …; `preempting` while other pods are killed to make space
     /// for it, `admission` while it waits for the node's labels, `refused` if no pod worker handles it.
     pub life: String,
@@ -173,6 +175,9 @@ pub struct StageTiming {
     pub longest_seconds: f64,
 }
 
+/// Status reasons of pods whose resources could not be aligned or allocated.
+const ALLOCATION_REASONS: [&str; 3] = ["SMTAlignmentError", "TopologyAffinityError", "UnexpectedAdmissionError"];
+
 /// Inputs of the document.
 #[derive(Default)]
 pub struct DiagnosisInputs<'a> {
@@ -190,6 +195,8 @@ pub struct DiagnosisInputs<'a> {
     pub timings: Vec<StepTiming>,
     /// Probe results by container and instance.
     pub probes: Vec<ContainerProbeHistory>,
+    /// What was missing if CPUs or memory could not be aligned or allocated.
+    pub refusal: Option<String>,
 }
 
 /// Results of a probe of one container instance.
@@ -249,6 +256,7 @@ pub fn document(id: &PodRef, known: &DiagnosisInputs<'_>, now: Now) -> PodDiagno
         phase: text(|s| &s.phase),
         reason: text(|s| &s.reason),
         message: text(|s| &s.message),
+        explanation: explanation(status, known.refusal.as_deref()),
         life: life.to_owned(),
         waits: current_wait(known.step.as_ref(), known.pod, status, now),
         errors: known.errors.iter().map(|error| failed(error, now)).collect(),
@@ -257,6 +265,14 @@ pub fn document(id: &PodRef, known: &DiagnosisInputs<'_>, now: Now) -> PodDiagno
         unmet: status.map(unmet).unwrap_or_default(),
         stages: known.timings.iter().map(passed).collect(),
     }
+}
+
+/// What the status of a pod that was refused CPUs or memory leaves out of the reason of the refusal.
+fn explanation(status: Option<&api::PodStatus>, refusal: Option<&str>) -> String {
+    let reason = status.and_then(|status| status.reason.as_deref()).unwrap_or_default();
+    let is_refused = ALLOCATION_REASONS.contains(&reason);
+    let message = status.and_then(|status| status.message.as_deref()).unwrap_or_default();
+    refusal.filter(|refusal| is_refused && !message.contains(refusal)).unwrap_or_default().to_owned()
 }
 
 fn failed(error: &SyncError, now: Now) -> SyncFailure {

@@ -22,7 +22,7 @@ use crate::{
     probes,
 };
 use berth_metrics::{PodWaits, Registry};
-use berth_ports::{Clock, PodProgress};
+use berth_ports::{Clock, ContainerPlacements, PodProgress};
 use berth_server::ports::PodDiagnostics;
 use berth_status::{StatusManager, lookup::last_exit};
 use berth_types::{ContainerId, Pod, PodRef, PodUid, api};
@@ -35,6 +35,8 @@ pub struct DiagnosticsProvider {
     pub status: Arc<StatusManager>,
     /// Probe results.
     pub probes: Arc<probes::ProbeManagerHandle>,
+    /// CPU, memory, and topology managers, for their refusals.
+    pub placements: Arc<dyn ContainerPlacements>,
     /// Wall clock.
     pub clock: Arc<dyn Clock>,
 }
@@ -60,6 +62,7 @@ impl PodDiagnostics for DiagnosticsProvider {
             errors: progress.map(PodProgress::errors).unwrap_or_default(),
             timings: progress.map(PodProgress::timings).unwrap_or_default(),
             probes: status.as_deref().map(|status| self.histories(status)).unwrap_or_default(),
+            refusal: self.placements.refusal(&id.uid),
         };
         let now = Now { wall: self.clock.now(), steady: Instant::now() };
         let mut body = serde_json::to_vec(&document(id, &known, now)).ok()?;

@@ -167,7 +167,7 @@ fn texts(amounts: Amounts) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::CpuSet;
+    use berth_types::CpuSet;
 
     fn machine() -> MachineInfo {
         MachineInfo {

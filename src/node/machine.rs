@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::CpuSet;
+use berth_types::CpuSet;
 
 /// A required fact could not be read; the agent does not start.
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,6 @@
 //! Implements spec 01 §12, §14, 05 §4-5, §9, 06a §8.1, 10 §4.1-4.2.
 
 pub mod cluster_tasks;
-pub mod cpus;
 mod csi_drivers;
 mod csi_entries;
 mod csi_node;
@@ -49,7 +48,6 @@ mod startup_metrics;
 pub mod status;
 mod status_writer;
 
-pub use cpus::CpuSet;
 pub use csi_drivers::CsiDrivers;
 pub use facts::{NodeConfig, NodeError, allocatable, architecture, capacity, declared_features, facts};
 pub use host_network::{HostNetwork, KernelNetwork};

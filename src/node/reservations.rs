@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use super::CpuSet;
 use berth_config::eviction::{Signal, level};
 use berth_types::{
+    CpuSet, CpuSetError,
     quantity::{Amount, QuantityError, QuantityFormat},
     resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, amount_of},
 };
@@ -27,7 +27,7 @@ pub enum ReservationError {
     },
     /// `reservedSystemCPUs` is not a CPU list.
     #[error("unable to parse reserved-cpus list: {0}")]
-    Cpus(#[from] super::cpus::CpuSetError),
+    Cpus(#[from] CpuSetError),
     /// `reservedSystemCPUs` contains CPUs that are not online.
     #[error("reserved-cpus: {reserved} is not a subset of online-cpus: {online}")]
     NotOnline {

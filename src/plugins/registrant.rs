@@ -5,30 +5,18 @@ use std::{
     time::Duration,
 };
 
-use hyper_util::rt::TokioIo;
-use tokio::{
-    net::UnixStream,
-    time::{sleep, timeout},
-};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
-use berth_cri::CriError;
+use berth_cri::plugin_socket::{self, limited, truncated};
 use berth_ports::PluginInfo;
 use berth_proto::plugin_registration::{InfoRequest, RegistrationStatus, registration_client::RegistrationClient};
-use berth_sys::backoff::Backoff;
 
-/// Timeout of connecting: the socket exists before its owner listens.
-const DIAL: Duration = Duration::from_secs(10);
-/// Delays between connection attempts.
-const BACKOFF: Backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(500));
 /// Timeout of `GetInfo`.
 const INFO: Duration = Duration::from_secs(1);
 /// Timeout of `NotifyRegistrationStatus`.
 const NOTIFY: Duration = Duration::from_secs(5);
 /// Maximum size of a message from the plugin, in bytes.
 const MESSAGE: usize = 64 << 10;
-/// Maximum length of a text from the plugin that is logged or passed on, in bytes.
-const TEXT: usize = 1 << 10;
 
 /// Connection to a plugin's registration service.
 pub struct Registrant {
@@ -37,26 +25,16 @@ pub struct Registrant {
 }
 
 impl Registrant {
-    /// Connects to the socket, with retries.
+    /// Connects to the socket. Retries for 10 s while it is missing or nobody listens.
     ///
     /// # Errors
-    /// No connection within the timeout.
+    /// No connection within the timeout, or the path is not a socket.
     pub async fn dial(socket: &Path) -> Result<Self, String> {
-        let mut cause = "context deadline exceeded".to_owned();
-        let connecting = async {
-            let mut backoff = BACKOFF;
-            loop {
-                match connect(socket).await {
-                    Ok(channel) => return channel,
-                    Err(error) => cause = error,
-                }
-                sleep(backoff.next_delay()).await;
-            }
-        };
-        let channel = timeout(DIAL, connecting)
-            .await
-            .map_err(|_| format!("RegisterPlugin error -- dial failed at socket {}, err: {cause}", socket.display()))?;
-        let client = RegistrationClient::new(channel).max_decoding_message_size(MESSAGE);
+        let connection = plugin_socket::dial(socket).await.map_err(|error| {
+            let cause = if error.cause().is_empty() { "context deadline exceeded" } else { error.cause() };
+            format!("RegisterPlugin error -- dial failed at socket {}, err: {cause}", socket.display())
+        })?;
+        let client = RegistrationClient::new(connection.channel).max_decoding_message_size(MESSAGE);
         Ok(Self { client, socket: socket.to_owned() })
     }
 
@@ -87,37 +65,44 @@ impl Registrant {
     /// # Errors
     /// The call fails or times out.
     pub async fn notify(&mut self, outcome: Result<(), &str>) -> Result<(), String> {
-        let error = outcome.err().map(cut).unwrap_or_default().to_owned();
+        let error = outcome.err().map(truncated).unwrap_or_default().to_owned();
         let status = RegistrationStatus { plugin_registered: outcome.is_ok(), error };
-        limited(NOTIFY, self.client.notify_registration_status(status)).await.map(drop)
+        limited(NOTIFY, self.client.notify_registration_status(status)).await.map(drop).map_err(String::from)
     }
 }
 
-/// Truncates a text to the maximum length.
-pub fn cut(text: &str) -> &str {
-    let end = (0..=TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-    end.and_then(|end| text.get(..end)).unwrap_or(text)
-}
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::{fs::symlink, net::UnixListener},
+    };
 
-async fn limited<T>(
-    limit: Duration,
-    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
-) -> Result<T, String> {
-    match timeout(limit, call).await {
-        Ok(Ok(answer)) => Ok(answer.into_inner()),
-        Ok(Err(status)) => Err(cut(&CriError::from(status).to_string()).to_owned()),
-        Err(_) => Err("rpc error: code = DeadlineExceeded desc = context deadline exceeded".to_owned()),
+    use super::*;
+
+    /// A plugin may replace its socket by a link after the walk: the agent does not follow it.
+    #[tokio::test]
+    async fn links_and_files_are_refused_at_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        let _listener = UnixListener::bind(at("plugin.sock")).expect("bound");
+        symlink("plugin.sock", at("link.sock")).expect("linked");
+        fs::write(at("file.sock"), "").expect("written");
+        for name in ["link.sock", "file.sock"] {
+            let socket = at(name);
+            let error = Registrant::dial(&socket).await.err();
+            let text = format!("RegisterPlugin error -- dial failed at socket {}, err: not a socket", socket.display());
+            assert_eq!(error, Some(text));
+        }
+        assert!(Registrant::dial(&at("plugin.sock")).await.is_ok());
     }
-}
 
-async fn connect(socket: &Path) -> Result<Channel, String> {
-    let stream = UnixStream::connect(socket).await.map_err(|error| error.to_string())?;
-    let mut stream = Some(TokioIo::new(stream));
-    // One connection is sufficient for these calls; after it is lost the registration starts again.
-    let once = tower::service_fn(move |_: http::Uri| {
-        let taken = stream.take().ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected));
-        async move { taken }
-    });
-    let endpoint = Endpoint::from_static("http://localhost");
-    endpoint.connect_with_connector(once).await.map_err(|error| error.to_string())
+    #[tokio::test(start_paused = true)]
+    async fn a_missing_socket_is_waited_for_until_the_timeout() {
+        let socket = Path::new("/nowhere/plugin.sock");
+        let error = Registrant::dial(socket).await.err();
+        let text = "RegisterPlugin error -- dial failed at socket /nowhere/plugin.sock, err: No such file or directory \
+                    (os error 2)";
+        assert_eq!(error, Some(text.to_owned()));
+    }
 }

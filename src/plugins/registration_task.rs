@@ -7,10 +7,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
-use super::{
-    registrant::{Registrant, cut},
-    watcher::Handlers,
-};
+use super::{registrant::Registrant, watcher::Handlers};
+use berth_cri::plugin_socket::truncated;
 use berth_metrics::{PluginMetrics, World};
 use berth_ports::{PluginHandler, PluginInfo};
 use berth_sys::backoff::Backoff;
@@ -75,7 +73,7 @@ impl Socket {
             match done {
                 Ok(registered) => return Some(registered),
                 Err(error) => {
-                    warn!(path = %self.path.display(), durationBeforeRetry = ?backoff.peek(), err = cut(&error), "Failed to register plugin");
+                    warn!(path = %self.path.display(), durationBeforeRetry = ?backoff.peek(), err = truncated(&error), "Failed to register plugin");
                 }
             }
             tokio::select! {

@@ -8,23 +8,25 @@ use std::{
 use async_trait::async_trait;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::{
+    cgroup_state::CgroupState,
     names::{CgroupDriver, PodTree},
     node_allocatable::{self, Enforcement, Reservation},
     shares::BurstableShares,
     slices::Slices,
-    tree::{EnsureResult, Tree},
+    tree::Tree,
     userns::IdRanges,
     values::{self, Amounts, CgroupLimits, PodRules},
 };
 use berth_metrics::CgroupMetrics;
 use berth_ports::{
-    ContainerTuning, EventRecord, EventSink, PodCgroup, PodCgroupValues, ResourceError, ResourceManager, UserNamespaces,
+    ContainerPlacements, ContainerTuning, EventRecord, EventSink, PodCgroup, PodCgroupValues, ResourceError,
+    ResourceManager, UserNamespaces,
 };
 use berth_sys::cgroup::{
-    CgroupPresence, Hierarchy,
+    Hierarchy,
     systemd::{
         self, Units,
         cgroup_watcher::{WriteEvents, WrittenCgroups},
@@ -66,6 +68,8 @@ pub struct ManagerDeps {
     pub ids: Arc<IdRanges>,
     /// Client of systemd, for the systemd cgroup driver.
     pub units: Option<Arc<dyn Units>>,
+    /// CPUs and memory nodes of containers.
+    pub placements: Arc<dyn ContainerPlacements>,
 }
 
 /// Owner of the pod cgroups. Call [`PodCgroupManager::start`] before the first pod, and run [`PodCgroupManager::run`] in
@@ -74,19 +78,12 @@ pub struct PodCgroupManager {
     config: ManagerConfig,
     events: Arc<dyn EventSink>,
     ids: Arc<IdRanges>,
+    placements: Arc<dyn ContainerPlacements>,
     names: PodTree,
     /// `None` without pod cgroups (`cgroupsPerQOS: false`).
     groups: Option<Arc<CgroupState>>,
     /// Notifications of changes in slices, until [`PodCgroupManager::run`] takes them.
     writes: Mutex<Option<WriteEvents>>,
-}
-
-/// State shared with jobs on the blocking pool.
-struct CgroupState {
-    tree: Tree,
-    shares: BurstableShares,
-    rules: PodRules,
-    kubepods: CgroupLimits,
 }
 
 impl PodCgroupManager {
@@ -116,7 +113,7 @@ impl PodCgroupManager {
             let slices = match config.rules.driver {
                 CgroupDriver::Cgroupfs => None,
                 CgroupDriver::Systemd => {
-                    let units = deps.units.ok_or_else(|| ResourceError(systemd::NOT_RUNNING.to_owned()))?;
+                    let units = deps.units.clone().ok_or_else(|| ResourceError(systemd::NOT_RUNNING.to_owned()))?;
                     let result = systemd::cgroup_watcher::watch();
                     let watcher = result.map_err(|error| warn!(err = %error, "Failed to watch systemd slices")).ok();
                     let (watch, notifications) = watcher.unzip();
@@ -126,11 +123,13 @@ impl PodCgroupManager {
             };
             let tree = Tree::new(hierarchy, names.clone(), deps.metrics, slices);
             let rules = config.rules.clone();
-            Some(Arc::new(CgroupState { tree, shares: BurstableShares::default(), rules, kubepods }))
+            let (shares, placements) = (BurstableShares::default(), deps.placements.clone());
+            Some(Arc::new(CgroupState { tree, shares, rules, placements, kubepods }))
         } else {
             None
         };
-        Ok(Arc::new(Self { config, events: deps.events, ids: deps.ids, names, groups, writes: Mutex::new(writes) }))
+        let ManagerDeps { events, ids, placements, .. } = deps;
+        Ok(Arc::new(Self { config, events, ids, placements, names, groups, writes: Mutex::new(writes) }))
     }
 
     /// Creates kubepods and the QoS cgroups, sums the requests of existing Burstable pods, and enforces
@@ -227,115 +226,6 @@ impl PodCgroupManager {
     }
 }
 
-impl CgroupState {
-    fn start(&self) -> Result<(), ResourceError> {
-        let names = &self.tree.names;
-        match self.tree.presence(names.root())? {
-            CgroupPresence::Complete => {}
-            missing => {
-                return Err(ResourceError(format!(
-                    "invalid configuration: cgroup root {} is not usable: {missing:?}",
-                    names.path(names.root())
-                )));
-            }
-        }
-        for class in [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort] {
-            let ensured = self
-                .ensure_class(class)
-                .map_err(|e| ResourceError(format!("failed to initialize top level QOS containers: {e}")))?;
-            for complaint in ensured.complaints {
-                info!(cgroupName = %names.path(&names.qos(class)), err = %complaint, "Failed to write cgroup value");
-            }
-        }
-        for (_, uid) in self.tree.pods()?.into_iter().filter(|(class, _)| *class == Qos::Burstable) {
-            // An unreadable value counts as zero; the pod's first sync corrects it.
-            let milli = names.pod(Qos::Burstable, &uid).ok().and_then(|n| self.tree.requested_milli(&n).ok());
-            self.shares.set_milli(uid, milli.unwrap_or(0));
-        }
-        self.write_classes()
-    }
-
-    fn ensure_class(&self, class: Qos) -> Result<EnsureResult, ResourceError> {
-        let name = self.tree.names.qos(class);
-        let limits = match class {
-            Qos::Guaranteed => self.kubepods.clone(),
-            class => values::of_class(class, 0, &self.rules.hugepage_sizes),
-        };
-        self.tree.ensure(&name, &limits)
-    }
-
-    fn write_classes(&self) -> Result<(), ResourceError> {
-        let names = &self.tree.names;
-        self.tree
-            .update(&names.qos(Qos::BestEffort), &values::of_class(Qos::BestEffort, 0, &self.rules.hugepage_sizes))?;
-        self.shares.invalidate();
-        self.write_burstable()
-    }
-
-    fn write_burstable(&self) -> Result<(), ResourceError> {
-        self.shares.write_changed(|sum| {
-            let limits = values::of_class(Qos::Burstable, sum, &self.rules.hugepage_sizes);
-            self.tree.update(&self.tree.names.qos(Qos::Burstable), &limits)
-        })
-    }
-
-    fn verify(&self) -> Result<(), ResourceError> {
-        for class in [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort] {
-            self.ensure_class(class)?;
-        }
-        self.write_classes()
-    }
-
-    fn ensure_pod(&self, pod: &Pod) -> Result<EnsureResult, ResourceError> {
-        let name = self.tree.names.pod(Qos::of(pod), pod.uid())?;
-        let mut ensured = self.tree.ensure(&name, &values::of_pod(pod, &self.rules))?;
-        self.shares.set(pod);
-        // Parent cgroups had disappeared and were recreated, but without their values.
-        let above = if ensured.made_above { self.restore_classes() } else { self.write_burstable() };
-        ensured.complaints.extend(above.err().map(|e| e.0));
-        Ok(ensured)
-    }
-
-    fn restore_classes(&self) -> Result<(), ResourceError> {
-        self.verify()?;
-        self.tree.update(&self.tree.names.kubepods(), &self.kubepods)
-    }
-
-    /// Whether the pod's cgroup exists; one that lacks controllers is repaired first.
-    fn has_pod(&self, pod: &Pod) -> Result<bool, ResourceError> {
-        let name = self.tree.names.pod(Qos::of(pod), pod.uid())?;
-        match self.tree.presence(&name)? {
-            CgroupPresence::Complete => Ok(true),
-            CgroupPresence::Absent => Ok(false),
-            CgroupPresence::Partial(_) => {
-                self.tree.ensure(&name, &values::of_pod(pod, &self.rules))?;
-                Ok(self.tree.presence(&name)? == CgroupPresence::Complete)
-            }
-        }
-    }
-
-    fn remove_pod(&self, uid: &PodUid) -> Result<(), ResourceError> {
-        self.tree.remove_pod(uid)?;
-        self.shares.remove(uid);
-        if let Err(e) = self.write_burstable() {
-            // The pod cgroup is removed; the weight is verified each minute.
-            warn!(podUID = %uid, err = %e, "Failed to write CPU weight of the Burstable QoS cgroup");
-        }
-        Ok(())
-    }
-
-    fn enforce_limits(&self, cgroup: &str, limits: &CgroupLimits) -> Result<(), ResourceError> {
-        let group = self.tree.foreign(cgroup)?;
-        match self.tree.presence_of(&group)? {
-            CgroupPresence::Complete => self.tree.update_group(&group, limits),
-            CgroupPresence::Absent => Err(ResourceError(format!("{cgroup:?} cgroup does not exist"))),
-            CgroupPresence::Partial(missing) => {
-                Err(ResourceError(format!("cgroup {cgroup:?} has some missing controllers: {}", missing.join(", "))))
-            }
-        }
-    }
-}
-
 #[async_trait]
 impl ResourceManager for PodCgroupManager {
     fn cgroup_parent(&self, pod: &Pod) -> String {
@@ -394,15 +284,31 @@ impl ResourceManager for PodCgroupManager {
         }
     }
 
-    fn tuning(&self, _pod: &Pod, _kind: ContainerKind, _container: &str) -> Result<ContainerTuning, ResourceError> {
-        Ok(ContainerTuning::default())
+    fn tuning(&self, pod: &Pod, _kind: ContainerKind, container: &str) -> Result<ContainerTuning, ResourceError> {
+        let placement = self.placements.placement(pod.uid(), container);
+        Ok(ContainerTuning {
+            cpuset_cpus: placement.cpus.to_string(),
+            cpuset_mems: placement.memory_nodes,
+            exclusive_cpus: placement.runs_without_quota,
+            ..ContainerTuning::default()
+        })
+    }
+
+    async fn before_create(&self, pod: &Pod, container: &str) -> Result<Option<String>, ResourceError> {
+        let placement = self.placements.prepare(pod.uid(), container).await.map_err(ResourceError)?;
+        Ok(Some(placement.cpus.to_string()))
+    }
+
+    async fn before_start(&self, pod: &Pod, container: &str, id: &ContainerId) -> Result<(), ResourceError> {
+        self.placements.created(pod, container, id);
+        Ok(())
     }
 
     fn released(&self, _pod: &PodUid, _container: &str) {}
 
     fn desired_pod_values(&self, pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
         let Some(groups) = &self.groups else { return Ok(PodCgroupValues::default()) };
-        let limits = values::of_pod(pod, &groups.rules);
+        let limits = groups.pod_limits(pod);
         Ok(PodCgroupValues {
             cpu_shares: limits.cpu_shares,
             cpu_quota: limits.cpu_quota,
@@ -414,7 +320,7 @@ impl ResourceManager for PodCgroupManager {
     async fn current_pod_values(&self, pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
         let Some(groups) = self.groups.clone() else { return Ok(PodCgroupValues::default()) };
         let name = self.names.pod(Qos::of(pod), pod.uid())?;
-        let wanted = values::of_pod(pod, &groups.rules).cpu_shares;
+        let wanted = groups.pod_limits(pod).cpu_shares;
         blocking("pod cgroup", move || groups.tree.values(&name, wanted)).await
     }
 

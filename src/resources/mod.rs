@@ -12,7 +12,7 @@
 //! blocking pool, each call with a timeout. [`IdRanges`] allocates host IDs. Implements spec 06 §5,
 //! 06a.
 
-pub mod cpu_state;
+mod cgroup_state;
 mod id_file;
 pub mod id_space;
 mod id_table;

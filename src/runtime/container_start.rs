@@ -272,7 +272,7 @@ impl PodSync<'_> {
         image: &ResolvedImage,
         volume_images: &VolumeImages,
     ) -> Attempt<CreatedContainer> {
-        let StartTarget { kind, container, .. } = subject;
+        let StartTarget { container, .. } = subject;
         let rt = self.rt;
         let pod = self.req.pod.clone();
         let config_error = |text: String| ContainerStartError::new("CreateContainerConfigError", text);
@@ -287,11 +287,11 @@ impl PodSync<'_> {
         if pod.spec().resources.is_some() {
             rt.deps.actuated.set_pod_level(pod.uid(), pod.spec().resources.clone());
         }
-        rt.deps
-            .resources
-            .before_create(&pod, kind, &container.name, &mut config)
-            .await
-            .map_err(|e| ContainerStartError::new("PreCreateHookError", e.to_string()))?;
+        let cpus = rt.deps.resources.before_create(&pod, &container.name).await;
+        let cpus = cpus.map_err(|e| ContainerStartError::new("PreCreateHookError", e.to_string()))?;
+        if let Some(resources) = config.linux.as_mut().and_then(|linux| linux.resources.as_mut()) {
+            resources.cpuset_cpus = cpus.unwrap_or_else(|| std::mem::take(&mut resources.cpuset_cpus));
+        }
         let log_path = std::path::Path::new(&sandbox_config.log_directory).join(&config.log_path);
         let id = self.create_once(container, (sandbox, sandbox_config), config).await?;
         rt.deps

@@ -1,4 +1,4 @@
-//! Wiring of the debugging endpoints: health metrics, logs, checkpoints, diagnostics, devices, profiles.
+//! Wiring of the debugging endpoints: health metrics, logs, checkpoints, devices, topology, profiles.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use berth_config::{LoadedConfig, configz};
 use berth_metrics::SliMetrics;
 use berth_server::{
     Tools,
-    ports::{Checkpoints, DeviceList, PodDiagnostics, PodDirectory, Verbosity},
+    ports::{Checkpoints, DeviceList, PodDiagnostics, PodDirectory, TopologyMapSource, Verbosity},
     routes::statusz::Statusz,
 };
 
@@ -30,11 +30,13 @@ pub struct DebugEndpointDeps {
     pub why: Arc<dyn PodDiagnostics>,
     /// Devices of device plugins.
     pub devices: Arc<dyn DeviceList>,
+    /// CPUs and memory by NUMA node.
+    pub topology: Arc<dyn TopologyMapSource>,
 }
 
 /// Builds the debugging endpoints.
 pub fn tools(loaded: &LoadedConfig, parts: DebugEndpointDeps) -> Tools {
-    let DebugEndpointDeps { log, slis, started, pods, checkpoints, why, devices } = parts;
+    let DebugEndpointDeps { log, slis, started, pods, checkpoints, why, devices, topology } = parts;
     let flags = loaded.flag_values.iter();
     Tools {
         slis,
@@ -42,6 +44,7 @@ pub fn tools(loaded: &LoadedConfig, parts: DebugEndpointDeps) -> Tools {
         checkpoints,
         why,
         devices,
+        topology,
         statusz: Arc::new(Statusz {
             started: Timestamp::from_second(started).unwrap_or_default(),
             compiler: "rustc".to_owned(),

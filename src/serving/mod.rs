@@ -17,5 +17,6 @@ pub mod startup_hint;
 pub mod stats;
 mod streams;
 pub mod task_liveness;
+pub mod topology;
 
 pub use streams::{RuntimeStreams, runtime_tls};

@@ -9,16 +9,17 @@ use futures::{
 };
 
 use crate::engine::PodReader;
-use berth_ports::PodStateProvider;
+use berth_ports::{AllocatablePlacement, ContainerPlacements, PlacedMemory, PodStateProvider};
 use berth_resources::{
     devices::{DeviceManager, ListedDevice},
     dra::{ContainerClaim, DraManager, PreparedDevice},
 };
 use berth_server::ports::{
-    Allocatable, Claim, ClaimDevice, Device, ExclusiveAllocations, ExclusiveResources, PodDirectory, PodFeed,
+    Allocatable, Claim, ClaimDevice, Device, ExclusiveAllocations, ExclusiveResources, MemoryBlock, PodDirectory,
+    PodFeed,
 };
 use berth_status::StatusManager;
-use berth_types::{Pod, PodUid, api};
+use berth_types::{CpuSet, Pod, PodUid, api};
 
 /// [`PodDirectory`] and [`PodFeed`] adapter: desired pods of the engine with their statuses.
 pub struct EnginePods {
@@ -57,16 +58,22 @@ impl PodFeed for EnginePods {
     }
 }
 
-/// [`ExclusiveResources`] adapter: devices and claims. CPUs and memory are not allocated exclusively.
+/// [`ExclusiveResources`] adapter: devices, claims, exclusive CPUs, and reserved memory.
 pub struct NodeResources {
     /// Devices of device plugins.
     pub devices: Arc<DeviceManager>,
     /// Resource claims; `None` without an API server.
     pub claims: Option<Arc<DraManager>>,
+    /// CPUs and memory of containers.
+    pub placement: Arc<dyn ContainerPlacements>,
 }
 
 fn device(listed: ListedDevice) -> Device {
     Device { resource: listed.resource, id: listed.id, nodes: listed.nodes }
+}
+
+fn memory_block(placed: PlacedMemory) -> MemoryBlock {
+    MemoryBlock { kind: placed.resource, bytes: placed.bytes, nodes: placed.nodes }
 }
 
 fn claim(used: ContainerClaim) -> Claim {
@@ -89,8 +96,12 @@ impl ExclusiveResources for NodeResources {
     async fn reconcile(&self) {}
 
     fn allocations(&self, pod: &Pod, container: &str) -> ExclusiveAllocations {
-        let devices = self.devices.devices_of(pod.uid(), container).into_iter().map(device).collect();
-        ExclusiveAllocations { devices, ..ExclusiveAllocations::default() }
+        let placement = self.placement.placement(pod.uid(), container);
+        ExclusiveAllocations {
+            devices: self.devices.devices_of(pod.uid(), container).into_iter().map(device).collect(),
+            cpus: if placement.has_exclusive_cpus { placement.cpus } else { CpuSet::default() },
+            memory: self.placement.memory(pod.uid(), container).into_iter().map(memory_block).collect(),
+        }
     }
 
     fn claims(&self, pod: &Pod, container: &str) -> Result<Vec<Claim>, String> {
@@ -102,6 +113,11 @@ impl ExclusiveResources for NodeResources {
 
     fn allocatable(&self) -> Allocatable {
         let healthy = self.devices.all_devices().into_iter().filter(|listed| listed.is_healthy);
-        Allocatable { devices: healthy.map(device).collect(), ..Allocatable::default() }
+        let AllocatablePlacement { cpus, memory } = self.placement.allocatable();
+        Allocatable {
+            devices: healthy.map(device).collect(),
+            cpus,
+            memory: memory.into_iter().map(memory_block).collect(),
+        }
     }
 }

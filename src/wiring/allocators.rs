@@ -1,4 +1,4 @@
-//! Devices of device plugins and resource claims, opened together.
+//! Devices of device plugins and resource claims, opened together, and CPUs and memory.
 
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use super::{
 use crate::engine::SyncLoopCommand;
 use berth_config::LoadedConfig;
 use berth_ports::NodeFacts;
+use berth_resources::placement::PlacementManager;
 use berth_types::PodUid;
 
 /// Resyncs pods whose devices changed health, once the sync loop exists.
@@ -38,11 +39,12 @@ impl PodResync {
 pub(super) struct Allocators {
     pub(super) devices: Devices,
     pub(super) claims: Claims,
+    pub(super) placement: Arc<PlacementManager>,
     resync: PodResync,
 }
 
 impl Allocators {
-    /// Opens both; `node` are the facts of a node, which get the devices of a node without a cluster.
+    /// Opens devices and claims; `node` are the facts of a node, which get the devices of a node without a cluster.
     ///
     /// # Errors
     /// Invalid settings, or a checkpoint that cannot be used.
@@ -50,12 +52,13 @@ impl Allocators {
         loaded: &LoadedConfig,
         base: &Base,
         cluster: Option<&Cluster>,
+        placement: Arc<PlacementManager>,
         node: &watch::Sender<Arc<NodeFacts>>,
     ) -> Result<Self, BuildError> {
         let resync = PodResync(watch::Sender::new(None));
-        let devices = devices::open(base, &resync, cluster.is_none().then(|| node.clone())).await?;
+        let devices = devices::open(base, &resync, placement.clone(), cluster.is_none().then(|| node.clone())).await?;
         let claims = claims::open(loaded, base, &resync, cluster).await?;
-        Ok(Self { devices, claims, resync })
+        Ok(Self { devices, claims, placement, resync })
     }
 
     /// Resyncs pods through the sync loop when their devices change health.

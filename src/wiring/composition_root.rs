@@ -22,7 +22,7 @@ use super::{
     eviction,
     images::open_images,
     observation::{self, RuntimeObservation},
-    probes,
+    placement, probes,
     process_lifecycle::ProcessContext,
     resources::{self, cgroup_driver},
     root_directory,
@@ -183,10 +183,11 @@ async fn assemble(
     };
     let status = Arc::new(StatusManager::new(base.statuses.clone()));
     let probes = probes::open(base, connection, status.clone(), state_file(loaded, "probe_results_state")).await?;
-    let (resources, user_namespaces) = resources::open(loaded, base, machine, info).await?;
+    let placement = placement::open(loaded, base, machine, &*connection.runtime).await?;
+    let (resources, user_namespaces) = resources::open(loaded, base, machine, info, placement.clone()).await?;
     let RuntimeObservation { logs, pleg, deaths, runtime_state } =
         observation::open(loaded, base, connection, info, node.clone()).await?;
-    let allocators = Allocators::open(loaded, base, cluster.as_ref(), &node).await?;
+    let allocators = Allocators::open(loaded, base, cluster.as_ref(), placement.clone(), &node).await?;
     let images = open_images(loaded, base, connection, cluster.as_ref()).await?;
     let groups = stats::groups(loaded, cgroup_driver(loaded, info));
     let watched =
@@ -218,6 +219,8 @@ async fn assemble(
     probes.wake_through(base, engine.commands.clone());
     allocators.resync_through(&engine.commands);
     let observer: Arc<dyn PodObserver> = pleg;
+    let (pods, runtime_service) = (engine.pods.clone(), connection.runtime.clone());
+    placement::reconcile(loaded, base, placement, pods, observer.clone(), runtime_service);
     watch_oom_kills(loaded, base, &engine, &status, observer.clone(), groups);
     let parts =
         shutdown::ShutdownParts { engine: &engine, status: status.clone(), node, reports_statuses: cluster.is_some() };

@@ -17,8 +17,11 @@ use super::{
 use crate::node::status::DevicePluginResources;
 use berth_metrics::DeviceMetrics;
 use berth_ports::{DeviceCapacity, DiskStateFile, NodeFacts, PluginHandler, PodDevices};
-use berth_resources::devices::{
-    DeviceManager, DeviceManagerConfig, DeviceManagerDeps, PluginRegistry, PodDeviceAllocator, serve_registration,
+use berth_resources::{
+    devices::{
+        DeviceManager, DeviceManagerConfig, DeviceManagerDeps, PluginRegistry, PodDeviceAllocator, serve_registration,
+    },
+    placement::PlacementManager,
 };
 use berth_types::{
     go_duration::GoDuration,
@@ -87,6 +90,7 @@ impl Devices {
 pub(super) async fn open(
     base: &Base,
     resync: &PodResync,
+    placement: Arc<PlacementManager>,
     facts: Option<watch::Sender<Arc<NodeFacts>>>,
 ) -> Result<Devices, BuildError> {
     let settings = DeviceSettings::read()?;
@@ -95,6 +99,8 @@ pub(super) async fn open(
         file,
         metrics: DeviceMetrics::new(&base.registry),
         on_health_change: resync.callback(),
+        numa_nodes: placement.policies().topology.topology.nodes(),
+        alignment: placement,
         tasks: base.tasks.tracker().clone(),
         shutdown: base.stop.child_token(),
     };

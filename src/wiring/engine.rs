@@ -128,7 +128,10 @@ async fn open_allocator(loaded: &LoadedConfig, base: &Base, machine: &MachineInf
                 pod_level: loaded.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
                 swap_is_limited: loaded.config.memory_swap.swap_behavior == "LimitedSwap"
                     && kernel::read().swap_controllable,
-                ..ResizeRules::default()
+                cpu_manager_is_static: loaded.config.cpu_manager_policy == "static"
+                    && !loaded.gates.enabled("InPlacePodVerticalScalingExclusiveCPUs"),
+                memory_manager_is_static: loaded.config.memory_manager_policy == "Static"
+                    && !loaded.gates.enabled("InPlacePodVerticalScalingExclusiveMemory"),
             },
         },
         admission: AdmissionMetrics::new(&base.registry),

@@ -16,6 +16,7 @@ mod images;
 mod kernel;
 mod node_addresses;
 mod observation;
+mod placement;
 mod probes;
 mod process;
 mod process_lifecycle;

@@ -3,17 +3,17 @@
 use std::{path::Path, sync::Arc};
 
 use super::{
-    composition_root::{Base, BuildError, state_file, wrong},
+    composition_root::{Base, BuildError, wrong},
     settings,
 };
 use crate::{
     node::MachineInfo,
-    resources::{self, IdRanges, ManagerDeps, cpu_state, kernel_flags, userns},
+    resources::{self, IdRanges, ManagerDeps, kernel_flags, userns},
 };
 use berth_config::LoadedConfig;
 use berth_cri::{RuntimeCgroupDriver, RuntimeInfo};
 use berth_metrics::CgroupMetrics;
-use berth_ports::ResourceManager;
+use berth_ports::{ContainerPlacements, ResourceManager};
 use berth_sys::cgroup::{
     Hierarchy,
     systemd::{Bus, Units},
@@ -45,6 +45,7 @@ pub(super) async fn open(
     base: &Base,
     machine: &MachineInfo,
     info: &RuntimeInfo,
+    placements: Arc<dyn ContainerPlacements>,
 ) -> Result<(Arc<dyn ResourceManager>, Arc<IdRanges>), BuildError> {
     let driver = cgroup_driver(loaded, info);
     let per_pod = loaded.config.user_namespaces.as_ref().and_then(|u| u.ids_per_pod).unwrap_or(65536);
@@ -59,15 +60,9 @@ pub(super) async fn open(
     let manager = resources::PodCgroupManager::new(
         settings::resources(loaded, machine, driver)?,
         hierarchy,
-        ManagerDeps { events: base.events.clone(), metrics, ids: ids.clone(), units: units(driver) },
+        ManagerDeps { events: base.events.clone(), metrics, ids: ids.clone(), units: units(driver), placements },
     )
     .map_err(wrong)?;
-    // Under another policy the file is not validated here: `berth_config::effective` reports that the policy has no
-    // effect yet.
-    if loaded.config.cpu_manager_policy == cpu_state::POLICY_NONE {
-        let file = state_file(loaded, "cpu_manager_state");
-        cpu_state::check_or_create(&*file).await.map_err(wrong)?;
-    }
     let on_difference = settings::kernel_flags(loaded, berth_sys::machine::in_user_namespace());
     kernel_flags::apply(Path::new("/proc/sys"), on_difference).await.map_err(wrong)?;
     manager.start().await.map_err(wrong)?;

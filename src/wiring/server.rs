@@ -30,6 +30,7 @@ use crate::{
         pages::{AgentHealth, AgentPages, HealthDeps},
         pods::EnginePods,
         runtime_tls,
+        topology::{NodeTopology, configured_policies},
     },
 };
 use berth_config::{LoadedConfig, configz, fields::KubeletConfiguration};
@@ -73,6 +74,7 @@ impl Parts {
             pods: self.engine.pods.clone(),
             status: self.status.clone(),
             probes: self.probes.clone(),
+            placements: self.allocators.placement.clone(),
             clock,
         }
     }
@@ -94,6 +96,7 @@ pub(super) async fn start(
         parts.pods(),
         parts.allocators.devices.manager.clone(),
         parts.allocators.claims.manager.clone(),
+        parts.allocators.placement.clone(),
     );
     let health = endpoints.health.clone();
     let metrics = ServerMetrics::new(&base.registry);
@@ -254,6 +257,11 @@ fn endpoints(loaded: &LoadedConfig, base: &Base, parts: &Parts, configz: String)
                 devices: Arc::new(NodeDevices {
                     manager: parts.allocators.devices.manager.clone(),
                     pods: parts.engine.pods.clone(),
+                }),
+                topology: Arc::new(NodeTopology {
+                    manager: parts.allocators.placement.clone(),
+                    pods: parts.engine.pods.clone(),
+                    policies: configured_policies(config),
                 }),
             },
         ),

@@ -6,6 +6,7 @@ use super::composition_root::Base;
 use crate::serving::pods::{EnginePods, NodeResources};
 use berth_config::LoadedConfig;
 use berth_metrics::{PodResourcesMetrics, PodWatchMetrics};
+use berth_ports::ContainerPlacements;
 use berth_resources::{devices::DeviceManager, dra::DraManager};
 use berth_server::grpc::{self, PodResourcesDeps, PodsApi, Socket};
 
@@ -16,11 +17,12 @@ pub(super) fn open(
     pods: EnginePods,
     devices: Arc<DeviceManager>,
     claims: Option<Arc<DraManager>>,
+    placement: Arc<dyn ContainerPlacements>,
 ) {
     let (root, pods) = (loaded.root_directory(), Arc::new(pods));
     let routes = grpc::pod_resources(PodResourcesDeps {
         pods: pods.clone(),
-        exclusive: Arc::new(NodeResources { devices, claims }),
+        exclusive: Arc::new(NodeResources { devices, claims, placement }),
         metrics: PodResourcesMetrics::new(&base.registry),
         active_only: loaded.gates.enabled("KubeletPodResourcesListUseActivePods"),
     });

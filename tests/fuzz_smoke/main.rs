@@ -42,11 +42,12 @@ macro_rules! smoke {
 }
 
 smoke! {
-    allocate_response cgroup_files command_line containerd_event cpu_set cri_endpoint cri_status device_checkpoint
-    device_list docker_config dra_checkpoint dra_health_state env_file expansion field_path
-    filter_profile go_duration host_names image_pattern image_reference image_users kernel_log kubelet_config kubelet_dropin layer_entries log_cri log_docker log_filter
-    log_query manifest_file manifest_http mount_table plugin_config plugin_response pull_record quantity resolv_conf
-    resource_state shim_exit_record shim_message shim_output spdy_frames websocket_tunnel
+    allocate_response cgroup_files command_line containerd_event cpu_manager_state cpu_set cri_endpoint cri_status
+    device_checkpoint device_list docker_config dra_checkpoint dra_health_state env_file expansion field_path
+    filter_profile go_duration host_names image_pattern image_reference image_users kernel_log kubelet_config
+    kubelet_dropin layer_entries log_cri log_docker log_filter log_query manifest_file manifest_http
+    memory_manager_state mount_table plugin_config plugin_response pull_record quantity resolv_conf resource_state
+    shim_exit_record shim_message shim_output spdy_frames websocket_tunnel
 }
 
 fn fuzz_folder() -> PathBuf {

@@ -418,7 +418,7 @@ const READ_WITHIN: &[(&str, &str)] = &[
 ];
 
 /// Fields listed as without effect, but read for a part of their function.
-const PARTLY: &[&str] = &["cpu_manager_policy", "kubelet_cgroups", "system_cgroups"];
+const PARTLY: &[&str] = &["kubelet_cgroups", "system_cgroups"];
 
 /// Feature gates that only validation reads: the feature is not implemented, so setting one is reported.
 const VALIDATED_ONLY: &[&str] = &["MemoryQoS"];

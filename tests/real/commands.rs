@@ -23,16 +23,25 @@ struct CommandOutput {
 }
 
 /// A node whose main port is open.
-struct NodeWithMainPort {
-    node: Node,
-    port: MainPort,
-    client: CertificatePairPaths,
+pub struct NodeWithMainPort {
+    pub node: Node,
+    pub port: MainPort,
+    pub client: CertificatePairPaths,
 }
 
 impl NodeWithMainPort {
     async fn new(test: &str) -> Option<Self> {
+        Self::with(test, &json!({})).await
+    }
+
+    /// A node with these fields of the kubelet configuration; `None` if this machine cannot run one.
+    pub async fn with(test: &str, fields: &Value) -> Option<Self> {
         let port = MainPort::new();
-        let node = Node::with(test, port.fields()).await?;
+        let mut all = port.fields();
+        for (key, value) in fields.as_object().expect("fields") {
+            all[key] = value.clone();
+        }
+        let node = Node::with(test, all).await?;
         let client = port.client("kate", &["system:masters"]);
         let open = Self { node, port, client };
         open.port.open().await;
@@ -71,7 +80,7 @@ impl NodeWithMainPort {
     }
 
     /// Output of a successful command.
-    async fn stdout_of(&self, args: &[&str]) -> String {
+    pub async fn stdout_of(&self, args: &[&str]) -> String {
         let output = self.call(args, None).await;
         assert_eq!(output.code, Some(0), "{args:?}: {}{}", output.out, output.err);
         output.out

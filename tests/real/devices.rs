@@ -1,6 +1,6 @@
 //! Devices of device plugins in real containers: environment, device nodes, device cgroup (spec 06c §1.7).
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
 
 use serde_json::json;
 
@@ -19,10 +19,20 @@ const NAMESPACE: &str = "default";
 /// A directory in which the embedded runtime looks for CDI specs.
 const CDI_SPECS: &str = "/run/cdi";
 
-/// A device that containers cannot open without a plugin, where this machine has it; otherwise `/dev/null`.
+/// Script that prints the variable of the plugin, what a container can do with its devices, and `done`.
+///
+/// Without the tests for a device node, the shell would create a regular file.
+const DEVICE_SCRIPT: &str = "echo \"devices <$EXAMPLE_COM_GPU_DEVICES>\"; \
+                             [ -c /dev/d1 ] && echo x > /dev/d1 && [ -z \"$(cat /dev/d1)\" ] && echo written; \
+                             [ -c /dev/d2 ] && true <> /dev/d2 && echo opened; \
+                             ls /dev | grep '^d[12]$'; echo done";
+
+/// A device that containers cannot open without a plugin, where this machine has it for all users; else `/dev/null`.
 fn guarded_device() -> &'static str {
     let fuse = "/dev/fuse";
-    if fs::File::options().read(true).write(true).open(fuse).is_ok() { fuse } else { "/dev/null" }
+    let is_for_all = fs::metadata(fuse).is_ok_and(|metadata| metadata.permissions().mode() & 0o6 == 0o6);
+    let can_open = fs::File::options().read(true).write(true).open(fuse).is_ok();
+    if is_for_all && can_open { fuse } else { "/dev/null" }
 }
 
 impl Node {
@@ -54,12 +64,7 @@ async fn a_container_can_use_the_devices_of_its_plugin() {
     // AC-06c-6
     let Some(node) = Node::shared("a_container_can_use_the_devices_of_its_plugin").await else { return };
     let plugin = node.start_plugin().await;
-    // Without the tests for a device node, the shell would create a regular file.
-    let script = "echo \"devices <$EXAMPLE_COM_GPU_DEVICES>\"; \
-                  [ -c /dev/d1 ] && echo x > /dev/d1 && [ -z \"$(cat /dev/d1)\" ] && echo written; \
-                  [ -c /dev/d2 ] && true <> /dev/d2 && echo opened; \
-                  ls /dev | grep '^d[12]$'; echo done";
-    let script = format!("{script}; {UNTIL_STOPPED}");
+    let script = format!("{DEVICE_SCRIPT}; {UNTIL_STOPPED}");
     let mut owner = shell("owner", &script);
     owner["resources"] = json!({"limits": {GPU: "2"}});
     let containers = json!([owner, shell("other", &script)]);
@@ -69,6 +74,35 @@ async fn a_container_can_use_the_devices_of_its_plugin() {
     assert_eq!(out, "devices <d1,d2>\nwritten\nopened\nd1\nd2\ndone\n");
     let out = node.until_output(&pod, "other", "done\n").await;
     assert_eq!(out, "devices <>\ndone\n", "a container without a limit has no device");
+    node.remove(&pod).await;
+    drop(plugin);
+}
+
+/// In a user namespace nobody can create device nodes: the runtime binds those of the machine.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_with_users_of_its_own_can_use_devices() {
+    let test = "a_pod_with_users_of_its_own_can_use_devices";
+    let Some(node) = Node::own(test).await else { return };
+    if !node.runtime.has_user_namespaces() {
+        println!("skipped {test}: the runtime or the kernel has no user namespaces for pods");
+        return;
+    }
+    let plugin = node.start_plugin().await;
+    let script = format!("cat /proc/self/uid_map; id -u; {DEVICE_SCRIPT}; {UNTIL_STOPPED}");
+    let mut owner = shell("owner", &script);
+    owner["resources"] = json!({"limits": {GPU: "2"}});
+    let containers = json!([owner, shell("other", &script)]);
+    let spec = json!({"terminationGracePeriodSeconds": 5, "hostUsers": false, "containers": containers});
+    let pod = node.run(&manifest_of("users", spec)).await;
+    for (container, expected) in
+        [("owner", "0\ndevices <d1,d2>\nwritten\nopened\nd1\nd2\ndone\n"), ("other", "0\ndevices <>\ndone\n")]
+    {
+        let out = node.until_output(&pod, container, "done\n").await;
+        let (map, rest) = out.split_once('\n').expect("a line with the map");
+        let map: Vec<u32> = map.split_whitespace().map(|number| number.parse().expect("a number")).collect();
+        assert!(matches!(map[..], [0, outside, 65_536] if outside >= 65_536), "{container}: {map:?}");
+        assert_eq!(rest, expected, "{container}");
+    }
     node.remove(&pod).await;
     drop(plugin);
 }

@@ -14,6 +14,7 @@ mod kubectl_streams;
 mod logs;
 mod mixin;
 mod node;
+mod pinning;
 mod probes;
 mod prometheus;
 mod random;

@@ -1,8 +1,9 @@
 //! Facts about the machine that validation requires; read once at startup.
 
-use std::{collections::BTreeSet, env, fs, path::Path, process};
+use std::{env, fs, path::Path, process};
 
-use super::{validation::cpus, watchdog::WatchdogEnvironment};
+use super::watchdog::WatchdogEnvironment;
+use berth_types::CpuSet;
 
 /// Facts about the machine.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -12,7 +13,7 @@ pub struct HostFacts {
     /// Whether swap is on.
     pub has_swap: bool,
     /// Online CPUs; `None` if they could not be read.
-    pub online_cpus: Option<BTreeSet<u32>>,
+    pub online_cpus: Option<CpuSet>,
     /// systemd watchdog variables of the environment.
     pub watchdog: WatchdogEnvironment,
 }
@@ -24,7 +25,7 @@ impl HostFacts {
         Self {
             cgroup_v1: !Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
             has_swap: has_swap(),
-            online_cpus: online.and_then(|list| cpus::parse(list.trim()).ok()),
+            online_cpus: online.and_then(|list| CpuSet::parse(list.trim()).ok()),
             watchdog: WatchdogEnvironment {
                 microseconds: env::var("WATCHDOG_USEC").ok(),
                 pid: env::var("WATCHDOG_PID").ok(),

@@ -13,6 +13,8 @@ use super::{
 /// Gates that the agent consults; `tests/it/tidy.rs` checks the list against the sources.
 pub const CONSULTED: &[&str] = &[
     "AllowDNSOnlyNodeCSR",
+    "CPUManagerPolicyAlphaOptions",
+    "CPUManagerPolicyBetaOptions",
     "CRIListStreaming",
     "CSIVolumeHealth",
     "ClusterTrustBundleProjection",
@@ -21,11 +23,14 @@ pub const CONSULTED: &[&str] = &[
     "ContainerCheckpoint",
     "ContainerStopSignals",
     "CustomCPUCFSQuotaPeriod",
+    "DisableCPUQuotaWithExclusiveCPUs",
     "DynamicResourceAllocation",
     "ExtendWebSocketsToKubelet",
     "GracefulNodeShutdown",
     "GracefulNodeShutdownBasedOnPodPriority",
     "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingExclusiveCPUs",
+    "InPlacePodVerticalScalingExclusiveMemory",
     "InPlacePodVerticalScalingInitContainers",
     "KubeletCrashLoopBackOffMax",
     "KubeletEnsureSecretPulledImages",
@@ -51,6 +56,9 @@ pub const CONSULTED: &[&str] = &[
     "SELinuxMount",
 ];
 
+/// Gates without effect in kubelet either: both options of the topology manager are stable.
+const WITHOUT_OPTIONS: [&str; 2] = ["TopologyManagerPolicyAlphaOptions", "TopologyManagerPolicyBetaOptions"];
+
 /// A setting without effect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnimplementedSetting {
@@ -74,14 +82,6 @@ macro_rules! waiting {
 const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
     "lock contention profiling": "enableContentionProfiling" => enable_contention_profiling;
     "API content types other than JSON": "contentType" => content_type;
-    "the CPU manager":
-        "cpuManagerPolicy" => cpu_manager_policy, "cpuManagerPolicyOptions" => cpu_manager_policy_options,
-        "cpuManagerReconcilePeriod" => cpu_manager_reconcile_period;
-    "the memory manager":
-        "memoryManagerPolicy" => memory_manager_policy, "reservedMemory" => reserved_memory;
-    "the topology manager":
-        "topologyManagerPolicy" => topology_manager_policy, "topologyManagerScope" => topology_manager_scope,
-        "topologyManagerPolicyOptions" => topology_manager_policy_options;
     "memory QoS":
         "qosReserved" => qos_reserved, "memoryThrottlingFactor" => memory_throttling_factor,
         "memoryReservationPolicy" => memory_reservation_policy;
@@ -117,8 +117,10 @@ pub fn unimplemented_settings(config: &KubeletConfiguration, flags: &KubeletFlag
 fn gates(config: &KubeletConfiguration) -> impl Iterator<Item = UnimplementedSetting> {
     let defaults = FeatureGates::new();
     let differs = move |name: &str, value: bool| defaults.enabled(name) != value;
-    let is_asked_for = |name: &str| CONSULTED.contains(&name) || name == ALL_ALPHA || name == ALL_BETA;
-    let idle = config.feature_gates.iter().filter(move |(name, value)| differs(name, **value) && !is_asked_for(name));
+    let is_implemented = |name: &str| {
+        CONSULTED.contains(&name) || WITHOUT_OPTIONS.contains(&name) || name == ALL_ALPHA || name == ALL_BETA
+    };
+    let idle = config.feature_gates.iter().filter(move |(name, value)| differs(name, **value) && !is_implemented(name));
     let feature = "the feature of this gate";
     idle.map(move |(name, _)| UnimplementedSetting { setting: format!("featureGates.{name}"), feature })
 }
@@ -132,13 +134,40 @@ mod tests {
         let mut config = defaults::defaults();
         let mut flags = KubeletFlags::default();
         assert_eq!(unimplemented_settings(&config, &flags), []);
-        config.cpu_manager_policy = "static".to_owned();
+        config.enable_contention_profiling = true;
         config.max_pods = 5;
         flags.boot_id_file = "/k".to_owned();
         let gates = [("NativeHistograms", true), ("MemoryQoS", true), ("CRIListStreaming", true), ("AllAlpha", true)];
         config.feature_gates = gates.map(|(name, value)| (name.to_owned(), value)).into();
         let reported: Vec<_> = unimplemented_settings(&config, &flags).into_iter().map(|n| n.setting).collect();
         let gates = ["featureGates.MemoryQoS", "featureGates.NativeHistograms"];
-        assert_eq!(reported, [&["cpuManagerPolicy", "--boot-id-file"], &gates[..]].concat());
+        assert_eq!(reported, [&["enableContentionProfiling", "--boot-id-file"], &gates[..]].concat());
+    }
+
+    #[test]
+    fn settings_of_the_resource_managers_have_an_effect() {
+        let mut config = defaults::defaults();
+        config.cpu_manager_policy = "static".to_owned();
+        config.cpu_manager_policy_options = [("align-by-socket".to_owned(), "true".to_owned())].into();
+        config.memory_manager_policy = "Static".to_owned();
+        config.topology_manager_policy = "restricted".to_owned();
+        config.topology_manager_scope = "pod".to_owned();
+        config.topology_manager_policy_options = [("prefer-closest-numa-nodes".to_owned(), "true".to_owned())].into();
+        let gates = [
+            ("CPUManagerPolicyAlphaOptions", true),
+            ("CPUManagerPolicyBetaOptions", false),
+            ("DisableCPUQuotaWithExclusiveCPUs", false),
+            ("InPlacePodVerticalScalingExclusiveCPUs", true),
+            ("InPlacePodVerticalScalingExclusiveMemory", true),
+            ("TopologyManagerPolicyAlphaOptions", true),
+            ("TopologyManagerPolicyBetaOptions", false),
+        ];
+        config.feature_gates = gates.map(|(name, value)| (name.to_owned(), value)).into();
+        assert_eq!(unimplemented_settings(&config, &KubeletFlags::default()), []);
+        // Its absence is a difference from kubelet.
+        config.feature_gates.insert("PodLevelResourceManagers".to_owned(), true);
+        let reported: Vec<_> = unimplemented_settings(&config, &KubeletFlags::default());
+        assert_eq!(reported.first().map(|first| first.setting.as_str()), Some("featureGates.PodLevelResourceManagers"));
+        assert_eq!(reported.len(), 1);
     }
 }

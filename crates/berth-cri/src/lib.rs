@@ -2,7 +2,8 @@
 //!
 //! All callers use [`RuntimeService`] and [`ImageService`], which have a fake in `berth-testkit` (the scripted CRI).
 //! [`connect`] creates the clients; [`probe`] checks at start-up that the runtime is supported. Other gRPC services
-//! behind a socket use the same connector and error type: [`socket_channel`], [`CriError`]. Implements spec 03a §2.
+//! behind a socket use the same connector and error type: [`socket_channel`], [`CriError`]; plugins have a stricter
+//! connector, [`plugin_socket`]. Implements spec 03a §2.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
@@ -14,6 +15,7 @@ mod deadlines;
 mod endpoint;
 mod errors;
 mod image_client;
+pub mod plugin_socket;
 mod priority_semaphore;
 mod probe;
 mod reply_validation;

@@ -13,6 +13,7 @@ mod api_writes;
 mod auth;
 mod build_info;
 mod certificates;
+mod cpu_manager;
 mod csi;
 mod devices;
 mod dra;
@@ -21,6 +22,7 @@ mod engine;
 mod eviction;
 pub mod exposition;
 mod images;
+mod memory_manager;
 mod node;
 mod oom;
 mod orphans;
@@ -47,6 +49,7 @@ mod status;
 mod streaming;
 pub mod text_encoder;
 pub mod text_parser;
+mod topology_manager;
 mod volumes;
 mod workqueue;
 
@@ -59,6 +62,7 @@ pub use build_info::{
     BuildInfo, register_build_info, register_features, register_node, register_process, start_time_seconds,
 };
 pub use certificates::{CertificateExpiry, CertificateMetrics, register_pod_certificates};
+pub use cpu_manager::CpuManagerMetrics;
 pub use csi::CsiMetrics;
 pub use devices::DeviceMetrics;
 pub use dra::{DraMetrics, DraOperation};
@@ -68,6 +72,7 @@ pub use embedded::{
 pub use engine::{EngineMetrics, WorkingPods, static_label};
 pub use eviction::EvictionMetrics;
 pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
+pub use memory_manager::MemoryManagerMetrics;
 pub use node::NodeMetrics;
 pub use oom::OomMetrics;
 pub use orphans::OrphanMetrics;
@@ -91,5 +96,6 @@ pub use sources::SourceMetrics;
 pub use stats::{ClaimUsage, DiskUsages, LogUsage, StatsMetrics, StatsSource, register_disk_usages};
 pub use status::StatusMetrics;
 pub use streaming::StreamingMetrics;
+pub use topology_manager::{AlignmentBoundary, AlignmentScope, TopologyManagerMetrics};
 pub use volumes::{OperationTarget, StorageOperation, VolumeMetrics, World};
 pub use workqueue::{WorkQueue, WorkQueueMetrics};

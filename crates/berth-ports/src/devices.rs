@@ -10,16 +10,35 @@ use async_trait::async_trait;
 use berth_proto::cri;
 use berth_types::{Pod, PodUid, api};
 
-/// Decision of the device manager on a pod (spec 06c §1.6).
+/// Why resources cannot be allocated to a pod.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AllocationRefusal {
+    /// Reason of the pod's status if the error has one of its own (`TopologyAffinityError`); otherwise the reason is
+    /// `UnexpectedAdmissionError`.
+    pub reason: Option<&'static str>,
+    /// Text of the error.
+    pub message: String,
+    /// What was missing and what would have sufficed, for the log and for the explanation of the pod's state.
+    pub detail: Option<String>,
+}
+
+/// An error without a reason of its own.
+impl From<String> for AllocationRefusal {
+    fn from(message: String) -> Self {
+        Self { reason: None, message, detail: None }
+    }
+}
+
+/// Decision of the resource managers on a pod (spec 06c §1.6, 06b §3.2).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DeviceAdmission {
-    /// All devices are allocated, or the pod requests none.
+    /// All resources are allocated, or the pod requests none.
     Allocated,
     /// The allocation has not finished: wait for [`PodDevices::settled`], then ask again. Names the resource whose plugin
     /// has to register first, if that is the cause.
     Pending(Option<String>),
-    /// The devices cannot be allocated: the error text of the allocation.
-    Rejected(String),
+    /// The resources cannot be allocated.
+    Rejected(AllocationRefusal),
 }
 
 /// Options of a container that its devices require, merged over all resources (spec 06c §1.7).
@@ -50,7 +69,7 @@ pub struct DeviceCapacity {
 #[async_trait]
 pub trait PodDevices: Send + Sync + 'static {
     /// Decides on a pod. The first call starts the allocation if a plugin has to be called. A pod with running
-    /// containers (`is_running`) keeps what it has. `active` returns the pods that keep their devices, in addition to
+    /// containers (`is_running`) keeps its devices. `active` returns the pods that keep their devices, in addition to
     /// this one; `None` while a source is not ready: then no pod loses any.
     fn admit(&self, pod: &Arc<Pod>, is_running: bool, active: &dyn Fn() -> Option<HashSet<PodUid>>) -> DeviceAdmission;
 

@@ -73,18 +73,12 @@ pub trait ResourceManager: Send + Sync + 'static {
     fn tuning(&self, pod: &Pod, kind: ContainerKind, container: &str) -> Result<ContainerTuning, ResourceError>;
     /// Releases the resources of a container that was removed or stopped permanently.
     fn released(&self, pod: &PodUid, container: &str);
-    /// Last hook before `CreateContainer` (exclusive CPUs, memory nodes).
+    /// Last hook before `CreateContainer`. Returns the CPU set of the container if it may have changed since its tuning.
     ///
     /// # Errors
     /// The message of `PreCreateHookError`.
-    async fn before_create(
-        &self,
-        _pod: &Pod,
-        _kind: ContainerKind,
-        _container: &str,
-        _config: &mut cri::ContainerConfig,
-    ) -> Result<(), ResourceError> {
-        Ok(())
+    async fn before_create(&self, _pod: &Pod, _container: &str) -> Result<Option<String>, ResourceError> {
+        Ok(None)
     }
     /// Hook between create and start (device plugins' PreStartContainer).
     ///

@@ -43,12 +43,29 @@ impl CheckpointWriter {
         *self.requested.borrow()
     }
 
+    /// Waits until the last requested content is on disk; a write that failed is repeated at once.
+    ///
+    /// # Errors
+    /// The text of the write's error.
+    pub async fn flush(&self) -> Result<(), String> {
+        let (done, error) = self.written.borrow().clone();
+        if error.is_some() {
+            return self.write().await;
+        }
+        let requested = *self.requested.borrow();
+        if done >= requested { Ok(()) } else { self.wait_for(requested).await }
+    }
+
     /// Writes the current content and waits until it is on disk.
     ///
     /// # Errors
     /// The text of the write's error.
     pub async fn write(&self) -> Result<(), String> {
         let number = self.request();
+        self.wait_for(number).await
+    }
+
+    async fn wait_for(&self, number: u64) -> Result<(), String> {
         let mut written = self.written.clone();
         let done = written.wait_for(|(done, _)| *done >= number).await;
         match done.map(|done| done.1.clone()) {
@@ -113,6 +130,7 @@ mod tests {
         tasks.close();
         tasks.wait().await;
         assert!(path.exists(), "the last request is served");
+        writer.flush().await.expect("nothing is requested");
         assert!(writer.write().await.is_err());
     }
 }

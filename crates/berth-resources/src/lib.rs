@@ -6,8 +6,12 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
 mod checkpoint_writer;
+pub mod cpu;
 pub mod devices;
 pub mod dra;
 mod go_json;
-mod plugin_socket;
+pub mod memory;
+pub mod numa;
+pub mod placement;
+pub mod topology;
 mod typed_dump;

@@ -2,13 +2,16 @@
 
 use std::{collections::BTreeMap, fmt::Write};
 
-use berth_types::hash::fnv1a_32;
+use berth_types::{PodUid, hash::fnv1a_32};
 
 /// A value with a dump; its own type is printed by the object or field that contains it.
 pub trait TypedDump {
     /// Appends the dump of the value.
     fn dump(&self, text: &mut String);
 }
+
+/// A pointer that is an element of a slice, or a value of a map. Not for pointers that are fields of a struct.
+pub struct Pointer<T>(pub T);
 
 /// Checksum of an object: FNV-1a of `(type)` and its dump.
 pub fn checksum(type_name: &str, object: &impl TypedDump) -> u32 {
@@ -23,6 +26,19 @@ pub fn dump_struct(text: &mut String, fields: &[(&str, &str, &dyn TypedDump)]) {
         let _infallible = write!(text, "{name}:({type_name})");
         value.dump(text);
     });
+}
+
+impl<T: TypedDump> TypedDump for Pointer<T> {
+    fn dump(&self, text: &mut String) {
+        text.push_str("<*>");
+        self.0.dump(text);
+    }
+}
+
+impl<T: TypedDump + ?Sized> TypedDump for &T {
+    fn dump(&self, text: &mut String) {
+        (**self).dump(text);
+    }
 }
 
 /// A nil slice or map is `None`.
@@ -57,7 +73,25 @@ impl TypedDump for String {
     }
 }
 
+impl TypedDump for PodUid {
+    fn dump(&self, text: &mut String) {
+        text.push_str(self.as_str());
+    }
+}
+
 impl TypedDump for i64 {
+    fn dump(&self, text: &mut String) {
+        let _infallible = write!(text, "{self}");
+    }
+}
+
+impl TypedDump for u64 {
+    fn dump(&self, text: &mut String) {
+        let _infallible = write!(text, "{self}");
+    }
+}
+
+impl TypedDump for u32 {
     fn dump(&self, text: &mut String) {
         let _infallible = write!(text, "{self}");
     }
@@ -94,13 +128,16 @@ mod tests {
     #[test]
     fn values_are_printed_as_go_prints_them() {
         let numbers = BTreeMap::from([(10_i64, vec![1_u8, 255]), (-1, vec![]), (2, vec![0])]);
-        let cases: [(&dyn TypedDump, &str); 6] = [
+        let pointers = BTreeMap::from([(PodUid::from("p"), Pointer(&u64::MAX))]);
+        let cases: [(&dyn TypedDump, &str); 8] = [
             (&String::from("a\"b c"), "a\"b c"),
             (&Vec::<u8>::new(), "[]"),
             (&None::<Vec<u8>>, "<nil>"),
             (&BTreeMap::<String, String>::new(), "map[]"),
             (&numbers, "map[-1:[] 2:[0] 10:[1 255]]"),
             (&BTreeMap::from([(String::from("k"), None::<Vec<String>>)]), "map[k:<nil>]"),
+            (&pointers, "map[p:<*>18446744073709551615]"),
+            (&BTreeMap::from([(40_u32, 1_u64), (5, 0)]), "map[5:0 40:1]"),
         ];
         for (value, expected) in cases {
             let mut text = String::new();

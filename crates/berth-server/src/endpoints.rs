@@ -15,13 +15,13 @@ use super::{
     auth::UserInfo,
     ports::{
         Checkpoints, ContainerLogs, DeviceList, Health, NodeLogs, PodDiagnostics, PodDirectory, Profiles, RunningPods,
-        SnapshotPages, Statistics, Verbosity,
+        SnapshotPages, Statistics, TopologyMapSource, Verbosity,
     },
     routes::{
         attach, checkpoint, container_logs, devices, exec, flags_v, flagz, healthz, metrics, metrics_page, node_logs,
         port_forward, pprof, run, slis, stats_summary,
         statusz::{self, Statusz},
-        text, why,
+        text, topology, why,
     },
     routing::{Endpoint, PlainEndpoint},
     streaming::{CallerLimit, StreamingContext},
@@ -78,6 +78,8 @@ pub struct Tools {
     pub why: Arc<dyn PodDiagnostics>,
     /// `/debug/devices`
     pub devices: Arc<dyn DeviceList>,
+    /// `/debug/topology`
+    pub topology: Arc<dyn TopologyMapSource>,
 }
 
 impl Endpoints {
@@ -143,6 +145,7 @@ impl Endpoints {
             }
             Endpoint::Why(path) => why::respond(&*self.tools.why, &path),
             Endpoint::Devices => devices::respond(&*self.tools.devices),
+            Endpoint::Topology => topology::respond(&*self.tools.topology),
             Endpoint::Pprof(name) => pprof::serve(&*self.tools.profiles, &request.map(drop), &name).await,
         }
     }

@@ -8,6 +8,7 @@ mod pod_directory;
 mod reviews;
 pub mod stream_targets;
 pub mod streams;
+mod topology_map;
 
 use std::sync::Arc;
 
@@ -29,6 +30,10 @@ pub use exclusive_resources::{
 pub use node_logs::{NodeDirectory, NodeEntry, NodeFile, NodeLogError, NodeLogs};
 pub use pod_directory::{PodDirectory, PodFeed};
 pub use reviews::{AccessRequest, AccessReviewer, AccessVerdict, ReviewError, TokenReviewer, TokenVerdict};
+pub use topology_map::{
+    CpuEntry, CpuUse, HugePagePool, ManagerPolicies, NumaNodeEntry, PinnedContainer, PinnedMemory, TopologyMap,
+    TopologyMapSource, TopologyRefusal,
+};
 
 /// Pages rendered from snapshots.
 pub trait SnapshotPages: Send + Sync + 'static {

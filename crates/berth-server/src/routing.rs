@@ -132,6 +132,8 @@ pub enum Endpoint {
     Why(PodPath),
     /// `/debug/devices`; Berth's own endpoint, absent in kubelet.
     Devices,
+    /// `/debug/topology`; Berth's own endpoint, absent in kubelet.
+    Topology,
 }
 
 /// Result of the service router.
@@ -162,6 +164,7 @@ const SERVICES: &[(&str, &str, bool)] = &[
     ("/debug/pprof/", "", false),
     ("/debug/why/", JSON, false),
     ("/debug/devices/", JSON, true),
+    ("/debug/topology/", JSON, true),
 ];
 const JSON: &str = "application/json";
 /// Roots that only debugging handlers serve; a stub with a 405 replaces them when debugging is off.
@@ -175,6 +178,7 @@ const DEBUG_ROOTS: &[&str] = &[
     "/debug/pprof/",
     "/debug/why/",
     "/debug/devices/",
+    "/debug/topology/",
     "/logs/",
 ];
 const DEBUG_OFF: &str = "Debug endpoints are disabled.";
@@ -278,6 +282,7 @@ fn endpoint(root: &str, rest: &str) -> Option<(Endpoint, &'static str)> {
         ("/debug/pprof/", _) => (Endpoint::Pprof(rest.to_owned()), "GET"),
         ("/debug/why/", [namespace, pod]) => (Endpoint::Why(pod_path(namespace, pod, None)), "GET"),
         ("/debug/devices/", []) => (Endpoint::Devices, "GET"),
+        ("/debug/topology/", []) => (Endpoint::Topology, "GET"),
         _ => return None,
     };
     Some(found)
@@ -416,6 +421,8 @@ mod tests {
             ("/debug/why", None, to("/debug/why/")),
             ("/debug/devices", None, on("/debug/devices")),
             ("/debug/devicesx", None, PathRoute::Unknown),
+            ("/debug/topology", None, on("/debug/topology")),
+            ("/debug/topology/", None, on("/debug/topology/")),
             ("/run", None, on("/run")),
             ("/pods/", None, on("/pods/")),
             ("/pods/x", None, on("/pods/x")),
@@ -440,6 +447,7 @@ mod tests {
         for path in [
             "/debug/why/a/b",
             "/debug/devices/",
+            "/debug/topology/",
             "/run/x",
             "/exec/xxx",
             "/attach/",
@@ -457,7 +465,8 @@ mod tests {
         for path in ["/configz", "/checkpoint/a/b/c", "/checkpoint", "/statusz", "/flagz", "/debug/flags/v"] {
             assert_eq!(outer(path, None, &EnabledEndpoints::READ_ONLY, CHECKS), PathRoute::Unknown, "{path}");
         }
-        for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs", "/debug/devices"] {
+        for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs", "/debug/devices", "/debug/topology"]
+        {
             assert_eq!(outer(path, None, &EnabledEndpoints::READ_ONLY, CHECKS), to(&format!("{path}/")), "{path}");
         }
         for path in ["/pods", "/stats/summary"] {
@@ -513,6 +522,10 @@ mod tests {
             ("GET", "/debug/devices/", None, ServiceRoute::Found(Endpoint::Devices)),
             ("GET", "/debug/devices/a", None, ServiceRoute::NotFound),
             ("POST", "/debug/devices", None, ServiceRoute::MethodNotAllowed("GET")),
+            ("GET", "/debug/topology", None, ServiceRoute::Found(Endpoint::Topology)),
+            ("GET", "/debug/topology/", None, ServiceRoute::Found(Endpoint::Topology)),
+            ("GET", "/debug/topology/0", None, ServiceRoute::NotFound),
+            ("POST", "/debug/topology", None, ServiceRoute::MethodNotAllowed("GET")),
         ] {
             assert_eq!(service(method, path, accept), wanted, "{method} {path}");
         }

@@ -4,24 +4,19 @@
 //! contract demands, each `ListAndWatch` stream starts with the current devices. Spec 06c §1.
 
 use std::{
-    collections::BTreeMap,
     fs, iter,
     path::{self, Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use futures::{StreamExt, stream, stream::BoxStream};
 use hyper_util::rt::TokioIo;
-use tokio::{
-    net::{UnixListener, UnixStream},
-    runtime::{self, Runtime},
-    sync::watch,
-};
-use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
+use tokio::{net::UnixStream, sync::watch};
+use tokio_stream::wrappers::WatchStream;
 use tonic::{
     Request, Response, Status,
-    transport::{Channel, Endpoint, Server},
+    service::Routes,
+    transport::{Channel, Endpoint},
 };
 
 use berth_proto::device_plugin::{
@@ -33,13 +28,13 @@ use berth_proto::device_plugin::{
     registration_client::RegistrationClient,
 };
 
-use crate::csi::{Plugin, RegistrationBehavior};
+use crate::{
+    csi::{Plugin, RegistrationBehavior},
+    plugin_server::{PluginFault, PluginServer, ServiceScript},
+};
 
 /// Version of the device plugin API.
 pub const VERSION: &str = "v1beta1";
-
-/// Maximum time that [`SamplePlugin::wait_for_calls`] waits.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Method of `v1beta1.DevicePlugin`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,25 +71,14 @@ impl PluginCall {
     }
 }
 
-/// Fault of all calls of a method.
-#[derive(Clone, Debug)]
-pub enum PluginFault {
-    /// Returns this error. A `ListAndWatch` stream fails before its first message.
-    Fail(Status),
-    /// Does not answer until the fault is removed or replaced.
-    Hang,
-}
-
 /// Function from the device IDs of a container to its `Allocate` response.
 pub type AllocateResponder = Arc<dyn Fn(&[String]) -> ContainerAllocateResponse + Send + Sync>;
 
-/// Answers and faults of a plugin; changeable while it runs.
+/// Answers of a plugin; changeable while it runs.
 #[derive(Clone)]
 pub struct PluginBehavior {
     /// Answer of `GetDevicePluginOptions`, and options of the registration request.
     pub options: DevicePluginOptions,
-    /// Faults by method.
-    pub faults: BTreeMap<PluginMethod, PluginFault>,
     /// Builds the `Allocate` response of a container; [`default_response`] at first.
     pub allocate: AllocateResponder,
     /// Number of container responses to `Allocate`; `None` is one per container request.
@@ -147,11 +131,8 @@ pub fn default_response(resource: &str, ids: &[String]) -> ContainerAllocateResp
 
 /// State that the gRPC service and the test share.
 struct PluginContext {
-    behavior: watch::Sender<PluginBehavior>,
+    script: ServiceScript<PluginMethod, PluginCall, PluginBehavior>,
     devices: watch::Sender<Vec<Device>>,
-    calls: watch::Sender<Vec<PluginCall>>,
-    /// Each change ends the open `ListAndWatch` streams.
-    stream_ends: watch::Sender<u64>,
 }
 
 /// Running device plugin; drop loses its connections and removes its socket.
@@ -161,7 +142,7 @@ pub struct SamplePlugin {
     pub socket: PathBuf,
     /// Resource name, such as `example.com/gpu`.
     pub resource: String,
-    serving: Option<Runtime>,
+    server: PluginServer,
 }
 
 impl SamplePlugin {
@@ -174,55 +155,32 @@ impl SamplePlugin {
         let name = resource.to_owned();
         let behavior = PluginBehavior {
             options,
-            faults: BTreeMap::new(),
             allocate: Arc::new(move |ids: &[String]| default_response(&name, ids)),
             container_responses: None,
             preferred: None,
             flood: 0,
         };
-        let context = Arc::new(PluginContext {
-            behavior: watch::Sender::new(behavior),
-            devices: watch::Sender::default(),
-            calls: watch::Sender::default(),
-            stream_ends: watch::Sender::default(),
-        });
+        let context =
+            Arc::new(PluginContext { script: ServiceScript::new(behavior), devices: watch::Sender::default() });
         let socket = directory.join(socket_name);
-        let mut plugin = Self { context, socket, resource: resource.to_owned(), serving: None };
+        let server = PluginServer::default();
+        let mut plugin = Self { context, socket, resource: resource.to_owned(), server };
         plugin.restart();
         plugin
     }
 
     /// Stops serving if necessary, and serves on a new socket at the same path. Devices, behavior, and calls persist.
     ///
-    /// A tokio runtime of its own serves: its shutdown loses connections as the end of a process does.
-    ///
     /// # Panics
     /// The socket cannot be created.
     pub fn restart(&mut self) {
-        self.stop();
-        let _ = fs::remove_file(&self.socket); // there is none at first
-        let listener = std::os::unix::net::UnixListener::bind(&self.socket).expect("failed to listen on the socket");
-        listener.set_nonblocking(true).expect("failed to listen on the socket");
-        let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.expect("failed to build the tokio runtime");
-        let context = self.context.clone();
-        runtime.spawn(async move {
-            let listener = UnixListener::from_std(listener).expect("failed to listen on the socket");
-            Server::builder()
-                .add_service(DevicePluginServer::from_arc(context))
-                .serve_with_incoming(UnixListenerStream::new(listener))
-                .await
-                .expect("served");
-        });
-        self.serving = Some(runtime);
+        let routes = Routes::new(DevicePluginServer::from_arc(self.context.clone()));
+        self.server.start(&self.socket, routes);
     }
 
     /// Removes the socket and loses all connections, as the end of the plugin's process does. Idempotent.
     pub fn stop(&mut self) {
-        if let Some(runtime) = self.serving.take() {
-            let _ = fs::remove_file(&self.socket); // the agent removes sockets at its start
-            runtime.shutdown_background();
-        }
+        self.server.stop();
     }
 
     /// Registers with the agent.
@@ -243,7 +201,7 @@ impl SamplePlugin {
             version: version.to_owned(),
             endpoint: endpoint.to_owned(),
             resource_name: resource.to_owned(),
-            options: Some(self.context.behavior.borrow().options),
+            options: Some(self.context.script.behavior().options),
         };
         let mut client = RegistrationClient::new(connect(kubelet_socket).await?);
         client.register(request).await.map(drop)
@@ -266,27 +224,27 @@ impl SamplePlugin {
 
     /// Ends the open `ListAndWatch` streams without an error; the plugin still serves.
     pub fn end_streams(&self) {
-        self.context.stream_ends.send_modify(|times| *times += 1);
+        self.context.script.end_streams();
     }
 
-    /// Changes answers and faults.
+    /// Changes answers.
     pub fn change_behavior(&self, change: impl FnOnce(&mut PluginBehavior)) {
-        self.context.behavior.send_modify(change);
+        self.context.script.change_behavior(change);
     }
 
     /// Injects a fault into all later calls of a method until [`SamplePlugin::heal`].
     pub fn fail(&self, method: PluginMethod, fault: PluginFault) {
-        self.change_behavior(|behavior| drop(behavior.faults.insert(method, fault)));
+        self.context.script.fail(method, fault);
     }
 
     /// Removes all faults; hanging calls continue.
     pub fn heal(&self) {
-        self.change_behavior(|behavior| behavior.faults.clear());
+        self.context.script.heal();
     }
 
     /// All recorded calls, in order of arrival.
     pub fn calls(&self) -> Vec<PluginCall> {
-        self.context.calls.borrow().clone()
+        self.context.script.calls()
     }
 
     /// Waits until a method has been called at least `count` times since the start; returns its calls.
@@ -294,19 +252,7 @@ impl SamplePlugin {
     /// # Panics
     /// There are fewer calls after 60 seconds.
     pub async fn wait_for_calls(&self, method: PluginMethod, count: usize) -> Vec<PluginCall> {
-        let mut calls = self.context.calls.subscribe();
-        let of_method = |call: &&PluginCall| call.method() == method;
-        let waiting = calls.wait_for(|calls| calls.iter().filter(of_method).count() >= count);
-        match tokio::time::timeout(LIMIT, waiting).await {
-            Ok(calls) => calls.expect("the plugin owns the sender").iter().filter(of_method).cloned().collect(),
-            Err(_) => panic!("timed out after {LIMIT:?} waiting for {count} × {method:?}; calls: {:#?}", self.calls()),
-        }
-    }
-}
-
-impl Drop for SamplePlugin {
-    fn drop(&mut self) {
-        self.stop();
+        self.context.script.wait_for_calls(method, count).await
     }
 }
 
@@ -321,17 +267,8 @@ async fn connect(socket: &Path) -> Result<Channel, Status> {
 }
 
 impl PluginContext {
-    /// Records a call, and waits as long as it hangs; returns the behavior that applies to it.
     async fn enter(&self, call: PluginCall) -> Result<PluginBehavior, Status> {
-        let method = call.method();
-        self.calls.send_modify(|calls| calls.push(call));
-        let mut changes = self.behavior.subscribe();
-        let answers = |behavior: &PluginBehavior| !matches!(behavior.faults.get(&method), Some(PluginFault::Hang));
-        let behavior = changes.wait_for(answers).await.expect("the plugin owns the sender").clone();
-        match behavior.faults.get(&method) {
-            Some(PluginFault::Fail(status)) => Err(status.clone()),
-            _ => Ok(behavior),
-        }
+        self.script.enter(call.method(), call).await
     }
 }
 
@@ -355,12 +292,11 @@ impl DevicePlugin for PluginContext {
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         // Subscribes first: a test that observes the call may end the streams at once.
-        let mut ends = self.stream_ends.subscribe();
+        let end = self.script.stream_end();
         let behavior = self.enter(PluginCall::ListAndWatch).await?;
         let current = self.devices.borrow().clone();
         let flood = stream::iter(iter::repeat_n(current, behavior.flood));
         let lists = flood.chain(WatchStream::new(self.devices.subscribe()));
-        let end = async move { ends.changed().await };
         let messages = lists.take_until(end).map(|devices| Ok(ListAndWatchResponse { devices }));
         Ok(Response::new(messages.boxed()))
     }

@@ -8,14 +8,12 @@ use std::{
     fs, io,
     path::{self, Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use futures::{StreamExt, stream, stream::BoxStream};
 use serde_json::{Value, json};
-use tokio::{net::UnixListener, runtime, sync::watch};
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Request, Response, Status, transport::Server};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status, service::Routes};
 
 use berth_proto::{
     dra_v1::{self, Claim, Device, NodePrepareResourceResponse, dra_plugin_server::DraPluginServer},
@@ -26,7 +24,10 @@ use berth_proto::{
     },
 };
 
-use crate::csi::{Plugin, RegistrationBehavior};
+use crate::{
+    csi::{Plugin, RegistrationBehavior},
+    plugin_server::{PluginFault, PluginServer, ServiceScript},
+};
 
 /// Name of the v1 service in the registration.
 pub const V1: &str = "v1.DRAPlugin";
@@ -37,9 +38,6 @@ pub const HEALTH: &str = "v1alpha1.DRAResourceHealth";
 
 /// Pool of all devices that the driver prepares by default.
 pub const POOL: &str = "pool";
-
-/// Maximum time that [`SampleDriver::wait_for_calls`] waits.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Method of the driver's services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,23 +59,12 @@ pub struct DriverCall {
     pub claims: Vec<Claim>,
 }
 
-/// Fault of all calls of a method.
-#[derive(Clone, Debug)]
-pub enum DriverFault {
-    /// Returns this error. A `NodeWatchResources` stream fails before its first message.
-    Fail(Status),
-    /// Does not answer until the fault is removed or replaced.
-    Hang,
-}
-
 /// Function from a claim to its prepared devices.
 pub type DeviceResponder = Arc<dyn Fn(&Claim) -> Vec<Device> + Send + Sync>;
 
-/// Answers and faults of a driver; changeable while it runs.
+/// Answers of a driver; changeable while it runs.
 #[derive(Clone, Default)]
 pub struct DriverBehavior {
-    /// Faults by method.
-    pub faults: BTreeMap<DriverMethod, DriverFault>,
     /// Errors of single claims by method and claim name; other claims of the same call succeed.
     pub claim_errors: BTreeMap<(DriverMethod, String), String>,
     /// Builds the devices of a claim; `None` prepares [`default_devices`] without request names.
@@ -153,15 +140,11 @@ pub fn claim_object(
 }
 
 /// State that the gRPC services and the test share.
-#[derive(Default)]
 struct DriverContext {
     cdi_kind: String,
-    behavior: watch::Sender<DriverBehavior>,
-    calls: watch::Sender<Vec<DriverCall>>,
+    script: ServiceScript<DriverMethod, DriverCall, DriverBehavior>,
     /// All health messages; a queue, as a message lists only some of the devices.
     health: watch::Sender<Vec<Vec<DeviceHealth>>>,
-    /// Each change ends the open `NodeWatchResources` streams.
-    stream_ends: watch::Sender<u64>,
 }
 
 /// Running DRA driver; drop loses its connections and removes its socket.
@@ -173,7 +156,7 @@ pub struct SampleDriver {
     pub name: String,
     /// Names of the services that it registers; of these, it serves [`V1`], [`V1BETA1`], and [`HEALTH`].
     pub services: Vec<String>,
-    serving: Option<runtime::Runtime>,
+    server: PluginServer,
 }
 
 impl SampleDriver {
@@ -188,46 +171,39 @@ impl SampleDriver {
     /// The socket cannot be created.
     pub fn start_at(socket: &Path, name: &str, services: &[&str]) -> Self {
         fs::create_dir_all(socket.parent().expect("a socket has a directory")).expect("failed to create directory");
-        let context = Arc::new(DriverContext { cdi_kind: format!("{name}/device"), ..Default::default() });
+        let context = Arc::new(DriverContext {
+            cdi_kind: format!("{name}/device"),
+            script: ServiceScript::new(DriverBehavior::default()),
+            health: watch::Sender::default(),
+        });
         let services = services.iter().map(|service| (*service).to_owned()).collect();
-        let mut driver = Self { context, socket: socket.to_owned(), name: name.to_owned(), services, serving: None };
+        let server = PluginServer::default();
+        let mut driver = Self { context, socket: socket.to_owned(), name: name.to_owned(), services, server };
         driver.restart();
         driver
     }
 
     /// Stops serving if necessary, and serves on a new socket at the same path. Behavior, health, and calls persist.
     ///
-    /// A tokio runtime of its own serves: its shutdown loses connections as the end of a process does.
+    /// # Panics
+    /// The socket cannot be created.
     pub fn restart(&mut self) {
-        self.stop();
-        let _ = fs::remove_file(&self.socket); // there is none at first
-        let listener = std::os::unix::net::UnixListener::bind(&self.socket).expect("failed to listen on the socket");
-        listener.set_nonblocking(true).expect("failed to listen on the socket");
-        let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.expect("failed to build the tokio runtime");
-        let serves = |service: &str| self.services.iter().any(|served| served == service);
-        let v1 = serves(V1).then(|| DraPluginServer::from_arc(self.context.clone()));
-        let v1beta1 = serves(V1BETA1).then(|| V1beta1Server::from_arc(self.context.clone()));
-        let health = serves(HEALTH).then(|| DraResourceHealthServer::from_arc(self.context.clone()));
-        runtime.spawn(async move {
-            let listener = UnixListener::from_std(listener).expect("failed to listen on the socket");
-            Server::builder()
-                .add_optional_service(v1)
-                .add_optional_service(v1beta1)
-                .add_optional_service(health)
-                .serve_with_incoming(UnixListenerStream::new(listener))
-                .await
-                .expect("served");
-        });
-        self.serving = Some(runtime);
+        let mut routes = Routes::builder();
+        for service in &self.services {
+            let context = self.context.clone();
+            match service.as_str() {
+                V1 => _ = routes.add_service(DraPluginServer::from_arc(context)),
+                V1BETA1 => _ = routes.add_service(V1beta1Server::from_arc(context)),
+                HEALTH => _ = routes.add_service(DraResourceHealthServer::from_arc(context)),
+                _ => {} // it is registered, but not served
+            }
+        }
+        self.server.start(&self.socket, routes.routes());
     }
 
     /// Removes the socket and loses all connections, as the end of the driver's process does. Idempotent.
     pub fn stop(&mut self) {
-        if let Some(runtime) = self.serving.take() {
-            let _ = fs::remove_file(&self.socket); // the test may have removed it
-            runtime.shutdown_background();
-        }
+        self.server.stop();
     }
 
     /// Serves a registration socket for the plugin watcher: `<registry_dir>/<driver name>-<socket stem>-reg.sock`.
@@ -265,17 +241,17 @@ impl SampleDriver {
 
     /// Ends the open `NodeWatchResources` streams without an error; the driver still serves.
     pub fn end_streams(&self) {
-        self.context.stream_ends.send_modify(|times| *times += 1);
+        self.context.script.end_streams();
     }
 
-    /// Changes answers and faults.
+    /// Changes answers.
     pub fn change_behavior(&self, change: impl FnOnce(&mut DriverBehavior)) {
-        self.context.behavior.send_modify(change);
+        self.context.script.change_behavior(change);
     }
 
     /// Injects a fault into all later calls of a method until [`SampleDriver::heal`].
-    pub fn fail(&self, method: DriverMethod, fault: DriverFault) {
-        self.change_behavior(|behavior| drop(behavior.faults.insert(method, fault)));
+    pub fn fail(&self, method: DriverMethod, fault: PluginFault) {
+        self.context.script.fail(method, fault);
     }
 
     /// Fails one claim in the results of a method until [`SampleDriver::heal`].
@@ -289,11 +265,13 @@ impl SampleDriver {
             let (devices, cdi_directory) = (behavior.devices.take(), behavior.cdi_directory.take());
             *behavior = DriverBehavior { devices, cdi_directory, ..Default::default() };
         });
+        // Last: a hanging call continues with the new behavior.
+        self.context.script.heal();
     }
 
     /// All recorded calls, in order of arrival.
     pub fn calls(&self) -> Vec<DriverCall> {
-        self.context.calls.borrow().clone()
+        self.context.script.calls()
     }
 
     /// Waits until a method has been called at least `count` times since the start; returns its calls.
@@ -301,36 +279,11 @@ impl SampleDriver {
     /// # Panics
     /// There are fewer calls after 60 seconds.
     pub async fn wait_for_calls(&self, method: DriverMethod, count: usize) -> Vec<DriverCall> {
-        let mut calls = self.context.calls.subscribe();
-        let of_method = |call: &&DriverCall| call.method == method;
-        let waiting = calls.wait_for(|calls| calls.iter().filter(of_method).count() >= count);
-        match tokio::time::timeout(LIMIT, waiting).await {
-            Ok(calls) => calls.expect("the driver owns the sender").iter().filter(of_method).cloned().collect(),
-            Err(_) => panic!("timed out after {LIMIT:?} waiting for {count} × {method:?}; calls: {:#?}", self.calls()),
-        }
-    }
-}
-
-impl Drop for SampleDriver {
-    fn drop(&mut self) {
-        self.stop();
+        self.context.script.wait_for_calls(method, count).await
     }
 }
 
 impl DriverContext {
-    /// Records a call, and waits as long as it hangs; returns the behavior that applies to it.
-    async fn enter(&self, call: DriverCall) -> Result<DriverBehavior, Status> {
-        let method = call.method;
-        self.calls.send_modify(|calls| calls.push(call));
-        let mut changes = self.behavior.subscribe();
-        let answers = |behavior: &DriverBehavior| !matches!(behavior.faults.get(&method), Some(DriverFault::Hang));
-        let behavior = changes.wait_for(answers).await.expect("the driver owns the sender").clone();
-        match behavior.faults.get(&method) {
-            Some(DriverFault::Fail(status)) => Err(status.clone()),
-            _ => Ok(behavior),
-        }
-    }
-
     /// Carries out a call; results by claim UID.
     async fn answer(
         &self,
@@ -339,7 +292,7 @@ impl DriverContext {
         claims: impl Iterator<Item = (String, String, String)>,
     ) -> Result<HashMap<String, NodePrepareResourceResponse>, Status> {
         let claims: Vec<Claim> = claims.map(|(namespace, uid, name)| Claim { namespace, uid, name }).collect();
-        let behavior = self.enter(DriverCall { method, service, claims: claims.clone() }).await?;
+        let behavior = self.script.enter(method, DriverCall { method, service, claims: claims.clone() }).await?;
         let answered = claims.into_iter().take(behavior.answered_claims.unwrap_or(usize::MAX));
         let results = answered.map(|claim| match self.carry_out(&behavior, method, &claim) {
             Ok(devices) => (claim.uid, NodePrepareResourceResponse { devices, error: String::new() }),
@@ -435,15 +388,15 @@ impl DraResourceHealth for DriverContext {
         _: Request<NodeWatchResourcesRequest>,
     ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
         // Subscribes first: a test that observes the call may end the streams at once.
-        let mut ends = self.stream_ends.subscribe();
-        let call = DriverCall { method: DriverMethod::NodeWatchResources, service: HEALTH, claims: Vec::new() };
-        self.enter(call).await?;
+        let end = self.script.stream_end();
+        let method = DriverMethod::NodeWatchResources;
+        self.script.enter(method, DriverCall { method, service: HEALTH, claims: Vec::new() }).await?;
         let queue = self.health.subscribe();
         let newest = queue.borrow().len().saturating_sub(1);
         let messages = stream::unfold((queue, newest), |(mut queue, next)| async move {
             let devices = queue.wait_for(|messages| messages.len() > next).await.ok()?.get(next).cloned()?;
             Some((Ok(NodeWatchResourcesResponse { devices }), (queue, next + 1)))
         });
-        Ok(Response::new(messages.take_until(async move { ends.changed().await }).boxed()))
+        Ok(Response::new(messages.take_until(end).boxed()))
     }
 }

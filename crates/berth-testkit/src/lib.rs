@@ -24,6 +24,7 @@ pub mod machine_systemd;
 pub mod main_port;
 pub mod misbehaving_server;
 pub mod plans;
+pub mod plugin_server;
 pub mod pods;
 pub mod port_fakes;
 pub mod process;

@@ -66,6 +66,23 @@ const APPLETS: [&str; 16] = [
     "umount",
     "sleep",
 ];
+/// QEMU's arguments for the memory of all machines, in MiB.
+const MEMORY: [&str; 2] = ["-m", "1280"];
+/// QEMU's arguments for two CPUs.
+const TWO_CPUS: [&str; 2] = ["-smp", "2"];
+/// QEMU's arguments for two sockets with two cores each. Each socket is a NUMA node with half of [`MEMORY`].
+const TWO_NUMA_NODES: [&str; 10] = [
+    "-smp",
+    "4,sockets=2,cores=2,threads=1",
+    "-object",
+    "memory-backend-ram,id=m0,size=640M",
+    "-object",
+    "memory-backend-ram,id=m1,size=640M",
+    "-numa",
+    "node,nodeid=0,cpus=0-1,memdev=m0",
+    "-numa",
+    "node,nodeid=1,cpus=2-3,memdev=m1",
+];
 /// Last line of a machine that shut down by itself.
 pub const END: &str = "== END";
 
@@ -283,10 +300,20 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
     words.map(PathBuf::from).collect()
 }
 
-/// Runs a machine until it shuts down or the limit passes; returns its console output.
+/// Runs a machine of two CPUs until it shuts down or the limit passes; returns its console output.
 pub fn run(kernel: &Kernel, image: &Path, limit: Duration) -> Vec<String> {
+    run_with_processors(kernel, image, limit, &TWO_CPUS)
+}
+
+/// Runs a machine like [`run`], but with four CPUs: 0 and 1 on NUMA node 0, 2 and 3 on NUMA node 1.
+pub fn run_with_numa_nodes(kernel: &Kernel, image: &Path, limit: Duration) -> Vec<String> {
+    run_with_processors(kernel, image, limit, &TWO_NUMA_NODES)
+}
+
+fn run_with_processors(kernel: &Kernel, image: &Path, limit: Duration, processors: &[&str]) -> Vec<String> {
     let mut machine = Command::new("qemu-system-x86_64");
-    machine.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1280", "-nographic", "-no-reboot"]);
+    machine.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-nographic", "-no-reboot"]);
+    machine.args(MEMORY).args(processors);
     machine.args(["-nodefaults", "-serial", "stdio", "-kernel"]).arg(&kernel.image).arg("-initrd").arg(image);
     machine.args(["-append", "console=ttyS0 quiet panic=-1 cgroup_no_v1=all"]);
     let machine = machine.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();

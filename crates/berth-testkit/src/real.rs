@@ -139,6 +139,15 @@ impl Real {
         })
     }
 
+    /// Whether pods can have user namespaces of their own (`hostUsers: false`).
+    pub fn has_user_namespaces(&self) -> bool {
+        self.ask(|mut cri| async move {
+            let status = cri.status(cri::StatusRequest::default()).await.expect("status request failed").into_inner();
+            let mut features = status.runtime_handlers.iter().filter_map(|handler| handler.features.as_ref());
+            features.any(|features| features.user_namespaces)
+        })
+    }
+
     /// PID of a running container.
     pub fn pid(&self, container: &str) -> u32 {
         let container_id = container.to_owned();

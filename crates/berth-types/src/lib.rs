@@ -4,10 +4,12 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
 pub mod cpu;
+mod cpu_set;
 pub mod env;
 pub mod env_file;
 pub mod expansion;
 pub mod fieldpath;
+pub mod go_bool;
 pub mod go_duration;
 pub mod hash;
 pub mod hostname;
@@ -26,6 +28,7 @@ pub mod service_env;
 pub mod spec;
 pub mod volume;
 
+pub use cpu_set::{CpuSet, CpuSetError};
 pub use id::{ContainerId, PodFullName, PodRef, PodUid, SandboxId};
 pub use operation::{Operation, PodChange};
 pub use pod_spec::PodSpec;

@@ -2,7 +2,8 @@
 //!
 //! Serves `v1beta1.DevicePlugin` on a socket beside the agent's `kubelet.sock`, and registers there. At its start the
 //! agent deletes all sockets of the directory and creates its own, so the plugin serves and registers again whenever
-//! `kubelet.sock` is another one. Works with Berth and with kubelet.
+//! `kubelet.sock` is another one. Works with Berth and with kubelet, as a process and in a static pod: handles SIGTERM,
+//! because the kernel ignores unhandled signals to the first process of a container.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +18,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use tokio::{net::UnixListener, sync::watch, task::JoinSet, time::sleep};
+use tokio::{
+    net::UnixListener,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    task::JoinSet,
+    time::sleep,
+};
 use tokio_stream::{
     Stream, StreamExt,
     wrappers::{UnixListenerStream, WatchStream},
@@ -59,7 +66,8 @@ struct Arguments {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() {
+async fn main() -> Result<()> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let arguments = Arguments::parse();
     let kubelet_socket = arguments.directory.join("kubelet.sock");
     let plugin = Arc::new(SamplePlugin::new(&arguments));
@@ -83,8 +91,15 @@ async fn main() {
                 }
             }
         }
-        sleep(POLL_INTERVAL).await;
+        tokio::select! {
+            () = sleep(POLL_INTERVAL) => {}
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
     }
+    server.shutdown().await;
+    let _ = fs::remove_file(arguments.directory.join(plugin.endpoint())); // absent if the plugin never served
+    Ok(())
 }
 
 /// File system, inode, and change time of a socket; an inode number alone may be reused.
@@ -108,6 +123,11 @@ impl SamplePlugin {
         Self { resource: arguments.resource.clone(), device: arguments.device.clone(), devices }
     }
 
+    /// Name of the plugin's socket in the directory.
+    fn endpoint(&self) -> String {
+        format!("{}.sock", self.resource.replace('/', "_"))
+    }
+
     /// Reports all devices as healthy while the device node exists; a change is sent to the agent.
     fn update_health(&self) {
         let health = if Path::new(&self.device).exists() { "Healthy" } else { "Unhealthy" };
@@ -121,7 +141,7 @@ impl SamplePlugin {
     /// Serves on a new socket instead of the previous one, and registers it.
     async fn start(self: Arc<Self>, directory: &Path, kubelet_socket: &Path, server: &mut JoinSet<()>) -> Result<()> {
         server.shutdown().await;
-        let endpoint = format!("{}.sock", self.resource.replace('/', "_"));
+        let endpoint = self.endpoint();
         let request = RegisterRequest {
             version: "v1beta1".to_owned(),
             endpoint: endpoint.clone(),

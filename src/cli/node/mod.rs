@@ -1,4 +1,4 @@
-//! `berth pods`, `why`, `devices`, `logs`, `exec` and `top`: clients of the node's API.
+//! `berth pods`, `why`, `devices`, `topology`, `logs`, `exec` and `top`: clients of the node's API.
 //!
 //! They authenticate with the local administrator's certificate.
 
@@ -12,6 +12,7 @@ pub(super) mod pods;
 mod session;
 mod terminal;
 pub(super) mod top;
+pub(super) mod topology;
 pub(super) mod why;
 
 use std::{

@@ -93,6 +93,9 @@ fn screen(why: &PodDiagnosis, now: Timestamp, in_colour: bool) -> String {
     if !reason.is_empty() {
         out.push_str(&format!("Reason     {}\n", sanitize(&line(&reason.join(": "), LINE))));
     }
+    if !why.explanation.is_empty() {
+        out.push_str(&format!("Details    {}\n", sanitize(&line(&why.explanation, usize::MAX))));
+    }
     out.push_str(&format!(
         "Waits for  {}\n",
         why.waits.as_ref().map_or("nothing".to_owned(), |waits| waiting(waits, now))
@@ -261,6 +264,14 @@ STAGE     FIRST   LAST   MAX    COUNT
 volumes   1.2s    0      2.0s   2
 ";
         assert_eq!(text, expected);
+        let refused = PodDiagnosis {
+            reason: "TopologyAffinityError".to_owned(),
+            explanation: "cpu: available\non nodes 0,1".to_owned(),
+            ..PodDiagnosis::default()
+        };
+        let refused = screen(&refused, Timestamp::UNIX_EPOCH, false);
+        let expected = "Reason     TopologyAffinityError\nDetails    cpu: available on nodes 0,1\nWaits for  nothing\n";
+        assert!(refused.ends_with(expected), "{refused}");
         let quiet = screen(&PodDiagnosis::default(), Timestamp::UNIX_EPOCH, true);
         assert!(quiet.contains("no status yet") && quiet.ends_with("Waits for  nothing\n"), "{quiet}");
     }

@@ -51,6 +51,7 @@ fn the_document_has_all_known_facts() {
             instance: Instance::Previous,
             history: History { kind: "Readiness", runs: vec![run] },
         }],
+        refusal: None,
     };
     let why = document(&id(), &known, Now { wall: at(0), steady });
     let encoded = serde_json::to_value(&why).expect("JSON");
@@ -58,7 +59,7 @@ fn the_document_has_all_known_facts() {
         encoded,
         json!({
             "namespace": "n", "name": "web", "uid": "u", "source": "", "phase": "Pending", "reason": "", "message": "",
-            "life": "sync",
+            "explanation": "", "life": "sync",
             "waits": {"stage": "back-off", "reason": "back_off", "since": "2027-01-15T07:59:30Z", "seconds": 30.0,
                       "until": "2027-01-15T08:00:10Z"},
             "errors": [{"text": "no", "times": 2, "first": "2027-01-15T07:59:40Z", "last": "2027-01-15T07:59:50Z"}],
@@ -209,4 +210,37 @@ fn termination_messages_are_not_truncated() {
     assert_eq!((diagnosis.life.as_str(), diagnosis.reason.as_str(), diagnosis.waits), ("refused", "Evicted", None));
     assert_eq!(diagnosis.containers[0].message, text);
     assert!(diagnosis.unmet.is_empty(), "a pod that has ended need not be ready");
+}
+
+/// The status has the reference's fixed text, the explanation what was missing.
+#[test]
+fn a_pod_refused_for_cpus_or_memory_has_an_explanation() {
+    let topology = "Pod was rejected: Resources cannot be allocated with Topology locality";
+    let memory = "Pod was rejected: Allocate failed due to [memorymanager] x, which is unexpected";
+    let cpu = "Pod was rejected: Allocate failed due to not enough cpus, which is unexpected";
+    for (reason, message, refusal, expected) in [
+        ("TopologyAffinityError", topology, Some("cpu: on nodes 0,1"), "cpu: on nodes 0,1"),
+        ("SMTAlignmentError", "Pod was rejected: SMT", Some("cores 1"), "cores 1"),
+        ("UnexpectedAdmissionError", memory, Some("node 0: 1Gi free"), "node 0: 1Gi free"),
+        // The message has it all.
+        ("UnexpectedAdmissionError", cpu, Some("not enough cpus"), ""),
+        // Devices: the CPU and memory managers have not refused the pod.
+        ("UnexpectedAdmissionError", "Pod was rejected: x", None, ""),
+        // It failed later, for another reason.
+        ("Evicted", "The node was low on resource: memory.", Some("cpu: on nodes 0,1"), ""),
+    ] {
+        let status = api::PodStatus {
+            phase: Some("Failed".to_owned()),
+            reason: Some(reason.to_owned()),
+            message: Some(message.to_owned()),
+            ..api::PodStatus::default()
+        };
+        let refusal = refusal.map(str::to_owned);
+        let known = DiagnosisInputs { status: Some(&status), refusal, ..DiagnosisInputs::default() };
+        let diagnosis = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
+        assert_eq!((diagnosis.explanation.as_str(), diagnosis.message.as_str()), (expected, message), "{reason}");
+    }
+    let known = DiagnosisInputs { refusal: Some("x".to_owned()), ..DiagnosisInputs::default() };
+    let diagnosis = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
+    assert_eq!(diagnosis.explanation, "", "no status yet");
 }

@@ -3,6 +3,11 @@
 use std::borrow::Cow;
 
 use crate::engine::allocation::resource_fit::Insufficient;
+use berth_ports::AllocationRefusal;
+use berth_types::cut_at_char;
+
+/// Maximum length of an event's message with an explanation, in bytes: the limit of `note` in `events.k8s.io`.
+const EXPLAINED_MESSAGE: usize = 1024;
 
 /// Failure of one admission predicate.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,8 +29,10 @@ pub enum PredicateFailure {
 pub struct AdmissionRejection {
     /// `status.reason` and the reason of the event.
     pub reason: Cow<'static, str>,
-    /// The message of the event; the status carries [`AdmissionRejection::status_message`].
+    /// Text of the reference: part of [`AdmissionRejection::status_message`] and [`AdmissionRejection::event_message`].
     pub message: Cow<'static, str>,
+    /// What was missing and what would have sufficed, where CPUs or memory could not be aligned or allocated.
+    pub explanation: Option<String>,
     /// Failures of the predicates; empty where another handler refused.
     pub failures: Vec<PredicateFailure>,
     /// Label `reason_detail` of `pod_infeasible_resizes_total`, where the resize handler refused.
@@ -35,12 +42,20 @@ pub struct AdmissionRejection {
 impl AdmissionRejection {
     /// Creates a refusal from reason and message.
     pub fn new(reason: impl Into<Cow<'static, str>>, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { reason: reason.into(), message: message.into(), failures: Vec::new(), detail: None }
+        Self { reason: reason.into(), message: message.into(), explanation: None, failures: Vec::new(), detail: None }
     }
 
-    /// Creates a refusal for devices that cannot be allocated, from the allocation's error (spec 06c §1.6).
-    pub fn failed_allocation(error: &str) -> Self {
-        Self::new("UnexpectedAdmissionError", format!("Allocate failed due to {error}, which is unexpected"))
+    /// Creates a refusal for resources that cannot be allocated (spec 06 §3.3). An error with a reason of its own is
+    /// expected.
+    pub fn failed_allocation(refusal: &AllocationRefusal) -> Self {
+        let message = &refusal.message;
+        let rejection = match refusal.reason {
+            Some(reason) => Self::new(reason, message.clone()),
+            None => {
+                Self::new("UnexpectedAdmissionError", format!("Allocate failed due to {message}, which is unexpected"))
+            }
+        };
+        Self { explanation: refusal.detail.clone(), ..rejection }
     }
 
     /// Creates a refusal from predicate failures: the first one determines reason and message.
@@ -59,12 +74,20 @@ impl AdmissionRejection {
             }
             None => ("UnknownReason".into(), Cow::Borrowed("")),
         };
-        Self { reason, message, failures, detail: None }
+        Self { reason, message, explanation: None, failures, detail: None }
     }
 
     /// `status.message` of the rejected pod.
     pub fn status_message(&self) -> String {
         format!("Pod was rejected: {}", self.message)
+    }
+
+    /// Message of the event: the text of the reference, then the explanation (spec 06b §5).
+    pub fn event_message(&self) -> String {
+        match &self.explanation {
+            None => self.message.to_string(),
+            Some(text) => cut_at_char(&format!("{}: {text}", self.message), EXPLAINED_MESSAGE).to_owned(),
+        }
     }
 
     /// Whether node affinity is the only failure: re-read the node once and retry admission
@@ -125,6 +148,31 @@ mod tests {
             ("Evicted", "Evicted"),
         ] {
             assert_eq!(AdmissionRejection::new(reason, "").metric_reason(), label, "{reason}");
+        }
+    }
+
+    #[test]
+    fn only_the_event_explains_a_refused_allocation() {
+        let (long, topology) = ("é".repeat(1024), "Resources cannot be allocated with Topology locality");
+        let unexpected = "Allocate failed due to no memory, which is unexpected";
+        for (reason, message, detail, text, event) in [
+            (Some("TopologyAffinityError"), topology, Some("cpu: 0"), topology, format!("{topology}: cpu: 0")),
+            (
+                Some("TopologyAffinityError"),
+                topology,
+                Some(long.as_str()),
+                topology,
+                format!("{topology}: {}", "é".repeat(485)),
+            ),
+            (None, "no memory", Some("node 0: 1Gi"), unexpected, format!("{unexpected}: node 0: 1Gi")),
+            (None, "no memory", None, unexpected, unexpected.to_owned()),
+            (Some("SMTAlignmentError"), long.as_str(), None, long.as_str(), long.clone()),
+        ] {
+            let (message, detail) = (message.to_owned(), detail.map(str::to_owned));
+            let rejection = AdmissionRejection::failed_allocation(&AllocationRefusal { reason, message, detail });
+            assert_eq!(rejection.reason, reason.unwrap_or("UnexpectedAdmissionError"));
+            assert_eq!(rejection.event_message(), event);
+            assert_eq!(rejection.status_message(), format!("Pod was rejected: {text}"));
         }
     }
 }

@@ -225,7 +225,7 @@ impl Allocator {
     /// Marks a pod as rejected and removes its allocation. Updates the metric and records the event.
     pub fn reject(&mut self, pod: &Pod, refusal: &AdmissionRejection) {
         self.deps.admission.rejections.with_label_values(&[refusal.metric_reason()]).inc();
-        self.deps.events.record(EventRecord::warning(pod.id(), refusal.reason.clone(), refusal.message.clone()));
+        self.deps.events.record(EventRecord::warning(pod.id(), refusal.reason.clone(), refusal.event_message()));
         self.rejected.insert(pod.uid().clone());
         self.shared.change(|state| state.entries.remove(pod.uid()));
     }

@@ -12,7 +12,7 @@ use berth_types::{
     qos::Qos,
     quantity::Amount,
     resource_state::{PodResources, same},
-    resources::{CPU, MEMORY, Overhead, View, amount_of, amounts, pod_requests, request_of, requests},
+    resources::{CPU, MEMORY, Overhead, View, amount_of, amounts, pod_requests, request_of, requests, zero},
 };
 
 /// Settings of configuration and machine that make resizes infeasible.
@@ -70,11 +70,12 @@ pub fn infeasible(desired: &Pod, allocated: &Pod, rules: &ResizeRules) -> Option
         return Some(Infeasible::PodLevelGate);
     }
     let guaranteed = Qos::of(desired) == Qos::Guaranteed;
-    let changed = |resource: &str| {
-        pairs(desired, allocated).any(|(new, old)| request_of(new, resource) != request_of(old, resource))
-    };
+    // The reference compares an absent request as zero.
+    let request = |container: &api::Container, resource: &str| request_of(container, resource).unwrap_or_else(zero);
+    let changed =
+        |resource: &str| pairs(desired, allocated).any(|(new, old)| request(new, resource) != request(old, resource));
     if pairs(desired, allocated).any(|(new, old)| {
-        request_of(new, MEMORY) != request_of(old, MEMORY)
+        request(new, MEMORY) != request(old, MEMORY)
             && !restarts_for_memory(old)
             && (may_swap(desired, new, rules) || may_swap(allocated, old, rules))
     }) {
@@ -262,14 +263,36 @@ mod tests {
         let gate = ResizeRules { pod_level: true, ..ResizeRules::default() };
         let cpu = ResizeRules { cpu_manager_is_static: true, ..gate };
         let memory = ResizeRules { memory_manager_is_static: true, ..gate };
+        let both = ResizeRules { cpu_manager_is_static: true, ..memory };
         let swap = ResizeRules { swap_is_limited: true, ..gate };
         let restart = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
         let level = |cpu: &str| json!({"containers": [], "resources": {"requests": {"cpu": cpu}}});
+        let with_sidecar = |cpu: &str| {
+            let mut spec = guaranteed("1", "1Gi");
+            let amounts = json!({"cpu": cpu, "memory": "1Gi"});
+            spec["initContainers"] = json!([{"name": "s", "restartPolicy": "Always",
+                "resources": {"requests": amounts, "limits": amounts}}]);
+            spec
+        };
+        let of_level = |requests: Value| {
+            let both = json!({"cpu": "2", "memory": "2Gi"});
+            json!({"containers": [{"name": "c", "resources": {"requests": requests}}],
+                   "resources": {"requests": both, "limits": both}})
+        };
         for (name, new, old, rules, expected) in [
             ("plain", guaranteed("2", "1Gi"), guaranteed("1", "1Gi"), gate, None),
             ("static cpu", guaranteed("2", "1Gi"), guaranteed("1", "1Gi"), cpu, Some(Infeasible::StaticCpu)),
             ("other cpu", guaranteed("1", "2Gi"), guaranteed("1", "1Gi"), cpu, None),
             ("static memory", guaranteed("1", "2Gi"), guaranteed("1", "1Gi"), memory, Some(Infeasible::StaticMemory)),
+            ("other memory", guaranteed("2", "1Gi"), guaranteed("1", "1Gi"), memory, None),
+            ("cpu first", guaranteed("2", "2Gi"), guaranteed("1", "1Gi"), both, Some(Infeasible::StaticCpu)),
+            ("less cpu", guaranteed("1", "1Gi"), guaranteed("2", "1Gi"), cpu, Some(Infeasible::StaticCpu)),
+            // The class decides, not whether the container has exclusive CPUs.
+            ("shared pool", guaranteed("1500m", "1Gi"), guaranteed("1200m", "1Gi"), cpu, Some(Infeasible::StaticCpu)),
+            ("sidecar", with_sidecar("2"), with_sidecar("1"), cpu, Some(Infeasible::StaticCpu)),
+            ("equal amounts", guaranteed("1000m", "1Gi"), guaranteed("1", "1024Mi"), both, None),
+            ("burstable", burstable("2Gi", json!([])), burstable("1Gi", json!([])), both, None),
+            ("absent and zero", of_level(json!({"cpu": "0"})), of_level(json!({})), both, None),
             ("swap", burstable("2Gi", json!([])), burstable("1Gi", json!([])), swap, Some(Infeasible::Swap)),
             ("swap, restart", burstable("2Gi", restart.clone()), burstable("1Gi", restart), swap, None),
             ("no swap for guaranteed", guaranteed("1", "2Gi"), guaranteed("1", "1Gi"), swap, None),

@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{ActuationProgress, Allocator, AllocatorDeps, Candidate, Retry, RetryResult, RuntimePresence, Trigger};
-use crate::engine::admission::AdmissionRules;
+use crate::engine::admission::{AdmissionRejection, AdmissionRules};
 use berth_metrics::{AdmissionMetrics, AllocationMetrics, Registry};
-use berth_ports::{Clock, EventRecord, EventSink, NodeFacts, StateFile};
+use berth_ports::{AllocationRefusal, Clock, EventRecord, EventSink, NodeFacts, StateFile};
 use berth_types::Pod;
 
 #[derive(Default)]
@@ -272,6 +272,21 @@ async fn a_rejected_pod_is_counted_gets_an_event_and_has_no_allocation() {
     let text = "Warning OutOfcpu Node didn't have enough resource: cpu, requested: 5000, used: 0, capacity: 4000";
     assert_eq!(bench.events(), [text]);
     assert!(bench.admit(&mut allocator, &small, std::slice::from_ref(&large)));
+}
+
+#[tokio::test]
+async fn the_event_of_a_refused_alignment_has_an_explanation() {
+    let bench = Bench::new();
+    let mut allocator = bench.load().await.expect("no file yet");
+    let refusal = AdmissionRejection::failed_allocation(&AllocationRefusal {
+        reason: Some("TopologyAffinityError"),
+        message: "Resources cannot be allocated with Topology locality".to_owned(),
+        detail: Some("cpu: available on nodes 0,1".to_owned()),
+    });
+    allocator.reject(&pod("web", "4", 1), &refusal);
+    let text = "Warning TopologyAffinityError Resources cannot be allocated with Topology locality: cpu: available on \
+                nodes 0,1";
+    assert_eq!(bench.events(), [text]);
 }
 
 #[tokio::test]

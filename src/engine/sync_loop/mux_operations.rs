@@ -15,7 +15,7 @@ use crate::engine::{
     worker::{self, SyncPodType},
     worker_status::StartWait,
 };
-use berth_ports::{DeviceAdmission, EventRecord, NodeFacts};
+use berth_ports::{AllocationRefusal, DeviceAdmission, EventRecord, NodeFacts};
 use berth_status::{conditions::readiness_gates_changed, previous_status::starts_after};
 use berth_types::{Operation, Pod, PodChange, PodUid, api, qos::Qos};
 
@@ -93,8 +93,10 @@ impl SyncLoop {
         match self.admit_devices(&pod, presence) {
             DeviceAdmission::Allocated => {}
             DeviceAdmission::Pending(plugin) => return self.await_devices(&pod, plugin, ending.to_vec()),
-            DeviceAdmission::Rejected(error) => {
-                return self.reject(&pod, &AdmissionRejection::failed_allocation(&error));
+            DeviceAdmission::Rejected(refusal) => {
+                let AllocationRefusal { message, detail, .. } = &refusal;
+                info!(pod = %pod.object_name(), podUID = %pod.uid(), err = %message, ?detail, "Failed to allocate resources");
+                return self.reject(&pod, &AdmissionRejection::failed_allocation(&refusal));
             }
         }
         let node = self.with_own_devices(&pod, node.clone());

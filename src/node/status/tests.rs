@@ -1,9 +1,11 @@
 //! Tests of the whole status, and of events on changes.
 
 use super::*;
-use crate::node::CpuSet;
 use berth_ports::HandlerFeatures;
-use berth_types::quantity::{Amount, QuantityFormat};
+use berth_types::{
+    CpuSet,
+    quantity::{Amount, QuantityFormat},
+};
 
 pub(in crate::node) fn known() -> NodeObservation {
     NodeObservation {

@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each fuzz program uses one target")]
 
 mod config;
+mod cpu_memory;
 mod devices;
 mod embedded;
 mod images;
@@ -21,6 +22,7 @@ use std::{borrow::Cow, sync::LazyLock};
 use berth_types::Pod;
 
 pub use config::{command_line, go_duration, kubelet_config, kubelet_dropin};
+pub use cpu_memory::{cpu_manager_state, memory_manager_state};
 pub use devices::{allocate_response, device_checkpoint, device_list, dra_checkpoint, dra_health_state};
 pub use embedded::{filter_profile, image_users, layer_entries, shim_exit_record, shim_message, shim_output};
 pub use images::{docker_config, image_pattern, image_reference, plugin_response, plugins, pull_record};
@@ -40,6 +42,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("cgroup_files", cgroup_files),
     ("command_line", command_line),
     ("containerd_event", containerd_event),
+    ("cpu_manager_state", cpu_manager_state),
     ("cpu_set", cpu_set),
     ("cri_endpoint", cri_endpoint),
     ("cri_status", cri_status),
@@ -67,6 +70,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("log_query", log_query),
     ("manifest_file", manifest_file),
     ("manifest_http", manifest_http),
+    ("memory_manager_state", memory_manager_state),
     ("mount_table", mounts),
     ("plugin_config", plugins),
     ("plugin_response", plugin_response),

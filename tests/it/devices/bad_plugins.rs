@@ -9,8 +9,9 @@ use tonic::{Code, Status};
 
 use berth_ports::{DeviceAdmission, PodDevices};
 use berth_proto::device_plugin::{ContainerAllocateResponse, DeviceSpec, ListAndWatchResponse, Mount};
-use berth_testkit::device_plugin::{
-    PluginFault, PluginMethod, SamplePlugin, default_response, healthy, numbered, on_node, unhealthy,
+use berth_testkit::{
+    device_plugin::{PluginMethod, SamplePlugin, default_response, healthy, numbered, on_node, unhealthy},
+    plugin_server::PluginFault,
 };
 
 use super::fixture::{EVER, GPU, Node, container, count, no_options, pod, pod_of};

@@ -1,47 +1,10 @@
 //! Crashes of the agent between any two steps of an allocation (spec 06c §1.8, §1.9).
 
-use std::{
-    collections::BTreeSet,
-    io,
-    path::Path,
-    sync::{Arc, Mutex},
-};
+use std::collections::BTreeSet;
 
-use async_trait::async_trait;
-use berth_ports::StateFile;
 use berth_testkit::device_plugin::{PluginMethod, healthy};
 
-use super::fixture::{Agent, EVER, GPU, Node, count, no_options, pod};
-
-/// Checkpoint in memory that keeps every content that was written.
-#[derive(Default)]
-struct RecordedFile(Mutex<Vec<Vec<u8>>>);
-
-impl RecordedFile {
-    fn containing(content: Option<&Vec<u8>>) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(content.into_iter().cloned().collect())))
-    }
-
-    fn contents(&self) -> Vec<Vec<u8>> {
-        self.0.lock().expect("whole").clone()
-    }
-}
-
-#[async_trait]
-impl StateFile for RecordedFile {
-    fn path(&self) -> &Path {
-        Path::new("/in/memory")
-    }
-
-    async fn read(&self) -> io::Result<Option<Vec<u8>>> {
-        Ok(self.0.lock().expect("whole").last().cloned())
-    }
-
-    async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
-        self.0.lock().expect("whole").push(content);
-        Ok(())
-    }
-}
+use super::fixture::{Agent, EVER, GPU, Node, RecordedFile, count, no_options, pod};
 
 /// IDs of all assigned devices; each must have one owner.
 fn assigned(agent: &Agent) -> BTreeSet<String> {

@@ -1,22 +1,29 @@
-//! Fixture: a device manager with its registration server, and sample plugins on real sockets.
+//! Fixture: a device manager with its registration server, sample plugins on real sockets, a recorded checkpoint.
 
 use std::{
     collections::{BTreeMap, HashSet},
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use async_trait::async_trait;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use berth_metrics::{DeviceMetrics, Registry};
 use berth_ports::{ContainerDevices, DeviceAdmission, DiskStateFile, PodDevices, StateFile};
 use berth_proto::device_plugin::{Device, DevicePluginOptions};
-use berth_resources::devices::{
-    DeviceManager, DeviceManagerConfig, DeviceManagerDeps, PluginRegistry, PodDeviceAllocator, serve_registration,
+use berth_resources::{
+    devices::{
+        DeviceManager, DeviceManagerConfig, DeviceManagerDeps, PluginRegistry, PodDeviceAllocator,
+        alignment::{NoAlignment, ResourceAlignment},
+        serve_registration,
+    },
+    numa::NumaMask,
 };
 use berth_testkit::device_plugin::{PluginMethod, SamplePlugin};
 use berth_types::{Pod, PodUid};
@@ -63,6 +70,16 @@ impl Node {
 
     /// Starts an agent with another checkpoint file.
     pub async fn start_with(&self, file: Arc<dyn StateFile>, registration_wait: Duration) -> Agent {
+        self.start_aligned(file, registration_wait, Arc::new(NoAlignment)).await
+    }
+
+    /// Starts an agent on a machine with two NUMA nodes that aligns CPUs, memory, and devices.
+    pub async fn start_aligned(
+        &self,
+        file: Arc<dyn StateFile>,
+        registration_wait: Duration,
+        alignment: Arc<dyn ResourceAlignment>,
+    ) -> Agent {
         let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
         let changed = Arc::<Mutex<Vec<PodUid>>>::default();
         let recorder = changed.clone();
@@ -73,6 +90,8 @@ impl Node {
             file,
             metrics: DeviceMetrics::new(&Registry::default()),
             on_health_change: Box::new(move |pods| recorder.lock().expect("whole").extend(pods)),
+            alignment,
+            numa_nodes: NumaMask::from_bits(0b11),
             tasks: tasks.clone(),
             shutdown: shutdown.clone(),
         };
@@ -139,7 +158,7 @@ impl Agent {
         loop {
             match self.devices.admit(pod, false, &|| Some(uids.clone())) {
                 DeviceAdmission::Allocated => return Ok(()),
-                DeviceAdmission::Rejected(text) => return Err(text),
+                DeviceAdmission::Rejected(refusal) => return Err(refusal.message),
                 DeviceAdmission::Pending(_) => {
                     timeout(EVER, self.devices.settled(pod.uid())).await.expect("an allocation ends");
                 }
@@ -173,6 +192,43 @@ impl Agent {
         self.shutdown.cancel();
         self.tasks.close();
         timeout(EVER, self.tasks.wait()).await.expect("all tasks end");
+    }
+}
+
+/// Checkpoint in memory that keeps every content that was written.
+pub struct RecordedFile(watch::Sender<Vec<Vec<u8>>>);
+
+impl RecordedFile {
+    pub fn containing(content: Option<&Vec<u8>>) -> Arc<Self> {
+        Arc::new(Self(watch::Sender::new(content.into_iter().cloned().collect())))
+    }
+
+    /// All contents, the newest last.
+    pub fn contents(&self) -> Vec<Vec<u8>> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits for a content; `None` if nothing was written.
+    pub async fn until(&self, what: &str, holds: impl Fn(Option<&Vec<u8>>) -> bool) {
+        let mut contents = self.0.subscribe();
+        let reached = timeout(EVER, contents.wait_for(|contents| holds(contents.last()))).await;
+        assert!(reached.is_ok(), "not within {EVER:?}: {what}");
+    }
+}
+
+#[async_trait]
+impl StateFile for RecordedFile {
+    fn path(&self) -> &Path {
+        Path::new("/in/memory")
+    }
+
+    async fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.0.borrow().last().cloned())
+    }
+
+    async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
+        self.0.send_modify(|contents| contents.push(content));
+        Ok(())
     }
 }
 

@@ -1,10 +1,13 @@
-//! Device manager with real plugins on real sockets: registration, allocation, restart, health (spec 06c §1).
+//! Device and DRA managers with plugins on real sockets: registration, allocation, restart, health (spec 06c).
 
 mod bad_plugins;
 mod checkpoint;
+mod claim_crash;
 mod crash;
 mod figures;
 mod fixture;
+mod numa_alignment;
+mod plugin_failures;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,7 +16,10 @@ use serde_json::json;
 use berth_ports::{DeviceAdmission, PluginHandler, PluginInfo, PodDevices};
 use berth_proto::device_plugin::DevicePluginOptions;
 use berth_resources::devices::PluginRegistry;
-use berth_testkit::device_plugin::{PluginFault, PluginMethod, healthy, on_node, unhealthy};
+use berth_testkit::{
+    device_plugin::{PluginMethod, healthy, on_node, unhealthy},
+    plugin_server::PluginFault,
+};
 use fixture::{GPU, Node, container, count, no_options, pod, pod_of};
 
 #[tokio::test]

@@ -63,6 +63,7 @@ fn template(endpoint: &Endpoint) -> String {
         Endpoint::Pprof(rest) if rest.is_empty() => "/debug/pprof/".to_owned(),
         Endpoint::Why(_) => "/debug/why/{namespace}/{pod}".to_owned(),
         Endpoint::Devices => "/debug/devices".to_owned(),
+        Endpoint::Topology => "/debug/topology".to_owned(),
         Endpoint::Pprof(_) => "/debug/pprof/{name}".to_owned(),
     }
 }
@@ -114,6 +115,7 @@ const PROBES: &[&str] = &[
     "/debug/pprof/profile",
     "/debug/why/n/p",
     "/debug/devices",
+    "/debug/topology",
     "/debug/flags/v",
     "/flagz",
     "/statusz",

@@ -18,7 +18,7 @@ use berth::resources::{
     Reservation, ReservedFor,
 };
 use berth_metrics::{CgroupMetrics, Registry};
-use berth_ports::{EventRecord, EventSink, PodCgroupValues, ResourceManager};
+use berth_ports::{EventRecord, EventSink, NoPlacements, PodCgroupValues, ResourceManager};
 use berth_sys::cgroup::{CgroupPresence, Controller, GroupPath, Hierarchy};
 use berth_types::{Pod, PodRef};
 use serde_json::json;
@@ -98,7 +98,8 @@ impl Fixture {
         let space = IdSpace::whole(65_536);
         let ids = Arc::new(IdRanges::open(self.files.path(), space).await.expect("nothing there"));
         let metrics = CgroupMetrics::new(&Registry::new());
-        let deps = ManagerDeps { events: self.events.clone(), metrics, ids, units: None };
+        let deps =
+            ManagerDeps { events: self.events.clone(), metrics, ids, units: None, placements: Arc::new(NoPlacements) };
         PodCgroupManager::new(config, Some(self.hierarchy.clone()), deps).expect("a manager")
     }
 
@@ -344,7 +345,13 @@ async fn what_cannot_work_is_refused_at_the_start() {
     let ids = Arc::new(IdRanges::open(bench.files.path(), IdSpace::whole(65_536)).await.expect("nothing there"));
     let refused = |config: ManagerConfig| {
         let metrics = CgroupMetrics::new(&Registry::new());
-        let deps = ManagerDeps { events: bench.events.clone(), metrics, ids: ids.clone(), units: None };
+        let deps = ManagerDeps {
+            events: bench.events.clone(),
+            metrics,
+            ids: ids.clone(),
+            units: None,
+            placements: Arc::new(NoPlacements),
+        };
         PodCgroupManager::new(config, Some(bench.hierarchy.clone()), deps).map(|_| ()).expect_err("refused").0
     };
     let mut systemd = bench.config();
@@ -380,7 +387,8 @@ async fn without_groups_per_pod_nothing_is_touched() {
         online_cpus: None,
     };
     let metrics = CgroupMetrics::new(&Registry::new());
-    let deps = ManagerDeps { events: Arc::<Events>::default(), metrics, ids, units: None };
+    let deps =
+        ManagerDeps { events: Arc::<Events>::default(), metrics, ids, units: None, placements: Arc::new(NoPlacements) };
     let manager = PodCgroupManager::new(config, None, deps).expect("a manager");
     manager.start().await.expect("nothing to do");
     let pod = best_effort("p");

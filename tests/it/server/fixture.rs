@@ -25,7 +25,7 @@ use berth_server::{
     ports::{
         CheckpointError, Checkpoints, ContainerLogs, DeviceEntry, DeviceList, Health, LogError, LogQuery, LogSink,
         LogSource, MemoryView, MetricsPage, NodeEntry, NodeLogError, NodeLogs, PodDiagnostics, PodDirectory,
-        ProfileError, Profiles, RunningPods, SnapshotPages, Statistics, SummaryForm, Verbosity,
+        ProfileError, Profiles, RunningPods, SnapshotPages, Statistics, SummaryForm, TopologyMap, Verbosity,
         streams::{Sandbox, StreamError, StreamProvider, StreamSet},
     },
     routes::statusz::Statusz,
@@ -381,6 +381,7 @@ impl RunningListener {
                     checkpoints: players.clone(),
                     why: players.clone(),
                     devices: players.clone(),
+                    topology: Arc::new(TopologyMap::default()),
                 },
                 streams: StreamingContext::new(
                     StreamingConfig::default(),

@@ -88,7 +88,7 @@ impl ExclusiveResources for Gpus {
             nodes: nodes.to_vec(),
         };
         let devices = vec![device("a", &[0]), device("b", &[0, 1])];
-        Allocatable { devices, cpus: [3, 1].into(), memory: Vec::new() }
+        Allocatable { devices, cpus: [3, 1].into_iter().collect(), memory: Vec::new() }
     }
 }
 

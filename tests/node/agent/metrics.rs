@@ -22,6 +22,7 @@ const RUNTIME: &str = "0.005 0.0125 0.03125 0.078125 0.1953125 0.48828125 1.2207
                        19.073486328125 47.6837158203125 119.20928955078125 298.0232238769531 745.0580596923828 +Inf";
 const STORAGE: &str = "0.1 0.25 0.5 1 2.5 5 10 15 25 50 120 300 600 +Inf";
 const COUNT5: &str = "1 2 4 8 16 +Inf";
+const TOPO: &str = "0.05 0.1 0.2 0.4 0.8 1.6 3.2 6.4 12.8 25.6 51.2 102.4 204.8 409.6 819.2 +Inf";
 
 /// Families without labels, present from the start. Name, type or buckets, stability.
 const PLAIN: &[(&str, &str, &str)] = &[
@@ -29,6 +30,10 @@ const PLAIN: &[(&str, &str, &str)] = &[
     ("hidden_metrics_total", "counter", "[BETA] "),
     ("kubelet_cgroup_version", "gauge", "[ALPHA] "),
     ("kubelet_containers_per_pod_count", COUNT5, "[ALPHA] "),
+    ("kubelet_cpu_manager_exclusive_cpu_allocation_count", "gauge", "[ALPHA] "),
+    ("kubelet_cpu_manager_pinning_errors_total", "counter", "[ALPHA] "),
+    ("kubelet_cpu_manager_pinning_requests_total", "counter", "[ALPHA] "),
+    ("kubelet_cpu_manager_shared_pool_size_millicores", "gauge", "[ALPHA] "),
     ("kubelet_evented_pleg_connection_error_count", "counter", "[ALPHA] "),
     ("kubelet_evented_pleg_connection_latency_seconds", DEF, "[ALPHA] "),
     ("kubelet_evented_pleg_connection_success_count", "counter", "[ALPHA] "),
@@ -42,6 +47,8 @@ const PLAIN: &[(&str, &str, &str)] = &[
     ("kubelet_imagemanager_ondisk_pullintents", "gauge", "[ALPHA] "),
     ("kubelet_lifecycle_handler_http_fallbacks_total", "counter", "[ALPHA] "),
     ("kubelet_managed_ephemeral_containers", "gauge", "[ALPHA] "),
+    ("kubelet_memory_manager_pinning_errors_total", "counter", "[ALPHA] "),
+    ("kubelet_memory_manager_pinning_requests_total", "counter", "[ALPHA] "),
     ("kubelet_mirror_pods", "gauge", "[ALPHA] "),
     ("kubelet_image_volume_mounted_errors_total", "counter", "[BETA] "),
     ("kubelet_image_volume_mounted_succeed_total", "counter", "[BETA] "),
@@ -73,6 +80,9 @@ const PLAIN: &[(&str, &str, &str)] = &[
     ("kubelet_started_pods_total", "counter", "[ALPHA] "),
     ("kubelet_started_user_namespaced_pods_errors_total", "counter", "[ALPHA] "),
     ("kubelet_started_user_namespaced_pods_total", "counter", "[ALPHA] "),
+    ("kubelet_topology_manager_admission_duration_ms", TOPO, "[ALPHA] "),
+    ("kubelet_topology_manager_admission_errors_total", "counter", "[ALPHA] "),
+    ("kubelet_topology_manager_admission_requests_total", "counter", "[ALPHA] "),
     ("go_goroutines", "gauge", ""),
     ("process_cpu_seconds_total", "counter", ""),
     ("process_max_fds", "gauge", ""),

@@ -15,6 +15,7 @@ mod objects;
 mod openapi;
 mod pods;
 mod prometheus;
+mod resource_policies;
 mod restarts;
 mod runtime;
 mod service_manager;

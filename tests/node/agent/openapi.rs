@@ -87,6 +87,6 @@ async fn every_answer_is_described() {
     let (admin, key, ca) = (shown(&files.certificate), shown(&files.key), shown(&main.path("ca.crt")));
     let identity = ["--request-cert", &admin, "--request-cert-key", &key, "--tls-verify", &ca];
     let url = format!("https://127.0.0.1:{}", main.port);
-    ask(&[&[url.as_str()][..], &identity].concat(), LIMITS.1, 38).await;
+    ask(&[&[url.as_str()][..], &identity].concat(), LIMITS.1, 39).await;
     assert_eq!(agent.stop().await, Some(0));
 }

@@ -143,7 +143,7 @@ async fn an_older_runtime_keeps_the_configured_driver() {
     if skips("an_older_runtime_keeps_the_configured_driver") {
         return;
     }
-    // AC-01-37
+    // AC-01-37, AC-06-2
     let runtime = ScriptedServer::new().await;
     let unknown = "unknown method RuntimeConfig for service runtime.v1.RuntimeService".to_owned();
     runtime.cri.fault("runtime_config", "", Fault::Error(tonic::Code::Unimplemented, unknown), None);

@@ -8,7 +8,8 @@ use tokio::net::UnixStream;
 use crate::cluster::{ClusterFixture, NAMESPACE, a_moment, pod, pod_of};
 use berth_proto::device_plugin::DevicePluginOptions;
 use berth_testkit::{
-    device_plugin::{PluginFault, PluginMethod, SamplePlugin, devices_variable, healthy, unhealthy},
+    device_plugin::{PluginMethod, SamplePlugin, devices_variable, healthy, unhealthy},
+    plugin_server::PluginFault,
     process::{Agent, NODE, container, skips, unmount_below},
 };
 

@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::cluster::{ClusterFixture, NAMESPACE, pod_of};
+use crate::cluster::{ClusterFixture, NAMESPACE, pod, pod_of};
 use berth_proto::{dra_v1::Claim, v1alpha1::HealthStatus};
 use berth_testkit::{
     csi::Plugin,
-    dra_driver::{DriverCall, DriverFault, DriverMethod, HEALTH, POOL, SampleDriver, V1, claim_object, device_health},
+    dra_driver::{DriverCall, DriverMethod, HEALTH, POOL, SampleDriver, V1, claim_object, device_health},
+    plugin_server::PluginFault,
     process::{Agent, NODE, container, skips},
     scripted_cri::Fault,
 };
@@ -235,7 +236,7 @@ async fn a_deleted_pod_stays_until_its_claims_are_released() {
     let (node, agent) = DraNode::joined(&[V1]).await;
     node.run("web", &["one"]);
     node.world.until_ready(&agent, "web").await;
-    node.driver.fail(UNPREPARE, DriverFault::Fail(Status::internal("broken")));
+    node.driver.fail(UNPREPARE, PluginFault::Fail(Status::internal("broken")));
     node.world.api.delete("pods", NAMESPACE, "web", Some(1));
     // The second call is the retry after the first one has failed.
     node.driver.wait_for_calls(UNPREPARE, 2).await;
@@ -245,6 +246,42 @@ async fn a_deleted_pod_stays_until_its_claims_are_released() {
     assert_eq!(node.checkpoint().len(), 1);
     node.driver.heal();
     node.world.until_gone(&agent, "web").await;
+    assert_eq!(node.checkpoint(), [] as [Value; 0]);
+    drop(agent);
+}
+
+/// What has to be released is in the checkpoint: the object is not needed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_deleted_under_its_pod_is_released_from_the_checkpoint() {
+    // Spec 06c §3.3, §3.5
+    if skips("a_claim_that_is_deleted_under_its_pod_is_released_from_the_checkpoint") {
+        return;
+    }
+    let (node, agent) = DraNode::joined(&[V1]).await;
+    node.run("web", &["one"]);
+    node.world.until_ready(&agent, "web").await;
+    let (claim, device) = (node.requested("one"), node.cdi_id("one"));
+    let started = node.world.runtime.cri.count("start_container");
+    // The API server's controllers hold the object back as long as it is reserved; an administrator can force it.
+    node.world.api.delete(CLAIMS, NAMESPACE, "one", None);
+    assert!(node.world.api.get(CLAIMS, NAMESPACE, "one").is_none());
+    // The pod is synced by the same agent, and by the next one, which knows the claim from the checkpoint only.
+    node.resync("web");
+    node.world.until_ready(&agent, "web").await;
+    agent.kill().await;
+    let agent = node.world.home.start().await;
+    node.world.run(pod("later"));
+    node.world.until_ready(&agent, "later").await;
+    let web = node.world.until_ready(&agent, "web").await;
+    assert_eq!(container(&web, "main")["restartCount"], 0);
+    assert_eq!(node.world.runtime.cri.count("start_container"), started + 1, "only the later pod is started");
+    assert_eq!(node.world.runtime.cri.cdi_devices("web", "main"), [device]);
+    assert_eq!((node.calls(PREPARE).len(), node.calls(UNPREPARE).len()), (1, 0));
+    assert_eq!(node.checkpoint().len(), 1);
+
+    node.delete(&agent, "web").await;
+    let released = DriverCall { method: UNPREPARE, service: V1, claims: vec![claim] };
+    assert_eq!(node.calls(UNPREPARE), [released]);
     assert_eq!(node.checkpoint(), [] as [Value; 0]);
     drop(agent);
 }

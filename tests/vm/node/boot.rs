@@ -49,7 +49,7 @@ fn lay_down_package(root: &Root) {
 }
 
 #[test]
-#[ignore = "takes four minutes of emulation: make test-vm"]
+#[ignore = "takes five minutes of emulation: make test-vm"]
 fn a_node_of_cgroup_v2_and_systemd() {
     const NAME: &str = "a_node_of_cgroup_v2_and_systemd";
     let kernel = match machine::kernel() {
@@ -65,7 +65,7 @@ fn a_node_of_cgroup_v2_and_systemd() {
     lay_down_package(&root);
     write_archive(&[Image::busybox(BUSYBOX)], &root.path("t/images/busybox.tar")).expect("an image");
     let image = root.pack(&kernel, &machine_systemd::second(NETWORK));
-    let lines = machine::run(&kernel, &image, LIMIT);
+    let lines = machine::run_with_numa_nodes(&kernel, &image, LIMIT);
     for line in lines.iter().filter(|line| line.contains("skipped ") || line.starts_with("test inside")) {
         println!("{line}");
     }

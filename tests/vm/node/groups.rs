@@ -59,10 +59,10 @@ pub async fn pods_get_their_shares_of_the_unified_hierarchy(world: &ClusterFixtu
     let classes = ["kubepods-burstable", "kubepods-besteffort"];
     let weights = classes.map(|class| file(&format!("/kubepods.slice/{class}.slice"), "cpu.weight"));
     assert_eq!(weights, ["10", "1"]);
-    // The node has two CPUs, and the memory that is not reserved for the system is for pods.
+    // The node has four CPUs, and the memory that is not reserved for the system is for pods.
     assert_eq!(
         files("/kubepods.slice", &["cpu.weight", "memory.max"]),
-        ["cpu.weight=79".to_owned(), format!("memory.max={PODS}")]
+        ["cpu.weight=157".to_owned(), format!("memory.max={PODS}")]
     );
     let score = |pod: &Value| {
         let path = format!("/proc/{}/oom_score_adj", processes(pod)[0]);

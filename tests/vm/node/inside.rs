@@ -14,9 +14,10 @@ use futures::FutureExt;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::node::{groups, memory, pressure, service, shutdown};
+use crate::node::{groups, memory, pinning, pressure, service, shutdown};
 use berth_testkit::{
     api_server::{ApiServer, ConditionContext},
+    main_port::MainPort,
     process::{condition, get, is_ready, manifest_of},
 };
 
@@ -56,6 +57,7 @@ checks! {
     pressure::of_short_memory_one_pod_goes
     pressure::of_pages_of_files_no_pod_has_to_go
     pressure::of_a_full_disk_one_pod_goes
+    pinning::pods_have_cpus_and_memory_of_one_numa_node
     shutdown::a_soft_reboot_ends_pods
     shutdown::the_machine_waits_for_its_pods
 }
@@ -69,6 +71,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 pub struct ClusterFixture {
     /// The control plane.
     pub api: ApiServer,
+    /// Main port of the agent, as long as a check configures it.
+    pub port: MainPort,
 }
 
 #[test]
@@ -114,7 +118,7 @@ impl ClusterFixture {
         fs::write("/etc/berth/config.yaml", SETTINGS).expect("written");
         let flags = format!("KUBELET_KUBEADM_ARGS=\"--hostname-override={NODE} --node-ip=10.77.0.1\"\n");
         fs::write("/var/lib/kubelet/kubeadm-flags.env", flags).expect("written");
-        let world = Self { api: ApiServer::start().await };
+        let world = Self { api: ApiServer::start().await, port: MainPort::new() };
         fs::copy(world.api.node_kubeconfig(NODE), "/etc/kubernetes/kubelet.conf").expect("written");
         world.configure(&json!({}));
         world

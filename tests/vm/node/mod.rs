@@ -2,12 +2,14 @@
 //!
 //! One virtual machine of the test kit is booted for all checks ([`boot`]). In it, this program is an API server and
 //! its user ([`inside`]), and checks the cgroups and evictions of busybox pods ([`groups`], [`memory`], [`pressure`]),
-//! the agent as a systemd service ([`service`]), and the shutdown of the machine ([`shutdown`]).
+//! the agent as a systemd service ([`service`]), CPUs and memory of NUMA nodes ([`pinning`]), and the shutdown of the
+//! machine ([`shutdown`]).
 
 mod boot;
 mod groups;
 mod inside;
 mod memory;
+mod pinning;
 mod pressure;
 mod service;
 mod shutdown;

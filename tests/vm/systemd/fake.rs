@@ -22,7 +22,7 @@ const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 /// Cgroup files and their initial content: no longer than what is written over it, because these files, unlike the
 /// kernel's, are not truncated.
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 10] = [
     ("cgroup.controllers", "cpuset cpu memory pids"),
     ("cgroup.subtree_control", ""),
     ("cgroup.procs", ""),
@@ -32,6 +32,7 @@ const FILES: [(&str, &str); 9] = [
     ("memory.swap.max", ""),
     ("pids.max", ""),
     ("cpuset.cpus", ""),
+    ("cpuset.mems", ""),
 ];
 
 /// A one-time fault of a unit.

@@ -49,13 +49,13 @@ spec:
         requests: {cpu: 250m, memory: 32Mi}
         limits: {cpu: 417m, memory: 64Mi}
 ";
+/// AC-06-1: the agent takes the cgroup driver of the runtime; its own setting is the default, cgroupfs.
 const KUBELET: &str = "
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 staticPodPath: /tmp/pods
 fileCheckFrequency: 1s
 readOnlyPort: 10255
-cgroupDriver: systemd
 podPidsLimit: 100
 failSwapOn: false
 enforceNodeAllocatable: [pods]
@@ -182,8 +182,11 @@ fn a_scope_lives_as_long_as_it_has_processes() {
         cpu_quota: 41_700,
         cpu_shares: 1024,
         memory_limit_in_bytes: 1 << 26,
+        cpuset_cpus: "1".to_owned(),
+        cpuset_mems: "0".to_owned(),
         ..Default::default()
     };
+    let shared = berth_proto::cri::LinuxContainerResources { cpuset_cpus: "0-1".to_owned(), ..resources.clone() };
     let limits = CgroupLimits::Container(Some(resources));
     let directories = scopes.create(&group, &limits).expect("made");
     assert_eq!(directories, [at(&group)]);
@@ -191,6 +194,11 @@ fn a_scope_lives_as_long_as_it_has_processes() {
     let show = |name| systemctl(&["show", "--property", name, "--value", "berth-c1.scope"]);
     let shown = ["Slice", "Delegate", "CPUQuotaPerSecUSec", "MemoryMax", "CollectMode"].map(show);
     assert_eq!(shown, ["test.slice", "yes", "420ms", "67108864", "inactive-or-failed"]);
+    let cpusets = ["cpuset.cpus", "cpuset.mems"];
+    assert_eq!((files(&group, cpusets), show("AllowedCPUs")), (["1", "0"].map(str::to_owned), "1".to_owned()));
+    assert_eq!(show("AllowedMemoryNodes"), "0");
+    scopes.limit(&group, &CgroupLimits::Container(Some(shared))).expect("changed");
+    assert_eq!((files(&group, cpusets), show("AllowedCPUs")), (["0-1", "0"].map(str::to_owned), "0-1".to_owned()));
     let mut sleeper = Command::new("/bin/busybox").args(["sleep", "1000"]).spawn().expect("a process");
     fs::write(at(&group).join("cgroup.procs"), sleeper.id().to_string()).expect("moved");
     scopes.settle(&group);

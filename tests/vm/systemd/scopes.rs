@@ -82,6 +82,37 @@ async fn a_scope_is_kept_until_its_container_runs() {
     assert_eq!(fake.calls(), Vec::<String>::new());
 }
 
+/// CPUs and memory nodes are properties too: a reload of systemd would remove them from the files.
+#[tokio::test]
+async fn a_scope_has_the_cpus_and_memory_nodes_of_its_container() {
+    let fake = Fake::start();
+    let scopes = scopes(&fake);
+    let pinned = |cpus: &str| {
+        CgroupLimits::Container(Some(LinuxContainerResources {
+            cpu_period: 100_000,
+            cpu_quota: -1,
+            cpuset_cpus: cpus.to_owned(),
+            cpuset_mems: "0".to_owned(),
+            ..Default::default()
+        }))
+    };
+    let cpusets = || ["cpuset.cpus", "cpuset.mems"].map(|file| fake.file(&format!("{GROUP}/{file}")));
+    let quota = "CPUQuotaPeriodUSec=100000 CPUQuotaPerSecUSec=infinity";
+    let limits = pinned("1");
+    blocking(&scopes, move |scopes| scopes.create(GROUP, &limits)).await.expect("made");
+    let calls = fake.calls();
+    let expected = format!(" DefaultDependencies=false AllowedCPUs=[02] AllowedMemoryNodes=[01] {quota}");
+    assert!(calls.len() == 1 && calls[0].ends_with(&expected), "{calls:?}");
+    assert_eq!(cpusets(), ["1", "0"]);
+    blocking(&scopes, |scopes| scopes.settle(GROUP)).await;
+    let limits = pinned("0,3");
+    blocking(&scopes, move |scopes| scopes.limit(GROUP, &limits)).await.expect("changed");
+    let expected = format!("SetUnitProperties berth-c1.scope AllowedCPUs=[09] AllowedMemoryNodes=[01] {quota}");
+    assert_eq!(fake.calls(), [expected]);
+    assert_eq!(cpusets(), ["0,3", "0"]);
+    blocking(&scopes, |scopes| scopes.remove(GROUP)).await.expect("removed");
+}
+
 #[tokio::test]
 async fn what_fails_leaves_nothing() {
     let fake = Fake::start();

@@ -10,7 +10,7 @@ use berth::resources::{
     Amounts, CgroupDriver, IdRanges, IdSpace, ManagerConfig, ManagerDeps, PodCgroupManager, PodRules,
 };
 use berth_metrics::{CgroupMetrics, Registry};
-use berth_ports::{EventRecord, EventSink, PodCgroupValues, ResourceManager};
+use berth_ports::{EventRecord, EventSink, NoPlacements, PodCgroupValues, ResourceManager};
 use berth_sys::cgroup::systemd::Units;
 use berth_types::Pod;
 use serde_json::json;
@@ -50,6 +50,7 @@ async fn manager(fake: &Fake) -> Arc<PodCgroupManager> {
         metrics: CgroupMetrics::new(&Registry::new()),
         ids: Arc::new(ids),
         units: Some(fake.bus() as Arc<dyn Units>),
+        placements: Arc::new(NoPlacements),
     };
     PodCgroupManager::new(config, Some(fake.hierarchy()), deps).expect("a manager")
 }

@@ -9,6 +9,7 @@ use crate::{
     text::quote,
     version,
 };
+use berth_types::go_bool;
 
 /// Sets `flag` to `value`; its `first` use on a command line clears lists and maps.
 ///
@@ -67,11 +68,7 @@ fn fill<T>(map: &mut BTreeMap<String, T>, items: Vec<(String, T)>, first: bool) 
 
 /// Parses a boolean like Go's `strconv.ParseBool`.
 pub(super) fn boolean(value: &str) -> Result<bool, String> {
-    match value {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err(format!("strconv.ParseBool: parsing {}: invalid syntax", quote(value))),
-    }
+    go_bool::parse(value).ok_or_else(|| format!("strconv.ParseBool: parsing {}: invalid syntax", quote(value)))
 }
 
 /// Parses an integer in Go's notation: decimal, or `0x`, `0o`, `0b`, with `_` between digits.

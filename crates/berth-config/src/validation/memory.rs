@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{Failures, ValidationInput, cpus};
+use super::{Failures, ValidationInput};
 use crate::{text::quote, version};
+use berth_types::CpuSet;
 
 /// Applies the rules from the reserved CPUs to the hidden metrics.
 pub(super) fn check(subject: ValidationInput<'_>, f: &mut Failures) {
@@ -15,7 +16,7 @@ pub(super) fn check(subject: ValidationInput<'_>, f: &mut Failures) {
                  kubeReservedCgroup (--kube-reserved-cgroup)",
             );
         }
-        if let Err(error) = cpus::parse(&c.reserved_system_cpus) {
+        if let Err(error) = CpuSet::parse(&c.reserved_system_cpus) {
             f.invalid(format!(
                 "unable to parse reservedSystemCPUs (--reserved-cpus) {}, error: {error}",
                 c.reserved_system_cpus

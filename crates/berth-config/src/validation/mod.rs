@@ -2,7 +2,6 @@
 //!
 //! Reports all failures at once. The rules are in the reference's order, which is the order in the message.
 
-pub mod cpus;
 mod limits;
 mod logging;
 mod memory;

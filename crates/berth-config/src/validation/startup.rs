@@ -7,7 +7,6 @@ use std::{
     net::IpAddr,
 };
 
-use super::cpus;
 use crate::{
     eviction,
     fields::KubeletConfiguration,
@@ -18,7 +17,7 @@ use crate::{
     text::{list, quote},
     tls,
 };
-use berth_types::quantity::Amount;
+use berth_types::{CpuSet, quantity::Amount};
 
 const LABELS: [&str; 11] = [
     "beta.kubernetes.io/arch",
@@ -193,7 +192,7 @@ pub struct Reservations {
     /// `systemReserved`.
     pub system: BTreeMap<String, Amount>,
     /// `reservedSystemCPUs`.
-    pub cpus: BTreeSet<u32>,
+    pub cpus: CpuSet,
 }
 
 /// Parses the reservations (spec 01 §14).
@@ -201,13 +200,9 @@ pub struct Reservations {
 /// # Errors
 /// A resource that cannot be reserved, or a CPU that does not exist.
 pub fn reservations(c: &KubeletConfiguration, host: &HostFacts) -> Result<Reservations, String> {
-    let reserved = cpus::parse(&c.reserved_system_cpus).map_err(|e| format!("unable to parse reserved-cpus: {e}"))?;
+    let reserved = CpuSet::parse(&c.reserved_system_cpus).map_err(|e| format!("unable to parse reserved-cpus: {e}"))?;
     if let Some(online) = host.online_cpus.as_ref().filter(|online| !reserved.is_subset(online)) {
-        return Err(format!(
-            "reserved-cpus: {} is not a subset of online-cpus: {}",
-            cpus::show(&reserved),
-            cpus::show(online)
-        ));
+        return Err(format!("reserved-cpus: {reserved} is not a subset of online-cpus: {online}"));
     }
     let mut c = c.clone();
     let _same_again = overwrite_cpus(&mut c);
@@ -220,7 +215,8 @@ pub fn reservations(c: &KubeletConfiguration, host: &HostFacts) -> Result<Reserv
 
 /// If individual CPUs are reserved, makes their number the only CPU reservation; `/configz` shows the result.
 pub fn overwrite_cpus(c: &mut KubeletConfiguration) -> Option<Notice> {
-    let count = cpus::parse(&c.reserved_system_cpus).ok().map(|reserved| reserved.len()).filter(|count| *count > 0)?;
+    let count =
+        CpuSet::parse(&c.reserved_system_cpus).ok().map(|reserved| reserved.len()).filter(|count| *count > 0)?;
     let before = (c.kube_reserved.clone(), c.system_reserved.clone());
     c.kube_reserved.remove("cpu");
     c.system_reserved.insert("cpu".to_owned(), count.to_string());

@@ -1,9 +1,6 @@
 //! Allocation of a pod's devices: choice, calls of the plugin, and checkpoint (spec 06c §1.6).
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, info};
@@ -13,11 +10,13 @@ use super::{
     manager::DeviceManager,
     model::{DeviceAssignment, DeviceId, Devices},
     plugin_client::PluginClient,
-    requests::{self, DeviceReuse},
+    requests,
+    reusable_devices::ReusableDevices,
     selection::{Selection, SelectionInput, select},
     state::ManagerState,
 };
-use berth_types::{Pod, PodUid};
+use berth_ports::AllocationRefusal;
+use berth_types::{Pod, PodUid, api};
 
 /// Resource of a container for which devices are chosen.
 #[derive(Clone, Copy)]
@@ -30,6 +29,8 @@ struct DeviceRequest<'a> {
     required: usize,
     /// Devices that init containers of the pod left.
     reusable: &'a BTreeSet<DeviceId>,
+    /// NUMA nodes from which the devices should come.
+    affinity: Option<&'a BTreeSet<i64>>,
 }
 
 /// Devices reserved for a request until its allocation has ended.
@@ -64,11 +65,11 @@ impl DeviceManager {
     /// allocated. `number` is that of the pod's allocation: once the pod is released, nothing is assigned any more.
     ///
     /// # Errors
-    /// The text of the first failure.
-    pub(super) async fn allocate(&self, pod: &Arc<Pod>, number: u64) -> Result<(), String> {
+    /// The first failure.
+    pub(super) async fn allocate(&self, pod: &Arc<Pod>, number: u64) -> Result<(), AllocationRefusal> {
         let before = self.state().assignments.get(pod.uid()).cloned();
         let outcome = match self.allocate_containers(pod, number).await {
-            Ok(true) => self.save().await,
+            Ok(true) => self.save().await.map_err(AllocationRefusal::from),
             other => other.map(drop),
         };
         if outcome.is_err() {
@@ -81,33 +82,52 @@ impl DeviceManager {
         outcome
     }
 
-    async fn allocate_containers(&self, pod: &Arc<Pod>, number: u64) -> Result<bool, String> {
-        let mut left: BTreeMap<&str, BTreeSet<DeviceId>> = BTreeMap::new();
+    async fn allocate_containers(&self, pod: &Arc<Pod>, number: u64) -> Result<bool, AllocationRefusal> {
+        let mut left = ReusableDevices::default();
         let mut is_changed = false;
         for (container, reuse) in requests::containers(pod) {
+            let affinity = self.align(pod, container, &left).await?;
             for (resource, required) in requests::limits(pod, container) {
                 if !self.state().is_device_resource(resource) {
                     continue;
                 }
-                let reusable = left.entry(resource).or_default();
-                let request =
-                    DeviceRequest { pod: pod.uid(), number, container: &container.name, resource, required, reusable };
+                let request = DeviceRequest {
+                    pod: pod.uid(),
+                    number,
+                    container: &container.name,
+                    resource,
+                    required,
+                    reusable: &left.of(resource),
+                    affinity: affinity.as_ref(),
+                };
                 is_changed |= self.allocate_resource(request).await?;
-                let state = self.state();
-                let ids = state.assignment(pod.uid(), &container.name, resource).map(DeviceAssignment::ids);
-                let ids = ids.unwrap_or_default();
-                match reuse {
-                    DeviceReuse::Leaves => reusable.extend(ids),
-                    DeviceReuse::Keeps => reusable.retain(|id| !ids.contains(id)),
-                }
             }
+            left.add(self.state().container_assignments(pod.uid(), &container.name), reuse);
         }
         Ok(is_changed)
     }
 
+    /// Allocates CPUs and memory to a container that needs devices; returns the NUMA nodes for its devices.
+    async fn align(
+        &self,
+        pod: &Pod,
+        container: &api::Container,
+        left: &ReusableDevices,
+    ) -> Result<Option<BTreeSet<i64>>, AllocationRefusal> {
+        if self.alignment.merges_hints() {
+            // Without its devices a plugin has no hints.
+            for (resource, _) in requests::limits(pod, container) {
+                self.wait_for_plugin(pod.uid(), &container.name, resource).await;
+            }
+        }
+        let hints = || self.state().container_hints(pod, container, left, self.numa_nodes);
+        let mask = self.alignment.allocate(pod, container, &hints)?;
+        Ok(mask.map(|mask| mask.iter().map(i64::from).collect()))
+    }
+
     /// Allocates devices of one resource to a container; returns whether it got any.
     async fn allocate_resource(&self, request: DeviceRequest<'_>) -> Result<bool, String> {
-        self.wait_for_plugin(request).await;
+        self.wait_for_plugin(request.pod, request.container, request.resource).await;
         let (client, reservation) = match self.step(request, None)? {
             Step::Done => return Ok(false),
             Step::Allocate { client, reservation } => (client, reservation),
@@ -165,13 +185,13 @@ impl DeviceManager {
     }
 
     /// Waits for a plugin that the checkpoint names and that has not reported its devices since the agent started.
-    async fn wait_for_plugin(&self, request: DeviceRequest<'_>) {
+    async fn wait_for_plugin(&self, pod: &PodUid, container: &str, resource: &str) {
         let is_missing =
-            |manager: &Self| manager.state().inventory.get(request.resource).is_some_and(|entry| !entry.has_reported());
+            |manager: &Self| manager.state().inventory.get(resource).is_some_and(|entry| !entry.has_reported());
         if !is_missing(self) {
             return;
         }
-        info!(podUID = %request.pod, containerName = request.container, resource = request.resource, "Waiting for device plugin to register");
+        info!(podUID = %pod, containerName = container, resource, "Waiting for device plugin to register");
         let mut changes = self.changes();
         let registered = async { while is_missing(self) && changes.changed().await.is_ok() {} };
         // After the deadline the allocation fails with the reference's error.
@@ -202,7 +222,7 @@ impl DeviceManager {
 }
 
 fn choose(state: &ManagerState, request: DeviceRequest<'_>) -> Result<Selection, String> {
-    let DeviceRequest { pod, container, resource, required, reusable, .. } = request;
+    let DeviceRequest { pod, container, resource, required, reusable, affinity, .. } = request;
     let entry = state.inventory.get(resource);
     let assigned = state.assignment(pod, container, resource).map(DeviceAssignment::ids);
     let devices: Option<&Devices> = entry.map(|entry: &ResourceDevices| &entry.devices);
@@ -215,7 +235,7 @@ fn choose(state: &ManagerState, request: DeviceRequest<'_>) -> Result<Selection,
         devices,
         in_use: &state.in_use(resource),
         reusable,
-        affinity: None,
+        affinity,
         plugin_prefers: entry.is_some_and(|entry| entry.options.preferred_allocation),
     };
     select(&input).map_err(|error| error.to_string())

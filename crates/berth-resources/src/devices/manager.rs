@@ -20,16 +20,18 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info};
 
 use super::{
+    alignment::ResourceAlignment,
     checkpoint::Checkpoint,
     container_options,
     inventory::Inventory,
     model::{DeviceAssignment, DeviceId},
     requests,
+    reusable_devices::ReusableDevices,
     state::{ManagerState, PodAllocation},
 };
-use crate::checkpoint_writer::CheckpointWriter;
+use crate::{checkpoint_writer::CheckpointWriter, numa::NumaMask};
 use berth_metrics::DeviceMetrics;
-use berth_ports::{ContainerDevices, DeviceAdmission, DeviceCapacity, PodDevices, StateFile};
+use berth_ports::{AllocationRefusal, ContainerDevices, DeviceAdmission, DeviceCapacity, PodDevices, StateFile};
 use berth_types::{Pod, PodUid, api};
 
 /// Settings of the device manager.
@@ -49,6 +51,10 @@ pub struct DeviceManagerDeps {
     pub metrics: DeviceMetrics,
     /// Receives pods whose devices changed their health.
     pub on_health_change: Box<dyn Fn(Vec<PodUid>) + Send + Sync>,
+    /// Allocates CPUs and memory together with the devices.
+    pub alignment: Arc<dyn ResourceAlignment>,
+    /// NUMA nodes of the machine.
+    pub numa_nodes: NumaMask,
     /// Tracks the manager's tasks.
     pub tasks: TaskTracker,
     /// Ends the manager's tasks.
@@ -85,6 +91,8 @@ pub struct DeviceOwner {
 pub struct DeviceManager {
     pub(super) config: DeviceManagerConfig,
     pub(super) metrics: DeviceMetrics,
+    pub(super) alignment: Arc<dyn ResourceAlignment>,
+    pub(super) numa_nodes: NumaMask,
     tasks: TaskTracker,
     shutdown: CancellationToken,
     pub(super) started_at: Instant,
@@ -131,6 +139,8 @@ impl DeviceManager {
         let manager = Arc::new(Self {
             config,
             metrics: deps.metrics,
+            alignment: deps.alignment,
+            numa_nodes: deps.numa_nodes,
             tasks: deps.tasks,
             shutdown: deps.shutdown,
             started_at,
@@ -260,7 +270,9 @@ impl DeviceManager {
         let number = state.last_allocation;
         let (allocator, candidate) = (self.clone(), pod.clone());
         let task = self.spawn(async move {
+            let began = Instant::now();
             let outcome = allocator.allocate(&candidate, number).await;
+            allocator.alignment.admission_ended(began.elapsed(), outcome.is_err());
             allocator.change(|state| {
                 // Of a pod that was released meanwhile nobody asks for the outcome.
                 if state.is_current(candidate.uid(), number) {
@@ -277,9 +289,36 @@ impl DeviceManager {
         self.start_allocation(&mut self.state(), pod);
         PodDeviceAllocator(self.clone()).settled(pod.uid()).await;
         match self.state().allocations.remove(pod.uid()) {
-            Some(PodAllocation::Finished(outcome)) => outcome,
+            Some(PodAllocation::Finished(outcome)) => outcome.map_err(|refusal| refusal.message),
             Some(PodAllocation::Running { .. }) | None => Err("the pod was released".to_owned()),
         }
+    }
+
+    /// Decision on a pod whose allocation was started before: it is not repeated.
+    fn allocation_in_progress(&self, pod: &Arc<Pod>) -> Option<DeviceAdmission> {
+        let mut state = self.state();
+        match state.allocations.get(pod.uid())? {
+            PodAllocation::Running { .. } => Some(DeviceAdmission::Pending(state.missing_plugin(pod))),
+            PodAllocation::Finished(_) => match state.allocations.remove(pod.uid()) {
+                Some(PodAllocation::Finished(Err(refusal))) => Some(DeviceAdmission::Rejected(refusal)),
+                _ => Some(DeviceAdmission::Allocated),
+            },
+        }
+    }
+
+    fn begin_alignment(&self, pod: &Pod, active: Option<&HashSet<PodUid>>) -> Result<(), AllocationRefusal> {
+        self.alignment.begin(pod, active, &|| self.state().pod_hints(pod, self.numa_nodes))
+    }
+
+    /// Allocates CPUs and memory to a pod that needs no devices, or has them already.
+    fn align_containers(&self, pod: &Pod) -> Result<(), AllocationRefusal> {
+        let mut reusable = ReusableDevices::default();
+        for (container, reuse) in requests::containers(pod) {
+            let hints = || self.state().container_hints(pod, container, &reusable, self.numa_nodes);
+            self.alignment.allocate(pod, container, &hints)?;
+            reusable.add(self.state().container_assignments(pod.uid(), &container.name), reuse);
+        }
+        Ok(())
     }
 
     /// Reports the pods that have one of these devices.
@@ -335,25 +374,30 @@ pub struct PodDeviceAllocator(pub Arc<DeviceManager>);
 impl PodDevices for PodDeviceAllocator {
     fn admit(&self, pod: &Arc<Pod>, is_running: bool, active: &dyn Fn() -> Option<HashSet<PodUid>>) -> DeviceAdmission {
         let manager = &self.0;
-        let mut state = manager.state();
-        match state.allocations.get(pod.uid()) {
-            Some(PodAllocation::Running { .. }) => return DeviceAdmission::Pending(state.missing_plugin(pod)),
-            Some(PodAllocation::Finished(_)) => {
-                return match state.allocations.remove(pod.uid()) {
-                    Some(PodAllocation::Finished(Err(text))) => DeviceAdmission::Rejected(text),
-                    _ => DeviceAdmission::Allocated,
-                };
+        if let Some(admission) = manager.allocation_in_progress(pod) {
+            return admission;
+        }
+        let active = active();
+        let needs_devices = {
+            let mut state = manager.state();
+            let needs_devices = !is_running && state.needs_allocation(pod);
+            if let Some(active) = active.as_ref().filter(|_| needs_devices) {
+                state.retain(active, pod.uid());
             }
-            None => {}
+            needs_devices
+        };
+        let began = Instant::now();
+        let mut aligned = manager.begin_alignment(pod, active.as_ref());
+        if needs_devices && aligned.is_ok() {
+            let mut state = manager.state();
+            manager.start_allocation(&mut state, pod);
+            return DeviceAdmission::Pending(state.missing_plugin(pod));
         }
-        if is_running || !state.needs_allocation(pod) {
-            return DeviceAdmission::Allocated;
+        if aligned.is_ok() {
+            aligned = manager.align_containers(pod);
         }
-        if let Some(active) = active() {
-            state.retain(&active, pod.uid());
-        }
-        manager.start_allocation(&mut state, pod);
-        DeviceAdmission::Pending(state.missing_plugin(pod))
+        manager.alignment.admission_ended(began.elapsed(), aligned.is_err());
+        aligned.map_or_else(DeviceAdmission::Rejected, |()| DeviceAdmission::Allocated)
     }
 
     async fn settled(&self, pod: &PodUid) {
@@ -379,6 +423,7 @@ impl PodDevices for PodDeviceAllocator {
     }
 
     fn release(&self, pod: &PodUid) {
+        self.0.alignment.release(pod);
         if self.0.change(|state| state.release(pod)) {
             self.0.save_later();
         }

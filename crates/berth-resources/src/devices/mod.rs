@@ -9,9 +9,11 @@
 //!
 //! Implements spec 06c §1.
 
+pub mod alignment;
 mod allocation;
 pub mod checkpoint;
 pub mod container_options;
+mod hints;
 mod inventory;
 mod manager;
 mod model;
@@ -19,6 +21,7 @@ pub mod plugin_client;
 mod plugin_task;
 mod registration_server;
 mod requests;
+mod reusable_devices;
 mod selection;
 mod state;
 

@@ -10,7 +10,7 @@ use tonic::{Streaming, transport::Channel};
 use tracing::warn;
 
 use super::model::{Device, DeviceId, Devices, PluginOptions};
-use crate::plugin_socket::{self, MESSAGE, RpcError, TEXT, limited};
+use berth_cri::plugin_socket::{self, MESSAGE, RpcError, TEXT, limited};
 use berth_proto::device_plugin::{
     self as proto, AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, Empty, ListAndWatchResponse, PreStartContainerRequest,

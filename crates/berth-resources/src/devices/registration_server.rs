@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, transport::Server};
 use tracing::{error, info, warn};
 
-use crate::plugin_socket::GuardedStream;
+use berth_cri::plugin_socket::GuardedStream;
 use berth_proto::device_plugin::{
     Empty, RegisterRequest,
     registration_server::{Registration, RegistrationServer},

@@ -12,6 +12,7 @@ use super::{
     plugin_client::PluginClient,
     requests,
 };
+use berth_ports::AllocationRefusal;
 use berth_types::{Pod, PodUid, api};
 
 /// Connection to a registered plugin.
@@ -27,7 +28,7 @@ pub(super) enum PodAllocation {
     /// In progress; the number is unique.
     Running { number: u64, task: AbortHandle },
     /// Finished, not yet seen by admission.
-    Finished(Result<(), String>),
+    Finished(Result<(), AllocationRefusal>),
 }
 
 /// See the module documentation.
@@ -59,6 +60,11 @@ impl ManagerState {
     /// Devices of one resource that a container has.
     pub fn assignment(&self, pod: &PodUid, container: &str, resource: &str) -> Option<&DeviceAssignment> {
         self.assignments.get(pod)?.get(container)?.get(resource)
+    }
+
+    /// Devices of a container by resource.
+    pub fn container_assignments(&self, pod: &PodUid, container: &str) -> Option<&BTreeMap<String, DeviceAssignment>> {
+        self.assignments.get(pod)?.get(container)
     }
 
     /// Devices of a resource that containers have.

@@ -21,8 +21,10 @@ use super::{
     health::{DeviceHealth, DeviceReport},
     model::{ClaimKey, PreparedDevice},
 };
-use crate::plugin_socket::{self, MESSAGE, PluginConnection, RpcError, TEXT, limited};
-use berth_cri::code_name;
+use berth_cri::{
+    code_name,
+    plugin_socket::{self, MESSAGE, PluginConnection, RpcError, TEXT, limited},
+};
 use berth_metrics::DraMetrics;
 use berth_proto::{
     dra_v1::{self, dra_plugin_client::DraPluginClient},
@@ -129,7 +131,8 @@ impl DriverClient {
     /// Connects to the endpoint with a single attempt. If it fails, all calls fail with its error, as in gRPC's Go
     /// library.
     pub(super) async fn dial(endpoint: Arc<DriverEndpoint>, metrics: DraMetrics) -> Self {
-        let connection = plugin_socket::connect(&endpoint.socket).await.map_err(Arc::from);
+        let connection = plugin_socket::connect(&endpoint.socket).await;
+        let connection = connection.map_err(|error| Arc::from(error.to_string()));
         Self { endpoint, metrics, connection }
     }
 

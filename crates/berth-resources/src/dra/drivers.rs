@@ -29,7 +29,7 @@ use super::{
     driver_table::{DriverTable, Link, RegistrationId},
     health::DeviceReport,
 };
-use crate::plugin_socket::{RpcError, TEXT};
+use berth_cri::plugin_socket::{RpcError, TEXT};
 use berth_metrics::DraMetrics;
 use berth_ports::{PluginHandler, PluginInfo};
 use berth_sys::backoff::Backoff;

@@ -8,13 +8,14 @@ use http::Method;
 type Row = (&'static str, &'static [&'static str]);
 
 /// The first row whose prefix matches whole segments of the path applies; otherwise `proxy`.
-const ROWS: [Row; 12] = [
+const ROWS: [Row; 13] = [
     ("/pods", &["pods", "proxy"]),
     ("/healthz", &["healthz", "proxy"]),
     ("/configz", &["configz", "proxy"]),
     ("/runningpods", &["pods", "proxy"]),
     ("/debug/why", &["pods", "proxy"]), // shows what `/pods` shows, and diagnostics
     ("/debug/devices", &["pods", "proxy"]),
+    ("/debug/topology", &["pods", "proxy"]),
     ("/stats", &["stats"]),
     ("/metrics", &["metrics"]),
     ("/logs", &["log"]),
@@ -91,6 +92,8 @@ mod tests {
             ("/debug/why/a/b", "pods proxy"),
             ("/debug/whyx", "proxy"),
             ("/debug/devices", "pods proxy"),
+            ("/debug/topology", "pods proxy"),
+            ("/debug/topologyx", "proxy"),
             ("/debug/pprof/", "proxy"),
             ("/spec/", "proxy"),
             ("/", "proxy"),

@@ -3,8 +3,6 @@
 //! Differences from kubelet, spec 04b §12: a device without NUMA nodes is listed, CPUs are sorted, and a device of a
 //! claim names only its own CDI devices.
 
-use std::collections::BTreeSet;
-
 use crate::ports::{Claim, ClaimDevice, Device, ExclusiveAllocations, MemoryBlock};
 use berth_proto::{
     pod_resources::{
@@ -13,7 +11,7 @@ use berth_proto::{
     },
     v1alpha1,
 };
-use berth_types::{Pod, api};
+use berth_types::{CpuSet, Pod, api};
 
 /// Containers that version 1 lists: sidecars in order, then the regular ones.
 pub fn listed(pod: &Pod) -> impl Iterator<Item = &api::Container> {
@@ -59,8 +57,8 @@ pub fn devices(devices: &[Device]) -> Vec<ContainerDevices> {
 }
 
 /// CPU IDs in ascending order.
-pub fn cpus(cpus: &BTreeSet<u32>) -> Vec<i64> {
-    cpus.iter().map(|cpu| i64::from(*cpu)).collect()
+pub fn cpus(cpus: &CpuSet) -> Vec<i64> {
+    cpus.iter().map(i64::from).collect()
 }
 
 /// Memory blocks with their NUMA topology.
@@ -116,7 +114,7 @@ mod tests {
     fn a_container_shows_what_it_has() {
         let allocations = ExclusiveAllocations {
             devices: vec![device("a", &[1])],
-            cpus: [7, 2].into(),
+            cpus: [7, 2].into_iter().collect(),
             memory: vec![MemoryBlock { kind: "hugepages-2Mi".to_owned(), bytes: 4 << 20, nodes: vec![0, 1] }],
         };
         let of_claim = ClaimDevice {

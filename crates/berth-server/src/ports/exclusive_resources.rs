@@ -3,11 +3,9 @@
 //! A resource without a manager is reported as none.
 //! Implements spec 04b §12.
 
-use std::collections::BTreeSet;
-
 use async_trait::async_trait;
 
-use berth_types::Pod;
+use berth_types::{CpuSet, Pod};
 
 /// Device of a device plugin, allocated or allocatable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -63,7 +61,7 @@ pub struct ExclusiveAllocations {
     /// Devices of device plugins.
     pub devices: Vec<Device>,
     /// Exclusive CPUs; empty for a container on the shared pool.
-    pub cpus: BTreeSet<u32>,
+    pub cpus: CpuSet,
     /// Memory blocks, where memory is allocated by NUMA node.
     pub memory: Vec<MemoryBlock>,
 }
@@ -73,8 +71,8 @@ pub struct ExclusiveAllocations {
 pub struct Allocatable {
     /// Healthy devices of all resources.
     pub devices: Vec<Device>,
-    /// Allocatable CPUs.
-    pub cpus: BTreeSet<u32>,
+    /// CPUs that are not reserved; empty without the static policy.
+    pub cpus: CpuSet,
     /// Allocatable memory blocks.
     pub memory: Vec<MemoryBlock>,
 }

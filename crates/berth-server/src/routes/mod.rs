@@ -21,6 +21,7 @@ pub(super) mod stats_summary;
 pub mod statusz;
 mod streams;
 pub(super) mod text;
+pub(super) mod topology;
 pub(super) mod why;
 mod zpages;
 

@@ -1,11 +1,12 @@
 //! Unix sockets of plugins: dialing without following links, calls with a deadline, error texts of gRPC.
 //!
-//! Plugins are not trusted: message sizes and error texts are limited. Error texts are those of gRPC's Go library.
+//! Used for plugin registration, device plugins, and DRA drivers. Plugins are not trusted: message sizes and error
+//! texts are limited. Error texts are those of gRPC's Go library.
 
 use std::{
     io,
     os::fd::AsRawFd,
-    path::Path,
+    path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -24,14 +25,14 @@ use tonic::{
     transport::{Channel, Endpoint, Uri, server::Connected},
 };
 
-use berth_cri::CriError;
+use super::errors::CriError;
 use berth_sys::backoff::Backoff;
 use berth_types::cut_at_char;
 
 /// Maximum size of a message from a plugin, in bytes: the default of gRPC's Go library.
-pub(crate) const MESSAGE: usize = 4 << 20;
+pub const MESSAGE: usize = 4 << 20;
 /// Maximum length of a text from a plugin, in bytes.
-pub(crate) const TEXT: usize = 1 << 10;
+pub const TEXT: usize = 1 << 10;
 /// Timeout of connecting: the socket may exist before the plugin listens.
 const DIAL: Duration = Duration::from_secs(10);
 /// Delays between connection attempts.
@@ -39,17 +40,47 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(10), Duration::from_
 
 /// Connection to a plugin. It is not renewed: after its end all calls fail.
 #[derive(Clone, Debug)]
-pub(crate) struct PluginConnection {
+pub struct PluginConnection {
     /// Channel of the calls.
     pub channel: Channel,
     /// Cancelled when the connection has ended.
     pub ended: CancellationToken,
 }
 
+/// Why there is no connection to a socket. Texts are those of gRPC's Go library.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PluginDialError {
+    /// The path is not a socket, or the attempt failed with an error that further attempts do not remove.
+    #[error("dial unix {}: {cause}", socket.display())]
+    Failed {
+        /// Path of the socket.
+        socket: PathBuf,
+        /// Error of the attempt.
+        cause: String,
+    },
+    /// No connection within 10 s.
+    #[error("context deadline exceeded: dial unix {}: {cause}", socket.display())]
+    TimedOut {
+        /// Path of the socket.
+        socket: PathBuf,
+        /// Error of the last attempt; empty if none has ended.
+        cause: String,
+    },
+}
+
+impl PluginDialError {
+    /// Error of the last attempt, without the path; empty if none has ended.
+    pub fn cause(&self) -> &str {
+        match self {
+            Self::Failed { cause, .. } | Self::TimedOut { cause, .. } => cause,
+        }
+    }
+}
+
 /// Error of a call to a plugin.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text}")]
-pub(crate) struct RpcError {
+pub struct RpcError {
     /// Status code that gRPC's Go library would report.
     pub code: Code,
     /// `rpc error: code = … desc = …`, truncated.
@@ -66,7 +97,7 @@ impl From<Status> for RpcError {
                 (code, error.to_string())
             }
         };
-        Self { code, text: cut_at_char(&text, TEXT).to_owned() }
+        Self { code, text: truncated(&text).to_owned() }
     }
 }
 
@@ -76,11 +107,16 @@ impl From<RpcError> for String {
     }
 }
 
+/// Start of a text from a plugin: at most [`TEXT`] bytes, cut before a character.
+pub fn truncated(text: &str) -> &str {
+    cut_at_char(text, TEXT)
+}
+
 /// Connects to a socket. Retries for 10 s while it is missing or nobody listens.
 ///
 /// # Errors
-/// `dial unix …`: the path is not a socket; `context deadline exceeded: dial unix …`: no connection within the timeout.
-pub(crate) async fn dial(socket: &Path) -> Result<PluginConnection, String> {
+/// `Failed`: the path is not a socket; `TimedOut`: no connection within the timeout.
+pub async fn dial(socket: &Path) -> Result<PluginConnection, PluginDialError> {
     let mut last_error = String::new();
     let attempts = async {
         let mut backoff = BACKOFF;
@@ -93,25 +129,24 @@ pub(crate) async fn dial(socket: &Path) -> Result<PluginConnection, String> {
             sleep(backoff.next_delay()).await;
         }
     };
-    let path = socket.display();
     match timeout(DIAL, attempts).await {
         Ok(Ok(connection)) => Ok(connection),
-        Ok(Err(cause)) => Err(format!("dial unix {path}: {cause}")),
-        Err(_) => Err(format!("context deadline exceeded: dial unix {path}: {last_error}")),
+        Ok(Err(cause)) => Err(PluginDialError::Failed { socket: socket.to_owned(), cause }),
+        Err(_) => Err(PluginDialError::TimedOut { socket: socket.to_owned(), cause: last_error }),
     }
 }
 
 /// Connects to a socket with a single attempt; 10 s.
 ///
 /// # Errors
-/// `dial unix …`: the path is not a socket, or nobody listens.
-pub(crate) async fn connect(socket: &Path) -> Result<PluginConnection, String> {
+/// `Failed`: the path is not a socket, nobody listens, or no connection within the timeout.
+pub async fn connect(socket: &Path) -> Result<PluginConnection, PluginDialError> {
     let attempt = async {
         let stream = open_stream(socket).await.map_err(|error| error.to_string())?;
         open_channel(stream).await
     };
     let connected = timeout(DIAL, attempt).await.unwrap_or_else(|_| Err("i/o timeout".to_owned()));
-    connected.map_err(|cause| format!("dial unix {}: {cause}", socket.display()))
+    connected.map_err(|cause| PluginDialError::Failed { socket: socket.to_owned(), cause })
 }
 
 /// Opens a socket, not the target of a link that has its name.
@@ -144,12 +179,13 @@ async fn open_channel(stream: UnixStream) -> Result<PluginConnection, String> {
 }
 
 /// Stream with a guard that is dropped with it, which the HTTP/2 connection does at its end.
-pub(crate) struct GuardedStream<G> {
+pub struct GuardedStream<G> {
     stream: UnixStream,
     _guard: G,
 }
 
 impl<G> GuardedStream<G> {
+    /// Drops the guard when the stream is dropped.
     pub fn new(stream: UnixStream, guard: G) -> Self {
         Self { stream, _guard: guard }
     }
@@ -193,7 +229,10 @@ impl<G: Unpin> AsyncWrite for GuardedStream<G> {
 }
 
 /// Awaits a call until the timeout. The timeout is not sent: tonic's own timer would return another status.
-pub(crate) async fn limited<T>(
+///
+/// # Errors
+/// The call fails, or does not end within the timeout (`DeadlineExceeded`).
+pub async fn limited<T>(
     limit: Duration,
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, RpcError> {
@@ -209,10 +248,10 @@ pub(crate) async fn limited<T>(
 /// Error of gRPC's Go library for a message above the limit; `None` for any other error.
 fn too_large(status: &Status) -> Option<String> {
     let sizes = status.message().strip_prefix("Error, decoded message length too large: found ")?;
-    let size: u64 = sizes.split_once(' ')?.0.parse().ok().filter(|_| status.code() == Code::OutOfRange)?;
-    Some(format!(
-        "rpc error: code = ResourceExhausted desc = grpc: received message larger than max ({size} vs. {MESSAGE})"
-    ))
+    let (size, limit) = sizes.strip_suffix(" bytes")?.split_once(" bytes, the limit is: ")?;
+    let (size, limit): (u64, u64) = (size.parse().ok()?, limit.parse().ok()?);
+    let text = format!("grpc: received message larger than max ({size} vs. {limit})");
+    (status.code() == Code::OutOfRange).then(|| format!("rpc error: code = ResourceExhausted desc = {text}"))
 }
 
 #[cfg(test)]
@@ -231,6 +270,12 @@ mod tests {
                 Code::ResourceExhausted,
                 "rpc error: code = ResourceExhausted desc = grpc: received message larger than max \
                  (5000000 vs. 4194304)",
+            ),
+            (
+                Status::out_of_range(large.replace("4194304", "65536")),
+                Code::ResourceExhausted,
+                "rpc error: code = ResourceExhausted desc = grpc: received message larger than max \
+                 (5000000 vs. 65536)",
             ),
             (Status::out_of_range("x"), Code::OutOfRange, "rpc error: code = OutOfRange desc = x"),
         ] {
@@ -263,7 +308,8 @@ mod tests {
         for (name, cause) in [("link.sock", "not a socket"), ("missing.sock", "No such file or directory (os error 2)")]
         {
             let error = connect(&at(name)).await.expect_err("no socket");
-            assert_eq!(error, format!("dial unix {}: {cause}", at(name).display()));
+            assert_eq!(error.to_string(), format!("dial unix {}: {cause}", at(name).display()));
+            assert_eq!(error.cause(), cause);
         }
     }
 }

@@ -1,0 +1,31 @@
+//! Devices that init containers leave to later containers of their pod. Pure. Spec 06c §1.6.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    model::{DeviceAssignment, DeviceId},
+    requests::DeviceReuse,
+};
+
+/// Devices of one pod that later containers take first, by resource.
+#[derive(Default)]
+pub struct ReusableDevices(BTreeMap<String, BTreeSet<DeviceId>>);
+
+impl ReusableDevices {
+    /// Reusable devices of a resource.
+    pub fn of(&self, resource: &str) -> BTreeSet<DeviceId> {
+        self.0.get(resource).cloned().unwrap_or_default()
+    }
+
+    /// Accounts for the devices of the next container.
+    pub fn add(&mut self, assignments: Option<&BTreeMap<String, DeviceAssignment>>, reuse: DeviceReuse) {
+        for (resource, assignment) in assignments.into_iter().flatten() {
+            let reusable = self.0.entry(resource.clone()).or_default();
+            let ids = assignment.ids();
+            match reuse {
+                DeviceReuse::Leaves => reusable.extend(ids),
+                DeviceReuse::Keeps => reusable.retain(|id| !ids.contains(id)),
+            }
+        }
+    }
+}
