@@ -8,7 +8,7 @@ STATIC = -C target-feature=+crt-static -C relocation-model=static
 VM = systemd::real::a_machine_that_systemd_runs node::boot::a_node_of_cgroup_v2_and_systemd storage::boot::shares_of_a_real_server
 BENCH = $(CARGO) bench --profile harness --bench agent -- --agent "$(BUILT)/$(HOST)/release/berth"
 
-.PHONY: run test test-real test-vm test-long bench bench-server bench-runtime bench-cluster bench-volumes bench-health lint release deb deps fuzz-smoke fuzz fuzz-api
+.PHONY: run test test-real test-vm test-long bench bench-server bench-runtime bench-cluster bench-volumes bench-health bench-devices lint release deb deps fuzz-smoke fuzz fuzz-api
 
 run:            ## pods on this machine, everything under ./.run; RUNTIME=containerd: on a private containerd
 	@examples/run.sh
@@ -44,6 +44,10 @@ bench-volumes: release ## volumes of pods of the test API server; BIN=/path/to/k
 
 bench-health: release ## probes, pressure, log rotation, the end of a node; BIN=/path/to/kubelet measures that one beside
 	$(BENCH) --only health $(if $(BIN),--against $(BIN))
+
+bench-devices: release ## device plugins, and CPU, memory, and topology managers
+	$(BENCH) --only devices
+	$(CARGO) bench --profile harness -p berth-resources --bench managers
 
 lint:           ## what CI refuses
 	$(CARGO) fmt --check

@@ -69,6 +69,18 @@ impl Agent {
         .await
     }
 
+    /// Like [`Self::start`], with that Berth settings file.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_with_settings(target: &Target, socket: &Path, settings: &Path) -> Result<Self> {
+        Self::launch(target, &json!({}), |command| {
+            command.arg("--container-runtime-endpoint").arg(format!("unix://{}", socket.display()));
+            command.env("BERTH_CONFIG", settings);
+        })
+        .await
+    }
+
     /// Starts an agent on its embedded runtime, with that Berth settings file.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ mod cluster_outage;
 mod cluster_pods;
 mod containerd_cost;
 mod containerd_pods;
+mod devices;
 mod embedded_image;
 mod embedded_pods;
 mod events;

@@ -10,7 +10,8 @@ use futures::future::LocalBoxFuture;
 
 use crate::{
     agent::{self, Target},
-    bytes, churn, cluster_outage, cluster_pods, containerd_cost, containerd_pods, embedded_image, embedded_pods,
+    bytes, churn, cluster_outage, cluster_pods, containerd_cost, containerd_pods, devices, embedded_image,
+    embedded_pods,
     figures::{Figure, Samples},
     followers, handshakes, health,
     options::Options,
@@ -55,6 +56,8 @@ pub enum Group {
     Volumes,
     /// Probes, pressure, log rotation, and node shutdown.
     Health,
+    /// Scripted CRI and device plugins; for restarts also the test API server.
+    Devices,
 }
 
 impl Group {
@@ -67,6 +70,7 @@ impl Group {
             Self::Cluster => "cluster",
             Self::Volumes => "volumes",
             Self::Health => "health",
+            Self::Devices => "devices",
         }
     }
 }
@@ -104,6 +108,7 @@ fn measurements() -> Vec<Measurement> {
     all.extend(volumes::measurements());
     all.extend(health::measurements());
     all.extend(rotation_and_shutdown::measurements());
+    all.extend(devices::measurements());
     all.extend(containerd_pods::measurements());
     all.extend(containerd_cost::measurements());
     all.extend(embedded_pods::measurements());

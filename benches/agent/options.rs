@@ -10,7 +10,7 @@ Measure a kubelet-compatible binary.
   --agent BIN     Binary to measure (default: target/release/berth)
   --against BIN   Second binary, measured in the same run for comparison
   --only NAMES    Comma-separated list of groups (scripted, server, cluster, volumes, health,
-                  containerd, runtime) or measurements
+                  devices, containerd, runtime) or measurements
   --quick         Use smaller counts, 10 s of idle time instead of 60 s, 1 min of outage instead of 10
   --list          List the measurements
   --keep          Keep the directory with the logs of the agents

@@ -71,6 +71,11 @@ impl Runtime {
         Agent::start_with(target, &self.socket, fields).await
     }
 
+    /// Starts an agent on this runtime with that Berth settings file.
+    pub async fn agent_with_settings(&self, target: &Target, settings: &Path) -> Result<Agent> {
+        Agent::start_with_settings(target, &self.socket, settings).await
+    }
+
     /// Starts an agent on this runtime whose main port accepts the admin client certificate.
     pub async fn secured_agent(&self, target: &Target, secure: &Secure) -> Result<Agent> {
         Agent::start_with(target, &self.socket, &secure.fields()).await

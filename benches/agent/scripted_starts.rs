@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 use futures::FutureExt;
 
 use crate::{
-    agent::Target,
+    agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median, p99},
     manifest,
     measurements::{BenchContext, Group, Measurement},
     scripted_runtime::{PATIENCE, Runtime, ms},
 };
-use berth_testkit::scripted_cri::{Behaviour, Fault};
+use berth_testkit::scripted_cri::{Behaviour, Fault, ScriptedCri};
 
 const COLD: &[Figure] = &[median("healthz", "cold start → healthz (scripted)", Unit::Milliseconds, Bar::AtMost(60.0))];
 const STARTS: &[Figure] = &[
@@ -133,30 +133,45 @@ async fn restart(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
 /// Pause between a block of starts and the work before it.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// Blocks of starts with and without a hung neighbor alternate under one agent, so that a drift affects both. Each side
-/// has thousands of starts: the 99th percentile of a few hundred is not accurate to 5 %.
 async fn hung(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     runtime.cri.fault("run_podsandbox", "hung", Fault::Hang, None);
     let agent = runtime.agent(target).await?;
+    let arrive = |neighbor: String| {
+        let (runtime, agent) = (&runtime, &agent);
+        async move {
+            agent.put(&neighbor, &manifest::scripted(&neighbor, 1))?;
+            let is_hung = |cri: &ScriptedCri| cri.targets("run_podsandbox").len() == 1;
+            runtime.until("the neighbor pod hangs in RunPodSandbox", agent, is_hung).await
+        }
+    };
+    starts_beside(ctx, &runtime, &agent, arrive).await
+}
+
+/// Measures starts beside a hung neighbor, over starts without one, as `p99` and `p50`. `arrive` creates the neighbor of
+/// that name and returns once it hangs.
+///
+/// Blocks of starts with and without a neighbor alternate under one agent, so that a drift affects both. Each side has
+/// thousands of starts: the 99th percentile of a few hundred is not accurate to 5 %.
+pub async fn starts_beside<F: Future<Output = Result<()>>>(
+    ctx: &BenchContext<'_>,
+    runtime: &Runtime,
+    agent: &Agent,
+    arrive: impl Fn(String) -> F,
+) -> Result<Samples> {
     let (mut beside, mut without) = (Vec::new(), Vec::new());
     let blocks = ctx.options.amount(100, 4);
     for block in 0..blocks {
         let hangs = block % 2 == 0;
-        let neighbour = format!("hung{block}");
+        let neighbor = format!("hung{block}");
         if hangs {
-            agent.put(&neighbour, &manifest::scripted(&neighbour, 1))?;
-            runtime
-                .until("the neighbor pod hangs in RunPodSandbox", &agent, |cri| {
-                    cri.targets("run_podsandbox").len() == 1
-                })
-                .await?;
+            arrive(neighbor.clone()).await?;
         }
         // Only the hanging neighbor is measured, not its arrival.
         tokio::time::sleep(SETTLED).await;
         for i in 0..50 {
             let name = format!("p{block}x{i}");
-            let start = runtime.start_pod(&agent, &name, &manifest::scripted(&name, 1)).await?;
+            let start = runtime.start_pod(agent, &name, &manifest::scripted(&name, 1)).await?;
             if hangs {
                 beside.push(ms(start.container))
             } else {
@@ -165,12 +180,12 @@ async fn hung(ctx: &BenchContext<'_>, target: &Target) -> Result<Samples> {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         if hangs {
-            agent.remove(&neighbour)?;
+            agent.remove(&neighbor)?;
         }
         for i in 0..50 {
             agent.remove(&format!("p{block}x{i}"))?;
         }
-        runtime.until("all pods of the block are removed", &agent, |cri| cri.running("", "c0").is_empty()).await?;
+        runtime.until("all pods of the block are removed", agent, |cri| cri.running("", "c0").is_empty()).await?;
         runtime.cri.clear_calls();
     }
     let mut samples = Samples::default();

@@ -263,6 +263,8 @@ impl PodSync<'_> {
         let made = CreatedContainer { id: created.id.clone(), log_path: created.log_path.clone().into() };
         info!(pod = %self.req.pod.object_name(), podUID = %self.req.pod.uid(),
             containerName = subject.container.name, containerID = %made.id, "Starting previously created container");
+        let started = self.rt.deps.resources.before_start(&self.req.pod, &subject.container.name, &made.id).await;
+        started.map_err(|e| ContainerStartError::new("PreStartHookError", e.to_string()))?;
         Ok(made)
     }
 

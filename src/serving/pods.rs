@@ -62,8 +62,8 @@ impl PodFeed for EnginePods {
 pub struct NodeResources {
     /// Devices of device plugins.
     pub devices: Arc<DeviceManager>,
-    /// Resource claims; `None` without an API server.
-    pub claims: Option<Arc<DraManager>>,
+    /// Resource claims of pods.
+    pub claims: Arc<DraManager>,
     /// CPUs and memory of containers.
     pub placement: Arc<dyn ContainerPlacements>,
 }
@@ -105,10 +105,8 @@ impl ExclusiveResources for NodeResources {
     }
 
     fn claims(&self, pod: &Pod, container: &str) -> Result<Vec<Claim>, String> {
-        let Some((manager, (_, container))) = self.claims.as_ref().zip(pod.container(container)) else {
-            return Ok(Vec::new());
-        };
-        Ok(manager.claims_of(pod, container)?.into_iter().map(claim).collect())
+        let Some((_, container)) = pod.container(container) else { return Ok(Vec::new()) };
+        Ok(self.claims.claims_of(pod, container)?.into_iter().map(claim).collect())
     }
 
     fn allocatable(&self) -> Allocatable {

@@ -16,7 +16,8 @@ use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use tokio::sync::watch;
 
 use berth_ports::{
-    AttachedVolumes, MirrorPodState, MirrorPods, ObjectError, ObjectSource, PullSecret, StorageError, StorageObjects,
+    AttachedVolumes, MirrorPodState, MirrorPods, NodeDriver, NodeDrivers, ObjectError, ObjectSource, PullSecret,
+    StorageError, StorageObjects,
 };
 use berth_types::{Pod, PodFullName, api};
 
@@ -86,6 +87,25 @@ impl StorageObjects for NoStorage {
 
     fn retry_signal(&self) -> watch::Receiver<u64> {
         watch::channel(0).1
+    }
+}
+
+/// CSI drivers without Node and CSINode objects: nothing has to be written before a driver can be used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoNodeObjects;
+
+#[async_trait]
+impl NodeDrivers for NoNodeObjects {
+    async fn install(&self, _: &NodeDriver) -> Result<(), String> {
+        Ok(())
+    }
+
+    async fn update(&self, _: &NodeDriver) -> Result<(), String> {
+        Ok(())
+    }
+
+    async fn uninstall(&self, _: &str) -> Result<(), String> {
+        Ok(())
     }
 }
 

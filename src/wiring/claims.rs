@@ -7,9 +7,10 @@ use super::{
     cluster::Cluster,
     composition_root::{Base, BuildError, state_file, wrong},
 };
+use crate::standalone::NoStorage;
 use berth_config::LoadedConfig;
 use berth_metrics::DraMetrics;
-use berth_ports::{NoClaims, PluginHandler, PodClaims};
+use berth_ports::{PluginHandler, PodClaims, StorageObjects};
 use berth_resources::dra::{
     DeviceReport, DraManager, DraManagerDeps, DriverRegistration, Drivers, DriversDeps, PodClaimPreparer,
 };
@@ -19,20 +20,19 @@ use berth_resources::dra::{
 pub(super) struct Claims {
     /// Port of the engine and of the runtime manager.
     pub(super) pods: Arc<dyn PodClaims>,
-    /// `None` without an API server.
-    pub(super) manager: Option<Arc<DraManager>>,
-    drivers: Option<Arc<Drivers>>,
+    pub(super) manager: Arc<DraManager>,
+    drivers: Arc<Drivers>,
 }
 
 impl Claims {
-    /// Handler of the plugin watcher for DRA drivers; `None` without an API server.
-    pub(super) fn plugin_handler(&self) -> Option<Arc<dyn PluginHandler>> {
-        let drivers = self.drivers.clone()?;
-        Some(Arc::new(DriverRegistration(drivers)))
+    /// Handler of the plugin watcher for DRA drivers.
+    pub(super) fn plugin_handler(&self) -> Arc<dyn PluginHandler> {
+        Arc::new(DriverRegistration(self.drivers.clone()))
     }
 }
 
-/// Opens dynamic resource allocation; without an API server there are no claims.
+/// Opens dynamic resource allocation. Without an API server no pod can have claims; drivers register all the same, and
+/// release what the checkpoint of an earlier agent contains.
 ///
 /// # Errors
 /// The checkpoint cannot be read or decoded.
@@ -42,13 +42,14 @@ pub(super) async fn open(
     resync: &PodResync,
     cluster: Option<&Cluster>,
 ) -> Result<Claims, BuildError> {
-    let Some(cluster) = cluster else {
-        return Ok(Claims { pods: Arc::new(NoClaims), manager: None, drivers: None });
-    };
     let metrics = DraMetrics::new(&base.registry);
     let managed = Arc::new(OnceLock::<Arc<DraManager>>::new());
     let health_of = managed.clone();
-    let slices = cluster.slice_cleanup(base);
+    let on_gone: Arc<dyn Fn(String) + Send + Sync> = match cluster {
+        Some(cluster) => Arc::new(cluster.slice_cleanup(base)),
+        // There are no ResourceSlices.
+        None => Arc::new(|_: String| {}),
+    };
     let drivers = Drivers::new(DriversDeps {
         tasks: base.tasks.tracker().clone(),
         shutdown: base.stop.child_token(),
@@ -58,12 +59,12 @@ pub(super) async fn open(
                 manager.report_health(driver, reports);
             }
         }),
-        on_gone: Arc::new(slices),
+        on_gone,
     });
     let manager = DraManager::open(DraManagerDeps {
         file: state_file(loaded, "dra_manager_state"),
         health_file: state_file(loaded, "dra_health_state"),
-        objects: cluster.storage(),
+        objects: cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage),
         drivers: drivers.clone(),
         metrics,
         reports_messages: loaded.gates.enabled("ResourceHealthStatusMessage"),
@@ -76,5 +77,5 @@ pub(super) async fn open(
     // Set once, before any driver can register.
     let _ = managed.set(manager.clone());
     let pods = Arc::new(PodClaimPreparer(manager.clone()));
-    Ok(Claims { pods, manager: Some(manager), drivers: Some(drivers) })
+    Ok(Claims { pods, manager, drivers })
 }

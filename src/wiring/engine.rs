@@ -114,6 +114,8 @@ fn prefers_ipv6(loaded: &LoadedConfig) -> bool {
 }
 
 async fn open_allocator(loaded: &LoadedConfig, base: &Base, machine: &MachineInfo) -> Result<Allocator, BuildError> {
+    let has_static_cpus = loaded.config.cpu_manager_policy == "static";
+    let resizes_exclusive_cpus = loaded.gates.enabled("InPlacePodVerticalScalingExclusiveCPUs");
     let sysctls = Allowlist::new(machine.kernel_version, &loaded.config.allowed_unsafe_sysctls).map_err(wrong)?;
     let deps = AllocatorDeps {
         file: state_file(loaded, "allocated_pods_state"),
@@ -128,10 +130,10 @@ async fn open_allocator(loaded: &LoadedConfig, base: &Base, machine: &MachineInf
                 pod_level: loaded.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
                 swap_is_limited: loaded.config.memory_swap.swap_behavior == "LimitedSwap"
                     && kernel::read().swap_controllable,
-                cpu_manager_is_static: loaded.config.cpu_manager_policy == "static"
-                    && !loaded.gates.enabled("InPlacePodVerticalScalingExclusiveCPUs"),
+                cpu_manager_is_static: has_static_cpus && !resizes_exclusive_cpus,
                 memory_manager_is_static: loaded.config.memory_manager_policy == "Static"
                     && !loaded.gates.enabled("InPlacePodVerticalScalingExclusiveMemory"),
+                allocates_cpus: has_static_cpus && resizes_exclusive_cpus,
             },
         },
         admission: AdmissionMetrics::new(&base.registry),

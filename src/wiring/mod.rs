@@ -7,6 +7,7 @@ mod allocators;
 mod claims;
 mod cluster;
 mod composition_root;
+mod csi;
 mod devices;
 pub mod embedded;
 mod engine;

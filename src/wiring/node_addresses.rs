@@ -23,8 +23,8 @@ pub(super) fn configured(loaded: &LoadedConfig) -> Result<Vec<IpAddr>, BuildErro
     Ok(found.ips)
 }
 
-/// Publishes the detected addresses of a node without an API server before the first pod starts, and registers the metrics
-/// of node startup at zero, as kubelet does.
+/// Publishes the detected addresses of a node without an API server before the first pod starts, and registers the
+/// metrics of node startup at zero, as kubelet does.
 ///
 /// # Errors
 /// As [`configured`].

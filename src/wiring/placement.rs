@@ -7,6 +7,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use serde::Deserialize;
 use tracing::warn;
 
 use super::{
@@ -26,7 +27,7 @@ use berth_resources::{
     memory::NodeMemoryReservation,
     placement::{
         CpusetReconcilerDeps, CpusetUpdater, PlacementManager, PlacementManagerDeps, PlacementPolicies,
-        PlacementSettings, PodContainers, RunningContainer, reconcile_cpusets,
+        PlacementSettings, PodContainers, RunningContainer, reconcile_cpusets, renew_state_files,
     },
     topology::{self, MachineTopology},
 };
@@ -35,6 +36,24 @@ use berth_types::{ContainerId, CpuSet, PodUid, resources};
 /// Labels by which the runtime names the pod and the container.
 const POD_UID: &str = "io.kubernetes.pod.uid";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+
+/// Section `resourceManagers` of the agent's own settings (`/etc/berth/config.yaml`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct ResourceManagerSettings {
+    /// Whether state files that do not fit are moved aside at the start, if no pod in them has containers. Default: the
+    /// start fails, as in kubelet.
+    renew_state_files: bool,
+}
+
+impl ResourceManagerSettings {
+    fn read() -> Result<Self, BuildError> {
+        let Some(section) = berth_runtime::settings::section("resourceManagers").map_err(BuildError)? else {
+            return Ok(Self::default());
+        };
+        serde_json::from_value(section).map_err(|error| BuildError(format!("resourceManagers: {error}")))
+    }
+}
 
 /// Opens the managers: checks their settings against the machine and restores their checkpoints.
 ///
@@ -46,10 +65,11 @@ pub(super) async fn open(
     machine: &MachineInfo,
     runtime: &dyn RuntimeService,
 ) -> Result<Arc<PlacementManager>, BuildError> {
+    let own = ResourceManagerSettings::read()?;
     let settings = placement_settings(loaded, machine)?;
     let policies = PlacementPolicies::new(&settings, machine_topology(&settings)?).map_err(wrong)?;
-    // Only a checkpoint of the oldest format names containers by their IDs.
-    let containers = match policies.cpu.is_some() {
+    // A checkpoint of the oldest format names containers by their IDs, and a renewal depends on the pods that run.
+    let containers = match policies.cpu.is_some() || own.renew_state_files {
         true => initial_containers(runtime).await?,
         false => InitialContainers::new(),
     };
@@ -61,6 +81,9 @@ pub(super) async fn open(
         tasks: base.tasks.tracker().clone(),
         shutdown: base.stop.child_token(),
     };
+    if own.renew_state_files {
+        renew_state_files(&policies, &deps).await.map_err(BuildError)?;
+    }
     PlacementManager::open(policies, deps).await.map_err(BuildError)
 }
 
@@ -79,6 +102,7 @@ pub(super) fn reconcile(
         updater: Arc::new(RuntimeCpusets(runtime)),
         root: "/".into(),
         period,
+        keeps_offline: loaded.host.cgroup_v1,
     };
     base.tasks.spawn(reconcile_cpusets(manager, deps, changes, base.stop.child_token()));
 }
@@ -112,6 +136,7 @@ fn placement_settings(loaded: &LoadedConfig, machine: &MachineInfo) -> Result<Pl
         cpu_beta_options: loaded.gates.enabled("CPUManagerPolicyBetaOptions"),
         cpu_alpha_options: loaded.gates.enabled("CPUManagerPolicyAlphaOptions"),
         disables_cpu_quota: loaded.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"),
+        resizes_exclusive_cpus: loaded.gates.enabled("InPlacePodVerticalScalingExclusiveCPUs"),
         reserved_cpus: CpuSet::parse(&config.reserved_system_cpus).map_err(wrong)?,
         reserved,
         not_allocatable: reservations.total(),

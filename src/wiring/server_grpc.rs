@@ -16,7 +16,7 @@ pub(super) fn open(
     base: &Base,
     pods: EnginePods,
     devices: Arc<DeviceManager>,
-    claims: Option<Arc<DraManager>>,
+    claims: Arc<DraManager>,
     placement: Arc<dyn ContainerPlacements>,
 ) {
     let (root, pods) = (loaded.root_directory(), Arc::new(pods));

@@ -15,7 +15,7 @@ use tracing::warn;
 use super::{
     cluster::{Cluster, NodeParts, VolumesInUse},
     composition_root::{Base, BuildError, CoreParts},
-    node_addresses,
+    csi, node_addresses,
 };
 use crate::{
     plugins::{Handlers, Watcher, WatcherDeps},
@@ -86,14 +86,15 @@ pub(super) async fn open(
         node_addresses::publish_own(loaded, base, core.node.clone()).await?;
     }
     let root = &*loaded.root_directory();
+    let storage = cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage);
     let deps = VolumesDeps {
         facts,
         objects: core.objects.clone(),
         events: base.events.clone(),
         clock: base.clock.clone(),
         metrics: VolumeMetrics::new(&base.registry),
-        storage: cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage),
-        plugins: plugins(loaded, base, root, core, cluster),
+        storage: storage.clone(),
+        plugins: plugins(loaded, base, root, core, cluster, storage),
         labels: labels(loaded, base, root).await,
         reported: seam.reported.subscribe(),
         in_use: seam.in_use.clone(),
@@ -111,33 +112,31 @@ pub(super) async fn open(
     Ok(manager)
 }
 
-/// Plugins of attachable volumes.
+/// Plugins of attachable volumes. Also starts the watcher of plugins that register: CSI drivers, device plugins, and
+/// DRA drivers, all of them with and without an API server.
 fn plugins(
     loaded: &LoadedConfig,
     base: &Base,
     root: &Path,
     core: &CoreParts<'_>,
     cluster: Option<&Cluster>,
+    storage: Arc<dyn StorageObjects>,
 ) -> Vec<Arc<dyn AttachableVolumePlugin>> {
     let machine: Arc<dyn HostOperations> = Arc::new(ThisMachine::default());
-    let storage = cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage);
-    let mut plugins: Vec<Arc<dyn AttachableVolumePlugin>> = vec![
+    let (csi, registration) = csi::open(loaded, base, root, core, cluster, storage.clone());
+    let handlers = BTreeMap::from([
+        ("CSIPlugin", registration),
+        ("DRAPlugin", core.allocators.claims.plugin_handler()),
+        ("DevicePlugin", core.allocators.devices.plugin_handler()),
+    ]);
+    watch_plugins(base, root, handlers);
+    vec![
         Arc::new(LocalPlugin::new(root, base.events.clone())),
         Arc::new(NfsPlugin::new(machine.clone())),
         Arc::new(IscsiPlugin::new(root, machine.clone(), storage)),
         Arc::new(FcPlugin::new(root, machine)),
-    ];
-    let mut handlers = BTreeMap::from([("DevicePlugin", core.allocators.devices.plugin_handler())]);
-    if let Some(handler) = core.allocators.claims.plugin_handler() {
-        handlers.insert("DRAPlugin", handler);
-    }
-    if let Some(cluster) = cluster {
-        let (csi, registration) = cluster.open_csi(loaded, base, root);
-        plugins.push(csi);
-        handlers.insert("CSIPlugin", registration);
-    }
-    watch_plugins(base, root, handlers);
-    plugins
+        csi,
+    ]
 }
 
 /// Starts the plugin watcher: it registers plugins that create sockets in `plugins_registry`.

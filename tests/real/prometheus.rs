@@ -137,6 +137,8 @@ const DISLIKED: &[(&str, &str)] = &[
     ("cadvisor_version_info", "its labels are in camelCase"),
     ("container_fs_inodes_total", "a gauge with `_total`"),
     ("container_memory_failcnt", "a counter without `_total`"),
+    ("kubelet_cpu_manager_exclusive_cpu_allocation_count", "a gauge with `_count`"),
+    ("kubelet_topology_manager_admission_duration_ms", "milliseconds"),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -34,8 +34,8 @@ impl From<String> for AllocationRefusal {
 pub enum DeviceAdmission {
     /// All resources are allocated, or the pod requests none.
     Allocated,
-    /// The allocation has not finished: wait for [`PodDevices::settled`], then ask again. Names the resource whose plugin
-    /// has to register first, if that is the cause.
+    /// The allocation has not finished: wait for [`PodDevices::settled`], then ask again. Names the resource whose
+    /// plugin has to register first, if that is the cause.
     Pending(Option<String>),
     /// The resources cannot be allocated.
     Rejected(AllocationRefusal),
@@ -73,11 +73,18 @@ pub trait PodDevices: Send + Sync + 'static {
     /// this one; `None` while a source is not ready: then no pod loses any.
     fn admit(&self, pod: &Arc<Pod>, is_running: bool, active: &dyn Fn() -> Option<HashSet<PodUid>>) -> DeviceAdmission;
 
+    /// Allocates the exclusive CPUs that a running pod needs once it is resized. A container that has CPUs keeps them,
+    /// whatever it requests now; devices and memory do not change. Never blocks.
+    ///
+    /// # Errors
+    /// The CPUs are not available, or cannot be aligned. Containers before the one that failed keep what they got.
+    fn admit_resize(&self, pod: &Pod) -> Result<(), AllocationRefusal>;
+
     /// Returns when no allocation of the pod is in progress.
     async fn settled(&self, pod: &PodUid);
 
-    /// Of each resource that a pod has devices of: the number of its healthy devices, or of those that pods have if that
-    /// is larger. The node object may list fewer.
+    /// Of each resource that a pod has devices of: the number of its healthy devices, or of those that pods have if
+    /// that is larger. The node object may list fewer.
     fn allocatable(&self, pod: &PodUid) -> BTreeMap<String, u64>;
 
     /// Releases the devices of a pod that will not run.
@@ -101,6 +108,10 @@ pub struct NoDevices;
 impl PodDevices for NoDevices {
     fn admit(&self, _: &Arc<Pod>, _: bool, _: &dyn Fn() -> Option<HashSet<PodUid>>) -> DeviceAdmission {
         DeviceAdmission::Allocated
+    }
+
+    fn admit_resize(&self, _: &Pod) -> Result<(), AllocationRefusal> {
+        Ok(())
     }
 
     async fn settled(&self, _: &PodUid) {}

@@ -64,8 +64,8 @@ pub trait ContainerPlacements: Send + Sync + 'static {
     /// The text of the failure to write the state file.
     async fn prepare(&self, pod: &PodUid, container: &str) -> Result<ContainerPlacement, String>;
 
-    /// Records that a container was created with the result of [`Self::prepare`]. Memory of init containers before it is
-    /// free again.
+    /// Records that a container was created with the result of [`Self::prepare`]. Memory of init containers before it
+    /// is free again.
     fn created(&self, pod: &Pod, container: &str, id: &ContainerId);
 }
 

@@ -73,7 +73,8 @@ pub trait ResourceManager: Send + Sync + 'static {
     fn tuning(&self, pod: &Pod, kind: ContainerKind, container: &str) -> Result<ContainerTuning, ResourceError>;
     /// Releases the resources of a container that was removed or stopped permanently.
     fn released(&self, pod: &PodUid, container: &str);
-    /// Last hook before `CreateContainer`. Returns the CPU set of the container if it may have changed since its tuning.
+    /// Last hook before `CreateContainer`. Returns the CPU set of the container if it may have changed since its
+    /// tuning.
     ///
     /// # Errors
     /// The message of `PreCreateHookError`.

@@ -13,14 +13,21 @@ const WRITE: Duration = Duration::from_secs(10);
 /// Delay after which a failed write is repeated.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Result of the last write: the number of the newest request that it satisfies, and its error.
-type Written = (u64, Option<Arc<io::Error>>);
+/// Result of the last write.
+#[derive(Clone, Default)]
+struct CheckpointWrite {
+    /// Number of the newest request that the write satisfies.
+    number: u64,
+    error: Option<Arc<io::Error>>,
+    /// Number of the newest request that is on disk.
+    saved: u64,
+}
 
 /// Requests writes of a checkpoint.
 #[derive(Clone)]
 pub struct CheckpointWriter {
     requested: watch::Sender<u64>,
-    written: watch::Receiver<Written>,
+    written: watch::Receiver<CheckpointWrite>,
 }
 
 impl CheckpointWriter {
@@ -32,7 +39,7 @@ impl CheckpointWriter {
         encode: impl Fn() -> Vec<u8> + Send + 'static,
     ) -> Self {
         let (requested, requests) = watch::channel(0);
-        let (done, written) = watch::channel((0, None));
+        let (done, written) = watch::channel(CheckpointWrite::default());
         tasks.spawn(run(requests, done, file, encode, shutdown.clone()));
         Self { requested, written }
     }
@@ -43,17 +50,17 @@ impl CheckpointWriter {
         *self.requested.borrow()
     }
 
-    /// Waits until the last requested content is on disk; a write that failed is repeated at once.
+    /// Waits until the content of a request is on disk; a write that failed is repeated at once.
     ///
     /// # Errors
     /// The text of the write's error.
-    pub async fn flush(&self) -> Result<(), String> {
-        let (done, error) = self.written.borrow().clone();
-        if error.is_some() {
-            return self.write().await;
+    pub async fn saved(&self, request: u64) -> Result<(), String> {
+        let CheckpointWrite { saved, error, .. } = self.written.borrow().clone();
+        match error {
+            _ if saved >= request => Ok(()),
+            Some(_) => self.write().await,
+            None => self.wait_for(request).await,
         }
-        let requested = *self.requested.borrow();
-        if done >= requested { Ok(()) } else { self.wait_for(requested).await }
     }
 
     /// Writes the current content and waits until it is on disk.
@@ -67,8 +74,8 @@ impl CheckpointWriter {
 
     async fn wait_for(&self, number: u64) -> Result<(), String> {
         let mut written = self.written.clone();
-        let done = written.wait_for(|(done, _)| *done >= number).await;
-        match done.map(|done| done.1.clone()) {
+        let done = written.wait_for(|written| written.number >= number).await;
+        match done.map(|written| written.error.clone()) {
             Ok(None) => Ok(()),
             Ok(Some(error)) => Err(format!("failed to write checkpoint file: {error}")),
             Err(_) => Err("failed to write checkpoint file: the agent is stopping".to_owned()),
@@ -78,27 +85,33 @@ impl CheckpointWriter {
 
 async fn run(
     mut requests: watch::Receiver<u64>,
-    done: watch::Sender<Written>,
+    done: watch::Sender<CheckpointWrite>,
     file: Arc<dyn StateFile>,
     encode: impl Fn() -> Vec<u8>,
     shutdown: CancellationToken,
 ) {
     let mut writes = OneWrite::new(file, WRITE);
     loop {
-        let has_failed = done.borrow().1.is_some();
+        let has_failed = done.borrow().error.is_some();
         let is_last = tokio::select! {
             changed = requests.changed() => changed.is_err(),
             () = shutdown.cancelled() => true,
             () = sleep(RETRY), if has_failed => false,
         };
         let number = *requests.borrow_and_update();
-        let is_due = has_failed || done.borrow().0 < number;
+        let is_due = has_failed || done.borrow().number < number;
         if is_due {
             let outcome = writes.replace(encode()).await.err();
             if let Some(err) = &outcome {
                 error!(path = %writes.file().path().display(), %err, "Failed to write checkpoint");
             }
-            done.send_replace((number, outcome.map(Arc::new)));
+            done.send_modify(|written| {
+                written.number = number;
+                if outcome.is_none() {
+                    written.saved = number;
+                }
+                written.error = outcome.map(Arc::new);
+            });
         }
         if is_last {
             return;
@@ -130,7 +143,7 @@ mod tests {
         tasks.close();
         tasks.wait().await;
         assert!(path.exists(), "the last request is served");
-        writer.flush().await.expect("nothing is requested");
+        writer.saved(1).await.expect("a request before the last one");
         assert!(writer.write().await.is_err());
     }
 }

@@ -14,7 +14,7 @@ const FILE: &str = "/etc/berth/config.yaml";
 const SECTION: &str = "embeddedRuntime";
 
 /// Sections of other components, ignored here.
-const OTHERS: [&str; 5] = ["devices", "node", "offlinePods", "shutdown", "standaloneObjects"];
+const OTHERS: [&str; 6] = ["devices", "node", "offlinePods", "resourceManagers", "shutdown", "standaloneObjects"];
 
 /// Reads the runtime's settings.
 ///

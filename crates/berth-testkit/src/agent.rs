@@ -20,8 +20,8 @@ use berth_metrics::{
     StatusMetrics,
 };
 use berth_ports::{
-    Clock, EnsureImage, ImageProvider, NoClaims, NoDevices, NodeFacts, PodObserver, PodProgress, PodRuntime,
-    PodStateProvider, PullPolicy,
+    Clock, EnsureImage, ImageProvider, NoClaims, NoDevices, NodeFacts, PodDevices, PodObserver, PodProgress,
+    PodRuntime, PodStateProvider, PullPolicy,
 };
 use berth_status::StatusManager;
 use berth_types::{Pod, PodSource, PodUid, api};
@@ -50,6 +50,8 @@ pub struct Setup {
     pub reads_logins: bool,
     /// Name, capacity, and allocatable of the node.
     pub node: NodeFacts,
+    /// Device manager at admission; by default there are no devices.
+    pub devices: Arc<dyn PodDevices>,
 }
 
 impl Default for Setup {
@@ -70,6 +72,7 @@ impl Default for Setup {
             backoff: (Duration::from_secs(10), Duration::from_secs(300)),
             reads_logins: false,
             node,
+            devices: Arc::new(NoDevices),
         }
     }
 }
@@ -158,7 +161,7 @@ impl Machine {
             volumes: self.disk.clone(),
             probes: parts.probes.clone(),
             resources: self.disk.clone(),
-            devices: Arc::new(NoDevices),
+            devices: self.setup.devices.clone(),
             claims: Arc::new(NoClaims),
             objects: Arc::new(NoApi),
             mirrors: mirrors.clone(),

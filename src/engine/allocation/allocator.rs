@@ -14,12 +14,12 @@ use tracing::{error, info, warn};
 
 use super::{
     Allocations, Checkpoint, PendingReason, StateError, Writer,
-    resize::{PendingResize, order, requested_changes, summary},
+    resize::{PendingResize, changes_exclusive_cpus, order, requested_changes, summary},
     writer::{self, WriterHandle},
 };
 use crate::engine::admission::{Admission, AdmissionRejection, AdmissionRules, AdmitInput, Purpose, admit, precheck};
 use berth_metrics::{AdmissionMetrics, AllocationMetrics};
-use berth_ports::{Clock, EventRecord, EventSink, NodeFacts, StateFile};
+use berth_ports::{Clock, EventRecord, EventSink, NodeFacts, PodDevices, StateFile};
 use berth_types::{Pod, PodUid, resource_state::PodResources};
 
 /// Delay until the next resize attempt while the sources are not ready.
@@ -107,6 +107,8 @@ pub struct Retry<'a> {
     pub active: &'a [Arc<Pod>],
     /// Facts about the node.
     pub node: &'a NodeFacts,
+    /// Allocates exclusive CPUs.
+    pub devices: &'a dyn PodDevices,
 }
 
 /// Victims that must be killed before a critical pod's resize fits. The resize is retried once they are
@@ -358,8 +360,19 @@ impl Allocator {
                 self.preempt_for(pod, admitted, done);
                 true
             }
-            Ok(_) => self.grant(pod, retry.trigger, done).await,
+            Ok(_) => match self.allocate_cpus(pod, &allocated, retry.devices) {
+                Ok(()) => self.grant(pod, retry.trigger, done).await,
+                Err(refusal) => self.set_pending(pod, &refusal, done),
+            },
             Err(refusal) => self.set_pending(pod, &refusal, done),
+        }
+    }
+
+    /// Allocates the exclusive CPUs that a resize requires. Unlike the reference, after the other handlers have agreed.
+    fn allocate_cpus(&self, pod: &Pod, allocated: &Pod, devices: &dyn PodDevices) -> Result<(), AdmissionRejection> {
+        match self.deps.rules.resize.allocates_cpus && changes_exclusive_cpus(pod, allocated) {
+            true => devices.admit_resize(pod).map_err(|refusal| AdmissionRejection::failed_allocation(&refusal)),
+            false => Ok(()),
         }
     }
 

@@ -26,6 +26,9 @@ pub struct ResizeRules {
     pub cpu_manager_is_static: bool,
     /// Memory manager policy `Static` (and no gate for resizes of exclusive memory).
     pub memory_manager_is_static: bool,
+    /// CPU manager policy `static` and the gate `InPlacePodVerticalScalingExclusiveCPUs`: a resize to whole CPUs needs
+    /// exclusive ones.
+    pub allocates_cpus: bool,
 }
 
 /// Why a resize can never be granted on this node.
@@ -70,23 +73,34 @@ pub fn infeasible(desired: &Pod, allocated: &Pod, rules: &ResizeRules) -> Option
         return Some(Infeasible::PodLevelGate);
     }
     let guaranteed = Qos::of(desired) == Qos::Guaranteed;
-    // The reference compares an absent request as zero.
-    let request = |container: &api::Container, resource: &str| request_of(container, resource).unwrap_or_else(zero);
-    let changed =
-        |resource: &str| pairs(desired, allocated).any(|(new, old)| request(new, resource) != request(old, resource));
     if pairs(desired, allocated).any(|(new, old)| {
-        request(new, MEMORY) != request(old, MEMORY)
+        request_or_zero(new, MEMORY) != request_or_zero(old, MEMORY)
             && !restarts_for_memory(old)
             && (may_swap(desired, new, rules) || may_swap(allocated, old, rules))
     }) {
         Some(Infeasible::Swap)
-    } else if guaranteed && rules.cpu_manager_is_static && changed(CPU) {
+    } else if rules.cpu_manager_is_static && changes_exclusive_cpus(desired, allocated) {
         Some(Infeasible::StaticCpu)
-    } else if guaranteed && rules.memory_manager_is_static && changed(MEMORY) {
+    } else if guaranteed && rules.memory_manager_is_static && changes_request(desired, allocated, MEMORY) {
         Some(Infeasible::StaticMemory)
     } else {
         None
     }
+}
+
+/// Whether a resize concerns the static CPU manager: the cpu request of a container of a Guaranteed pod changes.
+pub fn changes_exclusive_cpus(desired: &Pod, allocated: &Pod) -> bool {
+    Qos::of(desired) == Qos::Guaranteed && changes_request(desired, allocated, CPU)
+}
+
+fn changes_request(desired: &Pod, allocated: &Pod, resource: &str) -> bool {
+    let mut pairs = pairs(desired, allocated);
+    pairs.any(|(new, old)| request_or_zero(new, resource) != request_or_zero(old, resource))
+}
+
+/// The reference compares an absent request as zero.
+fn request_or_zero(container: &api::Container, resource: &str) -> Amount {
+    request_of(container, resource).unwrap_or_else(zero)
 }
 
 /// Pairs of regular and init containers that exist in both pods: desired, allocated.
@@ -300,6 +314,22 @@ mod tests {
             ("gate off", level("2"), level("1"), ResizeRules::default(), Some(Infeasible::PodLevelGate)),
         ] {
             assert_eq!(infeasible(&pod(new), &pod(old), &rules), expected, "{name}");
+        }
+    }
+
+    /// With the gates a resize is admitted like a new pod.
+    #[test]
+    fn gates_make_resizes_beside_static_policies_feasible() {
+        let rules = ResizeRules { pod_level: true, allocates_cpus: true, ..ResizeRules::default() };
+        for (name, new, old, changes_cpus) in [
+            ("cpu", guaranteed("2", "1Gi"), guaranteed("1500m", "1Gi"), true),
+            ("memory", guaranteed("2", "2Gi"), guaranteed("2", "1Gi"), false),
+            ("equal amounts", guaranteed("2", "1Gi"), guaranteed("2000m", "1Gi"), false),
+            ("burstable", burstable("2Gi", json!([])), burstable("1Gi", json!([])), false),
+        ] {
+            let (new, old) = (pod(new), pod(old));
+            assert_eq!(infeasible(&new, &old, &rules), None, "{name}");
+            assert_eq!(changes_exclusive_cpus(&new, &old), changes_cpus, "{name}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Tests of the allocator with an in-memory checkpoint.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     io,
     path::Path,
     sync::{Arc, Mutex},
@@ -13,11 +13,17 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{ActuationProgress, Allocator, AllocatorDeps, Candidate, Retry, RetryResult, RuntimePresence, Trigger};
+use super::{
+    ActuationProgress, Allocator, AllocatorDeps, Candidate, Retry, RetryResult, RuntimePresence, Trigger,
+    resize::ResizeRules,
+};
 use crate::engine::admission::{AdmissionRejection, AdmissionRules};
 use berth_metrics::{AdmissionMetrics, AllocationMetrics, Registry};
-use berth_ports::{AllocationRefusal, Clock, EventRecord, EventSink, NodeFacts, StateFile};
-use berth_types::Pod;
+use berth_ports::{
+    AllocationRefusal, Clock, ContainerDevices, DeviceAdmission, EventRecord, EventSink, NoDevices, NodeFacts,
+    PodDevices, StateFile,
+};
+use berth_types::{Pod, PodUid, api};
 
 #[derive(Default)]
 struct MemoryFile {
@@ -60,8 +66,46 @@ impl Clock for FixedClock {
     }
 }
 
+/// CPU manager that refuses resizes as long as it has a reason.
+#[derive(Default)]
+struct CpuRefusal {
+    refusal: Mutex<Option<AllocationRefusal>>,
+    /// CPU requests of the pods that were to be resized.
+    requests: Mutex<Vec<String>>,
+}
+
+#[async_trait]
+impl PodDevices for CpuRefusal {
+    fn admit(&self, _: &Arc<Pod>, _: bool, _: &dyn Fn() -> Option<HashSet<PodUid>>) -> DeviceAdmission {
+        DeviceAdmission::Allocated
+    }
+
+    fn admit_resize(&self, pod: &Pod) -> Result<(), AllocationRefusal> {
+        self.requests.lock().expect("unpoisoned").push(cpu(pod));
+        self.refusal.lock().expect("unpoisoned").clone().map_or(Ok(()), Err)
+    }
+
+    async fn settled(&self, _: &PodUid) {}
+
+    fn allocatable(&self, _: &PodUid) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    fn release(&self, _: &PodUid) {}
+
+    async fn container_devices(&self, _: &Arc<Pod>, _: &api::Container) -> Result<ContainerDevices, String> {
+        Ok(ContainerDevices::default())
+    }
+
+    fn health(&self, _: &PodUid, _: &str) -> Vec<api::ResourceStatus> {
+        Vec::new()
+    }
+}
+
 struct Bench {
     file: Arc<MemoryFile>,
+    rules: AdmissionRules,
+    devices: Arc<dyn PodDevices>,
     events: Arc<Events>,
     metrics: AllocationMetrics,
     rejections: AdmissionMetrics,
@@ -75,6 +119,8 @@ impl Bench {
         let allocatable: BTreeMap<String, String> = list([("pods", "110"), ("cpu", "4"), ("memory", "8Gi")]);
         Self {
             file: Arc::default(),
+            rules: AdmissionRules::default(),
+            devices: Arc::new(NoDevices),
             events: Arc::default(),
             metrics: AllocationMetrics::new(&registry),
             rejections: AdmissionMetrics::new(&registry),
@@ -87,7 +133,7 @@ impl Bench {
             file: self.file.clone(),
             events: self.events.clone(),
             clock: Arc::new(FixedClock),
-            rules: AdmissionRules::default(),
+            rules: self.rules.clone(),
             admission: self.rejections.clone(),
             allocation: self.metrics.clone(),
         })
@@ -102,7 +148,8 @@ impl Bench {
     }
 
     async fn retry(&self, on: &mut Allocator, trigger: Trigger, active: &[Arc<Pod>]) -> RetryResult {
-        on.retry(Retry { trigger, sources_ready: true, active, node: &self.node }).await
+        let (node, devices) = (&self.node, &*self.devices);
+        on.retry(Retry { trigger, sources_ready: true, active, node, devices }).await
     }
 
     fn events(&self) -> Vec<String> {
@@ -218,10 +265,48 @@ async fn an_infeasible_resize_leaves_the_list() {
 }
 
 #[tokio::test]
+async fn a_resize_without_exclusive_cpus_is_deferred_until_there_are_some() {
+    let devices = Arc::new(CpuRefusal::default());
+    let resize = ResizeRules { allocates_cpus: true, ..ResizeRules::default() };
+    let rules = AdmissionRules { resize, ..AdmissionRules::default() };
+    let bench = Bench { rules, devices: devices.clone(), ..Bench::new() };
+    let mut allocator = bench.load().await.expect("no file yet");
+    let guaranteed = |cpu: &str, memory: &str, generation: i64| {
+        let amounts = json!({"cpu": cpu, "memory": memory});
+        build(json!({"metadata": {"name": "web", "namespace": "n", "uid": "web", "generation": generation},
+            "spec": {"containers": [{"name": "c", "resources": {"requests": amounts, "limits": amounts}}]}}))
+    };
+    let (web, wanted) = (guaranteed("1500m", "1Gi", 1), guaranteed("2", "1Gi", 2));
+    assert!(bench.admit(&mut allocator, &web, &[]));
+    let locality = "Resources cannot be allocated with Topology locality";
+    let refusal =
+        AllocationRefusal { reason: Some("TopologyAffinityError"), ..AllocationRefusal::from(locality.to_owned()) };
+    *devices.refusal.lock().expect("unpoisoned") = Some(refusal);
+    assert!(allocator.updated(&web, &wanted));
+    bench.retry(&mut allocator, Trigger::PodUpdated, std::slice::from_ref(&wanted)).await;
+    let pending = allocator.allocations().conditions(wanted.uid());
+    assert_eq!(conditions(&allocator, &wanted), ["PodResizePending Deferred 2"]);
+    assert_eq!(pending[0].message.as_deref(), Some(locality));
+    assert_eq!((cpu(&allocator.allocated(&wanted)).as_str(), allocator.has_pending()), ("1500m", true));
+
+    *devices.refusal.lock().expect("unpoisoned") = None;
+    bench.retry(&mut allocator, Trigger::PodsRemoved, std::slice::from_ref(&wanted)).await;
+    assert_eq!(conditions(&allocator, &wanted), ["PodResizeInProgress  2"]);
+    assert_eq!(cpu(&allocator.allocated(&wanted)), "2");
+    // More than the node has, and more memory: no CPUs are allocated.
+    for next in [guaranteed("5", "1Gi", 3), guaranteed("2", "2Gi", 4)] {
+        allocator.updated(&wanted, &next);
+        bench.retry(&mut allocator, Trigger::PodUpdated, std::slice::from_ref(&next)).await;
+    }
+    assert_eq!(*devices.requests.lock().expect("unpoisoned"), ["2", "2"]);
+}
+
+#[tokio::test]
 async fn nothing_is_tried_before_all_sources_are_ready() {
     let bench = Bench::new();
     let mut allocator = bench.load().await.expect("no file yet");
-    let retry = Retry { trigger: Trigger::Periodic, sources_ready: false, active: &[], node: &bench.node };
+    let (trigger, node) = (Trigger::Periodic, &bench.node);
+    let retry = Retry { trigger, sources_ready: false, active: &[], node, devices: &NoDevices };
     assert_eq!(allocator.retry(retry).await.next, Duration::from_secs(30));
 }
 

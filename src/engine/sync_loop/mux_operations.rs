@@ -2,7 +2,7 @@
 //!
 //! Implements spec 02a §4, §8.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 use tracing::{debug, error, info, warn};
@@ -118,14 +118,27 @@ impl SyncLoop {
         }
     }
 
-    fn admit_devices(&self, pod: &Arc<Pod>, presence: RuntimePresence) -> DeviceAdmission {
-        let active = || self.ready.all().then(|| self.active_pods().iter().map(|pod| pod.uid().clone()).collect());
-        self.context.devices.admit(pod, presence == RuntimePresence::Running, &active)
+    pub(super) fn admit_devices(&self, pod: &Arc<Pod>, presence: RuntimePresence) -> DeviceAdmission {
+        // What the node has granted counts: a pod with a pending resize would lose its exclusive CPUs after a restart.
+        let pod = self.allocator.allocated(pod);
+        let active = || self.ready.all().then(|| self.pods_with_resources(&pod));
+        self.context.devices.admit(&pod, presence == RuntimePresence::Running, &active)
+    }
+
+    /// Pods that keep their resources while a pod is admitted: active ones, and those whose containers are still being
+    /// stopped. A pod with the same full name has stopped before the new one starts.
+    fn pods_with_resources(&self, candidate: &Pod) -> HashSet<PodUid> {
+        let stopping = self
+            .records
+            .iter()
+            .filter(|(_, record)| !record.life.is_terminated() && record.id.full_name() != candidate.full_name());
+        let active = self.active_pods();
+        active.iter().map(|pod| pod.uid()).chain(stopping.map(|(uid, _)| uid)).cloned().collect()
     }
 
     /// Admits a pod again once its devices are allocated. `plugin` is the resource whose device plugin has to register
     /// first, if that is the cause: the pod's status and an event name it.
-    fn await_devices(&mut self, pod: &Arc<Pod>, plugin: Option<String>, ending: Vec<PodUid>) {
+    pub(super) fn await_devices(&mut self, pod: &Arc<Pod>, plugin: Option<String>, ending: Vec<PodUid>) {
         self.awaiting_admission.insert(pod.uid().clone(), (StartWait::Devices, Instant::now()));
         self.changed = true;
         if let Some(resource) = plugin {
@@ -172,7 +185,7 @@ impl SyncLoop {
         });
     }
 
-    fn reject(&mut self, pod: &Arc<Pod>, refusal: &AdmissionRejection) {
+    pub(super) fn reject(&mut self, pod: &Arc<Pod>, refusal: &AdmissionRejection) {
         warn!(pod = %pod.object_name(), podUID = %pod.uid(), reason = %refusal.reason, err = %refusal.message, "Pod was rejected");
         self.allocator.reject(pod, refusal);
         self.context.devices.release(pod.uid());
@@ -194,7 +207,8 @@ impl SyncLoop {
         }
         let active = self.active_pods();
         let node = self.context.node.borrow().clone();
-        let retry = Retry { trigger, sources_ready: self.ready.all(), active: &active, node: &node };
+        let (sources_ready, devices) = (self.ready.all(), &*self.context.devices);
+        let retry = Retry { trigger, sources_ready, active: &active, node: &node, devices };
         let done = self.allocator.retry(retry).await;
         self.retry_at = Instant::now() + done.next;
         for uid in done.changed {

@@ -10,10 +10,13 @@ use tracing::debug;
 
 use super::SyncLoop;
 use crate::engine::{
+    admission::AdmissionRejection,
+    allocation::RuntimePresence,
     lifecycle::{self, DesiredState, Lifecycle, StopCause, StopRequest},
     worker::{self, PodUpdate, Report, SyncPodType, WorkerHandle},
     worker_status::{PodWorkerStatus, StartWait},
 };
+use berth_ports::DeviceAdmission;
 use berth_types::{Pod, PodFullName, PodRef, PodUid};
 
 pub(super) enum RecordState {
@@ -238,7 +241,14 @@ impl SyncLoop {
             let label = berth_metrics::static_label(pod.is_static());
             self.context.metrics.restarted_pods.with_label_values(&[label]).inc();
             self.context.status.forget(uid);
-            self.dispatch(&pod, SyncPodType::Create);
+            // Its devices, CPUs, and memory may have been released with the first record.
+            match self.admit_devices(&pod, RuntimePresence::Absent) {
+                DeviceAdmission::Allocated => self.dispatch(&pod, SyncPodType::Create),
+                DeviceAdmission::Pending(plugin) => self.await_devices(&pod, plugin, Vec::new()),
+                DeviceAdmission::Rejected(refusal) => {
+                    self.reject(&pod, &AdmissionRejection::failed_allocation(&refusal));
+                }
+            }
         }
     }
 

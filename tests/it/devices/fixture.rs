@@ -44,6 +44,8 @@ pub struct Agent {
     pub devices: PodDeviceAllocator,
     /// Pods whose health changes were reported.
     pub changed: Arc<Mutex<Vec<PodUid>>>,
+    /// Metrics of device plugins.
+    pub registry: Registry,
     /// Registration socket.
     pub socket: PathBuf,
     tasks: TaskTracker,
@@ -82,13 +84,13 @@ impl Node {
     ) -> Agent {
         let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
         let changed = Arc::<Mutex<Vec<PodUid>>>::default();
-        let recorder = changed.clone();
+        let (recorder, registry) = (changed.clone(), Registry::default());
         let directory = self.directory.path().to_owned();
         // That of the agent before.
         let _ = std::fs::remove_file(directory.join("kubelet.sock"));
         let deps = DeviceManagerDeps {
             file,
-            metrics: DeviceMetrics::new(&Registry::default()),
+            metrics: DeviceMetrics::new(&registry),
             on_health_change: Box::new(move |pods| recorder.lock().expect("whole").extend(pods)),
             alignment,
             numa_nodes: NumaMask::from_bits(0b11),
@@ -97,11 +99,12 @@ impl Node {
         };
         let config = DeviceManagerConfig { directory: directory.clone(), registration_wait };
         let manager = DeviceManager::open(config, deps).await;
-        let registry = Arc::new(PluginRegistry(manager.clone()));
-        let (_, server) = serve_registration(directory.clone(), registry, shutdown.clone());
+        let plugins = Arc::new(PluginRegistry(manager.clone()));
+        let (_, server) = serve_registration(directory.clone(), plugins, shutdown.clone());
         tasks.spawn(server);
         let socket = directory.join("kubelet.sock");
-        let agent = Agent { devices: PodDeviceAllocator(manager.clone()), manager, changed, socket, tasks, shutdown };
+        let devices = PodDeviceAllocator(manager.clone());
+        let agent = Agent { devices, manager, changed, registry, socket, tasks, shutdown };
         agent.until("the registration socket", |agent| agent.socket.exists()).await;
         agent
     }
@@ -160,7 +163,8 @@ impl Agent {
                 DeviceAdmission::Allocated => return Ok(()),
                 DeviceAdmission::Rejected(refusal) => return Err(refusal.message),
                 DeviceAdmission::Pending(_) => {
-                    timeout(EVER, self.devices.settled(pod.uid())).await.expect("an allocation ends");
+                    // Tests that let deadlines pass advance the clock meanwhile.
+                    timeout(EVER * 4, self.devices.settled(pod.uid())).await.expect("an allocation ends");
                 }
             }
         }
@@ -248,6 +252,27 @@ pub fn pod(name: &str, number: u64) -> Arc<Pod> {
 
 pub fn no_options() -> DevicePluginOptions {
     DevicePluginOptions::default()
+}
+
+/// Advances the clock. Not paused any longer than that: a paused clock advances by itself while the sockets are idle.
+pub async fn pass(duration: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(duration).await;
+    tokio::time::resume();
+}
+
+/// Series of a family: values of the labels in the order of their names, and the value, or the number of observations.
+pub fn series(registry: &Registry, family: &str) -> BTreeMap<Vec<String>, f64> {
+    let families = registry.gather().into_iter().filter(|found| found.name() == family);
+    let metrics = families.flat_map(|found| found.get_metric().to_vec());
+    let value = |metric: &prometheus::proto::Metric| {
+        let observations = f64::from(u32::try_from(metric.get_histogram().get_sample_count()).expect("a small number"));
+        metric.get_counter().get_value() + metric.get_gauge().get_value() + observations
+    };
+    let labels = |metric: &prometheus::proto::Metric| {
+        metric.get_label().iter().map(|label| label.value().to_owned()).collect::<Vec<String>>()
+    };
+    metrics.map(|metric| (labels(&metric), value(&metric))).collect()
 }
 
 /// Number of calls of a method.

@@ -2,8 +2,11 @@
 
 mod bad_plugins;
 mod checkpoint;
+mod claim_calls;
 mod claim_crash;
+mod claim_fixture;
 mod crash;
+mod deadlines;
 mod figures;
 mod fixture;
 mod numa_alignment;

@@ -159,6 +159,22 @@ async fn a_pod_whose_devices_and_cpus_cannot_meet_is_refused() {
     }
 }
 
+/// A resize changes no device, and the policy decides about the CPUs.
+#[tokio::test]
+async fn a_resized_pod_keeps_devices_and_cpus() {
+    for (policy, is_refused) in [("none", false), ("best-effort", false), ("restricted", true)] {
+        let aligned = AlignedAgent::start(policy, "container", vec![on_node("d1", 1), on_node("d2", 1)]).await;
+        let owner = pod("owner", 2, 1);
+        aligned.agent.admit(&owner, &[]).await.expect("CPUs and devices are free");
+        let before = (aligned.cpus(&owner), aligned.agent.ids(&owner, "c"));
+        let resized = aligned.agent.devices.admit_resize(&pod("owner", 3, 1));
+        let message = resized.err().map(|refusal| refusal.message);
+        assert_eq!(message.as_deref(), is_refused.then_some(LOCALITY), "{policy}");
+        assert_eq!((aligned.cpus(&owner), aligned.agent.ids(&owner, "c")), before, "{policy}");
+        aligned.stop().await;
+    }
+}
+
 /// A device without topology is no reason to refuse a pod.
 #[tokio::test]
 async fn devices_without_topology_have_no_preference() {

@@ -20,19 +20,12 @@ use berth_testkit::{
     plugin_server::PluginFault,
 };
 
-use super::fixture::{Agent, GPU, Node, no_options, pod};
+use super::fixture::{Agent, GPU, Node, no_options, pass, pod};
 
 /// Resource of a second plugin.
 const NIC: &str = "example.com/nic";
 /// Calls of a plugin that registers once.
 const REGISTERED_ONCE: [PluginCall; 2] = [PluginCall::GetDevicePluginOptions, PluginCall::ListAndWatch];
-
-/// Advances the clock. Not paused any longer than that: a paused clock advances by itself while the sockets are idle.
-async fn pass(duration: Duration) {
-    tokio::time::pause();
-    tokio::time::advance(duration).await;
-    tokio::time::resume();
-}
 
 fn minutes(number: u64) -> Duration {
     Duration::from_secs(60 * number)

@@ -1,12 +1,18 @@
 //! Running pods while their environment changes: cgroups, resizes, readiness gates, and the clock.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use berth_types::{Pod, api};
+use async_trait::async_trait;
+use berth_ports::{AllocationRefusal, ContainerDevices, DeviceAdmission, PodDevices};
+use berth_types::{Pod, PodUid, api};
 use serde_json::{Value, json};
 
 use berth_testkit::{
-    agent::{Agent, Machine},
+    agent::{Agent, Machine, Setup},
     pods::{pod, pod_with, simple},
     scripted_cri::{Behaviour, Fault},
 };
@@ -171,6 +177,62 @@ async fn room_that_a_shrunk_pod_leaves_goes_to_who_waits() {
     agent.api([&sized("large", "1", "1"), &growing]).await;
     agent.until(small.uid(), "granted", SOON, |s| condition(s, "PodResizePending").is_none()).await;
     assert_eq!(agent.metric("kubelet_pod_deferred_accepted_resizes_total", "pod_resized"), 1.0);
+    agent.stop(SOON).await;
+}
+
+/// Records the CPU request of each pod whose devices, CPUs, and memory are allocated.
+#[derive(Default)]
+struct AllocationRecorder(Mutex<Vec<String>>);
+
+#[async_trait]
+impl PodDevices for AllocationRecorder {
+    fn admit(&self, pod: &Arc<Pod>, _: bool, _: &dyn Fn() -> Option<HashSet<PodUid>>) -> DeviceAdmission {
+        let resources = pod.containers()[0].resources.clone().unwrap_or_default();
+        let cpu = resources.requests.unwrap_or_default().remove("cpu").expect("a CPU request");
+        self.0.lock().expect("whole").push(cpu.0);
+        DeviceAdmission::Allocated
+    }
+
+    fn admit_resize(&self, _: &Pod) -> Result<(), AllocationRefusal> {
+        Ok(())
+    }
+
+    async fn settled(&self, _: &PodUid) {}
+
+    fn allocatable(&self, _: &PodUid) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    fn release(&self, _: &PodUid) {}
+
+    async fn container_devices(&self, _: &Arc<Pod>, _: &api::Container) -> Result<ContainerDevices, String> {
+        Ok(ContainerDevices::default())
+    }
+
+    fn health(&self, _: &PodUid, _: &str) -> Vec<api::ResourceStatus> {
+        Vec::new()
+    }
+}
+
+/// Otherwise a pod with exclusive CPUs would be refused after a restart, because it has another number of them.
+#[tokio::test(start_paused = true)]
+async fn a_pending_resize_does_not_count_when_resources_are_allocated_after_a_restart() {
+    let devices = Arc::<AllocationRecorder>::default();
+    let machine = Machine::with(Setup { devices: devices.clone(), ..Setup::default() });
+    let web = sized("web", "1", "1");
+    let agent = with_pods(&machine, &[&web]).await;
+    // The node has four CPUs.
+    let wanted = sized("web", "5", "1");
+    agent.api([&wanted]).await;
+    let deferred = |s: &api::PodStatus| condition(s, "PodResizePending").as_deref() == Some("True Deferred");
+    agent.until(web.uid(), "deferred", SOON, deferred).await;
+    tokio::time::sleep(SOON).await; // the allocation is written to disk
+    agent.kill();
+    let agent = machine.start().await;
+    agent.files([]).await;
+    agent.api([&wanted]).await;
+    agent.until(web.uid(), "deferred again", Duration::from_secs(60), deferred).await;
+    assert_eq!(*devices.0.lock().expect("whole"), ["1", "1"]);
     agent.stop(SOON).await;
 }
 

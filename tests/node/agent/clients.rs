@@ -3,14 +3,16 @@
 //! With the certificate that a standalone node creates for its administrator, and with invalid credentials. Commands
 //! that need containers are in `tests/real/commands.rs`.
 
-use std::{path::Path, process::Stdio};
+use std::{fs, path::Path, process::Stdio};
 
 use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::agent::ScriptedServer;
+use berth_proto::device_plugin::DevicePluginOptions;
 use berth_testkit::{
-    process::{Agent, BinaryName, Home, PATIENCE, manifest, manifest_of, skips},
+    device_plugin::{SamplePlugin, healthy},
+    process::{Agent, BinaryName, Home, PATIENCE, container, manifest, manifest_of, skips},
     reservation::free_ports,
     scripted_cri::Fault,
 };
@@ -26,12 +28,18 @@ struct StandaloneNode {
 
 impl StandaloneNode {
     async fn new() -> Self {
+        Self::prepared(|_| {}).await
+    }
+
+    /// Starts the agent once `prepare` has written files into its home.
+    async fn prepared(prepare: impl FnOnce(&Home)) -> Self {
         let (runtime, certificates) = (ScriptedServer::new().await, tempfile::tempdir().expect("a folder"));
         let [port] = free_ports();
         let flag = format!("--cert-dir={}", certificates.path().display());
         let home = runtime.home().binary_name(BinaryName::Berth).flag(flag).with(json!({
             "enableServer": true, "port": port, "authentication": null, "authorization": null,
         }));
+        prepare(&home);
         let agent = home.start().await;
         agent.until_log("List the pods with this command").await;
         Self { runtime, home, agent, port, certificates }
@@ -116,6 +124,45 @@ async fn the_local_administrator_needs_no_credential_flags() {
     assert!(whole["node"]["memory"]["availableBytes"].is_number() && whole["node"]["fs"].is_object(), "{whole:#}");
     assert_eq!(alone.json(&["top", "-n", "nobody"]).await["pods"], json!([]));
     assert_eq!(alone.json(&["devices"]).await, json!({"devices": []}));
+}
+
+/// After a restart of the agent, `why` names the device plugin that a pod waits for, and `devices` what the pod gets.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_waits_for_its_device_plugin_is_explained() {
+    if skips("a_pod_that_waits_for_its_device_plugin_is_explained") {
+        return;
+    }
+    // A checkpoint of kubelet that names the resource.
+    let data = r#"{"PodDeviceEntries":null,"RegisteredDevices":{"example.com/res":["dev1","dev2"]}}"#;
+    let limits = json!({"limits": {"example.com/res": "1"}});
+    let pod = manifest_of("late", json!({"containers": [{"name": "main", "resources": limits}]}));
+    let alone = StandaloneNode::prepared(|home| {
+        let directory = home.path().join("device-plugins");
+        fs::create_dir(&directory).expect("a directory");
+        let content = format!(r#"{{"Data":{data},"Checksum":2068760492}}"#);
+        fs::write(directory.join("kubelet_internal_checkpoint"), content).expect("written");
+        home.put_pod(&pod);
+    })
+    .await;
+    let message = "waiting for device plugin example.com/res to register";
+    let reason = json!({"reason": "WaitingForDevicePlugin", "message": message});
+    let waits = |pod: &Value| container(pod, "main")["state"]["waiting"] == reason;
+    alone.agent.until_pod("late", "waiting for its device plugin", waits).await;
+    let why = alone.json(&["why", "late"]).await;
+    assert_eq!(why["containers"][0]["reason"], "WaitingForDevicePlugin", "{why:#}");
+    assert_eq!((&why["life"], &why["waits"]["reason"]), (&json!("admission"), &json!("devices")), "{why:#}");
+    assert!(alone.call(&["why", "late"]).await.out.contains(message));
+
+    let directory = alone.home.path().join("device-plugins");
+    let plugin = SamplePlugin::start(&directory, "res.sock", "example.com/res", DevicePluginOptions::default());
+    plugin.set_devices(vec![healthy("dev1"), healthy("dev2")]);
+    plugin.register(&directory.join("kubelet.sock")).await.expect("registered");
+    alone.agent.until_ready("late").await;
+    let devices = alone.json(&["devices"]).await;
+    let owners: Vec<(&Value, &Value)> = (devices["devices"].as_array().expect("a list").iter())
+        .map(|device| (&device["id"], &device["assignedTo"][0]["pod"]))
+        .collect();
+    assert_eq!(owners, [(&json!("dev1"), &json!("late-test-node")), (&json!("dev2"), &Value::Null)], "{devices:#}");
 }
 
 /// An error is one line and an exit code: 1 for a failure, 2 for a usage error.

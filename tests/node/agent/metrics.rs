@@ -97,6 +97,7 @@ const PLAIN: &[(&str, &str, &str)] = &[
 
 /// Families with labels, present after the first change. Name, type or buckets, stability, labels in order.
 const LABELLED: &[(&str, &str, &str, &[&str])] = &[
+    ("dra_resource_claims_in_use", "gauge", "[ALPHA] ", &["driver_name"]),
     ("kubelet_active_pods", "gauge", "[ALPHA] ", &["static"]),
     ("kubelet_restarted_pods_total", "counter", "[ALPHA] ", &["static"]),
     ("kubelet_admission_rejections_total", "counter", "[ALPHA] ", &["reason"]),

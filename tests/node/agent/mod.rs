@@ -13,6 +13,7 @@ mod manifests;
 mod metrics;
 mod objects;
 mod openapi;
+mod plugins;
 mod pods;
 mod prometheus;
 mod resource_policies;

@@ -71,6 +71,27 @@ async fn another_cpu_policy_needs_a_drained_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_that_no_pod_needs_is_renewed_on_request() {
+    if skips("a_state_that_no_pod_needs_is_renewed_on_request") {
+        return;
+    }
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home().settings(json!({"resourceManagers": {"renewStateFiles": true}}));
+    let file = home.root().join(CPU_FILE);
+    home.start().await.kill().await;
+    let none = fs::read_to_string(&file).expect("written at the start");
+    let home = home.with(json!({"cpuManagerPolicy": "static", "kubeReserved": {"cpu": "1"}}));
+    home.start().await.kill().await;
+    let state: Value = serde_json::from_str(&fs::read_to_string(&file).expect("written at the start")).expect("JSON");
+    assert_eq!(state["policyName"], "static");
+    let aside = home.root().join("cpu_manager_state.old");
+    assert_eq!(fs::read_to_string(&aside).expect("moved aside"), none);
+
+    let home = home.settings(json!({"resourceManagers": {"renew": true}}));
+    refuses(&home, "resourceManagers: unknown field `renew`, expected `renewStateFiles`").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_cpu_state_needs_a_drained_node() {
     if skips("a_damaged_cpu_state_needs_a_drained_node") {
         return;

@@ -146,6 +146,34 @@ async fn a_device_reaches_its_container_and_its_health_the_status() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pod_resources_api_lists_the_devices_of_active_pods() {
+    // AC-04b-M15, AC-04b-M16
+    if skips("the_pod_resources_api_lists_the_devices_of_active_pods") {
+        return;
+    }
+    let (node, agent) = DeviceNode::joined(&[("d1", true), ("d2", true), ("d3", true)]).await;
+    node.run("first", 1);
+    node.world.until_ready(&agent, "first").await;
+    node.run("second", 1);
+    node.world.until_ready(&agent, "second").await;
+    for (pod, device) in [("first", "d1"), ("second", "d2")] {
+        node.assert_has_device(pod, device);
+        let containers = node.world.pod_resources(pod).await;
+        let listed: Vec<(&str, &str, &[String])> = containers
+            .iter()
+            .flat_map(|container| container.devices.iter().map(|found| (container.name.as_str(), found)))
+            .map(|(name, found)| (name, found.resource_name.as_str(), found.device_ids.as_slice()))
+            .collect();
+        assert_eq!(listed, [("main", GPU, &[device.to_owned()][..])]);
+    }
+    node.world.api.delete("pods", NAMESPACE, "first", Some(1));
+    node.world.until_gone(&agent, "first").await;
+    assert!(node.world.pod_resources("first").await.is_empty(), "it is not active any more");
+    assert_eq!(node.world.pod_resources("second").await.len(), 1);
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_requests_more_devices_than_are_free_is_rejected() {
     // AC-06c-5
     if skips("a_pod_that_requests_more_devices_than_are_free_is_rejected") {

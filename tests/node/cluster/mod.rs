@@ -31,12 +31,18 @@ mod volumes;
 
 use std::{sync::Arc, time::Duration};
 
+use berth_proto::pod_resources::{
+    ContainerResources, ListPodResourcesRequest, pod_resources_lister_client::PodResourcesListerClient,
+};
 use berth_testkit::{
     api_server::{ApiServer, ConditionContext, Requests},
     process::{Agent, Home, NODE, PATIENCE, manifest_of},
     scripted_server::ScriptedServer,
 };
+use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
+use tokio::net::UnixStream;
+use tonic::transport::Endpoint;
 
 /// Namespace of the pods.
 const NAMESPACE: &str = "default";
@@ -130,6 +136,19 @@ impl ClusterFixture {
         for id in self.runtime.cri.running(name, "main") {
             self.runtime.cri.kill(&id, code, if code == 0 { "Completed" } else { "Error" });
         }
+    }
+
+    /// Containers of a pod as the pod-resources API lists them; empty for a pod that is not active.
+    pub async fn pod_resources(&self, pod: &str) -> Vec<ContainerResources> {
+        let socket = self.home.root().join("pod-resources/kubelet.sock");
+        let connector = tower::service_fn(move |_: http::Uri| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
+        let mut lister = PodResourcesListerClient::new(channel.expect("the socket is open"));
+        let listed = lister.list(ListPodResourcesRequest {}).await.expect("answered").into_inner().pod_resources;
+        listed.into_iter().find(|found| found.name == pod).map(|found| found.containers).unwrap_or_default()
     }
 
     /// Requests of the agent.

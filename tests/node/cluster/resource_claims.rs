@@ -250,6 +250,48 @@ async fn a_deleted_pod_stays_until_its_claims_are_released() {
     drop(agent);
 }
 
+/// The scheduler has created a claim for an extended resource of the pod; no device plugin serves it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_extended_resource_of_a_pod_comes_from_its_claim() {
+    // Spec 06c §3.7
+    if skips("an_extended_resource_of_a_pod_comes_from_its_claim") {
+        return;
+    }
+    let (node, agent) = DraNode::joined(&[V1]).await;
+    node.driver.set_requests(&["gpu"]);
+    let amounts = json!({"example.com/gpu": "1"});
+    let main = json!({"name": "main", "resources": {"requests": amounts, "limits": amounts}});
+    let spec = json!({"containers": [main, {"name": "other"}]});
+    let pod = node.world.api.create(pod_of("web", spec));
+    node.create_claim("extended");
+    node.allocate("extended", &[&pod]);
+    let mapping = json!({"containerName": "main", "resourceName": "example.com/gpu", "requestName": "gpu"});
+    let claim = json!({"resourceClaimName": "extended", "requestMappings": [mapping]});
+    let status = json!({"status": {"extendedResourceClaimStatus": claim}});
+    let outcome = node.world.api.admin().patch_sub("pods", NAMESPACE, "web", "status", status);
+    outcome.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"));
+    node.bind("web");
+    node.world.until_ready(&agent, "web").await;
+    node.assert_uses("web", &["extended"]);
+    assert_eq!(node.world.runtime.cri.cdi_devices("web", "other"), [] as [String; 0]);
+    let pod = node.world.pod("web").expect("it is there");
+    assert_eq!(pod["status"]["extendedResourceClaimStatus"], claim, "the agent keeps what the scheduler has written");
+
+    // The pod-resources API lists what the container has.
+    let containers = node.world.pod_resources("web").await;
+    let listed: Vec<(&str, &str, &str)> = containers
+        .iter()
+        .flat_map(|container| container.dynamic_resources.iter().map(|found| (container.name.as_str(), found)))
+        .flat_map(|(name, found)| found.claim_resources.iter().map(move |device| (name, found, device)))
+        .map(|(name, found, device)| (name, found.claim_name.as_str(), device.cdi_devices[0].name.as_str()))
+        .collect();
+    assert_eq!(listed, [("main", "extended", node.cdi_id("extended").as_str())]);
+
+    node.delete(&agent, "web").await;
+    assert_eq!((node.calls(PREPARE).len(), node.calls(UNPREPARE).len()), (1, 1));
+    drop(agent);
+}
+
 /// What has to be released is in the checkpoint: the object is not needed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_is_deleted_under_its_pod_is_released_from_the_checkpoint() {

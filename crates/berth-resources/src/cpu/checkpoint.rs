@@ -11,7 +11,7 @@
 //!
 //! Entries of pods are read and written whether the feature gate is enabled or not, so that none is lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use berth_types::{ContainerId, CpuSet, CpuSetError, PodUid, fieldpath::quoted};
 use serde_json::{Map, Value, json};
@@ -135,6 +135,12 @@ pub fn decode(content: &[u8], policy: &str, containers: &InitialContainers) -> R
     }
     state.pod_entries = file.pods.into_iter().map(|(pod, entry)| (pod.into(), entry.0)).collect();
     Ok(state)
+}
+
+/// Pods with CPUs in a file of any policy; `None` if the file cannot be decoded.
+pub fn recorded_pods(content: &[u8], containers: &InitialContainers) -> Option<BTreeSet<PodUid>> {
+    let file = FileTexts::decode(content, containers).ok()?;
+    Some(file.entries.into_keys().chain(file.pods.into_keys()).map(PodUid::from).collect())
 }
 
 /// CPU lists by container name, or by container ID in the oldest format.

@@ -1,4 +1,4 @@
-//! Topology hints of the CPU manager: NUMA nodes that have enough CPUs for a container or pod. Pure. Spec 06b §1.10.
+//! Topology hints of the CPU manager: NUMA nodes with enough CPUs. Pure. Spec 06b §1.10.
 
 use std::collections::{BTreeMap, BTreeSet};
 

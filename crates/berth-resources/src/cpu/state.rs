@@ -1,4 +1,4 @@
-//! CPU manager state: shared pool and exclusive CPUs, release, validation at the start. Pure. Spec 06b §1.4, §1.7.
+//! CPU manager state: shared pool, exclusive CPUs, validation at the start. Pure. Spec 06b §1.4, §1.7.
 
 use std::collections::{BTreeMap, HashSet};
 

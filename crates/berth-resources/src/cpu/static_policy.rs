@@ -1,9 +1,9 @@
-//! Static policy of the CPU manager: exclusive CPUs for containers with whole CPUs. Pure. Spec 06b §1.5, §1.6.
+//! Static policy of the CPU manager: exclusive CPUs of containers. Pure. Spec 06b §1.5 to §1.7.
 //!
 //! Deviation from the reference: a container that already has CPUs is not checked against `full-pcpus-only` again. The
 //! reference checks first, and refuses it after a restart if the other cores of the node are assigned.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use berth_types::{
     CpuSet, Pod, PodUid, api,
@@ -32,12 +32,10 @@ pub struct StaticPolicy {
 
 /// CPUs of finished init containers, which later containers of the same pod take first. Not part of the checkpoint:
 /// after a restart the admission of the pod's containers, in order, restores it.
+///
+/// The reference forgets them when another pod is admitted; here pods are admitted side by side.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct ReusableCpus {
-    /// The pod whose container was allocated last; CPUs of other pods are forgotten.
-    pod: Option<PodUid>,
-    cpus: CpuSet,
-}
+pub struct ReusableCpus(BTreeMap<PodUid, CpuSet>);
 
 /// Result of [`StaticPolicy::allocate`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -262,19 +260,26 @@ impl StaticPolicy {
 impl ReusableCpus {
     /// CPUs that a container of the pod can take again.
     pub fn of(&self, pod: &PodUid) -> CpuSet {
-        if self.pod.as_ref() == Some(pod) { self.cpus.clone() } else { CpuSet::default() }
+        self.0.get(pod).cloned().unwrap_or_default()
+    }
+
+    /// Forgets the CPUs of all pods that are not active.
+    pub fn retain(&mut self, is_active: impl Fn(&PodUid) -> bool) {
+        self.0.retain(|pod, _| is_active(pod));
     }
 
     /// Adds the CPUs of a plain init container.
     pub(super) fn insert(&mut self, pod: &PodUid, cpus: &CpuSet) {
-        self.cpus = self.of(pod).union(cpus);
-        self.pod = Some(pod.clone());
+        self.0.insert(pod.clone(), self.of(pod).union(cpus));
     }
 
     /// Removes the CPUs of a container that runs until the pod ends.
     fn remove(&mut self, pod: &PodUid, cpus: &CpuSet) {
-        self.cpus = self.of(pod).difference(cpus);
-        self.pod = Some(pod.clone());
+        let rest = self.of(pod).difference(cpus);
+        match rest.is_empty() {
+            true => self.0.remove(pod),
+            false => self.0.insert(pod.clone(), rest),
+        };
     }
 }
 

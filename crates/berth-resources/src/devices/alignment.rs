@@ -6,26 +6,26 @@ use crate::numa::{NumaMask, ProviderHints};
 use berth_ports::AllocationRefusal;
 use berth_types::{Pod, PodUid, api};
 
-/// Topology manager with the CPU and memory managers, as the device manager calls it (spec 06b §3.2). The calls are pure
-/// decisions in memory: none of them waits.
+/// Topology manager with the CPU and memory managers, as the device manager calls it (spec 06b §3.2). The calls are
+/// pure decisions in memory: none of them waits.
 pub trait ResourceAlignment: Send + Sync + 'static {
     /// Whether hints of devices are merged: the topology policy is not `none`.
     fn merges_hints(&self) -> bool;
 
-    /// Begins the admission of a pod. `active` are the pods that keep their resources in addition to this one; `None` while
-    /// a source is not ready. `hints` are those of the pod's devices, which only the scope `pod` uses.
+    /// Releases the resources of all pods that are neither active nor the candidate of an admission.
+    fn retain(&self, active: HashSet<PodUid>, candidate: &PodUid);
+
+    /// Whether all containers of a pod have the CPUs and memory that they request: a running pod is not judged again.
+    fn is_allocated(&self, pod: &Pod) -> bool;
+
+    /// Begins the admission of a pod. `hints` are those of the pod's devices, which only the scope `pod` uses.
     ///
     /// # Errors
     /// The pod's resources cannot be aligned.
-    fn begin(
-        &self,
-        pod: &Pod,
-        active: Option<&HashSet<PodUid>>,
-        hints: &dyn Fn() -> ProviderHints,
-    ) -> Result<(), AllocationRefusal>;
+    fn begin(&self, pod: &Pod, hints: &dyn Fn() -> ProviderHints) -> Result<(), AllocationRefusal>;
 
-    /// Allocates CPUs and memory to a container; `hints` are those of its devices. Returns the NUMA nodes from which its
-    /// devices should come, `None` for no preference. A container that has its resources keeps them.
+    /// Allocates CPUs and memory to a container; `hints` are those of its devices. Returns the NUMA nodes from which
+    /// its devices should come, `None` for no preference. A container that has its resources keeps them.
     ///
     /// # Errors
     /// The resources are not available, or cannot be aligned.
@@ -53,12 +53,13 @@ impl ResourceAlignment for NoAlignment {
         false
     }
 
-    fn begin(
-        &self,
-        _: &Pod,
-        _: Option<&HashSet<PodUid>>,
-        _: &dyn Fn() -> ProviderHints,
-    ) -> Result<(), AllocationRefusal> {
+    fn retain(&self, _: HashSet<PodUid>, _: &PodUid) {}
+
+    fn is_allocated(&self, _: &Pod) -> bool {
+        true
+    }
+
+    fn begin(&self, _: &Pod, _: &dyn Fn() -> ProviderHints) -> Result<(), AllocationRefusal> {
         Ok(())
     }
 

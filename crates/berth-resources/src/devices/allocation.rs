@@ -22,8 +22,6 @@ use berth_types::{Pod, PodUid, api};
 #[derive(Clone, Copy)]
 struct DeviceRequest<'a> {
     pod: &'a PodUid,
-    /// Number of the pod's allocation.
-    number: u64,
     container: &'a str,
     resource: &'a str,
     required: usize,
@@ -51,6 +49,13 @@ impl Drop for DeviceReservation<'_> {
             }
         });
     }
+}
+
+/// Devices that are reserved for a container until all calls of the pod's plugins have ended.
+struct PlannedDevices<'a> {
+    container: &'a str,
+    client: PluginClient,
+    reservation: DeviceReservation<'a>,
 }
 
 /// Next step of an allocation.
@@ -83,79 +88,112 @@ impl DeviceManager {
     }
 
     async fn allocate_containers(&self, pod: &Arc<Pod>, number: u64) -> Result<bool, AllocationRefusal> {
+        for (container, _) in requests::containers(pod) {
+            for (resource, _) in requests::limits(pod, container) {
+                self.wait_for_plugin(pod.uid(), &container.name, resource).await;
+            }
+        }
+        let planned = {
+            // One pod at a time chooses devices by NUMA nodes: another could take those of the merged hint. A plugin is
+            // only asked for its preference meanwhile.
+            let _permit = if self.alignment.merges_hints() { self.alignments.acquire().await.ok() } else { None };
+            self.plan(pod, number).await?
+        };
+        for devices in &planned {
+            self.allocate_planned(pod, number, devices).await?;
+        }
+        Ok(!planned.is_empty())
+    }
+
+    /// Allocates CPUs and memory to all containers, and chooses and reserves the devices that they lack.
+    async fn plan<'a>(&'a self, pod: &'a Pod, number: u64) -> Result<Vec<PlannedDevices<'a>>, AllocationRefusal> {
+        self.begin_alignment(pod)?;
         let mut left = ReusableDevices::default();
-        let mut is_changed = false;
+        let mut planned: Vec<PlannedDevices<'_>> = Vec::new();
         for (container, reuse) in requests::containers(pod) {
-            let affinity = self.align(pod, container, &left).await?;
+            let affinity = self.align(pod, number, container, &left)?;
             for (resource, required) in requests::limits(pod, container) {
                 if !self.state().is_device_resource(resource) {
                     continue;
                 }
                 let request = DeviceRequest {
                     pod: pod.uid(),
-                    number,
                     container: &container.name,
                     resource,
                     required,
                     reusable: &left.of(resource),
                     affinity: affinity.as_ref(),
                 };
-                is_changed |= self.allocate_resource(request).await?;
+                if let Some((client, reservation)) = self.reserve_devices(request).await? {
+                    planned.push(PlannedDevices { container: &container.name, client, reservation });
+                }
             }
-            left.add(self.state().container_assignments(pod.uid(), &container.name), reuse);
+            let mut devices = self.state().container_devices(pod.uid(), &container.name);
+            for new in planned.iter().filter(|new| new.container == container.name) {
+                devices.insert(new.reservation.resource.clone(), new.reservation.ids.clone());
+            }
+            left.add(devices, reuse);
         }
-        Ok(is_changed)
+        Ok(planned)
     }
 
     /// Allocates CPUs and memory to a container that needs devices; returns the NUMA nodes for its devices.
-    async fn align(
+    fn align(
         &self,
         pod: &Pod,
+        number: u64,
         container: &api::Container,
         left: &ReusableDevices,
     ) -> Result<Option<BTreeSet<i64>>, AllocationRefusal> {
-        if self.alignment.merges_hints() {
-            // Without its devices a plugin has no hints.
-            for (resource, _) in requests::limits(pod, container) {
-                self.wait_for_plugin(pod.uid(), &container.name, resource).await;
-            }
-        }
         let hints = || self.state().container_hints(pod, container, left, self.numa_nodes);
         let mask = self.alignment.allocate(pod, container, &hints)?;
+        if !self.state().is_current(pod.uid(), number) {
+            // Released while this was allocated.
+            self.alignment.release(pod.uid());
+            return Err(AllocationRefusal::from("the pod was released".to_owned()));
+        }
         Ok(mask.map(|mask| mask.iter().map(i64::from).collect()))
     }
 
-    /// Allocates devices of one resource to a container; returns whether it got any.
-    async fn allocate_resource(&self, request: DeviceRequest<'_>) -> Result<bool, String> {
-        self.wait_for_plugin(request.pod, request.container, request.resource).await;
-        let (client, reservation) = match self.step(request, None)? {
-            Step::Done => return Ok(false),
-            Step::Allocate { client, reservation } => (client, reservation),
+    /// Chooses and reserves devices of one resource for a container; `None` if it has them.
+    async fn reserve_devices(
+        &self,
+        request: DeviceRequest<'_>,
+    ) -> Result<Option<(PluginClient, DeviceReservation<'_>)>, String> {
+        match self.step(request, None)? {
+            Step::Done => Ok(None),
+            Step::Allocate { client, reservation } => Ok(Some((client, reservation))),
             Step::Prefer { client, available, must_include, size } => {
                 let preferred = client.preferred_allocation(&available, &must_include, size).await?;
                 // Devices may have been taken during the call: the choice is made again, with the plugin's preference.
                 match self.step(request, Some(&preferred))? {
-                    Step::Allocate { client, reservation } => (client, reservation),
-                    Step::Done | Step::Prefer { .. } => return Ok(false),
+                    Step::Allocate { client, reservation } => Ok(Some((client, reservation))),
+                    Step::Done | Step::Prefer { .. } => Ok(None),
                 }
             }
-        };
-        debug!(podUID = %request.pod, containerName = request.container, devices = ?reservation.ids, resource = request.resource, "Allocating devices of device plugin");
+        }
+    }
+
+    /// Calls the plugin for reserved devices and assigns them.
+    async fn allocate_planned(&self, pod: &Pod, number: u64, planned: &PlannedDevices<'_>) -> Result<(), String> {
+        let PlannedDevices { container, client, reservation } = planned;
+        let resource = reservation.resource.as_str();
+        debug!(podUID = %pod.uid(), containerName = container, devices = ?reservation.ids, resource, "Allocating devices of device plugin");
         let began = Instant::now();
         let response = client.allocate(&reservation.ids).await;
-        self.metrics.allocated(request.resource, began.elapsed());
+        self.metrics.allocated(resource, began.elapsed());
         let response = response?;
         let is_assigned = self.change(|state| {
-            let is_current = state.is_current(request.pod, request.number);
+            let is_current = state.is_current(pod.uid(), number);
             if is_current {
                 let none = Devices::new();
-                let devices = state.inventory.get(request.resource).map_or(&none, |entry| &entry.devices);
+                let devices = state.inventory.get(resource).map_or(&none, |entry| &entry.devices);
                 let assignment = DeviceAssignment::new(&reservation.ids, devices, response);
-                state.assign(request.pod, request.container, request.resource, assignment);
+                state.assign(pod.uid(), container, resource, assignment);
             }
             is_current
         });
-        if is_assigned { Ok(true) } else { Err("the pod was released".to_owned()) }
+        if is_assigned { Ok(()) } else { Err("the pod was released".to_owned()) }
     }
 
     /// Chooses devices by the current state. `preferred` is the plugin's answer, once it was asked.

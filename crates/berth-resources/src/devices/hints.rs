@@ -319,7 +319,7 @@ mod tests {
         state.assign(&uid, "i", "example.com/res", DeviceAssignment::new(&ids("d1"), &listed, Vec::new()));
         assert_eq!(hints_of(state.container_hints(&pod, init, &reusable, nodes)), expected("1p 0,1"));
         assert_eq!(hints_of(state.container_hints(&pod, regular, &reusable, nodes)), expected("0p 0,1"));
-        reusable.add(state.container_assignments(&uid, "i"), DeviceReuse::Leaves);
+        reusable.add(state.container_devices(&uid, "i"), DeviceReuse::Leaves);
         assert_eq!(hints_of(state.container_hints(&pod, regular, &reusable, nodes)), expected("1p 0,1"));
         // The pod has one device and requests two.
         assert_eq!(hints_of(state.pod_hints(&pod, nodes)), expected(""));

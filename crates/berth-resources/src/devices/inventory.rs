@@ -67,7 +67,8 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Restores the names of resources from the checkpoint. Their plugins are disconnected since `now`, and are kept for
+    /// Restores the names of resources from the checkpoint. Their plugins are disconnected since `now`, and are kept
+    /// for
     /// `wait`, but at least for [`GRACE`].
     pub fn restored(names: impl IntoIterator<Item = String>, now: Instant, wait: Duration) -> Self {
         let stopped_at = now + wait.saturating_sub(GRACE);

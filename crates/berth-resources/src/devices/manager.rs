@@ -12,7 +12,7 @@ use std::{
 
 use async_trait::async_trait;
 use tokio::{
-    sync::watch,
+    sync::{Semaphore, watch},
     task::JoinHandle,
     time::{Instant, sleep_until},
 };
@@ -93,6 +93,8 @@ pub struct DeviceManager {
     pub(super) metrics: DeviceMetrics,
     pub(super) alignment: Arc<dyn ResourceAlignment>,
     pub(super) numa_nodes: NumaMask,
+    /// Permit of the pod whose hints are merged.
+    pub(super) alignments: Semaphore,
     tasks: TaskTracker,
     shutdown: CancellationToken,
     pub(super) started_at: Instant,
@@ -141,6 +143,7 @@ impl DeviceManager {
             metrics: deps.metrics,
             alignment: deps.alignment,
             numa_nodes: deps.numa_nodes,
+            alignments: Semaphore::new(1),
             tasks: deps.tasks,
             shutdown: deps.shutdown,
             started_at,
@@ -306,17 +309,18 @@ impl DeviceManager {
         }
     }
 
-    fn begin_alignment(&self, pod: &Pod, active: Option<&HashSet<PodUid>>) -> Result<(), AllocationRefusal> {
-        self.alignment.begin(pod, active, &|| self.state().pod_hints(pod, self.numa_nodes))
+    pub(super) fn begin_alignment(&self, pod: &Pod) -> Result<(), AllocationRefusal> {
+        self.alignment.begin(pod, &|| self.state().pod_hints(pod, self.numa_nodes))
     }
 
     /// Allocates CPUs and memory to a pod that needs no devices, or has them already.
     fn align_containers(&self, pod: &Pod) -> Result<(), AllocationRefusal> {
+        self.begin_alignment(pod)?;
         let mut reusable = ReusableDevices::default();
         for (container, reuse) in requests::containers(pod) {
             let hints = || self.state().container_hints(pod, container, &reusable, self.numa_nodes);
             self.alignment.allocate(pod, container, &hints)?;
-            reusable.add(self.state().container_assignments(pod.uid(), &container.name), reuse);
+            reusable.add(self.state().container_devices(pod.uid(), &container.name), reuse);
         }
         Ok(())
     }
@@ -332,7 +336,8 @@ impl DeviceManager {
 
 fn listed_device(inventory: &Inventory, resource: &str, id: &DeviceId) -> ListedDevice {
     let device = inventory.device(resource, id);
-    // A device of the checkpoint is healthy until its plugin reports otherwise: a restart of the agent changes no status.
+    // A device of the checkpoint is healthy until its plugin reports otherwise: a restart of the agent changes no
+    // status.
     let is_unreported = inventory.get(resource).is_some_and(|entry| !entry.has_reported());
     ListedDevice {
         resource: resource.to_owned(),
@@ -386,18 +391,28 @@ impl PodDevices for PodDeviceAllocator {
             }
             needs_devices
         };
-        let began = Instant::now();
-        let mut aligned = manager.begin_alignment(pod, active.as_ref());
-        if needs_devices && aligned.is_ok() {
+        if let Some(active) = active {
+            manager.alignment.retain(active, pod.uid());
+        }
+        if needs_devices {
             let mut state = manager.state();
             manager.start_allocation(&mut state, pod);
             return DeviceAdmission::Pending(state.missing_plugin(pod));
         }
-        if aligned.is_ok() {
-            aligned = manager.align_containers(pod);
+        if is_running && manager.alignment.is_allocated(pod) {
+            return DeviceAdmission::Allocated;
         }
+        let began = Instant::now();
+        let aligned = manager.align_containers(pod);
         manager.alignment.admission_ended(began.elapsed(), aligned.is_err());
         aligned.map_or_else(DeviceAdmission::Rejected, |()| DeviceAdmission::Allocated)
+    }
+
+    fn admit_resize(&self, pod: &Pod) -> Result<(), AllocationRefusal> {
+        let (manager, began) = (&self.0, Instant::now());
+        let aligned = manager.align_containers(pod);
+        manager.alignment.admission_ended(began.elapsed(), aligned.is_err());
+        aligned
     }
 
     async fn settled(&self, pod: &PodUid) {
@@ -423,8 +438,10 @@ impl PodDevices for PodDeviceAllocator {
     }
 
     fn release(&self, pod: &PodUid) {
+        // First the devices: an allocation in progress ends.
+        let had_devices = self.0.change(|state| state.release(pod));
         self.0.alignment.release(pod);
-        if self.0.change(|state| state.release(pod)) {
+        if had_devices {
             self.0.save_later();
         }
     }

@@ -2,10 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{
-    model::{DeviceAssignment, DeviceId},
-    requests::DeviceReuse,
-};
+use super::{model::DeviceId, requests::DeviceReuse};
 
 /// Devices of one pod that later containers take first, by resource.
 #[derive(Default)]
@@ -18,10 +15,9 @@ impl ReusableDevices {
     }
 
     /// Accounts for the devices of the next container.
-    pub fn add(&mut self, assignments: Option<&BTreeMap<String, DeviceAssignment>>, reuse: DeviceReuse) {
-        for (resource, assignment) in assignments.into_iter().flatten() {
-            let reusable = self.0.entry(resource.clone()).or_default();
-            let ids = assignment.ids();
+    pub fn add(&mut self, devices: BTreeMap<String, BTreeSet<DeviceId>>, reuse: DeviceReuse) {
+        for (resource, ids) in devices {
+            let reusable = self.0.entry(resource).or_default();
             match reuse {
                 DeviceReuse::Leaves => reusable.extend(ids),
                 DeviceReuse::Keeps => reusable.retain(|id| !ids.contains(id)),

@@ -63,8 +63,10 @@ impl ManagerState {
     }
 
     /// Devices of a container by resource.
-    pub fn container_assignments(&self, pod: &PodUid, container: &str) -> Option<&BTreeMap<String, DeviceAssignment>> {
-        self.assignments.get(pod)?.get(container)
+    pub fn container_devices(&self, pod: &PodUid, container: &str) -> BTreeMap<String, BTreeSet<DeviceId>> {
+        let assignments = self.assignments.get(pod).and_then(|containers| containers.get(container));
+        let ids = |(resource, assignment): (&String, &DeviceAssignment)| (resource.clone(), assignment.ids());
+        assignments.into_iter().flatten().map(ids).collect()
     }
 
     /// Devices of a resource that containers have.

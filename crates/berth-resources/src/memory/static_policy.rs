@@ -172,6 +172,12 @@ impl StaticMemoryPolicy {
         }
     }
 
+    /// Whether an allocation would give memory to a container.
+    pub fn needs_memory(&self, pod: &Pod, container: &api::Container) -> bool {
+        let has_memory = self.recorded(pod.uid(), &container.name).is_some() || self.has_ended(pod, container);
+        is_pinned(pod) && !has_memory && self.requests(container).is_none_or(|requested| !requested.is_empty())
+    }
+
     /// Allocates the memory of a container, on the nodes that the topology manager chose. Containers are allocated in
     /// the order in which they start.
     ///
@@ -215,7 +221,9 @@ impl StaticMemoryPolicy {
     /// it. Returns whether there was any.
     pub fn release_init_before(&mut self, pod: &Pod, container: &str) -> bool {
         let mut is_changed = false;
-        for init in plain_init_before(pod, container) {
+        // An ephemeral container is after none.
+        let has_container = containers(pod).any(|known| known.name == container);
+        for init in plain_init_before(pod, container).filter(|_| has_container) {
             is_changed |= self.release(pod.uid(), init);
         }
         is_changed

@@ -1,4 +1,4 @@
-//! Topology manager policies: admission by the merged hint, and the reason of a refusal. Pure. Spec 06b §3.5.
+//! Topology manager policies: admission by the merged hint, reason of a refusal. Pure. Spec 06b §3.5.
 
 use super::{
     hint::TopologyHint,

@@ -6,13 +6,13 @@ use async_trait::async_trait;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::manager::PlacementManager;
+use super::manager::{AppliedContainer, PlacementManager};
 use crate::memory::MemoryBlock;
 use berth_ports::{AllocatablePlacement, ContainerPlacement, ContainerPlacements, PlacedMemory};
 use berth_types::{ContainerId, Pod, PodUid};
 
-/// How long the creation of a container waits until running containers have left its CPUs. A runtime that hangs must not
-/// delay pods longer; the reconciler repeats the update.
+/// How long the creation of a container waits until running containers have left its CPUs. A runtime that hangs must
+/// not delay pods longer; the reconciler repeats the update.
 const POOL_UPDATE: Duration = Duration::from_secs(2);
 
 #[async_trait]
@@ -56,8 +56,10 @@ impl ContainerPlacements for PlacementManager {
     }
 
     async fn prepare(&self, pod: &PodUid, container: &str) -> Result<ContainerPlacement, String> {
-        self.cpu_checkpoint.flush().await?;
-        self.memory_checkpoint.flush().await?;
+        // Only what this pod got since the start must be written: other containers start on a full disk, too.
+        let unsaved = self.unsaved().get(pod).copied().unwrap_or_default();
+        self.cpu_checkpoint.saved(unsaved.cpu).await?;
+        self.memory_checkpoint.saved(unsaved.memory).await?;
         if self.placement(pod, container).has_exclusive_cpus {
             let number = *self.changes.borrow();
             let mut reconciled = self.reconciled.subscribe();
@@ -66,16 +68,28 @@ impl ContainerPlacements for PlacementManager {
             }
         }
         let placement = self.placement(pod, container);
-        self.applied().prepared.insert((pod.clone(), container.to_owned()), placement.cpus.clone());
+        if self.policies.cpu.is_some() {
+            if placement.cpus.is_empty() {
+                warn!(podUID = %pod, containerName = container, "The shared pool has no CPUs: the container runs on all CPUs");
+            }
+            self.applied().prepared.insert((pod.clone(), container.to_owned()), placement.cpus.clone());
+        }
         Ok(placement)
     }
 
     fn created(&self, pod: &Pod, container: &str, id: &ContainerId) {
-        {
+        let (uid, name) = (pod.uid().clone(), container.to_owned());
+        let prepared = self.applied().prepared.remove(&(uid.clone(), name.clone()));
+        if let Some(cpus) = prepared {
+            let created = AppliedContainer { pod: uid, name, cpus: cpus.clone(), is_observed: false };
             let mut applied = self.applied();
-            let prepared = applied.prepared.remove(&(pod.uid().clone(), container.to_owned()));
-            if let Some(cpus) = prepared {
-                applied.containers.insert(id.clone(), cpus);
+            // One that was created before, and never observed running, is gone.
+            applied.containers.retain(|_, old| old.is_observed || old.pod != created.pod || old.name != created.name);
+            applied.containers.insert(id.clone(), created);
+            drop(applied);
+            if cpus != self.placement(pod.uid(), container).cpus {
+                // The pool changed while the runtime created the container.
+                self.pool_changed();
             }
         }
         let has_freed = self.state().memory.as_mut().is_some_and(|memory| memory.release_init_before(pod, container));

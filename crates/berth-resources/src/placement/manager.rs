@@ -1,4 +1,4 @@
-//! Owner of the state of the CPU, memory, and topology managers: start, admission, checkpoints, metrics.
+//! State owner of the CPU, memory, and topology managers: start, admission, checkpoints, metrics.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -19,7 +19,7 @@ use crate::{
     cpu::{self, CpuState, InitialContainers},
     devices::alignment::ResourceAlignment,
     memory::{MemoryCheckpoint, MemoryPolicy, StaticMemoryPolicy},
-    numa::{NumaMask, ProviderHints, TopologyPolicy},
+    numa::{NumaMask, ProviderHints, TopologyPolicy, TopologyScope},
 };
 use berth_metrics::{
     AlignmentBoundary, AlignmentScope, CpuManagerMetrics, MemoryManagerMetrics, Registry, TopologyManagerMetrics,
@@ -50,13 +50,29 @@ struct PlacementMetrics {
     topology: TopologyManagerMetrics,
 }
 
+/// A container with the CPUs that it was last given in the runtime.
+#[derive(Debug)]
+pub(super) struct AppliedContainer {
+    pub pod: PodUid,
+    pub name: String,
+    pub cpus: CpuSet,
+    /// Whether it was observed running. Before, it may just have been created.
+    pub is_observed: bool,
+}
+
 /// CPUs that containers were last given in the runtime.
 #[derive(Debug, Default)]
 pub(super) struct AppliedCpus {
-    /// By container ID.
-    pub containers: BTreeMap<ContainerId, CpuSet>,
+    pub containers: BTreeMap<ContainerId, AppliedContainer>,
     /// Of containers that are being created, by pod and name.
     pub prepared: BTreeMap<(PodUid, String), CpuSet>,
+}
+
+/// Numbers of the requests to write the checkpoints; 0 is on disk since the start.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct WriteRequests {
+    pub cpu: u64,
+    pub memory: u64,
 }
 
 /// See the module documentation.
@@ -64,7 +80,9 @@ pub struct PlacementManager {
     pub(super) policies: PlacementPolicies,
     state: Arc<Mutex<PlacementState>>,
     applied: Mutex<AppliedCpus>,
-    /// Containers that had exclusive CPUs in the checkpoint at the start: the runtime has created them with these.
+    /// Requests to write the checkpoints that contain what pods got since the start.
+    unsaved: Mutex<BTreeMap<PodUid, WriteRequests>>,
+    /// Containers that had exclusive CPUs in the checkpoint at the start, and that the runtime has created with these.
     pub(super) restored: BTreeMap<PodUid, BTreeMap<String, CpuSet>>,
     /// Number of the last change of the shared pool.
     pub(super) changes: watch::Sender<u64>,
@@ -81,23 +99,34 @@ impl PlacementManager {
     /// # Errors
     /// The reference's text, if a checkpoint cannot be read, or does not fit policy, machine, or reservations.
     pub async fn open(policies: PlacementPolicies, deps: PlacementManagerDeps) -> Result<Arc<Self>, String> {
-        let cpu = restore_cpu(&policies, &deps).await.map_err(|error| format!("start cpu manager error: {error}"))?;
-        let memory =
-            restore_memory(&policies, &deps).await.map_err(|error| format!("start memory manager error: {error}"))?;
-        let restored = cpu.assignments.clone();
+        let of_cpu = |error: String| format!("start cpu manager error: {error}");
+        let of_memory = |error: String| format!("start memory manager error: {error}");
+        let (cpu, cpu_content) = restore_cpu(&policies, &deps).await.map_err(of_cpu)?;
+        let (memory, memory_content) = restore_memory(&policies, &deps).await.map_err(of_memory)?;
+        // A resize assigns CPUs to a container that has others, and the agent may have ended before it changed them.
+        let restored = if policies.resizes_exclusive_cpus { BTreeMap::new() } else { cpu.assignments.clone() };
         let state = Arc::new(Mutex::new(PlacementState::restored(cpu, memory)));
         let cpu_policy = if policies.cpu.is_some() { "static" } else { "none" };
         let (cpu_encoded, memory_encoded) = (state.clone(), state.clone());
-        let cpu_checkpoint = CheckpointWriter::spawn(&deps.tasks, &deps.shutdown, deps.cpu_file, move || {
+        let encode_cpu = move || {
             let cpu = lock(&cpu_encoded).cpu.clone();
             cpu::checkpoint::encode(cpu_policy, &cpu)
-        });
-        let memory_checkpoint = CheckpointWriter::spawn(&deps.tasks, &deps.shutdown, deps.memory_file, move || {
+        };
+        let encode_memory = move || {
             let memory = lock(&memory_encoded).memory.as_ref().map(|memory| memory.checkpoint().clone());
             memory.unwrap_or_else(|| MemoryCheckpoint::new(MemoryPolicy::None)).encode()
-        });
-        cpu_checkpoint.write().await.map_err(|error| format!("start cpu manager error: {error}"))?;
-        memory_checkpoint.write().await.map_err(|error| format!("start memory manager error: {error}"))?;
+        };
+        // An unchanged file is not written: the agent starts on a full disk.
+        let is_cpu_saved = cpu_content == Some(encode_cpu());
+        let is_memory_saved = memory_content == Some(encode_memory());
+        let cpu_checkpoint = CheckpointWriter::spawn(&deps.tasks, &deps.shutdown, deps.cpu_file, encode_cpu);
+        let memory_checkpoint = CheckpointWriter::spawn(&deps.tasks, &deps.shutdown, deps.memory_file, encode_memory);
+        if !is_cpu_saved {
+            cpu_checkpoint.write().await.map_err(of_cpu)?;
+        }
+        if !is_memory_saved {
+            memory_checkpoint.write().await.map_err(of_memory)?;
+        }
         let metrics = PlacementMetrics {
             cpu: CpuManagerMetrics::new(&deps.registry),
             memory: MemoryManagerMetrics::new(&deps.registry),
@@ -107,6 +136,7 @@ impl PlacementManager {
             policies,
             state,
             applied: Mutex::default(),
+            unsaved: Mutex::default(),
             restored,
             // The first pass after the start counts as a change: a container is not created before it.
             changes: watch::Sender::new(1),
@@ -124,7 +154,7 @@ impl PlacementManager {
         &self.policies
     }
 
-    /// What the managers know, for people.
+    /// Assignments and last refusals; with the CPU policy `none` all CPUs are shared.
     pub fn snapshot(&self) -> PlacementSnapshot {
         let mut snapshot = self.state().snapshot();
         if self.policies.cpu.is_none() {
@@ -135,22 +165,29 @@ impl PlacementManager {
 
     /// Why the resources of a pod could not be aligned or allocated; `None` if it was not refused lately.
     pub fn refusal(&self, pod: &PodUid) -> Option<String> {
-        let refusals = self.state().snapshot().refusals;
-        refusals.into_iter().find(|refusal| refusal.pod.uid == *pod).map(|refusal| refusal.detail)
+        self.state().refusal(pod)
     }
 
-    /// Releases the resources of all pods that are not in a published set of active pods. A pod whose admission has begun
-    /// keeps its resources until it was published once: the set is older than its admission.
+    /// Releases the resources of all pods that are not in a published set of active pods. A pod whose admission has
+    /// begun keeps its resources until it was published once: the set is older than its admission.
     pub fn retain_published(&self, active: &HashSet<PodUid>) {
         let released = self.state().retain_published(active);
         self.released(released);
+        let with_resources = self.state().pods();
+        self.unsaved().retain(|pod, _| with_resources.contains(pod));
+        let mut applied = self.applied();
+        applied.containers.retain(|_, container| container.is_observed || active.contains(&container.pod));
+        applied.prepared.retain(|(pod, _), _| active.contains(pod));
     }
 
-    /// Excludes CPUs that went offline, until they are online again.
-    pub fn set_online(&self, online: &CpuSet) {
+    /// Excludes CPUs that went offline, until they are online again; with `keeps_offline` until the agent starts again.
+    pub fn set_online(&self, online: &CpuSet, keeps_offline: bool) {
         let Some(policy) = &self.policies.cpu else { return };
-        let offline = policy.topology.all().difference(online);
+        let mut offline = policy.topology.all().difference(online);
         let mut state = self.state();
+        if keeps_offline {
+            offline = offline.union(&state.offline);
+        }
         if state.offline != offline {
             info!(%offline, "CPUs went offline or online: offline CPUs are excluded from the shared pool");
             state.offline = offline;
@@ -168,7 +205,7 @@ impl PlacementManager {
         self.applied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pool_changed(&self) {
+    pub(super) fn pool_changed(&self) {
         self.changes.send_modify(|number| *number = number.saturating_add(1));
     }
 
@@ -194,23 +231,52 @@ impl PlacementManager {
         self.metrics.cpu.set_exclusive(exclusive.len(), &per_node);
     }
 
-    fn count_outcome(&self, outcome: &AllocationOutcome) {
-        let container = AlignmentScope::Container;
+    /// Counts an outcome and schedules the writes of the checkpoints.
+    fn record_outcome(&self, pod: &Pod, outcome: &AllocationOutcome, is_allocated: bool) {
+        self.count_requests(outcome);
+        if is_allocated {
+            self.count_alignment(outcome);
+        }
+        let mut unsaved = self.unsaved();
+        let requests = unsaved.entry(pod.uid().clone()).or_default();
+        if outcome.new_cpus.is_some() {
+            requests.cpu = self.cpu_checkpoint.request();
+        }
+        if outcome.has_new_memory {
+            requests.memory = self.memory_checkpoint.request();
+        }
+        drop(unsaved);
+        if outcome.new_cpus.is_some() {
+            self.update_gauges(&self.state());
+            self.pool_changed();
+        }
+    }
+
+    pub(super) fn unsaved(&self) -> MutexGuard<'_, BTreeMap<PodUid, WriteRequests>> {
+        self.unsaved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count_requests(&self, outcome: &AllocationOutcome) {
         if outcome.requests_cpus {
             self.metrics.cpu.pinning_requested();
-            if self.policies.cpu.as_ref().is_some_and(|policy| policy.options.full_cores_only) {
-                self.metrics.topology.aligned(container, AlignmentBoundary::PhysicalCpu);
-            }
-        }
-        let prefers_cache = self.policies.cpu.as_ref().is_some_and(|policy| policy.options.prefers_uncore_cache);
-        if prefers_cache && outcome.new_cpus.is_some_and(|alignment| alignment.has_one_uncore_cache) {
-            self.metrics.topology.aligned(container, AlignmentBoundary::UncoreCache);
-        }
-        if self.policies.topology.policy == TopologyPolicy::SingleNumaNode {
-            self.metrics.topology.aligned(container, AlignmentBoundary::NumaNode);
         }
         if outcome.requests_memory {
             self.metrics.memory.pinning_requested();
+        }
+    }
+
+    fn count_alignment(&self, outcome: &AllocationOutcome) {
+        let container = AlignmentScope::Container;
+        // The reference counts whole cores only where they are required, but a common cache always.
+        let needs_cores = self.policies.cpu.as_ref().is_some_and(|policy| policy.options.full_cores_only);
+        if outcome.requests_cpus && needs_cores {
+            self.metrics.topology.aligned(container, AlignmentBoundary::PhysicalCpu);
+        }
+        if outcome.new_cpus.is_some_and(|alignment| alignment.has_one_uncore_cache) {
+            self.metrics.topology.aligned(container, AlignmentBoundary::UncoreCache);
+        }
+        if single_node_scope(&self.policies) == Some(container) {
+            self.metrics.topology.aligned(container, AlignmentBoundary::NumaNode);
         }
     }
 
@@ -218,19 +284,17 @@ impl PlacementManager {
         let container = AlignmentScope::Container;
         match failure {
             AllocationFailure::Topology(_) => {
-                if self.policies.topology.policy == TopologyPolicy::SingleNumaNode {
-                    self.metrics.topology.not_aligned(container, AlignmentBoundary::NumaNode);
+                if let Some(scope) = single_node_scope(&self.policies) {
+                    self.metrics.topology.not_aligned(scope, AlignmentBoundary::NumaNode);
                 }
             }
             AllocationFailure::Cpu(_) => {
-                self.metrics.cpu.pinning_requested();
                 self.metrics.cpu.pinning_failed();
                 if self.policies.cpu.as_ref().is_some_and(|policy| policy.options.full_cores_only) {
                     self.metrics.topology.not_aligned(container, AlignmentBoundary::PhysicalCpu);
                 }
             }
             AllocationFailure::Memory(_) => {
-                self.metrics.memory.pinning_requested();
                 self.metrics.memory.pinning_failed();
             }
         }
@@ -249,21 +313,26 @@ impl ResourceAlignment for PlacementManager {
         self.policies.topology.policy != TopologyPolicy::None
     }
 
-    fn begin(
-        &self,
-        pod: &Pod,
-        active: Option<&HashSet<PodUid>>,
-        hints: &dyn Fn() -> ProviderHints,
-    ) -> Result<(), AllocationRefusal> {
+    fn retain(&self, mut active: HashSet<PodUid>, candidate: &PodUid) {
+        active.insert(candidate.clone());
+        let released = self.state().retain(&active);
+        self.released(released);
+    }
+
+    fn is_allocated(&self, pod: &Pod) -> bool {
+        self.state().is_allocated(&self.policies, pod)
+    }
+
+    fn begin(&self, pod: &Pod, hints: &dyn Fn() -> ProviderHints) -> Result<(), AllocationRefusal> {
         self.metrics.topology.admission_requested();
-        if let Some(active) = active {
-            let mut active = active.clone();
-            active.insert(pod.uid().clone());
-            let released = self.state().retain(&active);
-            self.released(released);
-        }
+        // Before the lock: the devices have one of their own.
         let devices = if self.merges_hints() { hints() } else { ProviderHints::new() };
-        let begun = self.state().begin(&self.policies, pod, devices);
+        let (outcomes, begun) = self.state().begin(&self.policies, pod, devices);
+        for (number, outcome) in outcomes.iter().enumerate() {
+            // The last one is that of a failure.
+            let is_allocated = begun.is_ok() || number + 1 < outcomes.len();
+            self.record_outcome(pod, outcome, is_allocated);
+        }
         begun.map_err(|failure| self.refused(pod, &failure))
     }
 
@@ -273,19 +342,10 @@ impl ResourceAlignment for PlacementManager {
         container: &api::Container,
         hints: &dyn Fn() -> ProviderHints,
     ) -> Result<Option<NumaMask>, AllocationRefusal> {
-        // Before the lock: the devices have one of their own.
         let devices = if self.merges_hints() { hints() } else { ProviderHints::new() };
-        let allocated = self.state().allocate(&self.policies, pod, container, devices);
-        let outcome = allocated.map_err(|failure| self.refused(pod, &failure))?;
-        self.count_outcome(&outcome);
-        if outcome.new_cpus.is_some() {
-            self.update_gauges(&self.state());
-            self.cpu_checkpoint.request();
-            self.pool_changed();
-        }
-        if outcome.has_new_memory {
-            self.memory_checkpoint.request();
-        }
+        let (outcome, allocated) = self.state().allocate(&self.policies, pod, container, devices);
+        self.record_outcome(pod, &outcome, allocated.is_ok());
+        allocated.map_err(|failure| self.refused(pod, &failure))?;
         Ok(outcome.affinity)
     }
 
@@ -293,6 +353,8 @@ impl ResourceAlignment for PlacementManager {
         self.metrics.topology.admission_took(took);
         if is_refused {
             self.metrics.topology.admission_refused();
+        } else if single_node_scope(&self.policies) == Some(AlignmentScope::Pod) {
+            self.metrics.topology.aligned(AlignmentScope::Pod, AlignmentBoundary::NumaNode);
         }
     }
 
@@ -308,23 +370,33 @@ fn lock(state: &Mutex<PlacementState>) -> MutexGuard<'_, PlacementState> {
 
 /// Pairs of scope and boundary that these policies can count.
 fn aligned_boundaries(policies: &PlacementPolicies) -> Vec<(AlignmentScope, AlignmentBoundary)> {
-    let options = policies.cpu.as_ref().map(|policy| policy.options).unwrap_or_default();
-    let is_single_node = policies.topology.policy == TopologyPolicy::SingleNumaNode;
-    let boundaries = [
-        (options.full_cores_only, AlignmentBoundary::PhysicalCpu),
-        (options.prefers_uncore_cache, AlignmentBoundary::UncoreCache),
-        (is_single_node, AlignmentBoundary::NumaNode),
-    ];
-    let active = boundaries.into_iter().filter(|(is_active, _)| *is_active);
-    active.map(|(_, boundary)| (AlignmentScope::Container, boundary)).collect()
+    let of_cpus = [AlignmentBoundary::PhysicalCpu, AlignmentBoundary::UncoreCache];
+    let of_cpus = of_cpus.into_iter().filter(|_| policies.cpu.is_some());
+    let mut pairs: Vec<_> = of_cpus.map(|boundary| (AlignmentScope::Container, boundary)).collect();
+    pairs.extend(single_node_scope(policies).map(|scope| (scope, AlignmentBoundary::NumaNode)));
+    pairs
 }
 
-async fn restore_cpu(policies: &PlacementPolicies, deps: &PlacementManagerDeps) -> Result<CpuState, String> {
+/// What is aligned to one NUMA node; `None` unless the topology policy guarantees it.
+fn single_node_scope(policies: &PlacementPolicies) -> Option<AlignmentScope> {
+    match (policies.topology.policy, policies.topology.scope) {
+        (TopologyPolicy::SingleNumaNode, TopologyScope::Container) => Some(AlignmentScope::Container),
+        (TopologyPolicy::SingleNumaNode, TopologyScope::Pod) => Some(AlignmentScope::Pod),
+        _ => None,
+    }
+}
+
+/// Restores the CPU manager's state; returns it with the content of its file.
+pub(super) async fn restore_cpu(
+    policies: &PlacementPolicies,
+    deps: &PlacementManagerDeps,
+) -> Result<(CpuState, Option<Vec<u8>>), String> {
     let file = &*deps.cpu_file;
     let path = file.path().display().to_string();
     let content = file.read().await.map_err(|error| format!("cannot read {path}: {error}"))?;
     let name = if policies.cpu.is_some() { "static" } else { "none" };
-    let restored = content.map(|content| cpu::checkpoint::decode(&content, name, &deps.containers)).transpose();
+    let decode = |content: &Vec<u8>| cpu::checkpoint::decode(content, name, &deps.containers);
+    let restored = content.as_ref().map(decode).transpose();
     let mut state = restored.map_err(|error| error.with_advice(&path))?.unwrap_or_default();
     if let Some(policy) = &policies.cpu {
         // The reference gives the same advice here: only an operator can decide that no pod uses the CPUs.
@@ -332,25 +404,25 @@ async fn restore_cpu(policies: &PlacementPolicies, deps: &PlacementManagerDeps) 
             format!("static policy invalid state, please drain node and remove policy state file: {error}")
         })?;
     }
-    Ok(state)
+    Ok((state, content))
 }
 
-async fn restore_memory(
+pub(super) async fn restore_memory(
     policies: &PlacementPolicies,
     deps: &PlacementManagerDeps,
-) -> Result<Option<StaticMemoryPolicy>, String> {
+) -> Result<(Option<StaticMemoryPolicy>, Option<Vec<u8>>), String> {
     let file = &*deps.memory_file;
     let path = file.path();
     let content = file.read().await.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let policy = if policies.memory.is_some() { MemoryPolicy::Static } else { MemoryPolicy::None };
-    let restored = content.map(|content| MemoryCheckpoint::restore(&content, policy)).transpose();
+    let restored = content.as_ref().map(|content| MemoryCheckpoint::restore(content, policy)).transpose();
     let restored = restored.map_err(|error| error.drain_text(path))?;
-    let Some(reserved) = &policies.memory else { return Ok(None) };
-    match restored {
-        None => Ok(Some(StaticMemoryPolicy::new(&policies.machine, reserved))),
+    let Some(reserved) = &policies.memory else { return Ok((None, content)) };
+    let memory = match restored {
+        None => StaticMemoryPolicy::new(&policies.machine, reserved),
         Some(checkpoint) => {
-            let restored = StaticMemoryPolicy::restore(&policies.machine, reserved, checkpoint);
-            restored.map(Some).map_err(|error| error.to_string())
+            StaticMemoryPolicy::restore(&policies.machine, reserved, checkpoint).map_err(|error| error.to_string())?
         }
-    }
+    };
+    Ok((Some(memory), content))
 }

@@ -13,11 +13,13 @@ mod cpuset_reconciler;
 mod manager;
 mod placement_state;
 pub mod settings;
+mod state_renewal;
 
 pub use cpuset_reconciler::{CpusetReconcilerDeps, CpusetUpdater, PodContainers, RunningContainer, reconcile_cpusets};
 pub use manager::{PlacementManager, PlacementManagerDeps};
 pub use placement_state::{PlacementRefusal, PlacementSnapshot};
 pub use settings::{PlacementPolicies, PlacementSettings, PlacementSettingsError};
+pub use state_renewal::renew_state_files;
 
 #[cfg(test)]
 mod tests;

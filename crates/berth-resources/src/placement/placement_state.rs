@@ -1,6 +1,6 @@
-//! State of the CPU, memory, and topology managers: admission decisions and releases. Pure. Spec 06b §1.6, §2.4, §3.2.
+//! State of the CPU, memory, and topology managers: admission and release. Pure. Spec 06b §3.2.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use super::settings::PlacementPolicies;
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 use berth_ports::AllocationRefusal;
 use berth_types::{CpuSet, Pod, PodRef, PodUid, api};
 
-/// Number of refusals that are remembered for people.
+/// Most refusals that `/debug/topology` shows.
 const MAX_REFUSALS: usize = 32;
 
 /// A pod that was refused because its resources could not be aligned or allocated.
@@ -26,7 +26,7 @@ pub struct PlacementRefusal {
     pub detail: String,
 }
 
-/// What the managers know, for people.
+/// Assignments and last refusals, for `/debug/topology` and `berth why`.
 #[derive(Clone, Debug, Default)]
 pub struct PlacementSnapshot {
     /// CPUs of containers without exclusive ones; all online CPUs with the policy `none`.
@@ -103,63 +103,99 @@ impl PlacementState {
         Self { cpu, memory, ..Self::default() }
     }
 
-    /// In scope `pod`: merges the hints of the whole pod.
-    ///
-    /// # Errors
-    /// The policy refuses the result.
+    /// In scope `pod`: merges the hints of the whole pod and allocates CPUs and memory to all its containers, so that
+    /// no other pod takes them meanwhile. Returns an outcome per container that was allocated.
     pub fn begin(
         &mut self,
         policies: &PlacementPolicies,
         pod: &Pod,
         devices: ProviderHints,
-    ) -> Result<(), AllocationFailure> {
+    ) -> (Vec<AllocationOutcome>, Result<(), AllocationFailure>) {
         self.unpublished.insert(pod.uid().clone());
+        self.affinities.remove(pod.uid());
         let is_merged = policies.topology.policy != TopologyPolicy::None;
+        let mut outcomes = Vec::new();
         if !is_merged || policies.topology.scope != TopologyScope::Pod {
-            return Ok(());
+            return (outcomes, Ok(()));
         }
-        let cpu = policies
-            .cpu
-            .as_ref()
-            .map(|policy| hints_of_cpu(self.usable(policy).pod_hints(&self.cpu, &self.reusable, pod)));
+        let cpu = policies.cpu.as_ref().map(|policy| {
+            let policy = self.usable(policy);
+            hints_of_cpu(policy.pod_hints(&self.cpu, &self.reusable, pod))
+        });
         let memory = self.memory.as_ref().map(|memory| memory.pod_hints(pod));
-        let hint = merge(policies, [Some(devices), cpu, memory])?;
+        let hint = match merge(policies, [Some(devices), cpu, memory]) {
+            Ok(hint) => hint,
+            Err(failure) => return (outcomes, Err(failure)),
+        };
+        for container in pod.init_containers().iter().chain(pod.containers()) {
+            let (outcome, allocated) = self.allocate_on(policies, pod, container, hint);
+            outcomes.push(outcome);
+            if allocated.is_err() {
+                return (outcomes, allocated);
+            }
+        }
         self.affinities.insert(pod.uid().clone(), hint);
-        Ok(())
+        (outcomes, Ok(()))
     }
 
-    /// Allocates CPUs and memory to a container, in scope `container` after merging its hints.
-    ///
-    /// # Errors
-    /// The policy refuses the merged hint, or CPUs or memory are missing. What was allocated before stays until the pod
-    /// is released.
+    /// Allocates CPUs and memory to a container, in scope `container` after merging its hints. A failure is that of the
+    /// policy, which refuses the merged hint, or of missing CPUs or memory; what was allocated before stays until the
+    /// pod is released.
     pub fn allocate(
         &mut self,
         policies: &PlacementPolicies,
         pod: &Pod,
         container: &api::Container,
         devices: ProviderHints,
-    ) -> Result<AllocationOutcome, AllocationFailure> {
-        let hint = self.affinity(policies, pod, container, devices)?;
+    ) -> (AllocationOutcome, Result<(), AllocationFailure>) {
+        if let Some(hint) = self.affinities.get(pod.uid()) {
+            // Scope `pod`: allocated at the beginning.
+            return (AllocationOutcome { affinity: hint.mask, ..AllocationOutcome::default() }, Ok(()));
+        }
+        match self.affinity(policies, pod, container, devices) {
+            Ok(hint) => self.allocate_on(policies, pod, container, hint),
+            Err(failure) => (AllocationOutcome::default(), Err(failure)),
+        }
+    }
+
+    fn allocate_on(
+        &mut self,
+        policies: &PlacementPolicies,
+        pod: &Pod,
+        container: &api::Container,
+        hint: TopologyHint,
+    ) -> (AllocationOutcome, Result<(), AllocationFailure>) {
         let mut outcome = AllocationOutcome { affinity: hint.mask, ..AllocationOutcome::default() };
         if let Some(policy) = &policies.cpu {
             outcome.requests_cpus = exclusive_cpus(pod, container) > 0;
             let policy = self.usable(policy);
-            let allocated = policy.allocate(&mut self.cpu, &mut self.reusable, pod, container, hint.mask);
-            match allocated.map_err(AllocationFailure::Cpu)? {
-                CpuAllocation::Exclusive { alignment, .. } => outcome.new_cpus = Some(alignment),
-                CpuAllocation::SharedPool | CpuAllocation::Unchanged(_) => {}
+            match policy.allocate(&mut self.cpu, &mut self.reusable, pod, container, hint.mask) {
+                Ok(CpuAllocation::Exclusive { alignment, .. }) => outcome.new_cpus = Some(alignment),
+                Ok(CpuAllocation::SharedPool | CpuAllocation::Unchanged(_)) => {}
+                Err(error) => return (outcome, Err(AllocationFailure::Cpu(error))),
             }
         }
         if let Some(memory) = &mut self.memory {
             outcome.requests_memory = is_pinned(pod);
-            let allocated = memory.allocate(pod, container, hint);
-            outcome.has_new_memory = allocated.map_err(AllocationFailure::Memory)? == MemoryAllocation::New;
+            match memory.allocate(pod, container, hint) {
+                Ok(allocated) => outcome.has_new_memory = allocated == MemoryAllocation::New,
+                Err(error) => return (outcome, Err(AllocationFailure::Memory(error))),
+            }
         }
-        Ok(outcome)
+        (outcome, Ok(()))
     }
 
-    /// Remembers a refusal for people.
+    /// Whether all containers of a pod have the CPUs and memory that they request.
+    pub fn is_allocated(&self, policies: &PlacementPolicies, pod: &Pod) -> bool {
+        pod.init_containers().iter().chain(pod.containers()).all(|container| {
+            let has_cpus = self.cpu.container(pod.uid(), &container.name).is_some();
+            let needs_cpus = policies.cpu.is_some() && exclusive_cpus(pod, container) > 0;
+            let needs_memory = self.memory.as_ref().is_some_and(|memory| memory.needs_memory(pod, container));
+            (has_cpus || !needs_cpus) && !needs_memory
+        })
+    }
+
+    /// Records a refusal; the oldest one is dropped.
     pub fn record_refusal(&mut self, pod: &Pod, refusal: &AllocationRefusal) {
         let detail = refusal.detail.clone().unwrap_or_else(|| refusal.message.clone());
         self.refusals.retain(|known| known.pod.uid != *pod.uid());
@@ -173,6 +209,7 @@ impl PlacementState {
     pub fn release(&mut self, pod: &PodUid) -> (bool, bool) {
         self.affinities.remove(pod);
         self.unpublished.remove(pod);
+        self.reusable.retain(|other| other != pod);
         let has_cpus = self.cpu.release_pod(pod);
         (has_cpus, self.memory.as_mut().is_some_and(|memory| memory.release_pod(pod)))
     }
@@ -190,8 +227,15 @@ impl PlacementState {
     pub fn retain(&mut self, active: &HashSet<PodUid>) -> (bool, bool) {
         self.affinities.retain(|pod, _| active.contains(pod));
         self.unpublished.retain(|pod| active.contains(pod));
+        self.reusable.retain(|pod| active.contains(pod));
         let has_cpus = self.cpu.retain(active);
         (has_cpus, self.memory.as_mut().is_some_and(|memory| memory.retain(active)))
+    }
+
+    /// Pods that have CPUs or memory.
+    pub fn pods(&self) -> HashSet<PodUid> {
+        let memory = self.memory.iter().flat_map(|memory| memory.checkpoint().assignments.keys());
+        self.cpu.assignments.keys().chain(memory).cloned().collect()
     }
 
     /// CPUs of containers without exclusive ones.
@@ -204,7 +248,13 @@ impl PlacementState {
         self.usable(policy).available(&self.cpu)
     }
 
-    /// What is known, for people.
+    /// Why the resources of a pod could not be aligned or allocated.
+    pub fn refusal(&self, pod: &PodUid) -> Option<String> {
+        let mut refusals = self.refusals.iter();
+        refusals.find(|refusal| refusal.pod.uid == *pod).map(|refusal| refusal.detail.clone())
+    }
+
+    /// Assignments and last refusals.
     pub fn snapshot(&self) -> PlacementSnapshot {
         let memory = self.memory.as_ref().map(StaticMemoryPolicy::checkpoint);
         PlacementSnapshot {
@@ -225,8 +275,7 @@ impl PlacementState {
     ) -> Result<TopologyHint, AllocationFailure> {
         let none = TopologyHint { mask: None, is_preferred: false };
         match (policies.topology.policy, policies.topology.scope) {
-            (TopologyPolicy::None, _) => Ok(none),
-            (_, TopologyScope::Pod) => Ok(self.affinities.get(pod.uid()).copied().unwrap_or(none)),
+            (TopologyPolicy::None, _) | (_, TopologyScope::Pod) => Ok(none),
             (_, TopologyScope::Container) => {
                 let cpu = policies.cpu.as_ref().map(|policy| {
                     hints_of_cpu(self.usable(policy).container_hints(&self.cpu, &self.reusable, pod, container))
@@ -241,7 +290,10 @@ impl PlacementState {
     fn usable(&self, policy: &StaticPolicy) -> StaticPolicy {
         let mut policy = policy.clone();
         policy.reserved.cpus = policy.reserved.cpus.union(&self.offline);
-        policy.reserved.whole_cores = policy.reserved.whole_cores.union(&self.offline);
+        let cpus = &policy.topology.cpus;
+        let cores: BTreeSet<u32> = self.offline.iter().filter_map(|cpu| cpus.get(&cpu)).map(|info| info.core).collect();
+        let incomplete = policy.topology.select(|info| cores.contains(&info.core));
+        policy.reserved.whole_cores = policy.reserved.whole_cores.union(&incomplete);
         policy
     }
 }

@@ -1,4 +1,4 @@
-//! Settings of the CPU, memory, and topology managers, checked against the machine. Pure. Spec 06b §1.2, §2.1, §3.1.
+//! Settings of the CPU, memory, and topology managers. Pure. Spec 06b §1.2, §2.1, §3.1.
 
 use std::collections::BTreeMap;
 
@@ -27,6 +27,8 @@ pub struct PlacementSettings {
     pub cpu_alpha_options: bool,
     /// Gate `DisableCPUQuotaWithExclusiveCPUs`
     pub disables_cpu_quota: bool,
+    /// Gate `InPlacePodVerticalScalingExclusiveCPUs`
+    pub resizes_exclusive_cpus: bool,
     /// `reservedSystemCPUs`
     pub reserved_cpus: CpuSet,
     /// Sum of `systemReserved` and `kubeReserved`, without eviction thresholds.
@@ -85,6 +87,8 @@ pub struct PlacementPolicies {
     pub memory: Option<ReservedMemory>,
     /// Whether containers with exclusive CPUs run without CPU quota.
     pub disables_cpu_quota: bool,
+    /// Whether a resize can give exclusive CPUs to a container that runs.
+    pub resizes_exclusive_cpus: bool,
 }
 
 impl PlacementPolicies {
@@ -120,7 +124,8 @@ impl PlacementPolicies {
                 Some(ReservedMemory::new(&settings.reserved_memory, &settings.not_allocatable, &machine)?)
             }
         };
-        Ok(Self { machine, topology, cpu, memory, disables_cpu_quota: settings.disables_cpu_quota })
+        let PlacementSettings { disables_cpu_quota, resizes_exclusive_cpus, .. } = *settings;
+        Ok(Self { machine, topology, cpu, memory, disables_cpu_quota, resizes_exclusive_cpus })
     }
 }
 

@@ -42,12 +42,12 @@ impl CpuTopology {
         self.cpus.len()
     }
 
-    /// Number of cores.
+    /// Number of cores that have an online CPU.
     pub fn num_cores(&self) -> usize {
         self.count(|info| info.core)
     }
 
-    /// Number of sockets.
+    /// Number of sockets that have an online CPU.
     pub fn num_sockets(&self) -> usize {
         self.count(|info| info.socket)
     }

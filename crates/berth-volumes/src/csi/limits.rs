@@ -13,6 +13,7 @@ use super::{
     plugin::Csi,
 };
 use crate::attachable::Usage;
+use berth_ports::StorageError;
 
 /// Minimum refresh period accepted by the API.
 const SHORTEST: Duration = Duration::from_secs(10);
@@ -54,6 +55,8 @@ async fn period(drivers: &Drivers, name: &str) -> Option<Duration> {
             let seconds = object?.spec.node_allocatable_update_period_seconds?;
             Some(Duration::from_secs(u64::try_from(seconds).unwrap_or_default()).max(SHORTEST))
         }
+        // Without an API server no object sets a period.
+        Err(StorageError::NoClient) => None,
         Err(error) => {
             warn!(driver = name, err = %error, "Failed to get CSIDriver");
             sleep(RETRY_DELAY).await;

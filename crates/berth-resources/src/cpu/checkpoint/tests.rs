@@ -1,4 +1,4 @@
-//! Tests of the CPU manager's checkpoint: checksums of the reference, formats, error texts, garbage. Pure.
+//! Tests of the CPU manager's checkpoint: the reference's checksums, formats, error texts, garbage.
 
 use proptest::prelude::*;
 

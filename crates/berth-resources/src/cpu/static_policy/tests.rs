@@ -202,14 +202,14 @@ fn a_new_node_writes_the_file_of_the_reference() {
 }
 
 #[test]
-fn reusable_cpus_are_those_of_the_last_pod() {
+fn reusable_cpus_are_those_of_each_pod() {
     let mut fixture = Fixture::new(machine_a(), "1", "", StaticOptions::default());
     let (p, q) = (pod("p", &["i=2"], &[]), pod("q", &["i=2"], &[]));
     fixture.admit(&p, None).expect("enough CPUs");
     assert_eq!(fixture.reusable.of(p.uid()), cpus("1,5"));
     assert_eq!(fixture.reusable.of(q.uid()), cpus(""));
     fixture.admit(&q, None).expect("enough CPUs");
-    assert_eq!(fixture.reusable.of(p.uid()), cpus(""));
+    assert_eq!(fixture.reusable.of(p.uid()), cpus("1,5"));
     assert_eq!(fixture.reusable.of(q.uid()), cpus("2,6"));
     // CPUs that returned to the shared pool and went to another pod are not taken again.
     fixture.state.release_pod(q.uid());

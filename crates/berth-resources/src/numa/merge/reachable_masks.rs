@@ -1,4 +1,4 @@
-//! NUMA masks that combinations of one hint per list can have, bounded in time and memory. Pure. Spec 06b §3.6.
+//! NUMA masks of combinations of one hint per list, in bounded time and memory. Pure. Spec 06b §3.6.
 //!
 //! ```text
 //!  lists ─► masks on the nodes that every list serves ─► groups of nodes that no mask separates

@@ -30,7 +30,7 @@ async fn a_container_gets_its_cpus_and_the_file_is_written_before_it_starts() {
     assert_eq!(files.read(CPU_FILE).into_bytes(), encode("static", &state));
     assert!(files.read(CPU_FILE).contains(r#""defaultCpuSet":"0-3,5-7","entries":{"p":{"c":"4"}}"#));
     agent.manager.release(pinned.uid());
-    agent.manager.prepare(pinned.uid(), "c").await.expect("written");
+    agent.manager.cpu_checkpoint.write().await.expect("written");
     assert!(files.read(CPU_FILE).contains(r#""defaultCpuSet":"0-7","checksum":14413152}"#));
     agent.stop().await;
 }

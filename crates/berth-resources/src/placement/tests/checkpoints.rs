@@ -1,8 +1,8 @@
 //! State files at the start: fresh, restored, damaged, of another policy, or of another machine.
 
 use super::fixture::{
-    CPU_FILE, GI, MEMORY_FILE, NONE_CPU, NONE_MEMORY, StateDirectory, machine_of, machine_with, no_policies, pod,
-    static_cpus, with_option, with_static_memory,
+    CPU_FILE, FakeNode, GI, MEMORY_FILE, NONE_CPU, NONE_MEMORY, StateDirectory, machine_of, machine_with, no_policies,
+    pod, static_cpus, with_option, with_static_memory,
 };
 use crate::{
     placement::PlacementSettings,
@@ -251,6 +251,54 @@ async fn files_that_cannot_be_read_or_written_stop_the_start() {
     let error = files.try_start(&no_policies(), machine_of(machine_a())).await.err().expect("no file");
     assert!(error.starts_with("start memory manager error: cannot read "), "{error}");
     assert_eq!(files.files(), [MEMORY_FILE], "the CPU manager has written nothing");
+}
+
+/// Nobody admits such a pod again: the first set of active pods releases it.
+#[tokio::test(start_paused = true)]
+async fn entries_of_pods_that_are_gone_are_released_once_the_sources_are_ready() {
+    let (files, node) = (StateDirectory::new(), FakeNode::new(&machine_a()));
+    let entries = r#""entries":{"gone":{"c":"1,5"},"stays":{"c":"2,6"}}"#;
+    files.write(CPU_FILE, &format!(r#"{{"policyName":"static","defaultCpuSet":"0,3-4,7",{entries},"checksum":0}}"#));
+    let agent = files.start(&static_cpus("1"), machine_of(machine_a())).await;
+    let changed = agent.reconcile(&node);
+    node.lose_sources();
+    agent.next_pass().await;
+    agent.next_pass().await;
+    assert_eq!(agent.shared(), "0,3-4,7");
+    let stays = pod("stays", &["c=2"]);
+    node.activate(&[&stays]);
+    changed.send(()).expect("the reconciler runs");
+    agent.next_pass().await;
+    assert_eq!((agent.shared().as_str(), agent.cpus(&stays, "c").as_str()), ("0-1,3-5,7", "2,6"));
+    agent.stop().await;
+    assert!(!files.read(CPU_FILE).contains("gone"));
+}
+
+/// Memory that the reference kubelet has assigned.
+#[tokio::test]
+async fn a_memory_file_of_the_reference_is_restored_and_written_unchanged() {
+    let files = StateDirectory::new();
+    let uid = "681eca58-a216-4ec4-a57b-941cad3c4e0f";
+    let node = |sizes: [u64; 5]| {
+        let names = ["total", "systemReserved", "allocatable", "reserved", "free"];
+        let sizes: Vec<String> =
+            names.iter().zip(sizes).map(|(name, gib)| format!(r#""{name}":{}"#, gib * GI)).collect();
+        let memory = format!(r#""memory":{{{}}}"#, sizes.join(","));
+        format!(r#"{{"numberOfAssignments":1,"memoryMap":{{{memory}}},"cells":[0,1]}}"#)
+    };
+    let nodes = format!(r#""0":{},"1":{}"#, node([5, 1, 4, 4, 0]), node([4, 0, 4, 2, 2]));
+    let block = format!(r#"[{{"numaAffinity":[0,1],"type":"memory","size":{}}}]"#, 6 * GI);
+    let entries = format!(r#""{uid}":{{"main":{block}}}"#);
+    let state = format!(r#""policyName":"Static","machineState":{{{nodes}}},"entries":{{{entries}}}"#);
+    let content = format!(r#"{{{state},"checksum":713994004}}"#);
+    files.write(MEMORY_FILE, &content);
+    let machine = machine_with(machine_b(), &[5 * GI, 4 * GI]);
+    let agent = files.start(&with_static_memory(no_policies()), machine).await;
+    let owner = pod(uid, &["main=1/6Gi"]);
+    agent.admit(&owner).expect("it has its memory");
+    assert_eq!(agent.manager.placement(owner.uid(), "main").memory_nodes, "0,1");
+    agent.stop().await;
+    assert_eq!(files.read(MEMORY_FILE), content);
 }
 
 /// A file that the reference kubelet has written.

@@ -191,7 +191,7 @@ impl SimulatedNode {
                 assert_eq!(count, exclusive_cpus(pod, container), "seed {seed}: {} {}", pod.uid(), container.name);
             }
         }
-        agent.manager.cpu_checkpoint.flush().await.expect("written");
+        agent.manager.cpu_checkpoint.write().await.expect("written");
         assert_eq!(self.files[0].content(), encode("static", &state), "seed {seed}");
     }
 }

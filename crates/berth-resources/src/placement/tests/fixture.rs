@@ -243,7 +243,10 @@ impl Agent {
     /// Admits a pod; all pods but this one and the active ones lose their resources.
     pub fn admit_among(&self, pod: &Pod, active: Option<&HashSet<PodUid>>) -> Result<(), AllocationRefusal> {
         let no_devices = ProviderHints::new;
-        let mut result = self.manager.begin(pod, active, &no_devices);
+        if let Some(active) = active {
+            self.manager.retain(active.clone(), pod.uid());
+        }
+        let mut result = self.manager.begin(pod, &no_devices);
         for container in pod.init_containers().iter().chain(pod.containers()) {
             result = result.and_then(|()| self.manager.allocate(pod, container, &no_devices).map(drop));
         }
@@ -278,8 +281,13 @@ impl Agent {
         let (changed, changes) = mpsc::unbounded_channel();
         let containers = Arc::new(ObservedNode { node: node.clone(), manager: self.manager.clone() });
         // A directory without `/sys`: the online CPUs are those of the start.
-        let deps =
-            CpusetReconcilerDeps { containers, updater: node.clone(), root: "/nonexistent".into(), period: PERIOD };
+        let deps = CpusetReconcilerDeps {
+            containers,
+            updater: node.clone(),
+            root: "/nonexistent".into(),
+            period: PERIOD,
+            keeps_offline: false,
+        };
         let changes = UnboundedReceiverStream::new(changes);
         self.tasks.spawn(reconcile_cpusets(self.manager.clone(), deps, changes, self.shutdown.clone()));
         changed
@@ -469,7 +477,7 @@ impl PodContainers for ObservedNode {
     fn active(&self) -> Option<HashSet<PodUid>> {
         let records = self.node.records();
         // There is no sysfs in tests: the online CPUs are set here.
-        self.manager.set_online(&records.online);
+        self.manager.set_online(&records.online, false);
         records.active
     }
 

@@ -72,6 +72,36 @@ async fn cpus_are_counted_by_numa_node_and_return_to_zero() {
 }
 
 #[tokio::test]
+async fn alignment_of_a_pod_is_counted_once() {
+    let files = StateDirectory::new();
+    let settings = with_topology(static_cpus("2"), "single-numa-node", "pod");
+    let agent = files.start(&settings, machine_of(machine_b())).await;
+    let (of_pod, of_container) = (&["pod", "numa_node"][..], &["container", "numa_node"][..]);
+    agent.admit(&pod("small", &["a=1", "b=2"])).expect("a node has both");
+    check(&agent, &[(ALIGNED, of_pod, Some(1.0)), (NOT_ALIGNED, of_pod, Some(0.0)), (ALIGNED, of_container, None)]);
+    agent.admit(&pod("large", &["a=4", "b=4"])).expect_err("no node has eight CPUs");
+    check(&agent, &[(ALIGNED, of_pod, Some(1.0)), (NOT_ALIGNED, of_pod, Some(1.0)), (NOT_ALIGNED, of_container, None)]);
+    agent.stop().await;
+}
+
+/// The reference counts a common cache whether it is preferred or not.
+#[tokio::test]
+async fn caches_are_counted_without_an_option() {
+    let files = StateDirectory::new();
+    let agent = files.start(&static_cpus("2"), machine_of(machine_b())).await;
+    let (core, cache) = (&["container", "physical_cpu"][..], &["container", "uncore_cache"][..]);
+    check(&agent, &[(ALIGNED, core, Some(0.0)), (NOT_ALIGNED, core, Some(0.0)), (ALIGNED, cache, Some(0.0))]);
+    let within = pod("within", &["c=2"]);
+    agent.admit(&within).expect("CPUs are free");
+    check(&agent, &[(ALIGNED, core, Some(0.0)), (ALIGNED, cache, Some(1.0))]);
+    // The CPUs that are left are on both sockets.
+    agent.admit(&pod("across", &["c=8"])).expect("eight CPUs are left");
+    agent.admit(&within).expect("it has its CPUs");
+    check(&agent, &[(ALIGNED, cache, Some(1.0))]);
+    agent.stop().await;
+}
+
+#[tokio::test]
 async fn whole_cores_and_caches_are_counted_with_their_options() {
     let files = StateDirectory::new();
     let settings = with_option(static_cpus("1"), "full-pcpus-only");

@@ -7,6 +7,8 @@ mod checkpoints;
 #[cfg(test)]
 mod crash_simulation;
 #[cfg(test)]
+mod exclusive_cpu_resize;
+#[cfg(test)]
 mod figures;
 #[cfg(test)]
 mod fixture;
@@ -18,3 +20,5 @@ mod metrics;
 mod offline_cpus;
 #[cfg(test)]
 mod running_containers;
+#[cfg(test)]
+mod state_renewal;

@@ -48,7 +48,7 @@ async fn offline_cpus_serve_no_request() {
     let agent = files.start(&settings, machine_of(machine_b())).await;
     let pinned = pod("p", &["c=2"]);
     // Two CPUs of node 1 and none of node 0 are left beside the reserved ones.
-    agent.manager.set_online(&CpuSet::parse("0,3,6,9").expect("a list"));
+    agent.manager.set_online(&CpuSet::parse("0,3,6,9").expect("a list"), false);
     agent.admit(&pinned).expect("CPUs 3 and 9 are online");
     assert_eq!((agent.cpus(&pinned, "c").as_str(), agent.shared().as_str()), ("3,9", "0,6"));
     let refusal = agent.admit(&pod("q", &["c=1"])).expect_err("all online CPUs are assigned");
@@ -56,11 +56,11 @@ async fn offline_cpus_serve_no_request() {
     assert_eq!(refusal.detail.as_deref(), Some("cpu: not available on any NUMA nodes"));
 
     // An exclusive CPU that is offline stays with its container, and returns to the pool online.
-    agent.manager.set_online(&CpuSet::parse("0,6,9").expect("a list"));
+    agent.manager.set_online(&CpuSet::parse("0,6,9").expect("a list"), false);
     assert_eq!(agent.cpus(&pinned, "c"), "3,9");
     agent.manager.release(pinned.uid());
     assert_eq!(agent.shared(), "0,6,9");
-    agent.manager.set_online(&CpuSet::parse("0-11").expect("a list"));
+    agent.manager.set_online(&CpuSet::parse("0-11").expect("a list"), false);
     assert_eq!(agent.shared(), "0-11");
     agent.stop().await;
 }

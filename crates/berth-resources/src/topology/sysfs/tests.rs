@@ -126,6 +126,29 @@ fn cores_without_uncore_cache_have_the_socket_id() {
     assert_eq!(positions(&discover(&fourth_level)), expected);
 }
 
+/// Intel packages of two dies: the kernel lists the dies, and each has a cache of level 3.
+#[test]
+fn dies_of_a_package_have_caches_of_their_own() {
+    for nodes in [1, 2] {
+        let sysfs = FakeSysfs::empty();
+        sysfs.online("0-7");
+        for node in 0..nodes {
+            sysfs.node(node, if nodes == 1 { "0-7" } else { ["0-3", "4-7"][usize::from(node > 0)] }, 1);
+        }
+        for cpu in 0..8_u32 {
+            let die = cpu / 4;
+            sysfs.cpu(cpu, "0", &cpu.to_string());
+            sysfs.write(&format!("sys/devices/system/cpu/cpu{cpu}/topology/die_id"), die.to_string());
+            sysfs.cache(cpu, 3, 3, ["0-3", "4-7"][usize::from(die > 0)], Some(die + 7));
+        }
+        // The cache of a die that is a NUMA node is no uncore cache.
+        let cache = |cpu: u32| if nodes == 1 { cpu / 4 + 7 } else { 0 };
+        let node = |cpu: u32| if nodes == 1 { 0 } else { cpu / 4 };
+        let expected: Vec<(u32, [u32; 4])> = (0..8).map(|cpu| (cpu, [node(cpu), 0, cpu, cache(cpu)])).collect();
+        assert_eq!(positions(&discover(&sysfs)), expected, "{nodes}");
+    }
+}
+
 #[test]
 fn arm_clusters_without_package_are_on_socket_0() {
     for (name, shared, caches) in [
