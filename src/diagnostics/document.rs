@@ -176,7 +176,8 @@ pub struct StageTiming {
 }
 
 /// Status reasons of pods whose resources could not be aligned or allocated.
-const ALLOCATION_REASONS: [&str; 3] = ["SMTAlignmentError", "TopologyAffinityError", "UnexpectedAdmissionError"];
+const ALLOCATION_REASONS: [&str; 4] =
+    ["EmptyPodSharedPoolError", "SMTAlignmentError", "TopologyAffinityError", "UnexpectedAdmissionError"];
 
 /// Inputs of the document.
 #[derive(Default)]

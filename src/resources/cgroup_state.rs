@@ -84,7 +84,7 @@ impl CgroupState {
     /// Values of a pod's cgroup; a pod with exclusive CPUs runs without quota.
     pub fn pod_limits(&self, pod: &Pod) -> CgroupLimits {
         let mut rules = self.rules.clone();
-        rules.cpu_cfs_quota &= !self.placements.runs_without_quota(pod.uid());
+        rules.cpu_cfs_quota &= !self.placements.pod_runs_without_quota(pod);
         values::of_pod(pod, &rules)
     }
 

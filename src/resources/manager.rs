@@ -289,7 +289,7 @@ impl ResourceManager for PodCgroupManager {
         Ok(ContainerTuning {
             cpuset_cpus: placement.cpus.to_string(),
             cpuset_mems: placement.memory_nodes,
-            exclusive_cpus: placement.runs_without_quota,
+            exclusive_cpus: self.placements.runs_without_quota(pod, container),
             ..ContainerTuning::default()
         })
     }

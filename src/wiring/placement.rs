@@ -29,6 +29,7 @@ use berth_resources::{
         CpusetReconcilerDeps, CpusetUpdater, PlacementManager, PlacementManagerDeps, PlacementPolicies,
         PlacementSettings, PodContainers, RunningContainer, reconcile_cpusets, renew_state_files,
     },
+    pod_level::PodLevelManagement,
     topology::{self, MachineTopology},
 };
 use berth_types::{ContainerId, CpuSet, PodUid, resources};
@@ -121,6 +122,7 @@ fn machine_topology(settings: &PlacementSettings) -> Result<MachineTopology, Bui
 
 fn placement_settings(loaded: &LoadedConfig, machine: &MachineInfo) -> Result<PlacementSettings, BuildError> {
     let config = &loaded.config;
+    let has_pod_level = loaded.gates.enabled("PodLevelResourceManagers") && loaded.gates.enabled("PodLevelResources");
     let node = settings::node(loaded);
     let capacity = node::capacity(&node, machine);
     let reservations = Reservations::new(&node.reserved, &machine.cpus, &capacity).map_err(wrong)?;
@@ -137,6 +139,7 @@ fn placement_settings(loaded: &LoadedConfig, machine: &MachineInfo) -> Result<Pl
         cpu_alpha_options: loaded.gates.enabled("CPUManagerPolicyAlphaOptions"),
         disables_cpu_quota: loaded.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"),
         resizes_exclusive_cpus: loaded.gates.enabled("InPlacePodVerticalScalingExclusiveCPUs"),
+        pod_level: if has_pod_level { PodLevelManagement::On } else { PodLevelManagement::Off },
         reserved_cpus: CpuSet::parse(&config.reserved_system_cpus).map_err(wrong)?,
         reserved,
         not_allocatable: reservations.total(),

@@ -42,6 +42,7 @@ pub const CONSULTED: &[&str] = &[
     "NodeDeclaredFeatures",
     "PodAndContainerStatsFromCRI",
     "PodCertificateRequest",
+    "PodLevelResourceManagers",
     "PodLevelResources",
     "PodLogsQuerySplitStreams",
     "PodsAPI",
@@ -159,15 +160,11 @@ mod tests {
             ("DisableCPUQuotaWithExclusiveCPUs", false),
             ("InPlacePodVerticalScalingExclusiveCPUs", true),
             ("InPlacePodVerticalScalingExclusiveMemory", true),
+            ("PodLevelResourceManagers", true),
             ("TopologyManagerPolicyAlphaOptions", true),
             ("TopologyManagerPolicyBetaOptions", false),
         ];
         config.feature_gates = gates.map(|(name, value)| (name.to_owned(), value)).into();
         assert_eq!(unimplemented_settings(&config, &KubeletFlags::default()), []);
-        // Its absence is a difference from kubelet.
-        config.feature_gates.insert("PodLevelResourceManagers".to_owned(), true);
-        let reported: Vec<_> = unimplemented_settings(&config, &KubeletFlags::default());
-        assert_eq!(reported.first().map(|first| first.setting.as_str()), Some("featureGates.PodLevelResourceManagers"));
-        assert_eq!(reported.len(), 1);
     }
 }

@@ -9,11 +9,8 @@ use berth_types::{ContainerId, CpuSet, Pod, PodUid};
 pub struct ContainerPlacement {
     /// CPUs of the container: its own, or the shared pool; empty for no restriction.
     pub cpus: CpuSet,
-    /// Whether the CPUs belong to the container alone.
+    /// Whether the CPUs belong to the container alone, or to the pool of its pod: not to the shared pool of the node.
     pub has_exclusive_cpus: bool,
-    /// Whether the container and its pod run without CPU quota: the CPUs are exclusive, and the gate
-    /// `DisableCPUQuotaWithExclusiveCPUs` is on.
-    pub runs_without_quota: bool,
     /// NUMA nodes of the memory, as a list such as `0,1`; empty for no restriction.
     pub memory_nodes: String,
 }
@@ -44,8 +41,12 @@ pub trait ContainerPlacements: Send + Sync + 'static {
     /// CPUs and memory nodes of a container.
     fn placement(&self, pod: &PodUid, container: &str) -> ContainerPlacement;
 
-    /// Whether a container of the pod runs without CPU quota.
-    fn runs_without_quota(&self, pod: &PodUid) -> bool;
+    /// Whether a container runs without CPU quota: its CPUs belong to it alone, and the gate
+    /// `DisableCPUQuotaWithExclusiveCPUs` is on.
+    fn runs_without_quota(&self, pod: &Pod, container: &str) -> bool;
+
+    /// Whether the cgroup of a pod has no CPU quota: one of its containers runs without.
+    fn pod_runs_without_quota(&self, pod: &Pod) -> bool;
 
     /// Memory that is reserved for a container.
     fn memory(&self, pod: &PodUid, container: &str) -> Vec<PlacedMemory>;
@@ -79,7 +80,11 @@ impl ContainerPlacements for NoPlacements {
         ContainerPlacement::default()
     }
 
-    fn runs_without_quota(&self, _: &PodUid) -> bool {
+    fn runs_without_quota(&self, _: &Pod, _: &str) -> bool {
+        false
+    }
+
+    fn pod_runs_without_quota(&self, _: &Pod) -> bool {
         false
     }
 

@@ -13,5 +13,6 @@ mod go_json;
 pub mod memory;
 pub mod numa;
 pub mod placement;
+pub mod pod_level;
 pub mod topology;
 mod typed_dump;

@@ -8,7 +8,7 @@ use super::state::CpuState;
 /// Owners and their CPU lists: `pod/container` or `pod`.
 pub type Entries<'a> = &'a [(&'a str, &'a str)];
 
-/// Containers written as `name=cpu`, sidecars as `name*=cpu`.
+/// Containers written as `name=cpu`, sidecars as `name*=cpu`; `name` or `name*` without resources.
 pub type Containers<'a> = &'a [&'a str];
 
 /// A CPU set from its list.
@@ -36,6 +36,14 @@ pub fn pod(uid: &str, init: Containers<'_>, regular: Containers<'_>) -> Pod {
     pod_of(uid, json!({ "initContainers": list(init), "containers": list(regular) }))
 }
 
+/// A Guaranteed pod with pod-level resources.
+pub fn pod_level(uid: &str, cpu: &str, init: Containers<'_>, regular: Containers<'_>) -> Pod {
+    let list = |containers: Containers<'_>| containers.iter().copied().map(container).collect::<Vec<Value>>();
+    let amounts = json!({ "cpu": cpu, "memory": "1Gi" });
+    let resources = json!({ "requests": amounts, "limits": amounts });
+    pod_of(uid, json!({ "initContainers": list(init), "containers": list(regular), "resources": resources }))
+}
+
 /// A pod with this spec.
 pub fn pod_of(uid: &str, spec: Value) -> Pod {
     let object = json!({ "metadata": { "name": uid, "namespace": "n", "uid": uid }, "spec": spec });
@@ -43,9 +51,12 @@ pub fn pod_of(uid: &str, spec: Value) -> Pod {
 }
 
 fn container(text: &str) -> Value {
-    let (name, cpu) = text.split_once('=').expect("name=cpu");
-    let resources = json!({ "cpu": cpu, "memory": "1Mi" });
-    let mut container = json!({ "resources": { "requests": resources, "limits": resources } });
+    let (name, cpu) = text.split_once('=').map_or((text, None), |(name, cpu)| (name, Some(cpu)));
+    let mut container = json!({});
+    if let Some(cpu) = cpu {
+        let amounts = json!({ "cpu": cpu, "memory": "1Mi" });
+        container["resources"] = json!({ "requests": amounts, "limits": amounts });
+    }
     if let Some(sidecar) = name.strip_suffix('*') {
         container["name"] = json!(sidecar);
         container["restartPolicy"] = json!("Always");

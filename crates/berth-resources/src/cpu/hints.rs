@@ -22,7 +22,7 @@ impl StaticPolicy {
         pod: &Pod,
         container: &api::Container,
     ) -> Option<Vec<TopologyHint>> {
-        let count = exclusive_cpus(pod, container);
+        let count = self.container_cpus(pod, container);
         if count == 0 {
             return None;
         }
@@ -35,6 +35,9 @@ impl StaticPolicy {
 
     /// Hints of a pod as a whole. `None`: no container gets exclusive CPUs. An empty list: impossible.
     pub fn pod_hints(&self, state: &CpuState, reusable: &ReusableCpus, pod: &Pod) -> Option<Vec<TopologyHint>> {
+        if self.options.pod_level.manages(pod) {
+            return self.whole_pod_hints(state, pod);
+        }
         let count = pod_exclusive_cpus(pod);
         if count == 0 {
             return None;
@@ -53,6 +56,25 @@ impl StaticPolicy {
         }
         let reusable = reusable.of(pod.uid()).union(&assigned);
         Some(self.hints(&self.available(state), &reusable, count))
+    }
+
+    /// Hints of a pod with pod-level resources, as [`Self::pod_hints`].
+    ///
+    /// Deviation: the CPUs that the pod has as a whole are its hint. The reference compares the CPUs of each container
+    /// with its request, and refuses the pod after a restart if one shares the pool of the pod.
+    fn whole_pod_hints(&self, state: &CpuState, pod: &Pod) -> Option<Vec<TopologyHint>> {
+        let count = self.pod_cpus(pod);
+        if count == 0 {
+            return None;
+        }
+        if self.check_pod(pod, count).is_err() {
+            return Some(Vec::new());
+        }
+        Some(match state.pod_entries.get(pod.uid()) {
+            Some(assigned) if assigned.len() == count => self.hints(assigned, &CpuSet::default(), count),
+            Some(_) => Vec::new(),
+            None => self.hints(&self.available(state), &state.pod(pod.uid()), count),
+        })
     }
 
     /// Masks that have `count` of the available CPUs together with all reusable ones, in the order of [`masks`].

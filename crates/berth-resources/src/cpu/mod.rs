@@ -26,5 +26,6 @@ pub use policy_options::{CpuPolicy, CpuPolicyContext, CpuPolicyError, StaticOpti
 pub use reserved_cpus::{CpuReservationError, ReservedCpus};
 pub use state::{CpuReservation, CpuState, CpuStateMismatch};
 pub use static_policy::{
-    CpuAlignment, CpuAllocation, CpuAllocationError, ReusableCpus, StaticPolicy, exclusive_cpus, pod_exclusive_cpus,
+    CpuAlignment, CpuAllocation, CpuAllocationError, PodCpuAllocation, ReusableCpus, StaticPolicy, exclusive_cpus,
+    pod_exclusive_cpus,
 };

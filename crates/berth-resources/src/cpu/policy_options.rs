@@ -8,7 +8,7 @@ use super::{
     distributed_allocator::take_distributed,
     packed_allocator::{AllocatorOptions, NotEnoughCpus, take_packed},
 };
-use crate::topology::CpuTopology;
+use crate::{pod_level::PodLevelManagement, topology::CpuTopology};
 
 const FULL_PCPUS_ONLY: &str = "full-pcpus-only";
 const STRICT_CPU_RESERVATION: &str = "strict-cpu-reservation";
@@ -49,6 +49,8 @@ pub struct StaticOptions {
     pub aligns_by_socket: bool,
     /// `distribute-cpus-across-cores`: threads of different cores are taken first.
     pub spreads_over_cores: bool,
+    /// Gate `PodLevelResourceManagers`, no option of the configuration: whether pods with pod-level resources get CPUs.
+    pub pod_level: PodLevelManagement,
 }
 
 /// What decides, apart from their values, whether options are permitted.

@@ -11,15 +11,16 @@ pub type ContainerCpus = BTreeMap<String, CpuSet>;
 ///
 /// Invariant after [`CpuState::initialize`]: the shared pool and all exclusive CPUs together are the online CPUs (with
 /// strict reservation without the reserved ones), and no CPU is in the shared pool and exclusive, or of two pods.
-/// Containers of one pod share CPUs if one is an init container that ends before the other starts.
+/// Containers of one pod share CPUs if one is an init container that ends before the other starts, or if the pod has
+/// CPUs as a whole, and the containers are in the pool of the pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CpuState {
     /// CPUs of all containers without exclusive ones: the shared pool.
     pub default: CpuSet,
     /// Exclusive CPUs of containers. A finished init container keeps its entry as long as the pod lives.
     pub assignments: BTreeMap<PodUid, ContainerCpus>,
-    /// CPUs of pods as a whole, which the feature gate `PodLevelResourceManagers` of the reference assigns. Containers
-    /// of these pods have subsets. This agent only preserves and releases them.
+    /// CPUs of pods as a whole, which are assigned with the feature gate `PodLevelResourceManagers`. Containers of
+    /// these pods have subsets. They are preserved and released whether the gate is on or off.
     pub pod_entries: BTreeMap<PodUid, CpuSet>,
 }
 
@@ -151,6 +152,18 @@ impl CpuState {
     pub(super) fn assign(&mut self, pod: &PodUid, container: &str, cpus: CpuSet) {
         self.default = self.default.difference(&cpus);
         self.assignments.entry(pod.clone()).or_default().insert(container.to_owned(), cpus);
+    }
+
+    /// Whether a pod or one of its containers has CPUs.
+    pub fn has_pod(&self, pod: &PodUid) -> bool {
+        self.pod_entries.contains_key(pod) || self.assignments.contains_key(pod)
+    }
+
+    /// Takes CPUs out of the shared pool and assigns them to a pod; `parts` are the subsets of its containers.
+    pub(super) fn assign_pod(&mut self, pod: &PodUid, cpus: CpuSet, parts: ContainerCpus) {
+        self.default = self.default.difference(&cpus);
+        self.assignments.insert(pod.clone(), parts);
+        self.pod_entries.insert(pod.clone(), cpus);
     }
 
     /// Returns all CPUs of a pod to the shared pool. Returns whether the state is changed.

@@ -3,13 +3,11 @@
 //! Deviation from the reference: a container that already has CPUs is not checked against `full-pcpus-only` again. The
 //! reference checks first, and refuses it after a restart if the other cores of the node are assigned.
 
+mod pod_cpus;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use berth_types::{
-    CpuSet, Pod, PodUid, api,
-    qos::Qos,
-    resources::{CPU, is_pod_level, request_of},
-};
+use berth_types::{CpuSet, Pod, PodUid, api, qos::Qos, quantity::Amount, resources::CPU};
 
 use super::{
     packed_allocator::NotEnoughCpus,
@@ -17,7 +15,13 @@ use super::{
     reserved_cpus::ReservedCpus,
     state::{CpuReservation, CpuState, CpuStateMismatch},
 };
-use crate::{numa::NumaMask, topology::CpuTopology};
+use crate::{
+    numa::NumaMask,
+    pod_level::{EmptyPodPoolError, has_pod_level_resources},
+    topology::CpuTopology,
+};
+
+pub use pod_cpus::PodCpuAllocation;
 
 /// The policy with what it knows of the machine and the configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -89,6 +93,9 @@ pub enum CpuAllocationError {
     /// Too few CPUs are available.
     #[error(transparent)]
     NotEnough(#[from] NotEnoughCpus),
+    /// The exclusive CPUs of containers leave none for others of a pod with pod-level resources.
+    #[error(transparent)]
+    EmptyPodPool(#[from] EmptyPodPoolError),
 }
 
 impl CpuAllocationError {
@@ -96,6 +103,7 @@ impl CpuAllocationError {
     pub fn reason(&self) -> Option<&'static str> {
         match self {
             Self::PartialCore { .. } | Self::PhysicalCores { .. } => Some("SMTAlignmentError"),
+            Self::EmptyPodPool(_) => Some(EmptyPodPoolError::REASON),
             Self::NotEnough(_) => None,
         }
     }
@@ -107,7 +115,13 @@ pub fn exclusive_cpus(pod: &Pod, container: &api::Container) -> usize {
     if Qos::of(pod) != Qos::Guaranteed || has_pod_level_resources(pod) {
         return 0;
     }
-    let Some(request) = request_of(container, CPU) else { return 0 };
+    whole_cpus(container.resources.as_ref())
+}
+
+/// Requested number of CPUs; 0 if there is no request, or it is no whole number.
+fn whole_cpus(resources: Option<&api::ResourceRequirements>) -> usize {
+    let quantity = resources.and_then(|resources| resources.requests.as_ref()?.get(CPU));
+    let Some(request) = quantity.and_then(|quantity| Amount::try_from(quantity).ok()) else { return 0 };
     let is_whole = request.value().checked_mul(1000) == Some(request.milli());
     if is_whole { usize::try_from(request.value()).unwrap_or(0) } else { 0 }
 }
@@ -125,12 +139,6 @@ pub fn pod_exclusive_cpus(pod: &Pod) -> usize {
     }
     let regular = pod.containers().iter().map(|container| exclusive_cpus(pod, container));
     init.max(regular.fold(sidecars, usize::saturating_add))
-}
-
-fn has_pod_level_resources(pod: &Pod) -> bool {
-    let Some(resources) = &pod.spec().resources else { return false };
-    let lists = [&resources.requests, &resources.limits];
-    lists.into_iter().flatten().flat_map(|list| list.keys()).any(|name| is_pod_level(name))
 }
 
 /// Whether a container is an init container that ends before the next container starts.
@@ -184,7 +192,7 @@ impl StaticPolicy {
         container: &api::Container,
         affinity: Option<NumaMask>,
     ) -> Result<CpuAllocation, CpuAllocationError> {
-        let count = exclusive_cpus(pod, container);
+        let count = self.container_cpus(pod, container);
         if count == 0 {
             return Ok(CpuAllocation::SharedPool);
         }

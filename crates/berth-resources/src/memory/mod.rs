@@ -23,4 +23,4 @@ pub use placement::MemoryAllocationError;
 pub use reserved_memory::{
     MemoryPolicy, MemoryPolicyError, NodeMemoryReservation, ReservedMemory, ReservedMemoryError,
 };
-pub use static_policy::{MemoryAllocation, MemoryStateError, StaticMemoryPolicy, is_pinned};
+pub use static_policy::{MemoryAllocation, MemoryStateError, PodMemoryAllocation, StaticMemoryPolicy};

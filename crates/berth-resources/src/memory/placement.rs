@@ -4,7 +4,10 @@ use super::{
     hints::{MaskCandidate, MemoryRequests, candidates},
     machine_state::{MachineState, MemoryBlock, bytes_text},
 };
-use crate::numa::{NumaMask, TopologyHint};
+use crate::{
+    numa::{NumaMask, TopologyHint},
+    pod_level::EmptyPodPoolError,
+};
 
 /// Reason why a container gets no memory. The texts are those of the reference; the values are details of the machine's
 /// state for logs and events.
@@ -28,14 +31,22 @@ pub enum MemoryAllocationError {
     /// A chosen node is used alone or in another group.
     #[error("[memorymanager] preferred hint violates NUMA node allocation")]
     GroupConflict(String),
+    /// The memory of containers leaves none for others of a pod with pod-level resources.
+    #[error(transparent)]
+    EmptyPodPool(#[from] EmptyPodPoolError),
 }
 
 impl MemoryAllocationError {
+    /// Reason of the pod's status; `None` for `UnexpectedAdmissionError`, whose message wraps the text.
+    pub fn reason(&self) -> Option<&'static str> {
+        matches!(self, Self::EmptyPodPool(_)).then_some(EmptyPodPoolError::REASON)
+    }
+
     /// The request, the nodes that were to be used, and the free memory of all nodes, for the log and behind the text
-    /// in the event; empty for a malformed request.
+    /// in the event; empty for a malformed request, or for one that does not fit the pod.
     pub fn detail(&self) -> &str {
         match self {
-            Self::Quantity => "",
+            Self::Quantity | Self::EmptyPodPool(_) => "",
             Self::NoDefaultAffinity(detail)
             | Self::DefaultNotPreferred(detail)
             | Self::NoExtension(detail)

@@ -4,9 +4,11 @@
 //! recorded blocks: a container that reuses memory reduces the blocks of the init containers before it. The rest is the
 //! amount that the reference counts in addition (the largest block, less what later containers took).
 
+mod pod_memory;
+
 use std::collections::HashSet;
 
-use berth_types::{Pod, PodUid, api, qos::Qos, resources::is_pod_level};
+use berth_types::{Pod, PodUid, api, qos::Qos};
 
 use super::{
     checkpoint::MemoryCheckpoint,
@@ -17,8 +19,11 @@ use super::{
 };
 use crate::{
     numa::{NumaMask, ProviderHints, TopologyHint},
+    pod_level::{PodLevelManagement, has_equal_limits, has_pod_level_resources},
     topology::MachineTopology,
 };
+
+pub use pod_memory::PodMemoryAllocation;
 
 /// The checkpoint does not fit the machine, the configuration, or itself; the agent does not start. The texts are the
 /// reference's.
@@ -56,7 +61,7 @@ pub enum MemoryStateError {
 /// Result of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryAllocation {
-    /// The pod's memory is not pinned, see [`is_pinned`].
+    /// The pod's memory is not pinned, see [`StaticMemoryPolicy::pins`].
     NotPinned,
     /// The container keeps what it has.
     Unchanged,
@@ -64,27 +69,37 @@ pub enum MemoryAllocation {
     New,
 }
 
-/// Whether the containers of a pod get memory of chosen NUMA nodes: it is Guaranteed, and has no pod-level resources.
-/// An allocation of such a container counts as a pinning request.
+/// Whether a pod gets memory of chosen NUMA nodes without the gate `PodLevelResourceManagers`: it is Guaranteed, and
+/// has no pod-level resources.
 pub fn is_pinned(pod: &Pod) -> bool {
-    let has_pod_level = pod.spec().resources.as_ref().is_some_and(|level| {
-        let mut lists = level.requests.iter().chain(level.limits.iter()).flatten();
-        lists.any(|(resource, _)| is_pod_level(resource))
-    });
-    Qos::of(pod) == Qos::Guaranteed && !has_pod_level
+    Qos::of(pod) == Qos::Guaranteed && !has_pod_level_resources(pod)
 }
 
 /// Memory of NUMA nodes, and the containers that have it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StaticMemoryPolicy {
     state: MemoryCheckpoint,
+    /// Whether pods with pod-level resources get memory.
+    pod_level: PodLevelManagement,
 }
 
 impl StaticMemoryPolicy {
     /// An idle machine.
     pub fn new(topology: &MachineTopology, reserved: &ReservedMemory) -> Self {
         let machine = MachineState::initial(topology, reserved);
-        Self { state: MemoryCheckpoint { machine, ..MemoryCheckpoint::new(MemoryPolicy::Static) } }
+        let state = MemoryCheckpoint { machine, ..MemoryCheckpoint::new(MemoryPolicy::Static) };
+        Self { state, pod_level: PodLevelManagement::Off }
+    }
+
+    /// Serves pods with pod-level resources, too; not by default.
+    pub fn with_pod_level(self, pod_level: PodLevelManagement) -> Self {
+        Self { pod_level, ..self }
+    }
+
+    /// Whether the containers of a pod get memory of chosen NUMA nodes. An allocation of such a container counts as a
+    /// pinning request.
+    pub fn pins(&self, pod: &Pod) -> bool {
+        is_pinned(pod) || (self.pod_level.manages(pod) && Qos::of(pod) == Qos::Guaranteed)
     }
 
     /// Continues from the checkpoint of this policy, which [`MemoryCheckpoint::restore`] returns.
@@ -118,7 +133,7 @@ impl StaticMemoryPolicy {
         if !state.machine.is_equivalent(&expected) {
             return Err(MemoryStateError::Different);
         }
-        Ok(Self { state })
+        Ok(Self { state, pod_level: PodLevelManagement::Off })
     }
 
     /// Content of the checkpoint.
@@ -152,7 +167,7 @@ impl StaticMemoryPolicy {
     /// Hints for a container: the nodes that it has, or those that can serve it.
     pub fn container_hints(&self, pod: &Pod, container: &api::Container) -> ProviderHints {
         let has_ended = self.has_ended(pod, container);
-        let requested = self.requests(container).filter(|_| is_pinned(pod) && !has_ended);
+        let requested = self.requests(pod, container).filter(|_| self.pins(pod) && !has_ended);
         let Some(requested) = requested else { return ProviderHints::new() };
         match self.recorded(pod.uid(), &container.name) {
             Some(blocks) => recorded_hints(blocks, &requested),
@@ -163,6 +178,9 @@ impl StaticMemoryPolicy {
     /// Hints for all containers of a pod together. The first container with recorded memory decides, as in the
     /// reference: unless it has all of the pod's memory there is no preference.
     pub fn pod_hints(&self, pod: &Pod) -> ProviderHints {
+        if self.pod_level.manages(pod) {
+            return self.whole_pod_hints(pod);
+        }
         let requested = pod_requests(pod).filter(|_| is_pinned(pod));
         let Some(requested) = requested.map(|requested| self.known(requested)) else { return ProviderHints::new() };
         let recorded = containers(pod).find_map(|container| self.recorded(pod.uid(), &container.name));
@@ -175,7 +193,7 @@ impl StaticMemoryPolicy {
     /// Whether an allocation would give memory to a container.
     pub fn needs_memory(&self, pod: &Pod, container: &api::Container) -> bool {
         let has_memory = self.recorded(pod.uid(), &container.name).is_some() || self.has_ended(pod, container);
-        is_pinned(pod) && !has_memory && self.requests(container).is_none_or(|requested| !requested.is_empty())
+        self.pins(pod) && !has_memory && self.requests(pod, container).is_none_or(|requested| !requested.is_empty())
     }
 
     /// Allocates the memory of a container, on the nodes that the topology manager chose. Containers are allocated in
@@ -192,14 +210,15 @@ impl StaticMemoryPolicy {
         container: &api::Container,
         affinity: TopologyHint,
     ) -> Result<MemoryAllocation, MemoryAllocationError> {
-        if !is_pinned(pod) {
+        if !self.pins(pod) {
             return Ok(MemoryAllocation::NotPinned);
         }
         if self.recorded(pod.uid(), &container.name).is_some() || self.has_ended(pod, container) {
             return Ok(MemoryAllocation::Unchanged);
         }
-        let requested = self.requests(container).ok_or(MemoryAllocationError::Quantity)?;
-        // Only if the class in the API status is not that of the spec.
+        let requested = self.requests(pod, container).ok_or(MemoryAllocationError::Quantity)?;
+        // If the class in the API status is not that of the spec, or the pod has pod-level resources. The reference
+        // refuses such a container of a pod with pod-level resources under the topology policy `none`.
         if requested.is_empty() {
             return Ok(MemoryAllocation::Unchanged);
         }
@@ -275,8 +294,12 @@ impl StaticMemoryPolicy {
         self.state.assignments.get(pod)?.get(container)
     }
 
-    /// Memory requests of a container; `None` if one is not a whole number of bytes.
-    fn requests(&self, container: &api::Container) -> Option<MemoryRequests> {
+    /// Memory requests of a container; `None` if one is not a whole number of bytes. In a pod with pod-level resources
+    /// only a container with the same requests and limits has any.
+    fn requests(&self, pod: &Pod, container: &api::Container) -> Option<MemoryRequests> {
+        if self.pod_level.manages(pod) && !has_equal_limits(container) {
+            return Some(MemoryRequests::new());
+        }
         container_requests(container).map(|requested| self.known(requested))
     }
 

@@ -4,6 +4,7 @@ use super::{
     hint::TopologyHint,
     mask::NumaMask,
     merge::{HintList, MergeTopology, is_preferred_single_node, merge, merge_single_node},
+    options::TopologyScope,
 };
 
 /// Most sets of nodes that [`explain`] lists for a resource.
@@ -78,6 +79,18 @@ pub struct TopologyAffinityError {
 impl TopologyAffinityError {
     /// Reason of the pod's status.
     pub const REASON: &'static str = "TopologyAffinityError";
+
+    /// Text for a pod with pod-level resources that the CPU and memory managers serve.
+    pub fn pod_level_text(scope: TopologyScope) -> &'static str {
+        match scope {
+            TopologyScope::Pod => {
+                "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager"
+            }
+            TopologyScope::Container => {
+                "Pod Scope pod with pod-level resources failed admission with a container-level topology manager"
+            }
+        }
+    }
 }
 
 /// Explains why a merge has no preferred result: which resources prevent it, and on which nodes they are available.
@@ -201,6 +214,13 @@ mod tests {
         let refusal = TopologyAffinityError { detail: "cpu: not available on any NUMA nodes".to_owned() };
         assert_eq!(refusal.to_string(), "Resources cannot be allocated with Topology locality");
         assert_eq!(TopologyAffinityError::REASON, "TopologyAffinityError");
+        for (scope, expected) in [
+            (TopologyScope::Pod, "failed admission under pod-scope topology manager"),
+            (TopologyScope::Container, "failed admission with a container-level topology manager"),
+        ] {
+            let text = TopologyAffinityError::pod_level_text(scope);
+            assert_eq!(text, format!("Pod Scope pod with pod-level resources {expected}"));
+        }
     }
 
     #[test]

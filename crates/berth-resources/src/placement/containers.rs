@@ -28,13 +28,26 @@ impl ContainerPlacements for PlacementManager {
         ContainerPlacement {
             cpus: own.cloned().unwrap_or_else(|| state.shared()),
             has_exclusive_cpus: own.is_some(),
-            runs_without_quota: own.is_some() && self.policies.disables_cpu_quota,
             memory_nodes,
         }
     }
 
-    fn runs_without_quota(&self, pod: &PodUid) -> bool {
-        self.policies.disables_cpu_quota && self.state().cpu.assignments.contains_key(pod)
+    fn runs_without_quota(&self, pod: &Pod, container: &str) -> bool {
+        let Some(policy) = self.policies.cpu.as_ref().filter(|_| self.policies.disables_cpu_quota) else {
+            return false;
+        };
+        // In the pool of a pod with pod-level resources the quota keeps containers off what others have.
+        let is_in_pool = self.policies.pod_level.manages(pod)
+            && pod.container(container).is_none_or(|(_, container)| policy.container_cpus(pod, container) == 0);
+        !is_in_pool && self.state().cpu.container(pod.uid(), container).is_some()
+    }
+
+    fn pod_runs_without_quota(&self, pod: &Pod) -> bool {
+        if !self.policies.pod_level.manages(pod) {
+            return self.policies.disables_cpu_quota && self.state().cpu.assignments.contains_key(pod.uid());
+        }
+        let mut containers = pod.init_containers().iter().chain(pod.containers());
+        containers.any(|container| self.runs_without_quota(pod, &container.name))
     }
 
     fn memory(&self, pod: &PodUid, container: &str) -> Vec<PlacedMemory> {

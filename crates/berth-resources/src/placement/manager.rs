@@ -20,9 +20,11 @@ use crate::{
     devices::alignment::ResourceAlignment,
     memory::{MemoryCheckpoint, MemoryPolicy, StaticMemoryPolicy},
     numa::{NumaMask, ProviderHints, TopologyPolicy, TopologyScope},
+    pod_level::PodLevelManagement,
 };
 use berth_metrics::{
-    AlignmentBoundary, AlignmentScope, CpuManagerMetrics, MemoryManagerMetrics, Registry, TopologyManagerMetrics,
+    AlignmentBoundary, AlignmentScope, AllocationSource, AssignmentKind, CpuManagerMetrics, ManagedResource,
+    MemoryManagerMetrics, Registry, ResourceManagerMetrics, TopologyManagerMetrics,
 };
 use berth_ports::{AllocationRefusal, StateFile};
 use berth_types::{ContainerId, CpuSet, Pod, PodUid, api};
@@ -48,6 +50,8 @@ struct PlacementMetrics {
     cpu: CpuManagerMetrics,
     memory: MemoryManagerMetrics,
     topology: TopologyManagerMetrics,
+    /// Families of the gate `PodLevelResourceManagers`; `None` without it.
+    pod_level: Option<ResourceManagerMetrics>,
 }
 
 /// A container with the CPUs that it was last given in the runtime.
@@ -131,6 +135,8 @@ impl PlacementManager {
             cpu: CpuManagerMetrics::new(&deps.registry),
             memory: MemoryManagerMetrics::new(&deps.registry),
             topology: TopologyManagerMetrics::new(&deps.registry, &aligned_boundaries(&policies)),
+            pod_level: (policies.pod_level == PodLevelManagement::On)
+                .then(|| ResourceManagerMetrics::new(&deps.registry)),
         };
         let manager = Self {
             policies,
@@ -234,6 +240,7 @@ impl PlacementManager {
     /// Counts an outcome and schedules the writes of the checkpoints.
     fn record_outcome(&self, pod: &Pod, outcome: &AllocationOutcome, is_allocated: bool) {
         self.count_requests(outcome);
+        self.count_assignments(outcome);
         if is_allocated {
             self.count_alignment(outcome);
         }
@@ -263,6 +270,31 @@ impl PlacementManager {
         if outcome.requests_memory {
             self.metrics.memory.pinning_requested();
         }
+        (0..outcome.cpu_parts.exclusive).for_each(|_| self.metrics.cpu.pinning_requested());
+        (0..outcome.memory_parts.requests).for_each(|_| self.metrics.memory.pinning_requested());
+    }
+
+    /// Counts what containers got from the node, and what they got as parts of what their pod has.
+    fn count_assignments(&self, outcome: &AllocationOutcome) {
+        let Some(metrics) = &self.metrics.pod_level else { return };
+        let AllocationOutcome { cpu_parts, memory_parts, new_blocks, .. } = outcome;
+        let of_pod = [
+            (ManagedResource::Cpu, cpu_parts.exclusive, cpu_parts.shared, cpu_parts.alignment.is_some()),
+            (ManagedResource::Memory, memory_parts.exclusive, memory_parts.shared, memory_parts.is_new),
+        ];
+        for (resource, exclusive, shared, _) in of_pod.into_iter().filter(|(.., is_new)| *is_new) {
+            metrics.allocated(resource, AllocationSource::Pod, exclusive.saturating_add(shared));
+            metrics.assigned(resource, AssignmentKind::PodExclusive, exclusive);
+            metrics.assigned(resource, AssignmentKind::PodShared, shared);
+        }
+        if outcome.requests_cpus && outcome.new_cpus.is_some() {
+            metrics.allocated(ManagedResource::Cpu, AllocationSource::Node, 1);
+            metrics.assigned(ManagedResource::Cpu, AssignmentKind::NodeExclusive, 1);
+        }
+        if *new_blocks > 0 {
+            metrics.allocated(ManagedResource::Memory, AllocationSource::Node, *new_blocks);
+            metrics.assigned(ManagedResource::Memory, AssignmentKind::NodeExclusive, 1);
+        }
     }
 
     fn count_alignment(&self, outcome: &AllocationOutcome) {
@@ -280,28 +312,37 @@ impl PlacementManager {
         }
     }
 
-    fn count_failure(&self, failure: &AllocationFailure) {
+    fn count_failure(&self, failure: &AllocationFailure, source: AllocationSource) {
         let container = AlignmentScope::Container;
+        let count_error = |resource| {
+            if let Some(metrics) = &self.metrics.pod_level {
+                metrics.failed(resource, source);
+            }
+        };
         match failure {
-            AllocationFailure::Topology(_) => {
+            AllocationFailure::Topology { .. } => {
                 if let Some(scope) = single_node_scope(&self.policies) {
                     self.metrics.topology.not_aligned(scope, AlignmentBoundary::NumaNode);
                 }
             }
             AllocationFailure::Cpu(_) => {
                 self.metrics.cpu.pinning_failed();
-                if self.policies.cpu.as_ref().is_some_and(|policy| policy.options.full_cores_only) {
+                count_error(ManagedResource::Cpu);
+                let needs_cores = self.policies.cpu.as_ref().is_some_and(|policy| policy.options.full_cores_only);
+                if needs_cores && source == AllocationSource::Node {
                     self.metrics.topology.not_aligned(container, AlignmentBoundary::PhysicalCpu);
                 }
             }
             AllocationFailure::Memory(_) => {
                 self.metrics.memory.pinning_failed();
+                count_error(ManagedResource::Memory);
             }
         }
     }
 
     fn refused(&self, pod: &Pod, failure: &AllocationFailure) -> AllocationRefusal {
-        self.count_failure(failure);
+        let is_whole = self.policies.serves_as_whole(pod);
+        self.count_failure(failure, if is_whole { AllocationSource::Pod } else { AllocationSource::Node });
         let refusal = failure.refusal();
         self.state().record_refusal(pod, &refusal);
         refusal
@@ -424,5 +465,5 @@ pub(super) async fn restore_memory(
             StaticMemoryPolicy::restore(&policies.machine, reserved, checkpoint).map_err(|error| error.to_string())?
         }
     };
-    Ok((Some(memory), content))
+    Ok((Some(memory.with_pod_level(policies.pod_level)), content))
 }

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use super::settings::PlacementPolicies;
 use crate::{
-    cpu::{CpuAlignment, CpuAllocation, CpuAllocationError, CpuState, ReusableCpus, StaticPolicy, exclusive_cpus},
-    memory::{MachineState, MemoryAllocation, MemoryAllocationError, MemoryBlock, StaticMemoryPolicy, is_pinned},
+    cpu::{CpuAlignment, CpuAllocation, CpuAllocationError, CpuState, PodCpuAllocation, ReusableCpus, StaticPolicy},
+    memory::{
+        MachineState, MemoryAllocation, MemoryAllocationError, MemoryBlock, PodMemoryAllocation, StaticMemoryPolicy,
+    },
     numa::{
         NumaMask, ProviderHints, TopologyHint, TopologyPolicy, TopologyScope, explain, hint_lists,
         policy::TopologyAffinityError,
@@ -54,13 +56,24 @@ pub(super) struct AllocationOutcome {
     pub requests_memory: bool,
     /// Whether memory was newly assigned.
     pub has_new_memory: bool,
+    /// Number of memory blocks newly assigned to a container.
+    pub new_blocks: usize,
+    /// Parts of the containers of a pod that has CPUs as a whole.
+    pub cpu_parts: PodCpuAllocation,
+    /// Parts of the containers of a pod that has memory as a whole.
+    pub memory_parts: PodMemoryAllocation,
 }
 
 /// Failed step of an allocation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum AllocationFailure {
-    /// The topology policy refuses the merged hint; the detail explains it.
-    Topology(String),
+    /// The topology policy refuses the merged hint.
+    Topology {
+        /// Text of the reference.
+        text: String,
+        /// Explains the refusal.
+        detail: String,
+    },
     Cpu(CpuAllocationError),
     Memory(MemoryAllocationError),
 }
@@ -68,15 +81,16 @@ pub(super) enum AllocationFailure {
 impl AllocationFailure {
     pub fn refusal(&self) -> AllocationRefusal {
         match self {
-            Self::Topology(detail) => AllocationRefusal {
+            Self::Topology { text, detail } => AllocationRefusal {
                 reason: Some(TopologyAffinityError::REASON),
-                message: TopologyAffinityError { detail: detail.clone() }.to_string(),
+                message: text.clone(),
                 detail: Some(detail.clone()),
             },
             Self::Cpu(error) => AllocationRefusal { reason: error.reason(), message: error.to_string(), detail: None },
             Self::Memory(error) => {
                 let detail = Some(error.detail()).filter(|detail| !detail.is_empty());
-                AllocationRefusal { reason: None, message: error.to_string(), detail: detail.map(str::to_owned) }
+                let detail = detail.map(str::to_owned);
+                AllocationRefusal { reason: error.reason(), message: error.to_string(), detail }
             }
         }
     }
@@ -104,7 +118,8 @@ impl PlacementState {
     }
 
     /// In scope `pod`: merges the hints of the whole pod and allocates CPUs and memory to all its containers, so that
-    /// no other pod takes them meanwhile. Returns an outcome per container that was allocated.
+    /// no other pod takes them meanwhile. Returns an outcome per container that was allocated, or one for a pod that
+    /// has CPUs and memory as a whole.
     pub fn begin(
         &mut self,
         policies: &PlacementPolicies,
@@ -123,11 +138,19 @@ impl PlacementState {
             hints_of_cpu(policy.pod_hints(&self.cpu, &self.reusable, pod))
         });
         let memory = self.memory.as_ref().map(|memory| memory.pod_hints(pod));
-        let hint = match merge(policies, [Some(devices), cpu, memory]) {
+        let hint = match merge(policies, pod, [Some(devices), cpu, memory]) {
             Ok(hint) => hint,
             Err(failure) => return (outcomes, Err(failure)),
         };
-        for container in pod.init_containers().iter().chain(pod.containers()) {
+        let is_whole = policies.serves_as_whole(pod);
+        if is_whole {
+            let (outcome, allocated) = self.allocate_whole(policies, pod, hint);
+            outcomes.push(outcome);
+            if allocated.is_err() {
+                return (outcomes, allocated);
+            }
+        }
+        for container in pod.init_containers().iter().chain(pod.containers()).filter(|_| !is_whole) {
             let (outcome, allocated) = self.allocate_on(policies, pod, container, hint);
             outcomes.push(outcome);
             if allocated.is_err() {
@@ -167,7 +190,7 @@ impl PlacementState {
     ) -> (AllocationOutcome, Result<(), AllocationFailure>) {
         let mut outcome = AllocationOutcome { affinity: hint.mask, ..AllocationOutcome::default() };
         if let Some(policy) = &policies.cpu {
-            outcome.requests_cpus = exclusive_cpus(pod, container) > 0;
+            outcome.requests_cpus = policy.container_cpus(pod, container) > 0;
             let policy = self.usable(policy);
             match policy.allocate(&mut self.cpu, &mut self.reusable, pod, container, hint.mask) {
                 Ok(CpuAllocation::Exclusive { alignment, .. }) => outcome.new_cpus = Some(alignment),
@@ -176,10 +199,40 @@ impl PlacementState {
             }
         }
         if let Some(memory) = &mut self.memory {
-            outcome.requests_memory = is_pinned(pod);
+            outcome.requests_memory = memory.pins(pod);
             match memory.allocate(pod, container, hint) {
                 Ok(allocated) => outcome.has_new_memory = allocated == MemoryAllocation::New,
                 Err(error) => return (outcome, Err(AllocationFailure::Memory(error))),
+            }
+            if outcome.has_new_memory {
+                outcome.new_blocks = memory.blocks_of(pod.uid(), &container.name).len();
+            }
+        }
+        (outcome, Ok(()))
+    }
+
+    /// Allocates CPUs and memory to a pod as a whole, with the parts of its containers.
+    fn allocate_whole(
+        &mut self,
+        policies: &PlacementPolicies,
+        pod: &Pod,
+        hint: TopologyHint,
+    ) -> (AllocationOutcome, Result<(), AllocationFailure>) {
+        let mut outcome = AllocationOutcome { affinity: hint.mask, ..AllocationOutcome::default() };
+        if let Some(policy) = &policies.cpu {
+            let policy = self.usable(policy);
+            match policy.allocate_pod(&mut self.cpu, pod, hint.mask) {
+                Ok(parts) => (outcome.cpu_parts, outcome.new_cpus) = (parts, parts.alignment),
+                Err(error) => return (outcome, Err(AllocationFailure::Cpu(error))),
+            }
+        }
+        if let Some(memory) = &mut self.memory {
+            match memory.allocate_pod(pod, hint) {
+                Ok(parts) => (outcome.memory_parts, outcome.has_new_memory) = (parts, parts.is_new),
+                Err(error) => {
+                    outcome.requests_memory = true;
+                    return (outcome, Err(AllocationFailure::Memory(error)));
+                }
             }
         }
         (outcome, Ok(()))
@@ -187,9 +240,14 @@ impl PlacementState {
 
     /// Whether all containers of a pod have the CPUs and memory that they request.
     pub fn is_allocated(&self, policies: &PlacementPolicies, pod: &Pod) -> bool {
+        if policies.serves_as_whole(pod) {
+            let needs_cpus = policies.cpu.as_ref().is_some_and(|policy| policy.pod_cpus(pod) > 0);
+            let needs_memory = self.memory.as_ref().is_some_and(|memory| memory.needs_pod_memory(pod));
+            return (self.cpu.has_pod(pod.uid()) || !needs_cpus) && !needs_memory;
+        }
         pod.init_containers().iter().chain(pod.containers()).all(|container| {
             let has_cpus = self.cpu.container(pod.uid(), &container.name).is_some();
-            let needs_cpus = policies.cpu.is_some() && exclusive_cpus(pod, container) > 0;
+            let needs_cpus = policies.cpu.as_ref().is_some_and(|policy| policy.container_cpus(pod, container) > 0);
             let needs_memory = self.memory.as_ref().is_some_and(|memory| memory.needs_memory(pod, container));
             (has_cpus || !needs_cpus) && !needs_memory
         })
@@ -281,7 +339,7 @@ impl PlacementState {
                     hints_of_cpu(self.usable(policy).container_hints(&self.cpu, &self.reusable, pod, container))
                 });
                 let memory = self.memory.as_ref().map(|memory| memory.container_hints(pod, container));
-                merge(policies, [Some(devices), cpu, memory])
+                merge(policies, pod, [Some(devices), cpu, memory])
             }
         }
     }
@@ -301,6 +359,7 @@ impl PlacementState {
 /// Merges the hints of devices, CPUs, and memory; a manager with the policy `none` is no provider.
 fn merge(
     policies: &PlacementPolicies,
+    pod: &Pod,
     providers: [Option<ProviderHints>; 3],
 ) -> Result<TopologyHint, AllocationFailure> {
     let providers: Vec<ProviderHints> = providers.into_iter().flatten().collect();
@@ -310,7 +369,12 @@ fn merge(
     if decision.is_admitted {
         return Ok(decision.hint);
     }
-    Err(AllocationFailure::Topology(explain(&lists, topology.policy, &topology.topology)))
+    let detail = explain(&lists, topology.policy, &topology.topology);
+    let text = match policies.pod_level.manages(pod) {
+        true => TopologyAffinityError::pod_level_text(topology.scope).to_owned(),
+        false => TopologyAffinityError { detail: detail.clone() }.to_string(),
+    };
+    Err(AllocationFailure::Topology { text, detail })
 }
 
 fn hints_of_cpu(hints: Option<Vec<TopologyHint>>) -> ProviderHints {

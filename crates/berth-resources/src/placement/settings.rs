@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    cpu::{CpuPolicy, CpuPolicyContext, CpuPolicyError, CpuReservationError, ReservedCpus, StaticPolicy},
+    cpu::{
+        CpuPolicy, CpuPolicyContext, CpuPolicyError, CpuReservationError, ReservedCpus, StaticOptions, StaticPolicy,
+    },
     memory::{MemoryPolicy, MemoryPolicyError, NodeMemoryReservation, ReservedMemory, ReservedMemoryError},
-    numa::{TopologyConfig, TopologyConfigError, TopologyPolicy},
+    numa::{TopologyConfig, TopologyConfigError, TopologyPolicy, TopologyScope},
+    pod_level::PodLevelManagement,
     topology::MachineTopology,
 };
 use berth_types::{
-    CpuSet,
+    CpuSet, Pod,
     quantity::Amount,
     resources::{Amounts, CPU, amount_of},
 };
@@ -29,6 +32,8 @@ pub struct PlacementSettings {
     pub disables_cpu_quota: bool,
     /// Gate `InPlacePodVerticalScalingExclusiveCPUs`
     pub resizes_exclusive_cpus: bool,
+    /// Gates `PodLevelResourceManagers` and `PodLevelResources`
+    pub pod_level: PodLevelManagement,
     /// `reservedSystemCPUs`
     pub reserved_cpus: CpuSet,
     /// Sum of `systemReserved` and `kubeReserved`, without eviction thresholds.
@@ -89,6 +94,8 @@ pub struct PlacementPolicies {
     pub disables_cpu_quota: bool,
     /// Whether a resize can give exclusive CPUs to a container that runs.
     pub resizes_exclusive_cpus: bool,
+    /// Whether pods with pod-level resources get CPUs and memory.
+    pub pod_level: PodLevelManagement,
 }
 
 impl PlacementPolicies {
@@ -115,6 +122,7 @@ impl PlacementPolicies {
             CpuPolicy::Static(options) => {
                 let count: Amount = amount_of(&settings.reserved, CPU);
                 let reserved = ReservedCpus::choose(&machine.cpus, count, &settings.reserved_cpus, options)?;
+                let options = StaticOptions { pod_level: settings.pod_level, ..options };
                 Some(StaticPolicy { topology: machine.cpus.clone(), reserved, options })
             }
         };
@@ -124,8 +132,15 @@ impl PlacementPolicies {
                 Some(ReservedMemory::new(&settings.reserved_memory, &settings.not_allocatable, &machine)?)
             }
         };
-        let PlacementSettings { disables_cpu_quota, resizes_exclusive_cpus, .. } = *settings;
-        Ok(Self { machine, topology, cpu, memory, disables_cpu_quota, resizes_exclusive_cpus })
+        let PlacementSettings { disables_cpu_quota, resizes_exclusive_cpus, pod_level, .. } = *settings;
+        Ok(Self { machine, topology, cpu, memory, disables_cpu_quota, resizes_exclusive_cpus, pod_level })
+    }
+
+    /// Whether a pod gets CPUs and memory as a whole: it has pod-level resources, and the topology manager merges the
+    /// hints of whole pods. With another scope or policy, containers of such a pod get theirs from the node.
+    pub fn serves_as_whole(&self, pod: &Pod) -> bool {
+        let has_pod_scope = self.topology.policy != TopologyPolicy::None && self.topology.scope == TopologyScope::Pod;
+        has_pod_scope && self.pod_level.manages(pod)
     }
 }
 

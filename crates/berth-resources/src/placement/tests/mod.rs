@@ -19,6 +19,8 @@ mod metrics;
 #[cfg(test)]
 mod offline_cpus;
 #[cfg(test)]
+mod pod_level_resources;
+#[cfg(test)]
 mod running_containers;
 #[cfg(test)]
 mod state_renewal;
