@@ -17,6 +17,7 @@ use super::{
 use crate::{
     engine::PodReader,
     node::{self, MachineInfo, reservations::Reservations},
+    pleg::cri_conversions::container_uid,
 };
 use berth_config::LoadedConfig;
 use berth_cri::RuntimeService;
@@ -33,10 +34,6 @@ use berth_resources::{
     topology::{self, MachineTopology},
 };
 use berth_types::{ContainerId, CpuSet, PodUid, resources};
-
-/// Labels by which the runtime names the pod and the container.
-const POD_UID: &str = "io.kubernetes.pod.uid";
-const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 /// Section `resourceManagers` of the agent's own settings (`/etc/berth/config.yaml`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -154,8 +151,8 @@ fn placement_settings(loaded: &LoadedConfig, machine: &MachineInfo) -> Result<Pl
 async fn initial_containers(runtime: &dyn RuntimeService) -> Result<InitialContainers, BuildError> {
     let containers = runtime.list_containers(None).await.map_err(wrong)?;
     let entry = |container: cri::Container| {
-        let (pod, name) = (container.labels.get(POD_UID)?, container.labels.get(CONTAINER_NAME)?);
-        Some((ContainerId::from(container.id.as_str()), (PodUid::from(pod.as_str()), name.clone())))
+        let pod = PodUid::from(container_uid(&container));
+        Some((ContainerId::from(container.id.as_str()), (pod, container.metadata?.name)))
     };
     Ok(containers.into_iter().filter_map(entry).collect::<BTreeMap<_, _>>())
 }

@@ -126,16 +126,6 @@ fn machine() -> MachineTopology {
     MachineTopology { cpus, nodes, ..MachineTopology::default() }
 }
 
-fn no_policies() -> PlacementSettings {
-    PlacementSettings {
-        cpu_policy: "none".to_owned(),
-        memory_policy: "None".to_owned(),
-        topology_policy: "none".to_owned(),
-        topology_scope: "container".to_owned(),
-        ..PlacementSettings::default()
-    }
-}
-
 /// Static policies with two reserved CPUs, and 1 GiB reserved on node 0.
 fn static_policies() -> PlacementSettings {
     let amounts = |resource: &str, quantity: &str| -> Amounts {
@@ -149,7 +139,7 @@ fn static_policies() -> PlacementSettings {
         not_allocatable: memory.clone(),
         reserved_memory: vec![NodeMemoryReservation { node: 0, amounts: memory }],
         topology_policy: "restricted".to_owned(),
-        ..no_policies()
+        ..PlacementSettings::default()
     }
 }
 
@@ -239,7 +229,7 @@ fn anonymous() -> u64 {
 async fn memory_of_the_managers(directory: &Path, pods: &[Arc<Pod>]) -> u64 {
     // Threads, and what the allocator and the runtime allocate once.
     let small = tempfile::tempdir().expect("a directory");
-    Managers::open(small.path(), &no_policies(), MachineTopology::default()).await.close().await;
+    Managers::open(small.path(), &PlacementSettings::default(), MachineTopology::default()).await.close().await;
     let before = anonymous();
     let managers = Managers::open(directory, &static_policies(), machine()).await;
     pods.iter().for_each(|pod| managers.admit(pod));

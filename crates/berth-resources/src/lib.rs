@@ -9,6 +9,7 @@ mod checkpoint_writer;
 pub mod cpu;
 pub mod devices;
 pub mod dra;
+mod drain_advice;
 mod go_json;
 pub mod memory;
 pub mod numa;

@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    OutputFormat, in_colour,
+    OutputFormat, format_document, in_colour,
     node_client::{self, NodeClient},
     print,
 };
@@ -54,16 +54,13 @@ struct ContainerOfPod {
 pub(in crate::cli) async fn list(wanted: DevicesArguments) -> Result<ExitCode> {
     let client = NodeClient::open(&wanted.connection)?;
     let document: Value = client.document("/debug/devices").await?;
-    let text = if wanted.output == OutputFormat::Json {
-        format!("{}\n", serde_json::to_string_pretty(&document)?)
-    } else {
-        let document: DeviceDocument = serde_json::from_value(document).context("cannot parse the node's response")?;
+    let text = format_document(document, wanted.output, |document: DeviceDocument| {
         if document.devices.is_empty() {
             eprintln!("No devices found.");
-            return Ok(ExitCode::SUCCESS);
+            return String::new();
         }
         table(&document.devices, in_colour())
-    };
+    })?;
     print(text)?;
     Ok(ExitCode::SUCCESS)
 }

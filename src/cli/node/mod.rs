@@ -20,8 +20,10 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::ValueEnum;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Exit code that shells use for an interrupted program (128 + SIGINT).
@@ -66,6 +68,18 @@ pub(super) fn run(command: impl Future<Output = Result<ExitCode>>) -> ExitCode {
     // A blocking read of standard input ends with the process.
     runtime.shutdown_background();
     code
+}
+
+/// Formats a document of the node: indented JSON, or the text that `render` makes of it.
+fn format_document<T: DeserializeOwned>(
+    document: Value,
+    output: OutputFormat,
+    render: impl FnOnce(T) -> String,
+) -> Result<String> {
+    if output == OutputFormat::Json {
+        return Ok(format!("{}\n", serde_json::to_string_pretty(&document)?));
+    }
+    serde_json::from_value(document).map(render).context("cannot parse the node's response")
 }
 
 fn print(text: impl AsRef<[u8]>) -> Result<OutputReader> {

@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    OutputFormat,
+    OutputFormat, format_document,
     node_client::{self, NodeClient},
     print,
 };
@@ -87,15 +87,10 @@ pub(in crate::cli) async fn list(wanted: Top) -> Result<ExitCode> {
     let client = NodeClient::open(&wanted.connection)?;
     let mut document: Value = client.document("/stats/summary").await?;
     only(&mut document, wanted.namespace.as_deref());
-    let text = match wanted.output {
-        OutputFormat::Json => format!("{}\n", serde_json::to_string_pretty(&document)?),
-        OutputFormat::Table | OutputFormat::Wide => {
-            let mut summary: UsageSummary =
-                serde_json::from_value(document).context("cannot parse the node's response")?;
-            summary.pods.sort_by_key(|pod| std::cmp::Reverse((pod.cpu.usage_nano_cores, pod.memory.working_set_bytes)));
-            table(&summary, wanted.containers)
-        }
-    };
+    let text = format_document(document, wanted.output, |mut summary: UsageSummary| {
+        summary.pods.sort_by_key(|pod| std::cmp::Reverse((pod.cpu.usage_nano_cores, pod.memory.working_set_bytes)));
+        table(&summary, wanted.containers)
+    })?;
     print(text)?;
     Ok(ExitCode::SUCCESS)
 }

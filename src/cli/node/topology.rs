@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    OutputFormat,
+    OutputFormat, format_document,
     node_client::{self, NodeClient},
     print,
 };
@@ -119,14 +119,7 @@ struct RefusalRow {
 pub(in crate::cli) async fn print_map(wanted: TopologyArguments) -> Result<ExitCode> {
     let client = NodeClient::open(&wanted.connection)?;
     let document: Value = client.document("/debug/topology").await?;
-    let text = if wanted.output == OutputFormat::Json {
-        format!("{}\n", serde_json::to_string_pretty(&document)?)
-    } else {
-        let document: TopologyDocument =
-            serde_json::from_value(document).context("cannot parse the node's response")?;
-        map(&document)
-    };
-    print(text)?;
+    print(format_document(document, wanted.output, |document: TopologyDocument| map(&document))?)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{
-    OutputFormat, in_colour,
+    OutputFormat, format_document, in_colour,
     node_client::{self, NodeClient, is_not_found},
     pod_lookup::{self, PodArguments},
     print,
@@ -37,13 +37,8 @@ pub(in crate::cli) struct WhyArguments {
 pub(in crate::cli) async fn print_diagnostics(wanted: WhyArguments) -> Result<ExitCode> {
     let client = NodeClient::open(&wanted.connection)?;
     let document = fetch_diagnosis(&client, &wanted.pod).await?;
-    let text = if wanted.output == OutputFormat::Json {
-        format!("{}\n", serde_json::to_string_pretty(&document)?)
-    } else {
-        let why = serde_json::from_value(document).context("cannot parse the node's response")?;
-        screen(&why, Timestamp::now(), in_colour())
-    };
-    print(text)?;
+    let colour = in_colour();
+    print(format_document(document, wanted.output, |why| screen(&why, Timestamp::now(), colour))?)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -72,17 +72,6 @@ pub enum CpuCheckpointError {
     },
 }
 
-impl CpuCheckpointError {
-    /// Formats the error with the advice of the reference; `path` is that of the checkpoint.
-    pub fn with_advice(&self, path: &str) -> String {
-        format!(
-            "could not restore state from checkpoint: {self}, please drain this node and delete the CPU manager \
-             checkpoint file {} before restarting Kubelet",
-            quoted(path)
-        )
-    }
-}
-
 /// Encodes a state as a file, without a trailing newline.
 pub fn encode(policy: &str, state: &CpuState) -> Vec<u8> {
     let texts = |containers: &ContainerCpus| -> ContainerTexts {

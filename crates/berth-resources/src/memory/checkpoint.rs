@@ -3,7 +3,7 @@
 //! Byte-compatible with the reference, so that a node can switch agents in both directions. Entries of pods with
 //! pod-level resources (`podEntries`), which the reference writes behind a feature gate, are kept as they are.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
 use berth_types::{PodUid, fieldpath::quoted};
 use serde_json::{Map, Value, json};
@@ -55,17 +55,6 @@ pub enum MemoryCheckpointError {
         /// Policy in the checkpoint.
         stored: String,
     },
-}
-
-impl MemoryCheckpointError {
-    /// The error of the start: asks the operator to drain the node and to delete the file.
-    pub fn drain_text(&self, file: &Path) -> String {
-        format!(
-            "could not restore state from checkpoint: {self}, please drain this node and delete the memory manager \
-             checkpoint file {} before restarting Kubelet",
-            quoted(&file.display().to_string())
-        )
-    }
 }
 
 impl MemoryCheckpoint {
@@ -344,9 +333,12 @@ fn node_id(number: u64) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::drain_advice::drain_advice;
     use crate::memory::fixture::mask;
 
     /// Node 0 as in the reference's own checksums.
@@ -499,11 +491,11 @@ mod tests {
         let text = "could not restore state from checkpoint: [memorymanager] configured policy \"Static\" differs from \
                     state checkpoint policy \"None\", please drain this node and delete the memory manager checkpoint \
                     file \"/r/memory_manager_state\" before restarting Kubelet";
-        assert_eq!(error.drain_text(Path::new("/r/memory_manager_state")), text);
+        assert_eq!(drain_advice(&error, "memory manager", Path::new("/r/memory_manager_state")), text);
         let error = MemoryCheckpoint::restore(b"{}", MemoryPolicy::None).expect_err("policy and checksum are missing");
         let text = "[memorymanager] configured policy \"None\" differs from state checkpoint policy \"\"";
         assert_eq!(error.to_string(), text);
-        let text = MemoryCheckpointError::Corrupted.drain_text(Path::new("/m"));
+        let text = drain_advice(&MemoryCheckpointError::Corrupted, "memory manager", Path::new("/m"));
         assert!(text.starts_with("could not restore state from checkpoint: checkpoint is corrupted, please"), "{text}");
     }
 

@@ -38,6 +38,13 @@ pub fn reserved(topology: &MachineTopology, quantity: &str) -> ReservedMemory {
     ReservedMemory::new(&[reservation], &amounts, topology).expect("consistent")
 }
 
+/// Nodes 0 and 1 with 4 GiB of allocatable memory each; 1 GiB of node 0 is reserved.
+pub fn two_nodes() -> (MachineTopology, ReservedMemory) {
+    let topology = topology(&[(5 * GI, 0), (4 * GI, 0)]);
+    let reserved = reserved(&topology, "1Gi");
+    (topology, reserved)
+}
+
 /// Role of a container in a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {

@@ -18,6 +18,7 @@ use crate::{
     checkpoint_writer::CheckpointWriter,
     cpu::{self, CpuState, InitialContainers},
     devices::alignment::ResourceAlignment,
+    drain_advice::drain_advice,
     memory::{MemoryCheckpoint, MemoryPolicy, StaticMemoryPolicy},
     numa::{NumaMask, ProviderHints, TopologyPolicy, TopologyScope},
     pod_level::PodLevelManagement,
@@ -84,7 +85,7 @@ pub struct PlacementManager {
     pub(super) policies: PlacementPolicies,
     state: Arc<Mutex<PlacementState>>,
     applied: Mutex<AppliedCpus>,
-    /// Requests to write the checkpoints that contain what pods got since the start.
+    /// Requests to write the checkpoints, of pods that have CPUs or memory since the start.
     unsaved: Mutex<BTreeMap<PodUid, WriteRequests>>,
     /// Containers that had exclusive CPUs in the checkpoint at the start, and that the runtime has created with these.
     pub(super) restored: BTreeMap<PodUid, BTreeMap<String, CpuSet>>,
@@ -179,8 +180,6 @@ impl PlacementManager {
     pub fn retain_published(&self, active: &HashSet<PodUid>) {
         let released = self.state().retain_published(active);
         self.released(released);
-        let with_resources = self.state().pods();
-        self.unsaved().retain(|pod, _| with_resources.contains(pod));
         let mut applied = self.applied();
         applied.containers.retain(|_, container| container.is_observed || active.contains(&container.pod));
         applied.prepared.retain(|(pod, _), _| active.contains(pod));
@@ -224,6 +223,10 @@ impl PlacementManager {
         if memory {
             self.memory_checkpoint.request();
         }
+        if cpus || memory {
+            let pods = self.state().pods();
+            self.unsaved().retain(|pod, _| pods.contains(pod));
+        }
     }
 
     fn update_gauges(&self, state: &PlacementState) {
@@ -244,16 +247,18 @@ impl PlacementManager {
         if is_allocated {
             self.count_alignment(outcome);
         }
-        let mut unsaved = self.unsaved();
-        let requests = unsaved.entry(pod.uid().clone()).or_default();
-        if outcome.new_cpus.is_some() {
-            requests.cpu = self.cpu_checkpoint.request();
+        let has_new_cpus = outcome.new_cpus.is_some();
+        if has_new_cpus || outcome.has_new_memory {
+            let mut unsaved = self.unsaved();
+            let requests = unsaved.entry(pod.uid().clone()).or_default();
+            if has_new_cpus {
+                requests.cpu = self.cpu_checkpoint.request();
+            }
+            if outcome.has_new_memory {
+                requests.memory = self.memory_checkpoint.request();
+            }
         }
-        if outcome.has_new_memory {
-            requests.memory = self.memory_checkpoint.request();
-        }
-        drop(unsaved);
-        if outcome.new_cpus.is_some() {
+        if has_new_cpus {
             self.update_gauges(&self.state());
             self.pool_changed();
         }
@@ -433,12 +438,12 @@ pub(super) async fn restore_cpu(
     deps: &PlacementManagerDeps,
 ) -> Result<(CpuState, Option<Vec<u8>>), String> {
     let file = &*deps.cpu_file;
-    let path = file.path().display().to_string();
-    let content = file.read().await.map_err(|error| format!("cannot read {path}: {error}"))?;
+    let path = file.path();
+    let content = file.read().await.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let name = if policies.cpu.is_some() { "static" } else { "none" };
     let decode = |content: &Vec<u8>| cpu::checkpoint::decode(content, name, &deps.containers);
     let restored = content.as_ref().map(decode).transpose();
-    let mut state = restored.map_err(|error| error.with_advice(&path))?.unwrap_or_default();
+    let mut state = restored.map_err(|error| drain_advice(&error, "CPU manager", path))?.unwrap_or_default();
     if let Some(policy) = &policies.cpu {
         // The reference gives the same advice here: only an operator can decide that no pod uses the CPUs.
         policy.initialize(&mut state).map_err(|error| {
@@ -457,7 +462,7 @@ pub(super) async fn restore_memory(
     let content = file.read().await.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let policy = if policies.memory.is_some() { MemoryPolicy::Static } else { MemoryPolicy::None };
     let restored = content.as_ref().map(|content| MemoryCheckpoint::restore(content, policy)).transpose();
-    let restored = restored.map_err(|error| error.drain_text(path))?;
+    let restored = restored.map_err(|error| drain_advice(&error, "memory manager", path))?;
     let Some(reserved) = &policies.memory else { return Ok((None, content)) };
     let memory = match restored {
         None => StaticMemoryPolicy::new(&policies.machine, reserved),

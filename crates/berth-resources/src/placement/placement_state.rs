@@ -1,6 +1,9 @@
 //! State of the CPU, memory, and topology managers: admission and release. Pure. Spec 06b §3.2.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
+};
 
 use super::settings::PlacementPolicies;
 use crate::{
@@ -345,14 +348,17 @@ impl PlacementState {
     }
 
     /// The policy without CPUs that are offline: they count as reserved.
-    fn usable(&self, policy: &StaticPolicy) -> StaticPolicy {
+    fn usable<'a>(&self, policy: &'a StaticPolicy) -> Cow<'a, StaticPolicy> {
+        if self.offline.is_empty() {
+            return Cow::Borrowed(policy);
+        }
         let mut policy = policy.clone();
         policy.reserved.cpus = policy.reserved.cpus.union(&self.offline);
         let cpus = &policy.topology.cpus;
         let cores: BTreeSet<u32> = self.offline.iter().filter_map(|cpu| cpus.get(&cpu)).map(|info| info.core).collect();
         let incomplete = policy.topology.select(|info| cores.contains(&info.core));
         policy.reserved.whole_cores = policy.reserved.whole_cores.union(&incomplete);
-        policy
+        Cow::Owned(policy)
     }
 }
 

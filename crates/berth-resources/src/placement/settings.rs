@@ -18,7 +18,7 @@ use berth_types::{
 };
 
 /// Fields of the kubelet configuration, and the gates that they depend on.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct PlacementSettings {
     /// `cpuManagerPolicy`
     pub cpu_policy: String,
@@ -50,6 +50,29 @@ pub struct PlacementSettings {
     pub topology_scope: String,
     /// `topologyManagerPolicyOptions`
     pub topology_options: BTreeMap<String, String>,
+}
+
+/// The policies `none`, as in a kubelet configuration without these fields; all gates are off.
+impl Default for PlacementSettings {
+    fn default() -> Self {
+        Self {
+            cpu_policy: "none".to_owned(),
+            cpu_options: BTreeMap::new(),
+            cpu_beta_options: false,
+            cpu_alpha_options: false,
+            disables_cpu_quota: false,
+            resizes_exclusive_cpus: false,
+            pod_level: PodLevelManagement::default(),
+            reserved_cpus: CpuSet::default(),
+            reserved: Amounts::new(),
+            not_allocatable: Amounts::new(),
+            memory_policy: "None".to_owned(),
+            reserved_memory: Vec::new(),
+            topology_policy: "none".to_owned(),
+            topology_scope: "container".to_owned(),
+            topology_options: BTreeMap::new(),
+        }
+    }
 }
 
 impl PlacementSettings {
@@ -179,13 +202,7 @@ mod tests {
         assert_eq!(cpu.reserved.cpus.to_string(), "0,6");
         assert_eq!(policies.memory.expect("static").bytes(0, "memory"), 1124 << 20);
         assert_eq!(policies.topology.policy, TopologyPolicy::SingleNumaNode);
-        let none = PlacementSettings {
-            cpu_policy: "none".to_owned(),
-            memory_policy: "None".to_owned(),
-            topology_policy: "none".to_owned(),
-            ..PlacementSettings::default()
-        };
-        let policies = PlacementPolicies::new(&none, machine()).expect("correct settings");
+        let policies = PlacementPolicies::new(&PlacementSettings::default(), machine()).expect("correct settings");
         assert!(policies.cpu.is_none() && policies.memory.is_none());
     }
 

@@ -1,9 +1,11 @@
 //! Tests of the CPU manager's checkpoint: the reference's checksums, formats, error texts, garbage.
 
+use std::path::Path;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::cpu::fixtures::state;
+use crate::{cpu::fixtures::state, drain_advice::drain_advice};
 
 /// Entries of two pods.
 const QOS_PODS: &str = concat!(
@@ -153,7 +155,7 @@ fn errors_have_the_texts_of_the_reference() {
         assert_eq!(error.to_string(), expected);
         // AC-06-5, AC-06b-16
         assert_eq!(
-            error.with_advice("/var/lib/kubelet/cpu_manager_state"),
+            drain_advice(&error, "CPU manager", Path::new("/var/lib/kubelet/cpu_manager_state")),
             format!(
                 "could not restore state from checkpoint: {expected}, please drain this node and delete the CPU \
                  manager checkpoint file \"/var/lib/kubelet/cpu_manager_state\" before restarting Kubelet"

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::memory::fixture::{GI, MI, Role, mask, pod, pod_with_spec, reserved, topology};
+use crate::memory::fixture::{GI, MI, Role, mask, pod, pod_with_spec, reserved, topology, two_nodes};
 
 use Role::{App, Init, Sidecar};
 
@@ -16,15 +16,8 @@ fn on(nodes: &[u32], is_preferred: bool) -> TopologyHint {
     TopologyHint { mask: Some(mask(nodes)), is_preferred }
 }
 
-/// Two nodes with 4 GiB of allocatable memory.
-fn machine() -> (MachineTopology, ReservedMemory) {
-    let topology = topology(&[(5 * GI, 0), (4 * GI, 0)]);
-    let reserved = reserved(&topology, "1Gi");
-    (topology, reserved)
-}
-
 fn policy() -> StaticMemoryPolicy {
-    let (topology, reserved) = machine();
+    let (topology, reserved) = two_nodes();
     StaticMemoryPolicy::new(&topology, &reserved)
 }
 
@@ -56,7 +49,7 @@ fn groups(policy: &StaticMemoryPolicy) -> Vec<NumaMask> {
 
 /// What the next agent makes of the checkpoint.
 fn restart(policy: &StaticMemoryPolicy) -> Result<StaticMemoryPolicy, MemoryStateError> {
-    let (topology, reserved) = machine();
+    let (topology, reserved) = two_nodes();
     restore(&topology, &reserved, policy)
 }
 
@@ -279,7 +272,7 @@ fn a_state_that_does_not_fit_is_refused() {
         (|state| drop(state.machine.nodes.remove(&1)), different.to_owned()),
         (without_blocks, String::new()),
     ];
-    let (topology, reserved) = machine();
+    let (topology, reserved) = two_nodes();
     for (change, error) in cases {
         let mut state = policy.checkpoint().clone();
         change(&mut state);
@@ -301,7 +294,7 @@ fn a_state_that_does_not_fit_is_refused() {
 
 #[test]
 fn memory_of_pods_with_pod_level_resources_is_released_with_their_last_container() {
-    let (topology, reserved) = machine();
+    let (topology, reserved) = two_nodes();
     let block = |size: u64| MemoryBlock { nodes: mask(&[1]), resource: "memory".to_owned(), size };
     let mut state = policy().state;
     let containers = [("a".to_owned(), vec![block(GI)]), ("b".to_owned(), vec![block(2 * GI)])];

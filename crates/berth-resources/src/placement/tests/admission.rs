@@ -12,9 +12,11 @@ use super::fixture::{
 use crate::{
     cpu::checkpoint::encode,
     devices::alignment::ResourceAlignment,
+    placement::PlacementSettings,
     topology::machines::{machine, machine_a, machine_b},
 };
 use berth_ports::{AllocationRefusal, ContainerPlacements};
+use berth_types::ContainerId;
 
 #[tokio::test(start_paused = true)]
 async fn a_container_gets_its_cpus_and_the_file_is_written_before_it_starts() {
@@ -52,6 +54,30 @@ async fn a_container_does_not_start_before_its_cpus_are_on_disk() {
     agent.manager.prepare(pinned.uid(), "c").await.expect("the write is repeated");
     let state = agent.manager.state().cpu.clone();
     assert_eq!(file.content(), encode("static", &state));
+    agent.stop().await;
+}
+
+/// The node runs for years: what is kept per pod ends with the pod's resources.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_kept_of_pods_without_resources() {
+    let files = StateDirectory::new();
+    let agent = files.start(&PlacementSettings::default(), machine_of(machine_a())).await;
+    let pinned = pod("p", &["c=1"]);
+    agent.admit(&pinned).expect("the policies are none");
+    agent.manager.prepare(pinned.uid(), "c").await.expect("nothing to write");
+    agent.manager.created(&pinned, "c", &ContainerId::from("1"));
+    assert!(agent.manager.unsaved().is_empty());
+    assert!(agent.manager.applied().prepared.is_empty() && agent.manager.applied().containers.is_empty());
+    agent.stop().await;
+
+    let files = StateDirectory::new();
+    let agent = files.start(&static_cpus("1"), machine_of(machine_a())).await;
+    agent.admit(&pod("shared", &["c=500m"])).expect("the shared pool has no limit");
+    assert!(agent.manager.unsaved().is_empty());
+    agent.admit(&pinned).expect("CPUs are free");
+    assert_eq!(agent.manager.unsaved().len(), 1);
+    agent.manager.release(pinned.uid());
+    assert!(agent.manager.unsaved().is_empty());
     agent.stop().await;
 }
 

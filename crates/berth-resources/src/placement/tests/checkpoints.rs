@@ -1,8 +1,8 @@
 //! State files at the start: fresh, restored, damaged, of another policy, or of another machine.
 
 use super::fixture::{
-    CPU_FILE, FakeNode, GI, MEMORY_FILE, NONE_CPU, NONE_MEMORY, StateDirectory, machine_of, machine_with, no_policies,
-    pod, static_cpus, with_option, with_static_memory,
+    CPU_FILE, FakeNode, GI, MEMORY_FILE, NONE_CPU, NONE_MEMORY, StateDirectory, machine_of, machine_with, pod,
+    static_cpus, with_option, with_static_memory,
 };
 use crate::{
     placement::PlacementSettings,
@@ -38,7 +38,7 @@ async fn a_fresh_node_gets_the_files_of_the_reference() {
     let static_32 = r#"{"policyName":"static","defaultCpuSet":"0-31","checksum":3540042759}"#;
     for (settings, expected, shared) in [
         // AC-06-4
-        (no_policies(), NONE_CPU, ""),
+        (PlacementSettings::default(), NONE_CPU, ""),
         // AC-06-6
         (static_cpus("1"), static_32, "0-31"),
     ] {
@@ -58,7 +58,7 @@ async fn a_fresh_node_gets_the_files_of_the_reference() {
 #[tokio::test]
 async fn without_policies_containers_are_unrestricted() {
     let files = StateDirectory::new();
-    let agent = files.start(&no_policies(), machine_of(machine_a())).await;
+    let agent = files.start(&PlacementSettings::default(), machine_of(machine_a())).await;
     let pinned = pod("p", &["c=2"]);
     agent.admit(&pinned).expect("nothing to allocate");
     let placement = agent.manager.prepare(pinned.uid(), "c").await;
@@ -90,7 +90,7 @@ async fn cpu_files_that_cannot_be_restored_stop_the_start() {
     for (settings, content, expected) in [
         // AC-06-5
         (
-            no_policies(),
+            PlacementSettings::default(),
             r#"{"policyName":"none","defaultCpuSet":"","checksum":1}"#,
             "checkpoint is corrupted, please drain",
         ),
@@ -106,7 +106,7 @@ async fn cpu_files_that_cannot_be_restored_stop_the_start() {
         ),
         // AC-06b-16
         (
-            no_policies(),
+            PlacementSettings::default(),
             r#"{"policyName":"static","defaultCpuSet":"0-7","checksum":14413152}"#,
             r#"configured policy "none" differs from state checkpoint policy "static", please drain"#,
         ),
@@ -123,8 +123,8 @@ async fn cpu_files_that_cannot_be_restored_stop_the_start() {
         // Entries of the oldest format name containers that the runtime does not know.
         (static_cpus("1"), old, "containerID 'id' not found in initial containers list"),
         (static_cpus("1"), "", "cannot be decoded: "),
-        (no_policies(), half, "cannot be decoded: "),
-        (no_policies(), "[]", "cannot be decoded: "),
+        (PlacementSettings::default(), half, "cannot be decoded: "),
+        (PlacementSettings::default(), "[]", "cannot be decoded: "),
     ] {
         let (files, error) = refused(&settings, machine_of(machine_a()), &[(CPU_FILE, content)]).await;
         let start = "start cpu manager error: could not restore state from checkpoint: ";
@@ -188,7 +188,7 @@ async fn cpu_files_of_another_machine_or_reservation_stop_the_start() {
 
 #[tokio::test]
 async fn memory_files_that_cannot_be_restored_stop_the_start() {
-    let settings = with_static_memory(no_policies());
+    let settings = with_static_memory(PlacementSettings::default());
     for (settings, content, expected) in [
         (
             settings.clone(),
@@ -201,12 +201,12 @@ async fn memory_files_that_cannot_be_restored_stop_the_start() {
             r#"[memorymanager] configured policy "Static" differs from state checkpoint policy "None", please drain"#,
         ),
         (
-            no_policies(),
+            PlacementSettings::default(),
             r#"{"policyName":"Static","machineState":{},"checksum":0}"#,
             r#"[memorymanager] configured policy "None" differs from state checkpoint policy "Static", please drain"#,
         ),
         (settings.clone(), "", "cannot be decoded: "),
-        (no_policies(), NONE_MEMORY.trim_end_matches('}'), "cannot be decoded: "),
+        (PlacementSettings::default(), NONE_MEMORY.trim_end_matches('}'), "cannot be decoded: "),
     ] {
         // The CPU manager's file is read before: its content is not changed either.
         let contents = [(CPU_FILE, NONE_CPU), (MEMORY_FILE, content)];
@@ -222,7 +222,7 @@ async fn memory_files_that_cannot_be_restored_stop_the_start() {
 
 #[tokio::test]
 async fn other_memory_stops_the_start_only_if_containers_have_some() {
-    let (files, settings) = (StateDirectory::new(), with_static_memory(no_policies()));
+    let (files, settings) = (StateDirectory::new(), with_static_memory(PlacementSettings::default()));
     let machine = |gib: u64| machine_with(machine_b(), &[gib * GI, gib * GI]);
     files.start(&settings, machine(8)).await.stop().await;
     let agent = files.start(&settings, machine(4)).await;
@@ -242,13 +242,13 @@ async fn other_memory_stops_the_start_only_if_containers_have_some() {
 async fn files_that_cannot_be_read_or_written_stop_the_start() {
     let files = StateDirectory::new();
     std::fs::create_dir(files.path(CPU_FILE)).expect("a directory");
-    let error = files.try_start(&no_policies(), machine_of(machine_a())).await.err().expect("no file");
+    let error = files.try_start(&PlacementSettings::default(), machine_of(machine_a())).await.err().expect("no file");
     let expected = format!("start cpu manager error: cannot read {}: ", files.path(CPU_FILE).display());
     assert!(error.starts_with(&expected), "{error}");
 
     let files = StateDirectory::new();
     std::fs::create_dir(files.path(MEMORY_FILE)).expect("a directory");
-    let error = files.try_start(&no_policies(), machine_of(machine_a())).await.err().expect("no file");
+    let error = files.try_start(&PlacementSettings::default(), machine_of(machine_a())).await.err().expect("no file");
     assert!(error.starts_with("start memory manager error: cannot read "), "{error}");
     assert_eq!(files.files(), [MEMORY_FILE], "the CPU manager has written nothing");
 }
@@ -293,7 +293,7 @@ async fn a_memory_file_of_the_reference_is_restored_and_written_unchanged() {
     let content = format!(r#"{{{state},"checksum":713994004}}"#);
     files.write(MEMORY_FILE, &content);
     let machine = machine_with(machine_b(), &[5 * GI, 4 * GI]);
-    let agent = files.start(&with_static_memory(no_policies()), machine).await;
+    let agent = files.start(&with_static_memory(PlacementSettings::default()), machine).await;
     let owner = pod(uid, &["main=1/6Gi"]);
     agent.admit(&owner).expect("it has its memory");
     assert_eq!(agent.manager.placement(owner.uid(), "main").memory_nodes, "0,1");

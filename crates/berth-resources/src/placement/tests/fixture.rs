@@ -52,20 +52,13 @@ pub const EVER: Duration = Duration::from_secs(60);
 /// 1 GiB.
 pub const GI: u64 = 1 << 30;
 
-/// All policies are `none`.
-pub fn no_policies() -> PlacementSettings {
-    PlacementSettings {
-        cpu_policy: "none".to_owned(),
-        memory_policy: "None".to_owned(),
-        topology_policy: "none".to_owned(),
-        topology_scope: "container".to_owned(),
-        ..PlacementSettings::default()
-    }
-}
-
 /// The static policy of the CPU manager with this number of reserved CPUs.
 pub fn static_cpus(reserved: &str) -> PlacementSettings {
-    PlacementSettings { cpu_policy: "static".to_owned(), reserved: amounts("cpu", reserved), ..no_policies() }
+    PlacementSettings {
+        cpu_policy: "static".to_owned(),
+        reserved: amounts("cpu", reserved),
+        ..PlacementSettings::default()
+    }
 }
 
 /// Adds an option of the static CPU policy.

@@ -1,10 +1,9 @@
 //! Memory of NUMA nodes through the placement manager: blocks, refusal, init containers, restart.
 
 use super::fixture::{
-    Agent, GI, MEMORY_FILE, StateDirectory, machine_with, no_policies, pod, static_cpus, with_static_memory,
-    with_topology,
+    Agent, GI, MEMORY_FILE, StateDirectory, machine_with, pod, static_cpus, with_static_memory, with_topology,
 };
-use crate::{devices::alignment::ResourceAlignment, topology::machines::machine_b};
+use crate::{devices::alignment::ResourceAlignment, placement::PlacementSettings, topology::machines::machine_b};
 use berth_ports::{ContainerPlacements, PlacedMemory};
 
 fn placed(bytes: u64, nodes: &[i64]) -> PlacedMemory {
@@ -18,7 +17,7 @@ async fn a_large_container_gets_both_nodes_and_keeps_them() {
     let (large, small) = (pod("large", &["c=1/6Gi"]), pod("small", &["c=1/1Gi"]));
     for (policy, is_refused) in [("none", false), ("best-effort", false), ("restricted", true)] {
         let files = StateDirectory::new();
-        let settings = with_topology(with_static_memory(no_policies()), policy, "container");
+        let settings = with_topology(with_static_memory(PlacementSettings::default()), policy, "container");
         let agent = files.start(&settings, machine()).await;
         assert_eq!(agent.manager.allocatable().memory, [placed(4 * GI, &[0]), placed(4 * GI, &[1])]);
         // AC-06b-24
@@ -62,7 +61,7 @@ async fn a_large_container_gets_both_nodes_and_keeps_them() {
 #[tokio::test]
 async fn a_refusal_names_the_memory_of_the_nodes() {
     let files = StateDirectory::new();
-    let settings = with_static_memory(no_policies());
+    let settings = with_static_memory(PlacementSettings::default());
     let agent = files.start(&settings, machine_with(machine_b(), &[5 * GI, 4 * GI])).await;
     let large = pod("large", &["c=1/9Gi"]);
     let refusal = agent.admit(&large).expect_err("8 GiB are allocatable");
@@ -95,7 +94,7 @@ async fn cpus_and_memory_are_aligned() {
 #[tokio::test(start_paused = true)]
 async fn memory_of_ended_init_containers_is_free_when_the_next_one_is_created() {
     let files = StateDirectory::new();
-    let settings = with_static_memory(no_policies());
+    let settings = with_static_memory(PlacementSettings::default());
     let agent = files.start(&settings, machine_with(machine_b(), &[5 * GI, 4 * GI])).await;
     let owner = pod("owner", &["*i=1/3Gi", "c=1/1Gi"]);
     agent.admit(&owner).expect("memory is free");

@@ -1,10 +1,11 @@
 //! Metrics of the CPU, memory, and topology managers after admissions, refusals, and releases.
 
 use super::fixture::{
-    Agent, StateDirectory, machine_of, no_policies, pod, static_cpus, with_option, with_static_memory, with_topology,
+    Agent, StateDirectory, machine_of, pod, static_cpus, with_option, with_static_memory, with_topology,
 };
 use crate::{
     devices::alignment::ResourceAlignment,
+    placement::PlacementSettings,
     topology::machines::{machine_a, machine_b},
 };
 
@@ -124,7 +125,7 @@ async fn whole_cores_and_caches_are_counted_with_their_options() {
 #[tokio::test]
 async fn memory_requests_and_their_errors_are_counted() {
     let files = StateDirectory::new();
-    let agent = files.start(&with_static_memory(no_policies()), machine_of(machine_a())).await;
+    let agent = files.start(&with_static_memory(PlacementSettings::default()), machine_of(machine_a())).await;
     let (small, large) = (pod("small", &["a=1/1Gi", "b=1/1Gi"]), pod("large", &["c=1/6Gi"]));
     agent.admit(&small).expect("7 GiB are free");
     check(&agent, &[(MEMORY_REQUESTS, &[], Some(2.0)), (MEMORY_ERRORS, &[], Some(0.0))]);

@@ -5,8 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
 
 use super::fixture::{
-    Agent, FakeNode, PERIOD, StateDirectory, UpdateFault, machine_of, no_policies, pod, static_cpus, with_option,
-    with_static_memory,
+    Agent, FakeNode, PERIOD, StateDirectory, UpdateFault, machine_of, pod, static_cpus, with_option, with_static_memory,
 };
 use crate::{placement::PlacementSettings, topology::machines::machine_a};
 use berth_ports::ContainerPlacements;
@@ -213,7 +212,7 @@ async fn the_first_pass_updates_each_container_of_the_shared_pool_once() {
 
 #[tokio::test(start_paused = true)]
 async fn without_the_static_policy_no_container_is_updated() {
-    for settings in [no_policies(), with_static_memory(no_policies())] {
+    for settings in [PlacementSettings::default(), with_static_memory(PlacementSettings::default())] {
         let (files, node) = (StateDirectory::new(), FakeNode::new(&machine_a()));
         let agent = files.start(&settings, machine_of(machine_a())).await;
         let changed = agent.reconcile(&node);

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::fixture::{
-    CPU_FILE, GI, MEMORY_FILE, NONE_CPU, StateDirectory, machine_of, machine_with, no_policies, pod, static_cpus,
-    with_static_memory,
+    CPU_FILE, GI, MEMORY_FILE, NONE_CPU, StateDirectory, machine_of, machine_with, pod, static_cpus, with_static_memory,
 };
 use crate::{
     placement::{PlacementManagerDeps, PlacementPolicies, PlacementSettings, renew_state_files},
@@ -48,8 +47,8 @@ async fn a_file_that_no_running_pod_needs_is_moved_aside() {
     for (case, settings, content, pods, is_moved) in [
         ("from none to static, with pods", static_cpus("1"), NONE_CPU, &["p"][..], true),
         ("from none to static", static_cpus("1"), NONE_CPU, &[], true),
-        ("from static to none", no_policies(), pinned, &["q"], true),
-        ("from static to none, its pod runs", no_policies(), pinned, &["q", "p"], false),
+        ("from static to none", PlacementSettings::default(), pinned, &["q"], true),
+        ("from static to none, its pod runs", PlacementSettings::default(), pinned, &["q", "p"], false),
         ("a larger reservation", static_cpus("2"), pinned, &[], true),
         ("a larger reservation, its pod runs", static_cpus("2"), pinned, &["p"], false),
         ("it fits", static_cpus("1"), idle, &[], false),
@@ -73,7 +72,7 @@ async fn a_file_that_no_running_pod_needs_is_moved_aside() {
 
 #[tokio::test]
 async fn memory_of_another_machine_is_kept_for_pods_that_run() {
-    let settings = with_static_memory(no_policies());
+    let settings = with_static_memory(PlacementSettings::default());
     let machine = |gib: u64| machine_with(machine_b(), &[gib * GI, gib * GI]);
     for (pods, is_moved) in [(&["p"][..], false), (&["q"], true)] {
         let files = StateDirectory::new();

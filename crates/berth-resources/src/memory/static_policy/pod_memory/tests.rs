@@ -9,30 +9,22 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     memory::{
-        MachineState, MemoryAllocation, MemoryCheckpoint, MemoryPolicy, ReservedMemory,
-        fixture::{GI, mask, pod_with_spec, reserved, topology},
+        MachineState, MemoryAllocation, MemoryCheckpoint, MemoryPolicy,
+        fixture::{GI, mask, pod_with_spec, two_nodes},
     },
     pod_level::PodLevelManagement,
-    topology::MachineTopology,
 };
 
 const ANY: TopologyHint = TopologyHint { mask: None, is_preferred: false };
 
-/// Two nodes with 4 GiB of allocatable memory.
-fn machine() -> (MachineTopology, ReservedMemory) {
-    let topology = topology(&[(5 * GI, 0), (4 * GI, 0)]);
-    let reserved = reserved(&topology, "1Gi");
-    (topology, reserved)
-}
-
 fn policy() -> StaticMemoryPolicy {
-    let (topology, reserved) = machine();
+    let (topology, reserved) = two_nodes();
     StaticMemoryPolicy::new(&topology, &reserved).with_pod_level(PodLevelManagement::On)
 }
 
 /// What the next agent makes of the checkpoint.
 fn restart(policy: &StaticMemoryPolicy) -> StaticMemoryPolicy {
-    let (topology, reserved) = machine();
+    let (topology, reserved) = two_nodes();
     let content = policy.checkpoint().encode();
     let state = MemoryCheckpoint::restore(&content, MemoryPolicy::Static).expect("a checkpoint");
     let restored = StaticMemoryPolicy::restore(&topology, &reserved, state).expect("a valid state");
@@ -239,7 +231,7 @@ proptest! {
             }
         }
         policy.retain(&HashSet::<PodUid>::new());
-        let (topology, reserved) = machine();
+        let (topology, reserved) = two_nodes();
         prop_assert_eq!(&policy.state.machine, &MachineState::initial(&topology, &reserved));
         prop_assert!(policy.state.pods.is_empty() && policy.state.assignments.is_empty());
     }
