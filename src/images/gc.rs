@@ -32,6 +32,7 @@ use super::{
 use berth_config::GoDuration;
 use berth_cri::{ImageService, RuntimeService};
 use berth_metrics::{CollectReason, Images};
+use berth_otel::Scope;
 use berth_ports::{Clock, EventRecord, EventSink};
 use berth_proto::cri;
 
@@ -197,7 +198,10 @@ impl Collector {
     /// Runs one round; returns whether it succeeded. From the second consecutive failure on an event is
     /// recorded.
     async fn round(&mut self) -> bool {
-        match self.collect().await {
+        let span = berth_otel::root_span(Scope::Images, "Images/GarbageCollect", Vec::new);
+        let collected = span.run(self.collect()).await;
+        drop(span);
+        match collected {
             Ok(()) => {
                 self.failures = 0;
                 self.last_events.clear();

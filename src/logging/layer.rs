@@ -12,7 +12,7 @@ use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
 
 use super::{
     json,
-    record::{Fields, LevelOf, LogRecord, Severity},
+    record::{FieldValue, Fields, LevelOf, LogRecord, Severity},
     streams::OutputStreams,
     text,
     verbosity::{Verbosity, implied, is_ours},
@@ -95,6 +95,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Klog {
             }
         }
         event_fields.values.into_iter().for_each(|(key, value)| fields.add(key, value));
+        if let Some(trace) = berth_otel::current_trace_id() {
+            fields.add("trace_id", FieldValue::Text(trace.to_string()));
+        }
         let metadata = event.metadata();
         let severity = Severity::of(*metadata.level());
         let record = LogRecord {

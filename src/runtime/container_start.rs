@@ -160,7 +160,8 @@ impl PodSync<'_> {
         };
         let images = self.rt.deps.images.clone();
         self.image_volumes.begin(&images, subject.container, &request);
-        Ok(Some(AbortOnDropHandle::new(tokio::spawn(async move { images.ensure(request).await }))))
+        let pull = berth_otel::in_current_span(async move { images.ensure(request).await });
+        Ok(Some(AbortOnDropHandle::new(tokio::spawn(pull))))
     }
 
     async fn start_admitted(

@@ -171,7 +171,7 @@ impl CreationTracker {
         // Inserted before the call runs: a create without an entry is no longer wanted.
         let refusals = self.refusals(key);
         self.lock().insert(key.clone(), PendingCreate { call: None, doubt_until: None, refusals });
-        let task = tokio::spawn(async move {
+        let task = tokio::spawn(berth_otel::in_current_span(async move {
             let answer = call.await;
             let wanted = open.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&named);
             if let (CreateKey::Sandbox { pod, .. }, Ok(id), false) = (&named, &answer, wanted) {
@@ -181,7 +181,7 @@ impl CreationTracker {
                 }
             }
             answer
-        });
+        }));
         let call =
             async move { task.await.unwrap_or_else(|e| Err(CriError::Invalid(format!("create task failed: {e}")))) };
         let call = call.boxed().shared();

@@ -18,6 +18,7 @@ use super::{
     manager::RuntimeManager,
     pod_sync::Logs,
 };
+use berth_otel::Scope;
 use berth_ports::{ContainerLogFile, EventRecord, PodStateProvider, RemovalPredicate};
 use berth_proto::cri;
 use berth_types::{
@@ -133,6 +134,11 @@ impl RuntimeManager {
     /// # Errors
     /// The joined texts of failed lists and removals.
     pub async fn collect_garbage(&self, pod_states: &Arc<dyn PodStateProvider>, mode: GcMode) -> Result<(), String> {
+        let span = berth_otel::root_span(Scope::Kuberuntime, "Containers/GarbageCollect", Vec::new);
+        span.run(self.collect_all(pod_states, mode)).await
+    }
+
+    async fn collect_all(&self, pod_states: &Arc<dyn PodStateProvider>, mode: GcMode) -> Result<(), String> {
         let mut failures = Vec::new();
         self.backoff().purge(self.deps.clock.now());
         let ready = pod_states.sources_ready();

@@ -45,7 +45,8 @@ impl ImageVolumes {
                 ..ask.clone()
             };
             let images = images.clone();
-            let task = AbortOnDropHandle::new(tokio::spawn(async move { images.ensure(request).await }));
+            let pull = berth_otel::in_current_span(async move { images.ensure(request).await });
+            let task = AbortOnDropHandle::new(tokio::spawn(pull));
             self.0.insert(name, PullState::Pulling(task));
         }
     }

@@ -101,6 +101,9 @@ pub async fn build(loaded: &LoadedConfig, life: &ProcessContext) -> Result<Arc<d
     let machine = MachineInfo::read(Path::new("/"), &root).map_err(wrong)?;
     let facts = node::facts(&settings::node(loaded), &machine).map_err(wrong)?;
     berth_metrics::register_node(&registry, facts.name.as_str());
+    if let Some(settings) = settings::traces(loaded, facts.name.as_str()) {
+        berth_otel::start_export(&settings, &registry).map_err(wrong)?;
+    }
     let mut base = Base {
         statuses: StatusMetrics::new(&registry),
         registry,

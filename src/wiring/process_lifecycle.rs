@@ -32,6 +32,8 @@ use berth_sys::jemalloc;
 
 /// Timeout for all tasks to end.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// Timeout for the export of the last spans.
+const LAST_SPANS_LIMIT: Duration = Duration::from_secs(2);
 /// Interval at which free heap pages are returned to the kernel.
 const HEAP_PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// Number of worker threads: blocking work runs elsewhere, so two suffice.
@@ -136,6 +138,7 @@ async fn run_until_signal(loaded: &LoadedConfig, log: &LogHandle) -> Result<(), 
     if !ended {
         warn!(tasks = tasks.len(), "Timed out waiting for tasks to stop");
     }
+    berth_otel::stop_export(LAST_SPANS_LIMIT).await;
     lost.map_or(Ok(()), Err)
 }
 

@@ -26,7 +26,17 @@ use crate::{
 };
 use berth_config::{KubeletConfiguration, LoadedConfig};
 use berth_cri::CriConfig;
+use berth_otel::TraceExportSettings;
 use berth_types::{api, quantity::Amount};
+
+/// Settings of the export of traces; `None` if `tracing` is not configured.
+pub fn traces(loaded: &LoadedConfig, host_name: &str) -> Option<TraceExportSettings> {
+    loaded.config.tracing.as_ref().map(|tracing| TraceExportSettings {
+        endpoint: tracing.endpoint.clone(),
+        sampling_rate_per_million: tracing.sampling_rate_per_million.and_then(|rate| rate.try_into().ok()).unwrap_or(0),
+        host_name: host_name.to_owned(),
+    })
+}
 
 /// Settings of the CRI client.
 pub fn cri(loaded: &LoadedConfig) -> CriConfig {

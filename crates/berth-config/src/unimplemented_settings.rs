@@ -86,7 +86,6 @@ const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
     "memory QoS":
         "qosReserved" => qos_reserved, "memoryThrottlingFactor" => memory_throttling_factor,
         "memoryReservationPolicy" => memory_reservation_policy;
-    "tracing": "tracing" => tracing;
     "moving processes into cgroups": "kubeletCgroups" => kubelet_cgroups, "systemCgroups" => system_cgroups;
     "pod CIDR in standalone mode": "podCIDR" => pod_cidr;
     "hidden metrics": "showHiddenMetricsForVersion" => show_hidden_metrics_for_version;

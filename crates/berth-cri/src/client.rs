@@ -15,11 +15,12 @@ use tonic::{Code, Status, Streaming, transport::Channel};
 
 use super::{
     CriError, CriResult, ExecOutput, RuntimeService,
-    deadlines::{Caller, Limit},
+    deadlines::{Caller, Limit, record_status, traced},
     priority_semaphore::{Priority, PrioritySemaphore},
     reply_validation,
 };
 use berth_metrics::RuntimeOperation as Op;
+use berth_otel::Span;
 use berth_proto::{
     OUTPUT_LIMIT,
     cri::{self, runtime_service_client::RuntimeServiceClient},
@@ -117,9 +118,11 @@ impl RuntimeService for RuntimeClient {
 
     async fn list_pod_sandbox(&self, filter: Option<cri::PodSandboxFilter>) -> CriResult<Vec<cri::PodSandbox>> {
         if self.streaming.wanted() {
-            let (mut rpc, request) = (self.rpc(), cri::StreamPodSandboxesRequest { filter: filter.clone() });
+            let mut rpc = self.rpc();
+            let request = cri::StreamPodSandboxesRequest { filter: filter.clone() };
+            let (span, request) = traced("runtime.v1.RuntimeService/StreamPodSandboxes", request);
             let stream = async move { rpc.stream_pod_sandboxes(request).await };
-            let chunks = self.streaming.collect(&self.caller, Op::ListPodSandbox, stream, |c| c.pod_sandboxes);
+            let chunks = self.streaming.collect(&self.caller, Op::ListPodSandbox, span, stream, |c| c.pod_sandboxes);
             if let Some(answer) = chunks.await {
                 return answer;
             }
@@ -173,9 +176,11 @@ impl RuntimeService for RuntimeClient {
 
     async fn list_containers(&self, filter: Option<cri::ContainerFilter>) -> CriResult<Vec<cri::Container>> {
         if self.streaming.wanted() {
-            let (mut rpc, request) = (self.rpc(), cri::StreamContainersRequest { filter: filter.clone() });
+            let mut rpc = self.rpc();
+            let request = cri::StreamContainersRequest { filter: filter.clone() };
+            let (span, request) = traced("runtime.v1.RuntimeService/StreamContainers", request);
             let stream = async move { rpc.stream_containers(request).await };
-            let chunks = self.streaming.collect(&self.caller, Op::ListContainers, stream, |c| c.containers);
+            let chunks = self.streaming.collect(&self.caller, Op::ListContainers, span, stream, |c| c.containers);
             if let Some(answer) = chunks.await {
                 return answer;
             }
@@ -201,7 +206,7 @@ impl RuntimeService for RuntimeClient {
         };
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.update_container_resources(r).await };
-        self.caller.call(Op::UpdateContainer, Limit::Once, request, send).await.map(drop)
+        self.caller.call(Op::UpdateContainerResources, Limit::Once, request, send).await.map(drop)
     }
 
     async fn update_pod_sandbox_resources(
@@ -372,6 +377,7 @@ impl ListStreaming {
         &self,
         caller: &Caller,
         operation: Op,
+        span: Span,
         begin: impl Future<Output = Result<tonic::Response<Streaming<C>>, Status>>,
         items: impl Fn(C) -> Vec<T>,
     ) -> Option<CriResult<Vec<T>>> {
@@ -389,7 +395,9 @@ impl ListStreaming {
                 answer => Ok(Some(answer?)),
             }
         };
-        match caller.bounded(operation, Limit::Once.of(caller.timeout), work).await {
+        let answer = caller.bounded(operation, Limit::Once.of(caller.timeout), work).await;
+        record_status(&span, answer.as_ref().err());
+        match answer {
             Ok(Some(all)) => Some(Ok(all)),
             Ok(None) => {
                 self.wanted.store(false, Ordering::Relaxed);

@@ -7,8 +7,9 @@ use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
-use super::{CriError, CriResult};
+use super::{CriError, CriResult, errors::code_name};
 use berth_metrics::{RuntimeOperation, RuntimeOperations};
+use berth_otel::{KeyValue, Scope, Span, SpanKind};
 
 /// Deadline of a call, in terms of `runtimeRequestTimeout` (T).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,13 +60,15 @@ impl Caller {
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let limit = limit.of(self.timeout);
-        let mut request = Request::new(message);
+        let (span, mut request) = traced(operation.full_method(), message);
         if let Some(limit) = limit {
             request.set_timeout(limit.min(MAX_DEADLINE));
         }
         // Pinned here: a future passed by value is copied into each layer's future, for the duration of the call.
         let sent = pin!(send(request));
-        self.bounded(operation, limit, async { Ok(sent.await?.into_inner()) }).await
+        let answer = self.bounded(operation, limit, async { Ok(sent.await?.into_inner()) }).await;
+        record_status(&span, answer.as_ref().err());
+        answer
     }
 
     /// Times, counts, and bounds any work of one operation.
@@ -94,6 +97,30 @@ impl Caller {
         };
         self.metrics.ended(operation, began.elapsed(), answer.is_err());
         answer
+    }
+}
+
+/// A request with the trace context of its span.
+pub(super) fn traced<M>(method: &'static str, message: M) -> (Span, Request<M>) {
+    let span = berth_otel::span(Scope::GrpcClient, method, SpanKind::Client, || {
+        vec![KeyValue::new("rpc.system.name", "grpc"), KeyValue::new("rpc.method", method)]
+    });
+    let (mut metadata, extensions, message) = Request::new(message).into_parts();
+    span.inject(metadata.as_mut());
+    (span, Request::from_parts(metadata, extensions, message))
+}
+
+/// Records the status of the answer; every error is one of the client's span.
+pub(super) fn record_status(span: &Span, error: Option<&CriError>) {
+    let code = match error {
+        None => Code::Ok,
+        Some(CriError::Rpc { code, .. }) => *code,
+        Some(CriError::TimedOut { .. } | CriError::ExecTimedOut { .. }) => Code::DeadlineExceeded,
+        Some(CriError::Invalid(_) | CriError::Exit { .. }) => Code::Unknown,
+    };
+    span.set_attribute(KeyValue::new("rpc.response.status_code", code_name(code)));
+    if let Some(error) = error {
+        span.set_error(error.to_string());
     }
 }
 

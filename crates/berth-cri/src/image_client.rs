@@ -6,7 +6,7 @@ use tonic::{Code, transport::Channel};
 use super::{
     CriError, CriResult, ImageService,
     client::{ListStreaming, MAX_MESSAGE},
-    deadlines::{Caller, Limit},
+    deadlines::{Caller, Limit, traced},
     reply_validation,
 };
 use berth_metrics::RuntimeOperation as Op;
@@ -33,9 +33,11 @@ impl ImageClient {
 impl ImageService for ImageClient {
     async fn list_images(&self) -> CriResult<Vec<cri::Image>> {
         if self.streaming.wanted() {
-            let (mut rpc, request) = (self.rpc(), cri::StreamImagesRequest::default());
+            let mut rpc = self.rpc();
+            let (span, request) = traced("runtime.v1.ImageService/StreamImages", cri::StreamImagesRequest::default());
             let stream = async move { rpc.stream_images(request).await };
-            if let Some(answer) = self.streaming.collect(&self.caller, Op::ListImages, stream, |c| c.images).await {
+            let chunks = self.streaming.collect(&self.caller, Op::ListImages, span, stream, |c| c.images);
+            if let Some(answer) = chunks.await {
                 return answer;
             }
         }

@@ -51,6 +51,7 @@ mod streaming;
 pub mod text_encoder;
 pub mod text_parser;
 mod topology_manager;
+mod traces;
 mod volumes;
 mod workqueue;
 
@@ -99,5 +100,6 @@ pub use stats::{ClaimUsage, DiskUsages, LogUsage, StatsMetrics, StatsSource, reg
 pub use status::StatusMetrics;
 pub use streaming::StreamingMetrics;
 pub use topology_manager::{AlignmentBoundary, AlignmentScope, TopologyManagerMetrics};
+pub use traces::TraceMetrics;
 pub use volumes::{OperationTarget, StorageOperation, VolumeMetrics, World};
 pub use workqueue::{WorkQueue, WorkQueueMetrics};

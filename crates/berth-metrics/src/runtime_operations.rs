@@ -9,7 +9,7 @@ use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
 use super::{Registry, Stability, buckets};
 
 macro_rules! operations {
-    ($($(#[$doc:meta])* $variant:ident => $label:literal,)*) => {
+    ($($(#[$doc:meta])* $variant:ident => $label:literal in $service:ident,)*) => {
         /// A CRI call; its label is the value of `operation_type`.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum RuntimeOperation {
@@ -26,73 +26,80 @@ macro_rules! operations {
                     $(Self::$variant => $label,)*
                 }
             }
+
+            /// Full name of the gRPC method, without the leading slash.
+            pub fn full_method(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!("runtime.v1.", stringify!($service), "/", stringify!($variant)),)*
+                }
+            }
         }
     };
 }
 
 operations! {
     /// `Version`
-    Version => "version",
+    Version => "version" in RuntimeService,
     /// `Status`
-    Status => "status",
+    Status => "status" in RuntimeService,
     /// `RuntimeConfig`
-    RuntimeConfig => "runtime_config",
+    RuntimeConfig => "runtime_config" in RuntimeService,
     /// `UpdateRuntimeConfig`
-    UpdateRuntimeConfig => "update_runtime_config",
+    UpdateRuntimeConfig => "update_runtime_config" in RuntimeService,
     /// `RunPodSandbox`
-    RunPodSandbox => "run_podsandbox",
+    RunPodSandbox => "run_podsandbox" in RuntimeService,
     /// `StopPodSandbox`
-    StopPodSandbox => "stop_podsandbox",
+    StopPodSandbox => "stop_podsandbox" in RuntimeService,
     /// `RemovePodSandbox`
-    RemovePodSandbox => "remove_podsandbox",
+    RemovePodSandbox => "remove_podsandbox" in RuntimeService,
     /// `PodSandboxStatus`
-    PodSandboxStatus => "podsandbox_status",
+    PodSandboxStatus => "podsandbox_status" in RuntimeService,
     /// `ListPodSandbox`
-    ListPodSandbox => "list_podsandbox",
+    ListPodSandbox => "list_podsandbox" in RuntimeService,
     /// `CreateContainer`
-    CreateContainer => "create_container",
+    CreateContainer => "create_container" in RuntimeService,
     /// `StartContainer`
-    StartContainer => "start_container",
+    StartContainer => "start_container" in RuntimeService,
     /// `StopContainer`
-    StopContainer => "stop_container",
+    StopContainer => "stop_container" in RuntimeService,
     /// `RemoveContainer`
-    RemoveContainer => "remove_container",
+    RemoveContainer => "remove_container" in RuntimeService,
     /// `ListContainers`
-    ListContainers => "list_containers",
+    ListContainers => "list_containers" in RuntimeService,
     /// `ContainerStatus`
-    ContainerStatus => "container_status",
+    ContainerStatus => "container_status" in RuntimeService,
     /// `UpdateContainerResources`
-    UpdateContainer => "update_container",
+    UpdateContainerResources => "update_container" in RuntimeService,
     /// `UpdatePodSandboxResources`
-    UpdatePodSandboxResources => "update_podsandbox_resources",
+    UpdatePodSandboxResources => "update_podsandbox_resources" in RuntimeService,
     /// `ListContainerStats`
-    ListContainerStats => "list_container_stats",
+    ListContainerStats => "list_container_stats" in RuntimeService,
     /// `ListPodSandboxStats`
-    ListPodSandboxStats => "list_podsandbox_stats",
+    ListPodSandboxStats => "list_podsandbox_stats" in RuntimeService,
     /// `ReopenContainerLog`
-    ReopenContainerLog => "reopen_container_log",
+    ReopenContainerLog => "reopen_container_log" in RuntimeService,
     /// `ExecSync`
-    ExecSync => "exec_sync",
+    ExecSync => "exec_sync" in RuntimeService,
     /// `Exec`
-    Exec => "exec",
+    Exec => "exec" in RuntimeService,
     /// `Attach`
-    Attach => "attach",
+    Attach => "attach" in RuntimeService,
     /// `PortForward`
-    PortForward => "port_forward",
+    PortForward => "port_forward" in RuntimeService,
     /// `CheckpointContainer`
-    CheckpointContainer => "checkpoint_container",
+    CheckpointContainer => "checkpoint_container" in RuntimeService,
     /// `GetContainerEvents`
-    GetContainerEvents => "get_container_events",
+    GetContainerEvents => "get_container_events" in RuntimeService,
     /// `ListImages`
-    ListImages => "list_images",
+    ListImages => "list_images" in ImageService,
     /// `ImageStatus`
-    ImageStatus => "image_status",
+    ImageStatus => "image_status" in ImageService,
     /// `PullImage`
-    PullImage => "pull_image",
+    PullImage => "pull_image" in ImageService,
     /// `RemoveImage`
-    RemoveImage => "remove_image",
+    RemoveImage => "remove_image" in ImageService,
     /// `ImageFsInfo`
-    ImageFsInfo => "image_fs_info",
+    ImageFsInfo => "image_fs_info" in ImageService,
 }
 
 struct Handles {

@@ -22,6 +22,7 @@ mod pipeline;
 pub mod ports;
 pub mod routes;
 pub mod routing;
+mod server_span;
 pub mod streaming;
 pub mod tls;
 

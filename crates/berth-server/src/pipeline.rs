@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     panic::AssertUnwindSafe,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll},
     time::Instant,
 };
@@ -28,8 +28,10 @@ use super::{
     endpoints::Endpoints,
     routes::text,
     routing::{self, EnabledEndpoints, PathRoute, PlainEndpoint, ServiceRoute},
+    server_span,
 };
 use berth_metrics::ServerMetrics;
+use berth_otel::Span;
 
 /// Peer of a connection.
 #[derive(Clone, Debug)]
@@ -122,11 +124,11 @@ impl ListenerContext {
             PathRoute::Unknown => text::plain_error(StatusCode::NOT_FOUND, "404 page not found"),
             PathRoute::Malformed => text::plain_error(StatusCode::BAD_REQUEST, "400 Bad Request"),
             PathRoute::Plain(plain) => match self.admit(request).await {
-                Ok(request) => self.plain(plain, request).await,
+                Ok(request) => traced(request, |request| self.plain(plain, request)).await,
                 Err(refusal) => refusal,
             },
             PathRoute::Service(path) => match self.admit(request).await {
-                Ok(request) => self.service(&path, request).await,
+                Ok(request) => traced(request, |request| self.service(&path, request)).await,
                 Err(refusal) => refusal,
             },
         }
@@ -187,6 +189,24 @@ impl ListenerContext {
     }
 }
 
+/// Handles an admitted request in its span, which ends with the response's body or stream. Requests that are refused
+/// have none: strangers must not fill the queue of spans.
+async fn traced<F: Future<Output = Response>>(
+    request: Request<Body>,
+    handle: impl FnOnce(Request<Body>) -> F,
+) -> Response {
+    let Some(metered) = request.extensions().get::<RequestMetricsGuard>().cloned() else {
+        return handle(request).await;
+    };
+    let span = metered.last.span.get_or_init(|| {
+        let path = routing::decode(request.uri().path()).unwrap_or_default();
+        server_span::start(&request, &path)
+    });
+    let response = span.run(handle(request)).await;
+    server_span::answered(span, response.status());
+    response
+}
+
 /// Reason why the Host header violates HTTP/1.1 (RFC 9112 §3.2), with the texts of Go's server.
 fn host_refusal(request: &Request<Body>) -> Option<&'static str> {
     if request.version() != Version::HTTP_11 {
@@ -221,11 +241,13 @@ fn redirect(location: &str, method: &str) -> Response {
 #[derive(Clone)]
 pub struct RequestMetricsGuard {
     begun: Instant,
-    _last: Arc<Gauge>,
+    last: Arc<Gauge>,
 }
 
 struct Gauge {
     begun: Instant,
+    /// Span of an admitted request; it ends when the request is no longer in flight.
+    span: OnceLock<Span>,
     inflight: prometheus::IntGauge,
     duration: prometheus::Histogram,
 }
@@ -246,7 +268,7 @@ impl RequestMetricsGuard {
         inflight.inc();
         let begun = Instant::now();
         let duration = site.metrics.duration.with_label_values(&labels);
-        Self { begun, _last: Arc::new(Gauge { begun, inflight, duration }) }
+        Self { begun, last: Arc::new(Gauge { begun, span: OnceLock::new(), inflight, duration }) }
     }
 }
 

@@ -23,6 +23,7 @@ pub mod machine;
 pub mod machine_systemd;
 pub mod main_port;
 pub mod misbehaving_server;
+pub mod otlp_collector;
 pub mod plans;
 pub mod plugin_server;
 pub mod pods;

@@ -36,6 +36,7 @@ use super::{
     lifecycle::{DesiredState, Lifecycle},
     sync_delay::{self, SyncResult},
 };
+use berth_otel::{KeyValue, Scope, Span};
 use berth_ports::{Grace, PodProgress, PodView};
 use berth_types::{Pod, PodRef};
 
@@ -212,16 +213,23 @@ impl Worker {
         };
         let order = desired.state.stop.as_ref().and_then(|stop| stop.status.clone());
         let running = UpdateListener { mailbox: &mut self.mailbox, stopping: stopping.clone(), grace };
+        let life = self.life.clone();
+        let span = span(&life, desired, &turn.memory.id);
         let (outcome, updated) = match &self.life {
-            Lifecycle::Syncing => running.run_with_updates(self.life.clone(), turn.sync(stopping)).await,
+            Lifecycle::Syncing => span.run(running.run_with_updates(life, turn.sync(stopping))).await,
             Lifecycle::Terminating { .. } => {
-                running.run_with_updates(self.life.clone(), turn.stop(grace_seen, order)).await
+                span.run(running.run_with_updates(life, turn.stop(grace_seen, order))).await
             }
             Lifecycle::Terminated { .. } => {
-                running.run_with_updates(self.life.clone(), turn.clean_up(self.life.content_removable())).await
+                let removable = self.life.content_removable();
+                span.run(running.run_with_updates(life, turn.clean_up(removable))).await
             }
             Lifecycle::Finished { .. } => return (SyncResult::Settled, false),
         };
+        if let Err(text) = &outcome {
+            span.run(async { self.record_failure(text) }).await;
+        }
+        drop(span);
         match outcome {
             Ok(pod_sync::Outcome::Moved(done)) => {
                 let next = self.life.clone().after(done, desired.pod.as_deref());
@@ -229,12 +237,14 @@ impl Worker {
                 (SyncResult::SyncAgain, updated)
             }
             Ok(pod_sync::Outcome::Unchanged(end)) => (end, updated),
-            Err(text) => {
-                self.memory.progress.fail(&text);
-                error!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
-                (SyncResult::Failed, updated)
-            }
+            Err(_) => (SyncResult::Failed, updated),
         }
+    }
+
+    fn record_failure(&self, text: &str) {
+        self.memory.progress.fail(text);
+        error!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
+        berth_otel::record_exception(text);
     }
 
     fn grace(&self) -> Option<Grace> {
@@ -243,6 +253,27 @@ impl Worker {
             _ => None,
         }
     }
+}
+
+/// Span of one sync: a root span, since nobody waits for it (spec 08 §13).
+fn span(life: &Lifecycle, desired: &PodUpdate, id: &PodRef) -> Span {
+    let name = match life {
+        Lifecycle::Syncing => "syncPod",
+        Lifecycle::Terminating { .. } => "syncTerminatingPod",
+        Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => "syncTerminatedPod",
+    };
+    berth_otel::root_span(Scope::Kubelet, name, || {
+        let mut attributes = vec![
+            KeyValue::new("k8s.pod.uid", id.uid.to_string()),
+            KeyValue::new("k8s.pod", id.object_name().to_string()),
+            KeyValue::new("k8s.pod.name", id.name.to_string()),
+            KeyValue::new("k8s.namespace.name", id.namespace.to_string()),
+        ];
+        if *life == Lifecycle::Syncing {
+            attributes.push(KeyValue::new("k8s.pod.update_type", desired.cause.label()));
+        }
+        attributes
+    })
 }
 
 /// Waits until the pod's observation changed, but at least `least`.

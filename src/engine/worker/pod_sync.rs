@@ -393,13 +393,14 @@ impl SyncContext<'_> {
         (!left.is_zero()).then(|| hold.end(left))
     }
 
-    /// Logs a failure once; an identical text again at most once a minute.
+    /// Records a failure, and logs it: an identical text at most once a minute.
     fn note_failure(&mut self, text: Option<&str>) {
         let Some(text) = text else {
             self.memory.last_failure = None;
             return;
         };
         self.memory.progress.fail(text);
+        berth_otel::record_exception(text);
         let known = self.memory.last_failure.as_ref();
         if known.is_some_and(|(old, at)| old == text && at.elapsed() < Duration::from_secs(60)) {
             return;

@@ -23,6 +23,7 @@ mod service_manager;
 mod shutdown;
 mod sockets;
 mod tools;
+mod traces;
 mod urls;
 
 use berth_testkit::scripted_server::ScriptedServer;

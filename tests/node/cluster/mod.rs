@@ -27,6 +27,7 @@ mod resize;
 mod resource_claims;
 mod shutdown;
 mod tokens;
+mod traces;
 mod volumes;
 
 use std::{sync::Arc, time::Duration};

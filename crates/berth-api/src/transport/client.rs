@@ -22,7 +22,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, Span, debug, debug_span, field, warn};
+use tracing::{debug, warn};
 
 use super::{
     body::read,
@@ -43,6 +43,7 @@ use crate::api::{
     ApiClient, ApiError, Call, LIST_LIMIT, OBJECT_LIMIT, RequestClass, Resource, Retries, Verb, WatchStream,
 };
 use berth_metrics::{ApiClientMetrics, OpenTransport, RestClientMetrics};
+use berth_otel::{KeyValue, Scope, Span, SpanKind};
 use berth_ports::Clock;
 
 /// Time without a response to a heartbeat after which all connections are pinged; a ping costs the server next to
@@ -57,8 +58,6 @@ const FAILURES: u32 = 2;
 pub const SHUTDOWN_ERROR_DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of resends of a request that the server has not processed.
 const RESENT: u32 = 3;
-/// Span field: HTTP status code of the response.
-const STATUS_CODE: &str = "http.status_code";
 /// Largest error body that is read, in bytes.
 const REFUSAL_LIMIT: usize = 1 << 20;
 
@@ -146,11 +145,28 @@ impl Transport {
         }
     }
 
+    /// Span of one request (spec 08 §13, 10 §10). `retry` is the number of earlier attempts.
+    fn span(&self, call: &Call, retry: u32) -> Span {
+        let method = request::method(call.verb);
+        berth_otel::span(Scope::HttpClient, request::span_name(call.verb), SpanKind::Client, || {
+            vec![
+                KeyValue::new("http.request.method", method.to_string()),
+                KeyValue::new("server.address", self.address.authority.host().to_owned()),
+                KeyValue::new("k8s.verb", request::verb(call.verb)),
+                KeyValue::new("k8s.resource", call.resource.plural),
+                KeyValue::new("retry", i64::from(retry)),
+            ]
+        })
+    }
+
     /// Sends a call until it succeeds or fails with an error that is not retried.
     async fn call_with_retries(&self, way: &CallContext<'_>) -> Result<Bytes, ApiError> {
         let mut attempt = 0;
         loop {
-            let error = match self.answer(way).instrument(traced(way.call, attempt)).await {
+            let span = self.span(way.call, attempt);
+            let answer = failed(&span, self.answer(way, &span).await);
+            drop(span); // the pause before a retry is not part of the request
+            let error = match answer {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
@@ -177,8 +193,8 @@ impl Transport {
     }
 
     /// Sends the call once and reads the response.
-    async fn answer(&self, way: &CallContext<'_>) -> Result<Bytes, ApiError> {
-        let (mut slot, response, mut asked) = self.exchange(way).await?;
+    async fn answer(&self, way: &CallContext<'_>, span: &Span) -> Result<Bytes, ApiError> {
+        let (mut slot, response, mut asked) = self.exchange(way, span).await?;
         let (head, body) = response.into_parts();
         let limit = match way.call.verb {
             _ if !head.status.is_success() => REFUSAL_LIMIT,
@@ -215,7 +231,11 @@ impl Transport {
     }
 
     /// Sends a call and waits for the response head; resends it if the server has not processed it.
-    async fn exchange(&self, way: &CallContext<'_>) -> Result<(PoolSlot, Response<Incoming>, RequestTimer), ApiError> {
+    async fn exchange(
+        &self,
+        way: &CallContext<'_>,
+        span: &Span,
+    ) -> Result<(PoolSlot, Response<Incoming>, RequestTimer), ApiError> {
         let begun = Instant::now();
         if way.call.verb != Verb::Watch {
             let turn = self.pace.acquire(way.call.line, way.latest, &way.call.resource).await;
@@ -231,7 +251,7 @@ impl Transport {
             way.on.store(slot.connection().id, Ordering::Relaxed);
             sleep_until(slot.not_before).await;
             self.connections.waited(way.pool.kind.label(), begun.elapsed());
-            let sent = self.send(&outgoing, way, &mut slot).await;
+            let sent = self.send(&outgoing, way, span, &mut slot).await;
             match sent {
                 Ok((response, asked)) if !self.is_outdated(&response, &slot) => return Ok((slot, response, asked)),
                 // The connection has outdated credentials; the refusal does not apply to the current ones.
@@ -253,10 +273,13 @@ impl Transport {
         &self,
         outgoing: &OutgoingRequest,
         way: &CallContext<'_>,
+        span: &Span,
         slot: &mut PoolSlot,
     ) -> Result<(Response<Incoming>, RequestTimer), SendError> {
         let connection: Arc<ApiConnection> = slot.connection().clone();
-        let request = outgoing.made(&self.address, connection.is_http2());
+        let mut request = outgoing.made(&self.address, connection.is_http2());
+        span.inject(request.headers_mut());
+        span.set_attribute_with("url.full", || outgoing.url(&self.address).into());
         // A heartbeat that is cancelled has found the connection dead.
         slot.suspect(way.pool.kind == TrafficType::Beat);
         let mut asked = RequestTimer::new(&self.requests, &self.address, request.method(), outgoing.length());
@@ -270,7 +293,7 @@ impl Transport {
             }
         };
         asked.answered(response.status());
-        Span::current().record(STATUS_CODE, response.status().as_u16());
+        span.set_attribute(KeyValue::new("http.response.status_code", i64::from(response.status().as_u16())));
         way.pool.contact.record();
         self.warn(response.headers());
         if response.status() == StatusCode::UNAUTHORIZED {
@@ -355,7 +378,10 @@ impl Transport {
     async fn begin(&self, way: &CallContext<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
         let mut attempt = 0;
         loop {
-            let error = match self.begun(way).instrument(traced(way.call, attempt)).await {
+            let span = self.span(way.call, attempt);
+            let begun = failed(&span, self.begun(way, &span).await);
+            drop(span); // the pause before a retry is not part of the request
+            let error = match begun {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
             };
@@ -367,8 +393,8 @@ impl Transport {
         }
     }
 
-    async fn begun(&self, way: &CallContext<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
-        let (mut slot, response, asked) = self.exchange(way).await?;
+    async fn begun(&self, way: &CallContext<'_>, span: &Span) -> Result<Box<dyn WatchStream>, ApiError> {
+        let (mut slot, response, asked) = self.exchange(way, span).await?;
         let (head, body) = response.into_parts();
         drop(asked); // the duration of a watch is measured until it is established
         if !head.status.is_success() {
@@ -383,15 +409,16 @@ impl Transport {
     }
 }
 
-/// Span of one request (spec 10 §10). `retry` is the number of earlier attempts.
-fn traced(call: &Call, retry: u32) -> Span {
-    debug_span!(
-        "api.request",
-        "k8s.verb" = request::verb(call.verb),
-        "k8s.resource" = call.resource.plural,
-        "http.status_code" = field::Empty,
-        retry,
-    )
+/// Marks the span of a failed request.
+fn failed<T>(span: &Span, outcome: Result<T, ApiError>) -> Result<T, ApiError> {
+    if let Err(error) = &outcome {
+        match error.code() {
+            // The status code is an attribute; the server's message is the caller's to report.
+            code if code >= 400 => span.set_error(""),
+            _ => span.set_error(error.to_string()),
+        }
+    }
+    outcome
 }
 
 /// Whether the server responded, successfully or with a refusal.

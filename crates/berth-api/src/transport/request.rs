@@ -44,6 +44,17 @@ pub fn method(verb: Verb) -> Method {
     }
 }
 
+/// Span name of a verb's request.
+pub fn span_name(verb: Verb) -> &'static str {
+    match verb {
+        Verb::Get | Verb::List | Verb::Watch => "HTTP GET",
+        Verb::Create => "HTTP POST",
+        Verb::Update => "HTTP PUT",
+        Verb::Patch => "HTTP PATCH",
+        Verb::Delete | Verb::DeleteCollection => "HTTP DELETE",
+    }
+}
+
 /// Verb as RBAC authorization and metrics spell it.
 pub fn verb(verb: Verb) -> &'static str {
     match verb {
@@ -151,6 +162,11 @@ impl OutgoingRequest {
     /// Length of the body, in bytes.
     pub fn length(&self) -> u64 {
         u64::try_from(self.body.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Full URL, as spans show it.
+    pub fn url(&self, address: &Address) -> String {
+        format!("{}://{}{}", address.scheme, address.authority, self.target)
     }
 
     /// Builds the HTTP request for a connection of that HTTP version.

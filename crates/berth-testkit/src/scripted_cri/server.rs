@@ -12,7 +12,7 @@ use futures::{Stream, StreamExt};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Request, Response, Status, transport::Server};
+use tonic::{Code, Request, Response, Status, service::InterceptorLayer, transport::Server};
 
 use super::ScriptedCri;
 
@@ -20,8 +20,15 @@ use super::ScriptedCri;
 pub async fn serve(cri: Arc<ScriptedCri>, socket: &Path, cancel: CancellationToken) {
     let _ = std::fs::remove_file(socket); // may be left over from an earlier server
     let listener = UnixListener::bind(socket).expect("failed to listen on the socket");
-    let rpc = Rpc(cri);
+    let rpc = Rpc(cri.clone());
+    let record_trace = InterceptorLayer::new(move |request: Request<()>| {
+        if let Some(parent) = request.metadata().get("traceparent").and_then(|value| value.to_str().ok()) {
+            cri.record_trace(parent);
+        }
+        Ok(request)
+    });
     Server::builder()
+        .layer(record_trace)
         .add_service(RuntimeServiceServer::new(rpc.clone()))
         .add_service(ImageServiceServer::new(rpc))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), cancel.cancelled_owned())

@@ -1,7 +1,7 @@
 //! Scripted CRI service: CRI traits over the state machine, with latencies, faults, and events.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
@@ -41,6 +41,7 @@ pub struct ScriptedCri {
     restarts: watch::Sender<u64>,
     version: Mutex<String>,
     stream_requests: Mutex<PendingStreams>,
+    traceparents: Mutex<BTreeSet<String>>,
 }
 
 struct Events {
@@ -82,9 +83,20 @@ impl ScriptedCri {
             restarts: watch::channel(0).0,
             version: Mutex::new("0.1.0".to_owned()),
             stream_requests: Mutex::default(),
+            traceparents: Mutex::default(),
         });
         made.add_image("docker.io/library/busybox:1", 1_000_000);
         made
+    }
+
+    /// Records the trace context of a call.
+    pub(super) fn record_trace(&self, traceparent: &str) {
+        lock(&self.traceparents).insert(traceparent.to_owned());
+    }
+
+    /// Values of the header `traceparent` of all calls.
+    pub fn traceparents(&self) -> BTreeSet<String> {
+        lock(&self.traceparents).clone()
     }
 
     /// Seeds the random numbers of event faults.

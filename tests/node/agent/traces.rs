@@ -1,0 +1,128 @@
+//! Traces of a node: spans that a collector receives (spec 08 §13).
+
+use std::collections::BTreeSet;
+
+use berth_testkit::{
+    otlp_collector::{OtlpCollector, ReceivedSpan},
+    process::{Agent, NODE, manifest, manifest_of, skips},
+    scripted_cri::Fault,
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::agent::ScriptedServer;
+
+/// Trace context of a client.
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const CLIENT: &str = "b7ad6b7169203331";
+
+fn named<'a>(spans: &'a [ReceivedSpan], name: &str) -> Option<&'a ReceivedSpan> {
+    spans.iter().find(|span| span.name == name)
+}
+
+/// Sends `GET /pods` with trace context to the read-only port.
+async fn list_pods(port: u16) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.expect("connected");
+    let request = format!(
+        "GET /pods HTTP/1.1\r\nhost: node\r\ntraceparent: 00-{TRACE}-{CLIENT}-01\r\nuser-agent: test\r\nconnection: \
+         close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.expect("answered");
+    assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&answer));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_start_of_a_pod_is_a_trace_with_the_calls_of_the_runtime() {
+    // AC-08-24
+    if skips("the_start_of_a_pod_is_a_trace_with_the_calls_of_the_runtime") {
+        return;
+    }
+    let collector = OtlpCollector::start().await;
+    let runtime = ScriptedServer::new().await;
+    let home = runtime
+        .home()
+        .with(json!({"tracing": {"endpoint": collector.endpoint(), "samplingRatePerMillion": 1_000_000}}));
+    home.put_pod(&manifest("web"));
+    let mut agent: Agent = home.start().await;
+    let pod = agent.until_ready("web").await;
+    list_pods(home.read_only_port()).await;
+
+    let calls = ["RunPodSandbox", "CreateContainer", "StartContainer"];
+    let calls = calls.map(|call| format!("runtime.v1.RuntimeService/{call}"));
+    let wanted: Vec<&str> = calls.iter().map(String::as_str).chain(["syncPod"]).collect();
+    let spans = collector.wait_for(|spans| wanted.iter().all(|name| named(spans, name).is_some())).await;
+
+    for span in &spans {
+        assert!(span.error.is_none(), "{span:?}");
+        assert_eq!(span.resource.get("service.name").map(String::as_str), Some("kubelet"), "{span:?}");
+        assert!(span.resource.contains_key("host.name"), "{span:?}");
+    }
+    for call in &calls {
+        let call = named(&spans, call).expect("it was waited for");
+        let sync = spans.iter().find(|span| span.span_id == call.parent_id).expect("the parent of the call");
+        assert_eq!((sync.name.as_str(), sync.parent_id.as_str()), ("syncPod", ""));
+        assert_eq!(sync.trace_id, call.trace_id);
+        assert_eq!(sync.scope, "k8s.io/kubernetes/pkg/kubelet");
+        assert_eq!(sync.attributes["k8s.pod"], format!("default/web-{NODE}"));
+        assert_eq!(sync.attributes["k8s.pod.uid"], pod["metadata"]["uid"].as_str().expect("it has one"));
+        assert_eq!(sync.attributes["k8s.pod.update_type"], "create");
+        assert_eq!(call.attributes["rpc.system.name"], "grpc");
+        assert_eq!(call.attributes["rpc.method"], call.name);
+        assert_eq!(call.attributes["rpc.response.status_code"], "OK");
+        // What the runtime records of the call belongs to the same trace.
+        let parent = format!("00-{}-{}-01", call.trace_id, call.span_id);
+        let received = runtime.cri.traceparents();
+        assert!(received.contains(&parent), "{parent}: {received:?}");
+    }
+
+    runtime.cri.fault("pull_image", "absent", Fault::Error(tonic::Code::Unknown, "no such image".into()), None);
+    // The failure of a pod is an exception of its sync.
+    home.put_pod(&manifest_of("broken", json!({"containers": [{"name": "c", "image": "registry.example/absent:1"}]})));
+    let failed = |spans: &[ReceivedSpan]| spans.iter().any(|span| span.name == "syncPod" && span.error.is_some());
+    let spans = collector.wait_for(failed).await;
+    let failed = spans.iter().find(|span| span.name == "syncPod" && span.error.is_some()).expect("it was waited for");
+    assert!(failed.attributes["k8s.pod.name"].starts_with("broken"), "{failed:?}");
+    assert_eq!(failed.events, ["exception"]);
+    let pull = spans.iter().find(|span| span.name == "runtime.v1.ImageService/PullImage").expect("a pull");
+    assert_eq!((&pull.parent_id, pull.error.is_some()), (&failed.span_id, true), "{pull:?}");
+
+    // A client's trace is linked, not joined: clients do not decide what is sampled.
+    let is_sent =
+        |span: &&ReceivedSpan| span.attributes.get("user_agent.original").is_some_and(|agent| agent == "test");
+    let request = spans.iter().find(is_sent).expect("the request of the test");
+    assert_eq!(request.name, "/pods");
+    assert_eq!(request.parent_id, "");
+    assert_ne!(request.trace_id, TRACE);
+    assert_eq!(request.links, [(TRACE.to_owned(), CLIENT.to_owned())]);
+    assert_eq!(request.attributes["http.route"], "/pods");
+    assert_eq!(request.attributes["http.response.status_code"], "200");
+
+    // The last spans are exported at the end of the agent, and log records name their trace.
+    home.remove("web.json");
+    agent.until_gone("web").await;
+    let status = agent.end_with(Signal::SIGTERM).await;
+    assert_eq!(status.code(), Some(0));
+    let spans = collector.wait_for(|spans| named(spans, "syncTerminatingPod").is_some()).await;
+    let traces: BTreeSet<String> = spans.iter().map(|span| format!("trace_id=\"{}\"", span.trace_id)).collect();
+    let log = agent.whole_log();
+    assert!(traces.iter().any(|trace| log.contains(trace)), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endpoint_that_is_no_address_stops_the_start() {
+    if skips("an_endpoint_that_is_no_address_stops_the_start") {
+        return;
+    }
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home().with(json!({"tracing": {"endpoint": "host:port"}}));
+    let mut agent = home.spawn();
+    assert_eq!(agent.end().await.code(), Some(1));
+    let log = agent.whole_log();
+    assert!(log.contains("tracing.endpoint: \\\"host:port\\\": expected host:port"), "{log}");
+}
