@@ -126,7 +126,7 @@ impl Puller {
             request.credentials.iter().map(logins).collect(),
         );
         let image = request.image.clone();
-        let (pull, role) = self.pulls.join_or_start(key, || self.start(request));
+        let (pull, role) = self.pulls.join_or_start(key, || berth_otel::in_current_span(self.start(request)));
         if role == Role::Joined {
             debug!(image, "Joined image pull in progress");
         }

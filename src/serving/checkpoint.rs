@@ -107,14 +107,14 @@ impl Checkpoints for RuntimeCheckpoints {
         let timeout = Duration::from_secs(seconds).max(self.deps.request_timeout).max(LEAST_TIMEOUT);
         let shown = path.display().to_string();
         let (cri, stop, location) = (self.deps.cri.clone(), self.deps.stop.clone(), shown.clone());
-        let writing = self.deps.tasks.spawn(async move {
+        let writing = self.deps.tasks.spawn(berth_otel::in_current_span(async move {
             let _turn = turn;
             tokio::select! {
                 biased;
                 () = stop.cancelled() => Err("agent is shutting down".to_owned()),
                 written = cri.checkpoint_container(id.as_str(), &location, timeout) => written.map_err(|e| e.to_string()),
             }
-        });
+        }));
         writing.await.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
         info!(pod = %pod.object_name(), containerName = container, path = shown, "Checkpointed container");
         Ok(shown)

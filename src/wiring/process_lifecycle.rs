@@ -138,7 +138,10 @@ async fn run_until_signal(loaded: &LoadedConfig, log: &LogHandle) -> Result<(), 
     if !ended {
         warn!(tasks = tasks.len(), "Timed out waiting for tasks to stop");
     }
-    berth_otel::stop_export(LAST_SPANS_LIMIT).await;
+    tokio::select! {
+        () = berth_otel::stop_export(LAST_SPANS_LIMIT) => {}
+        () = signals.next() => return Err("second signal received, exiting immediately".to_owned()),
+    }
     lost.map_or(Ok(()), Err)
 }
 
@@ -155,7 +158,7 @@ async fn purge_heap(stop: CancellationToken) {
 async fn drain_pods(drain: &Drain, manager: Option<&ServiceManager>, signals: &mut Signals) {
     info!(limit = ?drain.total(), "Stopping; draining pods first");
     if let Some(manager) = manager {
-        let patience = (drain.total() + STOP_LIMIT).as_micros();
+        let patience = (drain.total() + STOP_LIMIT + LAST_SPANS_LIMIT).as_micros();
         watchdog::notify_with_retry(manager, &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={patience}")).await;
     }
     tokio::select! {

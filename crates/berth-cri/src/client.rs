@@ -15,7 +15,7 @@ use tonic::{Code, Status, Streaming, transport::Channel};
 
 use super::{
     CriError, CriResult, ExecOutput, RuntimeService,
-    deadlines::{Caller, Limit, record_status, traced},
+    deadlines::{Caller, Limit, record_status, request_with_span},
     priority_semaphore::{Priority, PrioritySemaphore},
     reply_validation,
 };
@@ -120,7 +120,7 @@ impl RuntimeService for RuntimeClient {
         if self.streaming.wanted() {
             let mut rpc = self.rpc();
             let request = cri::StreamPodSandboxesRequest { filter: filter.clone() };
-            let (span, request) = traced("runtime.v1.RuntimeService/StreamPodSandboxes", request);
+            let (span, request) = request_with_span("runtime.v1.RuntimeService/StreamPodSandboxes", request);
             let stream = async move { rpc.stream_pod_sandboxes(request).await };
             let chunks = self.streaming.collect(&self.caller, Op::ListPodSandbox, span, stream, |c| c.pod_sandboxes);
             if let Some(answer) = chunks.await {
@@ -178,7 +178,7 @@ impl RuntimeService for RuntimeClient {
         if self.streaming.wanted() {
             let mut rpc = self.rpc();
             let request = cri::StreamContainersRequest { filter: filter.clone() };
-            let (span, request) = traced("runtime.v1.RuntimeService/StreamContainers", request);
+            let (span, request) = request_with_span("runtime.v1.RuntimeService/StreamContainers", request);
             let stream = async move { rpc.stream_containers(request).await };
             let chunks = self.streaming.collect(&self.caller, Op::ListContainers, span, stream, |c| c.containers);
             if let Some(answer) = chunks.await {
@@ -396,14 +396,21 @@ impl ListStreaming {
             }
         };
         let answer = caller.bounded(operation, Limit::Once.of(caller.timeout), work).await;
-        record_status(&span, answer.as_ref().err());
         match answer {
-            Ok(Some(all)) => Some(Ok(all)),
+            Ok(Some(all)) => {
+                record_status(&span, None);
+                Some(Ok(all))
+            }
             Ok(None) => {
+                let message = "the runtime does not implement the stream".to_owned();
+                record_status(&span, Some(&CriError::Rpc { code: Code::Unimplemented, message }));
                 self.wanted.store(false, Ordering::Relaxed);
                 None
             }
-            Err(error) => Some(Err(error)),
+            Err(error) => {
+                record_status(&span, Some(&error));
+                Some(Err(error))
+            }
         }
     }
 }

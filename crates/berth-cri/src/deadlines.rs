@@ -9,7 +9,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{CriError, CriResult, errors::code_name};
 use berth_metrics::{RuntimeOperation, RuntimeOperations};
-use berth_otel::{KeyValue, Scope, Span, SpanKind};
+use berth_otel::{KeyValue, Scope, Span};
 
 /// Deadline of a call, in terms of `runtimeRequestTimeout` (T).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +60,7 @@ impl Caller {
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let limit = limit.of(self.timeout);
-        let (span, mut request) = traced(operation.full_method(), message);
+        let (span, mut request) = request_with_span(operation.full_method(), message);
         if let Some(limit) = limit {
             request.set_timeout(limit.min(MAX_DEADLINE));
         }
@@ -101,8 +101,8 @@ impl Caller {
 }
 
 /// A request with the trace context of its span.
-pub(super) fn traced<M>(method: &'static str, message: M) -> (Span, Request<M>) {
-    let span = berth_otel::span(Scope::GrpcClient, method, SpanKind::Client, || {
+pub(super) fn request_with_span<M>(method: &'static str, message: M) -> (Span, Request<M>) {
+    let span = berth_otel::client_span(Scope::GrpcClient, method, || {
         vec![KeyValue::new("rpc.system.name", "grpc"), KeyValue::new("rpc.method", method)]
     });
     let (mut metadata, extensions, message) = Request::new(message).into_parts();
@@ -110,7 +110,7 @@ pub(super) fn traced<M>(method: &'static str, message: M) -> (Span, Request<M>) 
     (span, Request::from_parts(metadata, extensions, message))
 }
 
-/// Records the status of the answer; every error is one of the client's span.
+/// Records the status of the answer; every error is an error of the call's span.
 pub(super) fn record_status(span: &Span, error: Option<&CriError>) {
     let code = match error {
         None => Code::Ok,
@@ -118,9 +118,10 @@ pub(super) fn record_status(span: &Span, error: Option<&CriError>) {
         Some(CriError::TimedOut { .. } | CriError::ExecTimedOut { .. }) => Code::DeadlineExceeded,
         Some(CriError::Invalid(_) | CriError::Exit { .. }) => Code::Unknown,
     };
-    span.set_attribute(KeyValue::new("rpc.response.status_code", code_name(code)));
-    if let Some(error) = error {
-        span.set_error(error.to_string());
+    span.set_attribute("rpc.response.status_code", || code_name(code).into());
+    match error {
+        None => span.set_ok(),
+        Some(error) => span.set_error(|| error.to_string()),
     }
 }
 

@@ -6,7 +6,7 @@ use tonic::{Code, transport::Channel};
 use super::{
     CriError, CriResult, ImageService,
     client::{ListStreaming, MAX_MESSAGE},
-    deadlines::{Caller, Limit, traced},
+    deadlines::{Caller, Limit, request_with_span},
     reply_validation,
 };
 use berth_metrics::RuntimeOperation as Op;
@@ -34,7 +34,8 @@ impl ImageService for ImageClient {
     async fn list_images(&self) -> CriResult<Vec<cri::Image>> {
         if self.streaming.wanted() {
             let mut rpc = self.rpc();
-            let (span, request) = traced("runtime.v1.ImageService/StreamImages", cri::StreamImagesRequest::default());
+            let (span, request) =
+                request_with_span("runtime.v1.ImageService/StreamImages", cri::StreamImagesRequest::default());
             let stream = async move { rpc.stream_images(request).await };
             let chunks = self.streaming.collect(&self.caller, Op::ListImages, span, stream, |c| c.images);
             if let Some(answer) = chunks.await {

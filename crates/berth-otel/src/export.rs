@@ -16,17 +16,18 @@ use std::{
 
 use hyper_util::rt::TokioIo;
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_otlp::{WithExportConfig, WithTonicConfig};
+use opentelemetry_otlp::{RetryPolicy, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
     trace::{
-        BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider, Span, SpanData, SpanExporter, SpanProcessor,
+        BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider, Span, SpanData, SpanExporter, SpanLimits,
+        SpanProcessor,
     },
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
-use tracing::error;
+use tracing::{error, warn};
 
 use super::collector_address::{CollectorAddress, InvalidCollectorAddress};
 use berth_metrics::{Registry, TraceMetrics};
@@ -37,17 +38,37 @@ const QUEUE: usize = 2048;
 const BATCH: usize = 512;
 /// Longest wait of an ended span for its batch to fill.
 const DELAY: Duration = Duration::from_secs(5);
-/// Deadline of an export request, with its retries.
+/// Time in which a batch is sent again after a failure.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of one export request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// First and longest pause between two attempts to export a batch. A collector that restarts loses nothing.
+const RETRY_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// Bound of attempts; [`EXPORT_TIMEOUT`] is reached before.
+const MAX_RETRIES: usize = 20;
+/// Pings on the connection to the collector: without them a connection whose other end is gone is used for minutes.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Least time between two log records about lost spans.
 const REPORT_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Set once; absent while tracing is not configured.
-static PROVIDER: OnceLock<SdkTracerProvider> = OnceLock::new();
+static EXPORT: OnceLock<TraceExport> = OnceLock::new();
+
+pub(crate) struct TraceExport {
+    pub(crate) provider: SdkTracerProvider,
+    losses: Arc<SpanLosses>,
+}
+
+#[cfg(test)]
+impl TraceExport {
+    pub(crate) fn queued(&self) -> usize {
+        self.losses.queued.load(Ordering::Relaxed)
+    }
+}
 
 pub(crate) fn provider() -> Option<&'static SdkTracerProvider> {
-    PROVIDER.get()
+    EXPORT.get().map(|export| &export.provider)
 }
 
 /// Settings of the export: `tracing` of the configuration.
@@ -80,32 +101,43 @@ pub enum ExportError {
 /// # Errors
 /// The endpoint is no address, or the process exports already.
 pub fn start_export(settings: &TraceExportSettings, registry: &Registry) -> Result<(), ExportError> {
-    let provider = build_provider(settings, TraceMetrics::new(registry))?;
-    PROVIDER.set(provider).map_err(|_| ExportError::Started)
+    let export = build(settings, TraceMetrics::new(registry), EXPORT_TIMEOUT)?;
+    EXPORT.set(export).map_err(|_| ExportError::Started)
 }
 
-/// Stops recording, and exports what is queued for up to `patience`; kubelet loses it.
-pub async fn stop_export(patience: Duration) {
-    let Some(provider) = provider() else { return };
-    let stopped = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(patience));
-    if let Ok(Err(error)) = stopped.await {
-        error!(err = %error, "Failed to export the last spans");
+/// Stops recording, and exports what is queued for up to `limit`; kubelet loses it.
+pub async fn stop_export(limit: Duration) {
+    let Some(export) = EXPORT.get() else { return };
+    let shutdown = tokio::task::spawn_blocking(move || export.provider.shutdown_with_timeout(limit));
+    let in_time = tokio::time::timeout(limit + Duration::from_millis(100), shutdown).await;
+    if !matches!(in_time, Ok(Ok(Ok(())))) {
+        warn!(limit = ?limit, "Timed out exporting the last spans");
     }
+    export.losses.record(export.losses.queued.load(Ordering::Relaxed), "the agent stops");
+    export.losses.report("the agent stops");
 }
 
-pub(crate) fn build_provider(
+/// Builds the provider; a batch is sent again for up to `export_timeout`.
+pub(crate) fn build(
     settings: &TraceExportSettings,
     metrics: TraceMetrics,
-) -> Result<SdkTracerProvider, ExportError> {
+    export_timeout: Duration,
+) -> Result<TraceExport, ExportError> {
     let address = CollectorAddress::parse(settings.endpoint.as_deref())?;
     let exporter = opentelemetry_otlp::SpanExporter::builder()
         .with_tonic()
         .with_channel(channel(&address)?)
-        .with_timeout(EXPORT_TIMEOUT)
+        .with_timeout(export_timeout)
+        .with_retry_policy(
+            RetryPolicy::default()
+                .with_max_retries(MAX_RETRIES)
+                .with_initial_delay(RETRY_PAUSES.0)
+                .with_max_delay(RETRY_PAUSES.1),
+        )
         .build()
         .map_err(|error| ExportError::Exporter(error.to_string()))?;
-    let ledger = Arc::new(Ledger { queued: AtomicUsize::new(0), metrics, reported_at: Mutex::new(None) });
-    let exporter = CountedExporter { inner: exporter, ledger: ledger.clone() };
+    let losses = Arc::new(SpanLosses { queued: AtomicUsize::new(0), metrics, unreported: Mutex::default() });
+    let exporter = CountedExporter { inner: exporter, losses: losses.clone() };
     let config = BatchConfigBuilder::default()
         .with_max_queue_size(QUEUE)
         .with_max_export_batch_size(BATCH)
@@ -116,11 +148,13 @@ pub(crate) fn build_provider(
         .with_service_name("kubelet")
         .with_attribute(KeyValue::new("host.name", settings.host_name.clone()))
         .build();
-    Ok(SdkTracerProvider::builder()
+    let provider = SdkTracerProvider::builder()
         .with_sampler(sampler(settings.sampling_rate_per_million))
         .with_resource(resource)
-        .with_span_processor(CountedProcessor { inner, ledger })
-        .build())
+        .with_span_limits(SpanLimits::default())
+        .with_span_processor(CountedProcessor { inner, losses: losses.clone() })
+        .build();
+    Ok(TraceExport { provider, losses })
 }
 
 /// Follows the parent's decision; of root spans it samples a share.
@@ -136,7 +170,8 @@ fn channel(address: &CollectorAddress) -> Result<Channel, ExportError> {
     let endpoint = |authority: &str| {
         let endpoint = Endpoint::from_shared(format!("http://{authority}"))
             .map_err(|error| ExportError::Exporter(error.to_string()))?;
-        Ok::<_, ExportError>(endpoint.connect_timeout(CONNECT_TIMEOUT).timeout(EXPORT_TIMEOUT))
+        let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).timeout(REQUEST_TIMEOUT);
+        Ok::<_, ExportError>(endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(REQUEST_TIMEOUT))
     };
     Ok(match address {
         CollectorAddress::Tcp(authority) => endpoint(authority)?.connect_lazy(),
@@ -164,23 +199,41 @@ fn connect_abstract(name: &[u8]) -> io::Result<UnixStream> {
     UnixStream::from_std(stream)
 }
 
-/// Spans between their end and their export.
+/// Counts of ended spans: those that wait for export, and those that are lost.
 #[derive(Debug)]
-struct Ledger {
+struct SpanLosses {
     queued: AtomicUsize,
     metrics: TraceMetrics,
-    reported_at: Mutex<Option<Instant>>,
+    unreported: Mutex<UnreportedLosses>,
 }
 
-impl Ledger {
-    /// Counts lost spans; logs the first loss, and then one in ten minutes.
-    fn lost(&self, spans: usize, cause: &str) {
+/// Lost spans since the last log record, and when that was written.
+#[derive(Default, Debug)]
+struct UnreportedLosses {
+    spans: usize,
+    reported_at: Option<Instant>,
+}
+
+impl SpanLosses {
+    /// Counts lost spans; logs the first loss, and then the sum once in ten minutes.
+    fn record(&self, spans: usize, cause: &str) {
         self.metrics.dropped(spans);
-        let now = Instant::now();
-        let mut reported_at = self.reported_at.lock().unwrap_or_else(PoisonError::into_inner);
-        if reported_at.is_none_or(|at| now.duration_since(at) >= REPORT_INTERVAL) {
-            *reported_at = Some(now);
-            drop(reported_at);
+        let mut unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
+        unreported.spans += spans;
+        let is_due = unreported.reported_at.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL);
+        drop(unreported);
+        if is_due {
+            self.report(cause);
+        }
+    }
+
+    /// Logs the losses since the last record, if there are any.
+    fn report(&self, cause: &str) {
+        let mut unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
+        let spans = std::mem::take(&mut unreported.spans);
+        if spans > 0 {
+            unreported.reported_at = Some(Instant::now());
+            drop(unreported);
             error!(err = cause, spans, "Failed to export traces");
         }
     }
@@ -190,7 +243,7 @@ impl Ledger {
 #[derive(Debug)]
 struct CountedProcessor {
     inner: BatchSpanProcessor,
-    ledger: Arc<Ledger>,
+    losses: Arc<SpanLosses>,
 }
 
 impl SpanProcessor for CountedProcessor {
@@ -202,9 +255,9 @@ impl SpanProcessor for CountedProcessor {
         if !span.span_context.is_sampled() {
             return;
         }
-        if self.ledger.queued.fetch_add(1, Ordering::Relaxed) >= QUEUE {
-            self.ledger.queued.fetch_sub(1, Ordering::Relaxed);
-            self.ledger.lost(1, "the queue of ended spans is full");
+        if self.losses.queued.fetch_add(1, Ordering::Relaxed) >= QUEUE {
+            self.losses.queued.fetch_sub(1, Ordering::Relaxed);
+            self.losses.record(1, "the queue of ended spans is full");
             return;
         }
         self.inner.on_end(span);
@@ -227,16 +280,16 @@ impl SpanProcessor for CountedProcessor {
 #[derive(Debug)]
 struct CountedExporter<E> {
     inner: E,
-    ledger: Arc<Ledger>,
+    losses: Arc<SpanLosses>,
 }
 
 impl<E: SpanExporter> SpanExporter for CountedExporter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
-        self.ledger.queued.fetch_sub(spans, Ordering::Relaxed);
+        self.losses.queued.fetch_sub(spans, Ordering::Relaxed);
         let exported = self.inner.export(batch).await;
         if let Err(error) = &exported {
-            self.ledger.lost(spans, &error.to_string());
+            self.losses.record(spans, &error.to_string());
         }
         exported
     }

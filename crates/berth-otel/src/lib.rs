@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The tracer provider is one per process, as the agent log is: [`start_export`] installs it. Without it no span is
-//! recorded, and trace context that a client sends is passed on unchanged.
+//! recorded, and no trace context is sent.
 
 mod collector_address;
 mod export;
@@ -18,6 +18,5 @@ mod tests;
 
 pub use collector_address::InvalidCollectorAddress;
 pub use export::{ExportError, TraceExportSettings, start_export, stop_export};
-pub use opentelemetry::{KeyValue, trace::SpanKind};
-pub use propagation::{RemoteContext, extract};
-pub use span::{Scope, Span, current_trace_id, in_current_span, record_exception, root_span, server_span, span};
+pub use opentelemetry::{KeyValue, Value};
+pub use span::{Scope, Span, client_span, current_trace_id, in_current_span, record_exception, root_span, server_span};

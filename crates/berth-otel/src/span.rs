@@ -1,19 +1,22 @@
-//! Spans: start, current span of a task, end.
+//! Spans: start, current span of a task, outcome, end.
 
-use std::{borrow::Cow, fmt};
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use http::HeaderMap;
 use opentelemetry::{
-    Context, KeyValue, Value,
-    baggage::{BaggageExt, KeyValueMetadata},
-    trace::{FutureExt, SpanKind, Status, TraceContextExt, TraceId, Tracer},
+    Context, KeyValue, StringValue, Value,
+    trace::{FutureExt, SpanContext, SpanKind, Status, TraceContextExt, TraceId, TraceState, Tracer},
 };
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 
-use super::{
-    export,
-    propagation::{self, RemoteContext},
-};
+use super::{export, propagation};
+
+/// Maximum length of an attribute's value or an error message, in bytes: both come from clients and runtimes, and thousands
+/// of spans wait for export.
+const TEXT_LIMIT: usize = 1024;
 
 /// Instrumentation scope of a span: the name of the package that records it in the reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,114 +53,111 @@ impl Scope {
     }
 }
 
-/// A span in progress; it ends when it is dropped. Without a tracer provider it only carries the trace context of its
-/// parent.
+/// A span in progress; it ends when it is dropped. Without a tracer provider it is empty.
 #[must_use]
 pub struct Span {
-    context: Context,
-    /// Whether the span in the context is this one, not the parent.
-    is_own: bool,
+    /// The span, for its descendants; `None` without a tracer provider.
+    context: Option<Context>,
+    /// Whether the span is a call that has no outcome yet: if it is dropped so, the call was cancelled.
+    is_pending: AtomicBool,
 }
 
-/// Starts a span of the current span, or a root span if there is none. `attributes` is not called while no span is
-/// recorded.
-pub fn span(
-    scope: Scope,
-    name: impl Into<Cow<'static, str>>,
-    kind: SpanKind,
-    attributes: impl FnOnce() -> Vec<KeyValue>,
-) -> Span {
-    let Some(provider) = export::provider() else { return Span { context: Context::current(), is_own: false } };
-    Span::start(&scope.tracer(provider), name.into(), kind, Context::current(), attributes)
+/// Starts the span of a call to another process: a child of the current span, or a root span if there is none. A call
+/// without [`Span::set_ok`] or [`Span::set_error`] was cancelled. `attributes` is not called if the span is not recorded.
+pub fn client_span(scope: Scope, name: &'static str, attributes: impl FnOnce() -> Vec<KeyValue>) -> Span {
+    let Some(provider) = export::provider() else { return Span::empty() };
+    let span = Span::start(&scope.tracer(provider), name, SpanKind::Client, Context::current(), attributes);
+    span.is_pending.store(true, Ordering::Relaxed);
+    span
 }
 
 /// Starts a root span.
 pub fn root_span(scope: Scope, name: &'static str, attributes: impl FnOnce() -> Vec<KeyValue>) -> Span {
-    let Some(provider) = export::provider() else { return Span { context: Context::new(), is_own: false } };
-    Span::start(&scope.tracer(provider), name.into(), SpanKind::Internal, Context::new(), attributes)
+    let Some(provider) = export::provider() else { return Span::empty() };
+    Span::start(&scope.tracer(provider), name, SpanKind::Internal, Context::new(), attributes)
 }
 
 /// Starts the span of a received request: a root span with a link to the client's span, because clients are not trusted
-/// to decide what is sampled.
-pub fn server_span(name: &'static str, remote: RemoteContext, attributes: impl FnOnce() -> Vec<KeyValue>) -> Span {
-    let RemoteContext(remote) = remote;
-    let Some(provider) = export::provider() else { return Span { context: remote, is_own: false } };
-    let tracer = Scope::Server.tracer(provider);
-    let client = remote.span().span_context().clone();
-    // Baggage of the client is kept; its span is not the parent.
-    let entries = remote
-        .baggage()
-        .iter()
-        .map(|(key, (value, metadata))| KeyValueMetadata::new(key.clone(), value.clone(), metadata.clone()));
-    let parent = Context::new().with_baggage(entries);
-    let span = Span::start(&tracer, name.into(), SpanKind::Server, parent, attributes);
-    if client.is_valid() {
-        span.context.span().add_link(client, Vec::new());
+/// to decide what is sampled. `describe` returns its name and attributes.
+pub fn server_span(headers: &HeaderMap, describe: impl FnOnce() -> (&'static str, Vec<KeyValue>)) -> Span {
+    let Some(provider) = export::provider() else { return Span::empty() };
+    let (name, attributes) = describe();
+    let span = Span::start(&Scope::Server.tracer(provider), name, SpanKind::Server, Context::new(), || attributes);
+    if let (Some(context), Some(client)) = (&span.context, propagation::client_span(headers)) {
+        let (trace, id, flags) = (client.trace_id(), client.span_id(), client.trace_flags());
+        let without_state = SpanContext::new(trace, id, flags, true, TraceState::default());
+        context.span().add_link(without_state, Vec::new());
     }
     span
 }
 
 impl Span {
+    fn empty() -> Self {
+        Self { context: None, is_pending: AtomicBool::new(false) }
+    }
+
     pub(crate) fn start(
         tracer: &SdkTracer,
-        name: Cow<'static, str>,
+        name: &'static str,
         kind: SpanKind,
         parent: Context,
         attributes: impl FnOnce() -> Vec<KeyValue>,
     ) -> Self {
         let span = tracer.build_with_context(tracer.span_builder(name).with_kind(kind), &parent);
         let context = parent.with_span(span);
-        let started = context.span();
-        if started.is_recording() {
-            started.set_attributes(attributes());
+        if context.span().is_recording() {
+            context.span().set_attributes(attributes().into_iter().map(bounded_attribute));
         }
-        Self { context, is_own: true }
+        Self { context: Some(context), is_pending: AtomicBool::new(false) }
     }
 
     #[cfg(test)]
-    pub(crate) fn context(&self) -> &Context {
-        &self.context
+    pub(crate) fn context(&self) -> Context {
+        self.context.clone().unwrap_or_default()
     }
 
     /// Runs work with this span as the current one.
-    pub async fn run<T>(&self, work: impl Future<Output = T>) -> T {
-        work.with_context(self.context.clone()).await
+    pub fn run<T>(&self, work: impl Future<Output = T>) -> impl Future<Output = T> {
+        // Not an async function, which would store `work` twice.
+        work.with_context(self.context.clone().unwrap_or_default())
     }
 
     /// Adds the trace context to the headers of a request.
     pub fn inject(&self, headers: &mut HeaderMap) {
-        if self.context.has_active_span() {
-            propagation::inject(&self.context, headers);
+        if let Some(context) = &self.context {
+            propagation::inject(context, headers);
         }
     }
 
-    /// Adds an attribute.
-    pub fn set_attribute(&self, attribute: KeyValue) {
-        if self.is_own {
-            self.context.span().set_attribute(attribute);
+    /// Adds an attribute; `value` is not called if the span is not recorded.
+    pub fn set_attribute(&self, key: &'static str, value: impl FnOnce() -> Value) {
+        if let Some(context) = self.context.as_ref().filter(|context| context.span().is_recording()) {
+            context.span().set_attribute(bounded_attribute(KeyValue::new(key, value())));
         }
     }
 
-    /// Adds an attribute whose value costs something; `value` is not called if the span is not recorded.
-    pub fn set_attribute_with(&self, key: &'static str, value: impl FnOnce() -> Value) {
-        if self.is_own && self.context.span().is_recording() {
-            self.context.span().set_attribute(KeyValue::new(key, value()));
-        }
+    /// Ends the call successfully.
+    pub fn set_ok(&self) {
+        self.is_pending.store(false, Ordering::Relaxed);
     }
 
-    /// Sets the status to Error.
-    pub fn set_error(&self, message: impl Into<Cow<'static, str>>) {
-        if self.is_own {
-            self.context.span().set_status(Status::error(message));
+    /// Sets the status to Error; `message` is not called if the span is not recorded.
+    pub fn set_error(&self, message: impl FnOnce() -> String) {
+        self.is_pending.store(false, Ordering::Relaxed);
+        if let Some(context) = self.context.as_ref().filter(|context| context.span().is_recording()) {
+            context.span().set_status(Status::error(bounded_text(&message())));
         }
     }
 }
 
 impl Drop for Span {
     fn drop(&mut self) {
-        // Clones of the context in tasks that still run must not extend the span.
-        if self.is_own {
-            self.context.span().end();
+        if self.is_pending.load(Ordering::Relaxed) {
+            self.set_error(|| "canceled".to_owned());
+        }
+        if let Some(context) = &self.context {
+            // Clones of the context in tasks that still run must not extend the span.
+            context.span().end();
         }
     }
 }
@@ -167,8 +167,9 @@ pub fn record_exception(message: &str) {
     Context::map_current(|context| {
         let span = context.span();
         if span.is_recording() {
-            span.record_error(&Exception(message.to_owned()));
-            span.set_status(Status::error(message.to_owned()));
+            let message = bounded_text(message);
+            span.record_error(&Exception(message.clone()));
+            span.set_status(Status::error(message));
         }
     });
 }
@@ -183,6 +184,19 @@ impl fmt::Display for Exception {
 }
 
 impl std::error::Error for Exception {}
+
+fn bounded_attribute(mut attribute: KeyValue) -> KeyValue {
+    if let Value::String(text) = &mut attribute.value
+        && text.as_str().len() > TEXT_LIMIT
+    {
+        *text = StringValue::from(bounded_text(text.as_str()));
+    }
+    attribute
+}
+
+fn bounded_text(text: &str) -> String {
+    berth_types::cut_at_char(text, TEXT_LIMIT).to_owned()
+}
 
 /// Makes the current span also the current one of work that another task runs.
 pub fn in_current_span<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {

@@ -2,13 +2,17 @@
 
 use std::{
     net::TcpListener,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixListener},
+    },
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::{
-    Context,
+    Context, KeyValue,
     trace::{SpanKind, TraceContextExt},
 };
 use opentelemetry_sdk::{
@@ -17,10 +21,9 @@ use opentelemetry_sdk::{
 };
 
 use super::{
-    export::{TraceExportSettings, build_provider, sampler},
-    extract,
-    propagation::inject,
-    span::{Scope, Span},
+    export::{TraceExport, TraceExportSettings, build, sampler},
+    propagation::{client_span, inject},
+    span::{Scope, Span, record_exception, server_span},
 };
 use berth_metrics::{Registry, TraceMetrics};
 
@@ -37,23 +40,31 @@ impl SpanExporter for Exported {
     }
 }
 
+impl Exported {
+    /// A provider that exports here.
+    fn provider(&self, rate_per_million: u32) -> SdkTracerProvider {
+        SdkTracerProvider::builder().with_sampler(sampler(rate_per_million)).with_simple_exporter(self.clone()).build()
+    }
+}
+
+fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+    let pair =
+        |(name, value): &(&'static str, &'static str)| (HeaderName::from_static(name), HeaderValue::from_static(value));
+    pairs.iter().map(pair).collect()
+}
+
 /// Names of the spans that are exported of a root span, of a child of each remote span, and of a grandchild.
 fn exported(rate_per_million: u32) -> Vec<String> {
     let exported = Exported::default();
-    let provider = SdkTracerProvider::builder()
-        .with_sampler(sampler(rate_per_million))
-        .with_simple_exporter(exported.clone())
-        .build();
-    let tracer = Scope::Kubelet.tracer(&provider);
-    let start =
-        |name: &'static str, parent: Context| Span::start(&tracer, name.into(), SpanKind::Internal, parent, Vec::new);
+    let tracer = Scope::Kubelet.tracer(&exported.provider(rate_per_million));
+    let start = |name: &'static str, parent: Context| Span::start(&tracer, name, SpanKind::Internal, parent, Vec::new);
     let remote = |header: &'static str| {
-        let headers = HeaderMap::from_iter([("traceparent".parse().expect("valid"), HeaderValue::from_static(header))]);
-        extract(&headers).0
+        let client = client_span(&headers(&[("traceparent", header)])).expect("a valid header");
+        Context::new().with_remote_span_context(client)
     };
     drop(start("root", Context::new()));
     let parent = start("of a sampled span", remote(REMOTE));
-    drop(start("grandchild", parent.context().clone()));
+    drop(start("grandchild", parent.context()));
     drop(parent);
     drop(start("of a span that is not sampled", remote(NOT_SAMPLED)));
     let spans = exported.0.lock().expect("whole");
@@ -68,22 +79,57 @@ fn the_rate_decides_about_roots_and_parents_decide_about_the_others() {
 
 #[test]
 fn trace_context_passes_through_headers_and_malformed_headers_count_as_absent() {
-    let mut headers = HeaderMap::new();
-    headers.insert("traceparent", HeaderValue::from_static(REMOTE));
-    headers.insert("tracestate", HeaderValue::from_static("vendor=1"));
-    headers.insert("baggage", HeaderValue::from_static("tenant=a"));
-    let mut sent = HeaderMap::new();
-    inject(&extract(&headers).0, &mut sent);
-    assert_eq!(sent, headers);
-
-    for malformed in ["", "00-x-y-01", "00-00000000000000000000000000000000-b7ad6b7169203331-01", "\u{ff}"] {
-        headers.insert("traceparent", HeaderValue::from_bytes(malformed.as_bytes()).expect("a header value"));
-        assert!(!extract(&headers).0.span().span_context().is_valid(), "{malformed:?}");
+    for sent in [vec![("traceparent", REMOTE)], vec![("traceparent", REMOTE), ("tracestate", "vendor=1")]] {
+        let sent = headers(&sent);
+        let client = client_span(&sent).expect("a valid header");
+        let mut passed_on = HeaderMap::new();
+        inject(&Context::new().with_remote_span_context(client), &mut passed_on);
+        assert_eq!(passed_on, sent);
     }
+    for malformed in ["", "00-x-y-01", "00-00000000000000000000000000000000-b7ad6b7169203331-01"] {
+        assert!(client_span(&headers(&[("traceparent", malformed)])).is_none(), "{malformed:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_a_provider_nothing_of_a_client_is_passed_on() {
+    let client = headers(&[("traceparent", REMOTE), ("tracestate", "vendor=1"), ("baggage", "tenant=a")]);
+    let span = server_span(&client, || panic!("it is not recorded"));
+    let mut passed_on = HeaderMap::new();
+    span.inject(&mut passed_on);
+    assert_eq!(passed_on, HeaderMap::new());
+    assert!(!span.run(async { Context::current().has_active_span() }).await);
+}
+
+#[tokio::test]
+async fn texts_of_others_are_bounded() {
+    let exported = Exported::default();
+    let tracer = Scope::Kubelet.tracer(&exported.provider(1_000_000));
+    let long = "é".repeat(1_000_000);
+    let attribute = || vec![KeyValue::new("url.path", long.clone())];
+    let span = Span::start(&tracer, "long", SpanKind::Server, Context::new(), attribute);
+    span.set_attribute("user_agent.original", || long.clone().into());
+    span.run(async { record_exception(&long) }).await;
+    span.set_error(|| long.clone());
+    drop(span);
+    let spans = exported.0.lock().expect("whole");
+    let length = format!("{:?}", spans[0]).len();
+    assert!((4 * 1024..12 * 1024).contains(&length), "{length}");
 }
 
 fn settings(endpoint: String) -> TraceExportSettings {
     TraceExportSettings { endpoint: Some(endpoint), sampling_rate_per_million: 1_000_000, host_name: "n".to_owned() }
+}
+
+fn started(endpoint: String, registry: &Registry) -> TraceExport {
+    build(&settings(endpoint), TraceMetrics::new(registry), Duration::from_millis(100)).expect("an address")
+}
+
+fn end_spans(export: &TraceExport, count: usize) {
+    let tracer = Scope::Kubelet.tracer(&export.provider);
+    for _ in 0..count {
+        drop(Span::start(&tracer, "ended", SpanKind::Internal, Context::new(), Vec::new));
+    }
 }
 
 fn dropped(registry: &Registry) -> u64 {
@@ -96,16 +142,46 @@ fn dropped(registry: &Registry) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn spans_that_no_collector_receives_are_counted() {
-    let registry = Registry::new();
-    let free = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound");
-    let provider = build_provider(&settings(free.to_string()), TraceMetrics::new(&registry)).expect("built");
-    let tracer = Scope::Kubelet.tracer(&provider);
-    for _ in 0..3 {
-        drop(Span::start(&tracer, "lost".into(), SpanKind::Internal, Context::new(), Vec::new));
-    }
-    let flushed = tokio::task::spawn_blocking(move || provider.force_flush()).await.expect("not panicked");
-    assert!(flushed.is_err());
+    let (registry, folder) = (Registry::new(), tempfile::tempdir().expect("a directory"));
+    let socket = folder.path().join("otel.sock");
+    let export = started(format!("unix://{}", socket.display()), &registry);
+    end_spans(&export, 3);
+    let provider = export.provider.clone();
+    let flush = tokio::task::spawn_blocking(move || provider.force_flush());
+    assert!(flush.await.expect("not panicked").is_err());
     assert_eq!(dropped(&registry), 3);
+    assert_eq!(export.queued(), 0);
+}
+
+/// The connector of each kind of address reaches a listener.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_collector_is_connected_on_every_kind_of_socket() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let path = folder.path().join("otel.sock");
+    let name = format!("berth-otel-{}", std::process::id());
+    let tcp = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let unix = UnixListener::bind(&path).expect("a new socket");
+    let abstract_address = SocketAddr::from_abstract_name(&name).expect("a short name");
+    let named = UnixListener::bind_addr(&abstract_address).expect("a new name");
+    let endpoints = [
+        tcp.local_addr().expect("bound").to_string(),
+        format!("unix://{}", path.display()),
+        format!("unix-abstract:{name}"),
+    ];
+    for endpoint in endpoints {
+        let export = started(endpoint, &Registry::new());
+        end_spans(&export, 1);
+        let provider = export.provider.clone();
+        std::thread::spawn(move || provider.force_flush());
+        // The shutdown of the provider would wait for the collector, which does not answer.
+        std::mem::forget(export);
+    }
+    let accepted = tokio::task::spawn_blocking(move || {
+        tcp.accept().expect("connected");
+        unix.accept().expect("connected");
+        named.accept().expect("connected");
+    });
+    tokio::time::timeout(Duration::from_secs(20), accepted).await.expect("in time").expect("not panicked");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -114,16 +190,12 @@ async fn a_hanging_collector_does_not_delay_spans_and_the_overflow_is_counted() 
     const BATCH: usize = 512;
     let registry = Registry::new();
     let hanging = TcpListener::bind("127.0.0.1:0").expect("a free port"); // accepts nothing
-    let endpoint = hanging.local_addr().expect("bound").to_string();
-    let provider = build_provider(&settings(endpoint), TraceMetrics::new(&registry)).expect("built");
-    let tracer = Scope::Kubelet.tracer(&provider);
+    let export = started(hanging.local_addr().expect("bound").to_string(), &registry);
     let begun = Instant::now();
-    for _ in 0..QUEUE + BATCH + 100 {
-        drop(Span::start(&tracer, "late".into(), SpanKind::Internal, Context::new(), Vec::new));
-    }
+    end_spans(&export, QUEUE + BATCH + 100);
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     let lost = usize::try_from(dropped(&registry)).expect("few");
     assert!((100..=100 + BATCH).contains(&lost), "{lost}");
     // The shutdown of the provider would wait for the collector.
-    std::mem::forget(provider);
+    std::mem::forget(export);
 }

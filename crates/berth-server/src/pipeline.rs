@@ -106,6 +106,9 @@ impl ListenerContext {
             error!(path = bucket, "Request handler panicked");
             text::plain_error(StatusCode::INTERNAL_SERVER_ERROR, "500 Internal Server Error")
         });
+        if let Some(span) = metered.last.span.get() {
+            server_span::record_status(span, response.status());
+        }
         if let Some(entry) = entry {
             entry.log(&response, metered.begun);
         }
@@ -124,11 +127,11 @@ impl ListenerContext {
             PathRoute::Unknown => text::plain_error(StatusCode::NOT_FOUND, "404 page not found"),
             PathRoute::Malformed => text::plain_error(StatusCode::BAD_REQUEST, "400 Bad Request"),
             PathRoute::Plain(plain) => match self.admit(request).await {
-                Ok(request) => traced(request, |request| self.plain(plain, request)).await,
+                Ok(request) => handle_in_span(request, |request| self.plain(plain, request)).await,
                 Err(refusal) => refusal,
             },
             PathRoute::Service(path) => match self.admit(request).await {
-                Ok(request) => traced(request, |request| self.service(&path, request)).await,
+                Ok(request) => handle_in_span(request, |request| self.service(&path, request)).await,
                 Err(refusal) => refusal,
             },
         }
@@ -189,9 +192,9 @@ impl ListenerContext {
     }
 }
 
-/// Handles an admitted request in its span, which ends with the response's body or stream. Requests that are refused
+/// Handles an admitted request in its span, which ends with the response's body or stream. Requests that are not admitted
 /// have none: strangers must not fill the queue of spans.
-async fn traced<F: Future<Output = Response>>(
+async fn handle_in_span<F: Future<Output = Response>>(
     request: Request<Body>,
     handle: impl FnOnce(Request<Body>) -> F,
 ) -> Response {
@@ -202,9 +205,7 @@ async fn traced<F: Future<Output = Response>>(
         let path = routing::decode(request.uri().path()).unwrap_or_default();
         server_span::start(&request, &path)
     });
-    let response = span.run(handle(request)).await;
-    server_span::answered(span, response.status());
-    response
+    span.run(handle(request)).await
 }
 
 /// Reason why the Host header violates HTTP/1.1 (RFC 9112 §3.2), with the texts of Go's server.

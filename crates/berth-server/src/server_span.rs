@@ -41,8 +41,8 @@ const ROUTES: &[&str] = &[
 /// Starts the span of a request, whose percent-decoded path is `path`. Paths outside the routes share one name, so that
 /// clients cannot create names.
 pub(super) fn start<B>(request: &Request<B>, path: &str) -> Span {
-    let route = template(path);
-    berth_otel::server_span(route.unwrap_or("other"), berth_otel::extract(request.headers()), || {
+    berth_otel::server_span(request.headers(), || {
+        let route = template(path);
         let peer = request.extensions().get::<Peer>();
         let mut attributes = vec![
             KeyValue::new("server.address", "kubelet"),
@@ -59,15 +59,15 @@ pub(super) fn start<B>(request: &Request<B>, path: &str) -> Span {
         if let Some(agent) = request.headers().get(header::USER_AGENT).and_then(|value| value.to_str().ok()) {
             attributes.push(KeyValue::new("user_agent.original", agent.to_owned()));
         }
-        attributes
+        (route.unwrap_or("other"), attributes)
     })
 }
 
 /// Records the status; only a fault of the server is an error of its span.
-pub(super) fn answered(span: &Span, status: StatusCode) {
-    span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status.as_u16())));
+pub(super) fn record_status(span: &Span, status: StatusCode) {
+    span.set_attribute("http.response.status_code", || i64::from(status.as_u16()).into());
     if status.is_server_error() {
-        span.set_error("");
+        span.set_error(String::new);
     }
 }
 
@@ -90,6 +90,19 @@ fn template(path: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_described_path_has_a_route() {
+        let document = include_str!("../../../api/openapi.yaml");
+        let paths: Vec<String> = document
+            .lines()
+            .filter_map(|line| line.strip_prefix("  /")?.strip_suffix(':'))
+            .map(|path| format!("/{}", path.replace(['{', '}'], "")))
+            .collect();
+        assert!(paths.len() > 20, "{paths:?}");
+        let unknown: Vec<&String> = paths.iter().filter(|path| template(path).is_none()).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
 
     #[test]
     fn a_path_belongs_to_one_route() {

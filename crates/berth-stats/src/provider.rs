@@ -355,17 +355,15 @@ impl StatsProviderInner {
             return Ok(Arc::default());
         }
         let runtime = self.deps.runtime.clone();
-        let ask = || async move {
-            let result = runtime_report::pods(&*runtime).await;
-            result.map(|pods| Arc::new(pods.unwrap_or_default()))
-        };
+        let ask = || berth_otel::in_current_span(runtime_report::pods(runtime));
         let result = self.pod_stats.fresh(MEMO, ask).await.unwrap_or_else(|| Err(FAILED.to_owned()));
         result.map_err(|error| format!("failed to list pod stats: {error}"))
     }
 
     async fn report(&self) -> Option<Arc<RuntimeReport>> {
         let (runtime, images) = (self.deps.runtime.clone(), self.deps.images.clone());
-        self.report.recent(RUNTIME_AGE, PATIENCE, || runtime_report::ask(runtime, images)).await
+        let ask = || berth_otel::in_current_span(runtime_report::ask(runtime, images));
+        self.report.recent(RUNTIME_AGE, PATIENCE, ask).await
     }
 
     async fn root_filesystem(self: &Arc<Self>) -> Option<FileSystem> {

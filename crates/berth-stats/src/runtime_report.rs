@@ -53,14 +53,14 @@ pub async fn ask(runtime: Arc<dyn RuntimeService>, images: Arc<dyn ImageService>
     Arc::new(report)
 }
 
-/// Queries pod statistics; `None` where the runtime does not implement the call.
+/// Queries pod statistics; empty where the runtime does not implement the call.
 ///
 /// # Errors
 /// The call fails or times out.
-pub async fn pods(runtime: &dyn RuntimeService) -> Result<Option<HashMap<SandboxId, RuntimePod>>, String> {
+pub async fn pods(runtime: Arc<dyn RuntimeService>) -> Result<Arc<HashMap<SandboxId, RuntimePod>>, String> {
     match timeout(CALL_LIMIT, runtime.list_pod_sandbox_stats(None)).await {
-        Ok(Ok(stats)) => Ok(Some(stats.into_iter().filter_map(pod).collect())),
-        Ok(Err(error)) if error.is_unimplemented() => Ok(None),
+        Ok(Ok(stats)) => Ok(Arc::new(stats.into_iter().filter_map(pod).collect())),
+        Ok(Err(error)) if error.is_unimplemented() => Ok(Arc::default()),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => Err("timed out waiting for the runtime".to_owned()),
     }

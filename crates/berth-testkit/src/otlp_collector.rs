@@ -24,11 +24,11 @@ pub struct ReceivedSpan {
     pub resource: BTreeMap<String, String>,
     /// Name of the instrumentation scope.
     pub scope: String,
-    /// Name.
+    /// What it covers: an operation, a method, or a route.
     pub name: String,
     /// ID of its trace.
     pub trace_id: String,
-    /// ID.
+    /// Identifies it within its trace.
     pub span_id: String,
     /// ID of its parent; empty for a root span.
     pub parent_id: String,
@@ -36,7 +36,7 @@ pub struct ReceivedSpan {
     pub links: Vec<(String, String)>,
     /// Names of its events.
     pub events: Vec<String>,
-    /// Attributes.
+    /// Values as text.
     pub attributes: BTreeMap<String, String>,
     /// Description of its error; `None` if its status is not Error.
     pub error: Option<String>,
@@ -53,7 +53,7 @@ impl OtlpCollector {
     /// Listens on a free port of the loopback interface.
     ///
     /// # Panics
-    /// There is none.
+    /// No port is free.
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("a bound socket");

@@ -319,7 +319,9 @@ impl SyncContext<'_> {
         if let Some(error) = &state.runtime_error {
             self.memory.blocked_on_runtime = true;
             self.memory.progress.enter("runtime");
-            self.memory.progress.fail(&format!("the runtime is not ready: {error}"));
+            let text = format!("the runtime is not ready: {error}");
+            berth_otel::record_exception(&text);
+            self.memory.progress.fail(&text);
             debug!(pod = %pod.object_name(), err = %error, "Skipping pod synchronization");
             return Some(SyncResult::Failed);
         }
@@ -327,6 +329,7 @@ impl SyncContext<'_> {
             self.memory.blocked_on_runtime = true;
             self.memory.progress.enter("network");
             let text = format!("network is not ready: {error}");
+            berth_otel::record_exception(&text);
             self.memory.progress.fail(&text);
             self.context.events.record(EventRecord::warning(pod.id(), "NetworkNotReady", text));
             return Some(SyncResult::NetworkNotReady);

@@ -1,6 +1,9 @@
 //! Traces of a node: spans that a collector receives (spec 08 §13).
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use berth_testkit::{
     otlp_collector::{OtlpCollector, ReceivedSpan},
@@ -22,6 +25,15 @@ const CLIENT: &str = "b7ad6b7169203331";
 
 fn named<'a>(spans: &'a [ReceivedSpan], name: &str) -> Option<&'a ReceivedSpan> {
     spans.iter().find(|span| span.name == name)
+}
+
+fn parent<'a>(spans: &'a [ReceivedSpan], call: &ReceivedSpan) -> Option<&'a ReceivedSpan> {
+    spans.iter().find(|span| span.span_id == call.parent_id)
+}
+
+/// Span of the request that [`list_pods`] sends.
+fn request_of_test(spans: &[ReceivedSpan]) -> Option<&ReceivedSpan> {
+    spans.iter().find(|span| span.attributes.get("user_agent.original").is_some_and(|agent| agent == "test"))
 }
 
 /// Sends `GET /pods` with trace context to the read-only port.
@@ -55,17 +67,21 @@ async fn the_start_of_a_pod_is_a_trace_with_the_calls_of_the_runtime() {
 
     let calls = ["RunPodSandbox", "CreateContainer", "StartContainer"];
     let calls = calls.map(|call| format!("runtime.v1.RuntimeService/{call}"));
-    let wanted: Vec<&str> = calls.iter().map(String::as_str).chain(["syncPod"]).collect();
-    let spans = collector.wait_for(|spans| wanted.iter().all(|name| named(spans, name).is_some())).await;
+    let is_complete = |spans: &[ReceivedSpan]| {
+        let has_parent = |call: &String| named(spans, call).is_some_and(|call| parent(spans, call).is_some());
+        calls.iter().all(has_parent) && request_of_test(spans).is_some()
+    };
+    let spans = collector.wait_for(is_complete).await;
 
     for span in &spans {
-        assert!(span.error.is_none(), "{span:?}");
         assert_eq!(span.resource.get("service.name").map(String::as_str), Some("kubelet"), "{span:?}");
         assert!(span.resource.contains_key("host.name"), "{span:?}");
     }
     for call in &calls {
         let call = named(&spans, call).expect("it was waited for");
-        let sync = spans.iter().find(|span| span.span_id == call.parent_id).expect("the parent of the call");
+        assert!(call.error.is_none(), "{call:?}");
+        let sync = parent(&spans, call).expect("it was waited for");
+        assert!(sync.error.is_none(), "{sync:?}");
         assert_eq!((sync.name.as_str(), sync.parent_id.as_str()), ("syncPod", ""));
         assert_eq!(sync.trace_id, call.trace_id);
         assert_eq!(sync.scope, "k8s.io/kubernetes/pkg/kubelet");
@@ -76,26 +92,25 @@ async fn the_start_of_a_pod_is_a_trace_with_the_calls_of_the_runtime() {
         assert_eq!(call.attributes["rpc.method"], call.name);
         assert_eq!(call.attributes["rpc.response.status_code"], "OK");
         // What the runtime records of the call belongs to the same trace.
-        let parent = format!("00-{}-{}-01", call.trace_id, call.span_id);
+        let sent = format!("00-{}-{}-01", call.trace_id, call.span_id);
         let received = runtime.cri.traceparents();
-        assert!(received.contains(&parent), "{parent}: {received:?}");
+        assert!(received.contains(&sent), "{sent}: {received:?}");
     }
 
     runtime.cri.fault("pull_image", "absent", Fault::Error(tonic::Code::Unknown, "no such image".into()), None);
     // The failure of a pod is an exception of its sync.
     home.put_pod(&manifest_of("broken", json!({"containers": [{"name": "c", "image": "registry.example/absent:1"}]})));
-    let failed = |spans: &[ReceivedSpan]| spans.iter().any(|span| span.name == "syncPod" && span.error.is_some());
-    let spans = collector.wait_for(failed).await;
-    let failed = spans.iter().find(|span| span.name == "syncPod" && span.error.is_some()).expect("it was waited for");
-    assert!(failed.attributes["k8s.pod.name"].starts_with("broken"), "{failed:?}");
+    let is_failed_sync = |span: &&ReceivedSpan| {
+        span.name == "syncPod" && span.attributes["k8s.pod.name"].starts_with("broken") && span.error.is_some()
+    };
+    let spans = collector.wait_for(|spans| spans.iter().any(|span| is_failed_sync(&span))).await;
+    let failed = spans.iter().find(is_failed_sync).expect("it was waited for");
     assert_eq!(failed.events, ["exception"]);
     let pull = spans.iter().find(|span| span.name == "runtime.v1.ImageService/PullImage").expect("a pull");
     assert_eq!((&pull.parent_id, pull.error.is_some()), (&failed.span_id, true), "{pull:?}");
 
     // A client's trace is linked, not joined: clients do not decide what is sampled.
-    let is_sent =
-        |span: &&ReceivedSpan| span.attributes.get("user_agent.original").is_some_and(|agent| agent == "test");
-    let request = spans.iter().find(is_sent).expect("the request of the test");
+    let request = request_of_test(&spans).expect("it was waited for");
     assert_eq!(request.name, "/pods");
     assert_eq!(request.parent_id, "");
     assert_ne!(request.trace_id, TRACE);
@@ -125,4 +140,23 @@ async fn an_endpoint_that_is_no_address_stops_the_start() {
     assert_eq!(agent.end().await.code(), Some(1));
     let log = agent.whole_log();
     assert!(log.contains("tracing.endpoint: \\\"host:port\\\": expected host:port"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_does_not_answer_delays_nothing_and_the_stop_by_seconds() {
+    if skips("a_collector_that_does_not_answer_delays_nothing_and_the_stop_by_seconds") {
+        return;
+    }
+    let hanging = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port"); // accepts nothing
+    let endpoint = hanging.local_addr().expect("bound").to_string();
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home().with(json!({"tracing": {"endpoint": endpoint, "samplingRatePerMillion": 1_000_000}}));
+    home.put_pod(&manifest("web"));
+    let mut agent = home.start().await;
+    agent.until_ready("web").await;
+    let begun = Instant::now();
+    assert_eq!(agent.end_with(Signal::SIGTERM).await.code(), Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    let log = agent.whole_log();
+    assert!(log.contains("Timed out exporting the last spans"), "{log}");
 }

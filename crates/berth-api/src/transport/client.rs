@@ -43,7 +43,7 @@ use crate::api::{
     ApiClient, ApiError, Call, LIST_LIMIT, OBJECT_LIMIT, RequestClass, Resource, Retries, Verb, WatchStream,
 };
 use berth_metrics::{ApiClientMetrics, OpenTransport, RestClientMetrics};
-use berth_otel::{KeyValue, Scope, Span, SpanKind};
+use berth_otel::{KeyValue, Scope, Span};
 use berth_ports::Clock;
 
 /// Time without a response to a heartbeat after which all connections are pinged; a ping costs the server next to
@@ -148,7 +148,7 @@ impl Transport {
     /// Span of one request (spec 08 §13, 10 §10). `retry` is the number of earlier attempts.
     fn span(&self, call: &Call, retry: u32) -> Span {
         let method = request::method(call.verb);
-        berth_otel::span(Scope::HttpClient, request::span_name(call.verb), SpanKind::Client, || {
+        berth_otel::client_span(Scope::HttpClient, request::span_name(call.verb), || {
             vec![
                 KeyValue::new("http.request.method", method.to_string()),
                 KeyValue::new("server.address", self.address.authority.host().to_owned()),
@@ -164,7 +164,7 @@ impl Transport {
         let mut attempt = 0;
         loop {
             let span = self.span(way.call, attempt);
-            let answer = failed(&span, self.answer(way, &span).await);
+            let answer = record_outcome(&span, self.answer(way, &span).await);
             drop(span); // the pause before a retry is not part of the request
             let error = match answer {
                 Ok(answer) => return Ok(answer),
@@ -279,7 +279,7 @@ impl Transport {
         let connection: Arc<ApiConnection> = slot.connection().clone();
         let mut request = outgoing.made(&self.address, connection.is_http2());
         span.inject(request.headers_mut());
-        span.set_attribute_with("url.full", || outgoing.url(&self.address).into());
+        span.set_attribute("url.full", || outgoing.url(&self.address).into());
         // A heartbeat that is cancelled has found the connection dead.
         slot.suspect(way.pool.kind == TrafficType::Beat);
         let mut asked = RequestTimer::new(&self.requests, &self.address, request.method(), outgoing.length());
@@ -293,7 +293,7 @@ impl Transport {
             }
         };
         asked.answered(response.status());
-        span.set_attribute(KeyValue::new("http.response.status_code", i64::from(response.status().as_u16())));
+        span.set_attribute("http.response.status_code", || i64::from(response.status().as_u16()).into());
         way.pool.contact.record();
         self.warn(response.headers());
         if response.status() == StatusCode::UNAUTHORIZED {
@@ -379,7 +379,7 @@ impl Transport {
         let mut attempt = 0;
         loop {
             let span = self.span(way.call, attempt);
-            let begun = failed(&span, self.begun(way, &span).await);
+            let begun = record_outcome(&span, self.begun(way, &span).await);
             drop(span); // the pause before a retry is not part of the request
             let error = match begun {
                 Ok(stream) => return Ok(stream),
@@ -409,14 +409,13 @@ impl Transport {
     }
 }
 
-/// Marks the span of a failed request.
-fn failed<T>(span: &Span, outcome: Result<T, ApiError>) -> Result<T, ApiError> {
-    if let Err(error) = &outcome {
-        match error.code() {
-            // The status code is an attribute; the server's message is the caller's to report.
-            code if code >= 400 => span.set_error(""),
-            _ => span.set_error(error.to_string()),
-        }
+/// Records the outcome of a request. A request that reaches its deadline is dropped before, and counts as cancelled.
+fn record_outcome<T>(span: &Span, outcome: Result<T, ApiError>) -> Result<T, ApiError> {
+    match &outcome {
+        Ok(_) => span.set_ok(),
+        // The status code is an attribute; the server's message is the caller's to report.
+        Err(error) if error.code() >= 400 => span.set_error(String::new),
+        Err(error) => span.set_error(|| error.to_string()),
     }
     outcome
 }
