@@ -66,9 +66,7 @@ pub struct Span {
 /// without [`Span::set_ok`] or [`Span::set_error`] was cancelled. `attributes` is not called if the span is not recorded.
 pub fn client_span(scope: Scope, name: &'static str, attributes: impl FnOnce() -> Vec<KeyValue>) -> Span {
     let Some(provider) = export::provider() else { return Span::empty() };
-    let span = Span::start(&scope.tracer(provider), name, SpanKind::Client, Context::current(), attributes);
-    span.is_pending.store(true, Ordering::Relaxed);
-    span
+    Span::start(&scope.tracer(provider), name, SpanKind::Client, Context::current(), attributes)
 }
 
 /// Starts a root span.
@@ -103,12 +101,13 @@ impl Span {
         parent: Context,
         attributes: impl FnOnce() -> Vec<KeyValue>,
     ) -> Self {
+        let is_pending = kind == SpanKind::Client;
         let span = tracer.build_with_context(tracer.span_builder(name).with_kind(kind), &parent);
         let context = parent.with_span(span);
         if context.span().is_recording() {
             context.span().set_attributes(attributes().into_iter().map(bounded_attribute));
         }
-        Self { context: Some(context), is_pending: AtomicBool::new(false) }
+        Self { context: Some(context), is_pending: is_pending.into() }
     }
 
     #[cfg(test)]

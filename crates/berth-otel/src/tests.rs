@@ -13,7 +13,7 @@ use std::{
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::{
     Context, KeyValue,
-    trace::{SpanKind, TraceContextExt},
+    trace::{SpanKind, Status, TraceContextExt},
 };
 use opentelemetry_sdk::{
     error::OTelSdkResult,
@@ -75,6 +75,20 @@ fn exported(rate_per_million: u32) -> Vec<String> {
 fn the_rate_decides_about_roots_and_parents_decide_about_the_others() {
     assert_eq!(exported(0), ["grandchild", "of a sampled span"]);
     assert_eq!(exported(1_000_000), ["root", "grandchild", "of a sampled span"]);
+}
+
+#[test]
+fn a_call_without_an_outcome_was_cancelled() {
+    let exported = Exported::default();
+    let tracer = Scope::GrpcClient.tracer(&exported.provider(1_000_000));
+    let start = |kind: SpanKind| Span::start(&tracer, "call", kind, Context::new(), Vec::new);
+    start(SpanKind::Client).set_ok();
+    start(SpanKind::Client).set_error(|| "refused".to_owned());
+    drop(start(SpanKind::Client));
+    drop(start(SpanKind::Internal));
+    let spans = exported.0.lock().expect("whole");
+    let statuses: Vec<&Status> = spans.iter().map(|span| &span.status).collect();
+    assert_eq!(statuses, [&Status::Unset, &Status::error("refused"), &Status::error("canceled"), &Status::Unset]);
 }
 
 #[test]

@@ -69,9 +69,15 @@ async fn the_start_of_a_pod_is_a_trace_with_the_calls_of_the_runtime() {
     let calls = calls.map(|call| format!("runtime.v1.RuntimeService/{call}"));
     let is_complete = |spans: &[ReceivedSpan]| {
         let has_parent = |call: &String| named(spans, call).is_some_and(|call| parent(spans, call).is_some());
-        calls.iter().all(has_parent) && request_of_test(spans).is_some()
+        let garbage = named(spans, "Containers/GarbageCollect");
+        calls.iter().all(has_parent) && request_of_test(spans).is_some() && garbage.is_some()
     };
     let spans = collector.wait_for(is_complete).await;
+
+    let garbage = named(&spans, "Containers/GarbageCollect").expect("it was waited for");
+    assert_eq!((garbage.parent_id.as_str(), &garbage.error), ("", &None));
+    let is_list = |span: &ReceivedSpan| span.name == "runtime.v1.RuntimeService/ListContainers";
+    assert!(spans.iter().any(|span| is_list(span) && span.parent_id == garbage.span_id), "{spans:#?}");
 
     for span in &spans {
         assert_eq!(span.resource.get("service.name").map(String::as_str), Some("kubelet"), "{span:?}");
