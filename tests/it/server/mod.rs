@@ -6,3 +6,4 @@ mod limits;
 mod logs;
 mod pipeline;
 mod table;
+mod traces;
