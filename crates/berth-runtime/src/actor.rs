@@ -106,9 +106,9 @@ impl SandboxHandle {
         saved.map(|()| result)
     }
 
-    /// Like [`SandboxHandle::turn`], for stop and remove, which must work on a full disk: a record that does not fit is written
-    /// when there is space again. After an earlier restart the older record is loaded, and the same call completes
-    /// again.
+    /// Like [`SandboxHandle::turn`], for stop and remove, which must work on a full disk, and for processes that have
+    /// started or ended: a record that does not fit is written when there is space again. After an earlier restart the
+    /// older record is loaded; the same call completes again, and the shim reports its processes.
     ///
     /// # Errors
     /// The sandbox is gone, or its records cannot be written for a reason other than a full disk.

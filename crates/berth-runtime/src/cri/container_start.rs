@@ -52,15 +52,17 @@ async fn launch(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) -> Runtim
     match outcome {
         Ok(started) => {
             let begun = container.clone();
-            let early = pod.turn(move |sandbox| sandbox.container_mut(&begun).map(|c| c.mark_started(started)));
-            let early = early.await??;
+            // The process runs: if it has filled the disk already, the record is written later. After a restart of the
+            // agent before that, the shim reports the process.
+            let mark = move |sandbox: &mut Sandbox| sandbox.container_mut(&begun).map(|c| c.mark_started(started));
+            let early = pod.turn_on_full_disk(mark).await??;
             failpoint::reached("start.written");
             let Some(exit) = early else { return Ok(()) };
             // A separate turn: subscribers get a started event, then a stopped event.
             let rule = runtime.shell.config.oom_reason;
             let ended =
                 move |sandbox: &mut Sandbox| sandbox.container_mut(&container).map(|c| c.mark_exited(&exit, rule));
-            pod.turn(ended).await?.map(drop)
+            pod.turn_on_full_disk(ended).await?.map(drop)
         }
         Err(cause) => {
             clean_up(runtime, pod, id).await;
