@@ -15,7 +15,7 @@ use std::{
 
 use berth_ports::SystemClock;
 use berth_stats::{
-    Form, Host, PageCompression, PodCgroupPaths,
+    Form, HiddenMetrics, Host, PageCompression, PodCgroupPaths,
     cadvisor_page::{self, Counts, OpenFileCount},
     compressed, host,
     mounts::Mounts,
@@ -149,7 +149,8 @@ fn write_pages(snapshot: &Snapshot, files: &Counts) {
     let page = measure("/stats/summary: page", || summary_json::write(&summary_builder::build(&full).expect("a root")));
     println!("{:<40} {:>8} KB", "", page.len() / 1024);
     let page = measure("/metrics/resource: page", || {
-        resource_page::write(summary_builder::build(&short).as_ref().map_err(String::as_str))
+        let summary = summary_builder::build(&short);
+        resource_page::write(summary.as_ref().map_err(String::as_str), HiddenMetrics::Omitted)
     });
     println!("{:<40} {:>8} KB", "", page.len() / 1024);
     let page = measure("/metrics/cadvisor: page", || {

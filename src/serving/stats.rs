@@ -4,6 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tracing::warn;
 
 use crate::{
     engine::PodReader,
@@ -19,8 +20,8 @@ use berth_metrics::{Registry, StatsMetrics, StatsSource, exposition::ExpositionF
 use berth_ports::{ClaimedVolumes, Clock, PodObserver};
 use berth_server::ports::{MetricsPage, Statistics, SummaryForm};
 use berth_stats::{
-    Form, Host, MeasurementTasks, PageCompression, PodCgroupPaths, PodDirectories, PodPaths, StatsConfig, StatsDeps,
-    StatsProvider, Storage, VolumePath, host,
+    Form, HiddenMetrics, Host, MeasurementTasks, PageCompression, PodCgroupPaths, PodDirectories, PodPaths,
+    StatsConfig, StatsDeps, StatsProvider, Storage, VolumePath, host,
 };
 use berth_types::{PodRef, PodSpec, PodUid, api};
 use berth_volumes::PodLayout;
@@ -118,7 +119,17 @@ fn config(loaded: &LoadedConfig, machine: &MachineInfo, node_name: String, runti
         } else {
             StatsSource::Groups
         },
+        hidden_metrics: hidden_metrics(&loaded.config.show_hidden_metrics_for_version),
     }
+}
+
+/// Whether `showHiddenMetricsForVersion` shows hidden metrics; if so, logs which one, as kubelet does.
+fn hidden_metrics(shown_for_version: &str) -> HiddenMetrics {
+    if shown_for_version.is_empty() {
+        return HiddenMetrics::Omitted;
+    }
+    warn!("Hidden metrics(scrape_error) have been manually overridden, showing this very deprecated metric.");
+    HiddenMetrics::Shown
 }
 
 /// Limit of open control files: a quarter of this process's `RLIMIT_NOFILE` at most; the rest is for pods and clients.

@@ -14,6 +14,16 @@ pub trait PodDirectories: Send + Sync + 'static {
     fn of(&self, pod: &PodRef) -> PodPaths;
 }
 
+/// Whether pages have the deprecated metric families that are hidden by default (spec 08 §2.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum HiddenMetrics {
+    /// Pages leave them out.
+    #[default]
+    Omitted,
+    /// Pages have them (`showHiddenMetricsForVersion`).
+    Shown,
+}
+
 /// Configuration of the provider.
 #[derive(Clone, Debug, Default)]
 pub struct StatsConfig {
@@ -41,6 +51,8 @@ pub struct StatsConfig {
     pub host: Host,
     /// Source of pod statistics (gate `PodAndContainerStatsFromCRI`).
     pub source: StatsSource,
+    /// Whether pages have hidden metric families (`showHiddenMetricsForVersion`).
+    pub hidden_metrics: HiddenMetrics,
 }
 
 /// Dependencies of the provider.

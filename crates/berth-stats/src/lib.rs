@@ -48,7 +48,7 @@ mod testing;
 
 pub use berth_cadvisor::reading;
 pub use berth_sys::cgroup::files as cgroup_files;
-pub use config::{PodDirectories, StatsConfig, StatsDeps};
+pub use config::{HiddenMetrics, PodDirectories, StatsConfig, StatsDeps};
 pub use disk_measurer::MeasurementTasks;
 pub use disk_usages::LOGS_AGE;
 pub use encoding_cache::{PageCompression, compressed};

@@ -204,17 +204,17 @@ impl StatsProvider {
 
     /// Returns the page of `/metrics/resource`; a failure is reported by a metric on the page.
     pub async fn resource_metrics(&self) -> Bytes {
-        let inner = self.inner.clone();
+        let (inner, hidden) = (self.inner.clone(), self.inner.config.hidden_metrics);
         let page = self.inner.resource.fresh_since(MEMO, || async move {
             match inner.short_of(Depth::Core).await {
-                Ok((since, summary)) => (since, resource_page::write(Ok(&summary)).into()),
+                Ok((since, summary)) => (since, resource_page::write(Ok(&summary), hidden).into()),
                 Err(error) => {
                     debug!(err = %error, "Error getting summary for resourceMetric prometheus endpoint");
-                    (Instant::now(), resource_page::write(Err(&error)).into())
+                    (Instant::now(), resource_page::write(Err(&error), hidden).into())
                 }
             }
         });
-        page.await.unwrap_or_else(|| resource_page::write(Err(FAILED)).into())
+        page.await.unwrap_or_else(|| resource_page::write(Err(FAILED), hidden).into())
     }
 
     /// Returns the page of `/metrics/cadvisor`; a failed sample is reported by a metric on it. Empty if not built in
@@ -355,14 +355,14 @@ impl StatsProviderInner {
             return Ok(Arc::default());
         }
         let runtime = self.deps.runtime.clone();
-        let ask = || berth_otel::in_current_span(runtime_report::pods(runtime));
+        let ask = || runtime_report::pods(runtime);
         let result = self.pod_stats.fresh(MEMO, ask).await.unwrap_or_else(|| Err(FAILED.to_owned()));
         result.map_err(|error| format!("failed to list pod stats: {error}"))
     }
 
     async fn report(&self) -> Option<Arc<RuntimeReport>> {
         let (runtime, images) = (self.deps.runtime.clone(), self.deps.images.clone());
-        let ask = || berth_otel::in_current_span(runtime_report::ask(runtime, images));
+        let ask = || runtime_report::ask(runtime, images);
         self.report.recent(RUNTIME_AGE, PATIENCE, ask).await
     }
 

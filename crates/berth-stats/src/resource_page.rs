@@ -8,13 +8,24 @@
 use std::collections::HashSet;
 
 use super::{
+    config::HiddenMetrics,
     page::{push_count, push_family, push_integer, push_label_value, push_scaled},
     reading::WallNs,
     summary::{ContainerStats, PodStats, Resources, StatsSummary},
 };
 
-/// Returns the page; without a summary it contains only `resource_scrape_error 1`.
-pub fn write(summary: Result<&StatsSummary, &str>) -> Vec<u8> {
+/// Families that report a failed summary, the hidden one last: name and help.
+const SCRAPE_ERRORS: [(&str, &str); 2] = [
+    ("resource_scrape_error", "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise"),
+    (
+        "scrape_error",
+        "[ALPHA] (Deprecated since 1.29.0) 1 if there was an error while getting container metrics, 0 otherwise",
+    ),
+];
+
+/// Returns the page; without a summary it contains only `resource_scrape_error 1`, and `scrape_error 1` if hidden
+/// metrics are shown.
+pub fn write(summary: Result<&StatsSummary, &str>, hidden: HiddenMetrics) -> Vec<u8> {
     let mut out = Vec::new();
     if let Ok(summary) = summary {
         let pods = newest(&summary.pods);
@@ -23,9 +34,15 @@ pub fn write(summary: Result<&StatsSummary, &str>) -> Vec<u8> {
         node(&mut out, &summary.node.usage);
         of_pods(&mut out, &pods);
     }
-    let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";
-    push_family(&mut out, "resource_scrape_error", help, "gauge");
-    out.extend_from_slice(if summary.is_ok() { b"resource_scrape_error 0\n" } else { b"resource_scrape_error 1\n" });
+    let families = match hidden {
+        HiddenMetrics::Omitted => 1,
+        HiddenMetrics::Shown => 2,
+    };
+    for (name, help) in SCRAPE_ERRORS.into_iter().take(families) {
+        push_family(&mut out, name, help, "gauge");
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(if summary.is_ok() { b" 0\n" } else { b" 1\n" });
+    }
     out
 }
 
@@ -262,7 +279,19 @@ mod tests {
     };
 
     fn page(summary: Result<&StatsSummary, &str>) -> String {
-        String::from_utf8(write(summary)).expect("text")
+        String::from_utf8(write(summary, HiddenMetrics::Omitted)).expect("text")
+    }
+
+    #[test]
+    fn the_deprecated_family_is_written_only_if_hidden_metrics_are_shown() {
+        let summary = sample::summary(Depth::Core, |_, _| {}).expect("made");
+        for (summary, value) in [(Ok(&summary), 0), (Err("failed to list pod stats"), 1)] {
+            let shown = String::from_utf8(write(summary, HiddenMetrics::Shown)).expect("text");
+            let help = "(Deprecated since 1.29.0) 1 if there was an error while getting container metrics, 0 otherwise";
+            let family =
+                format!("# HELP scrape_error [ALPHA] {help}\n# TYPE scrape_error gauge\nscrape_error {value}\n");
+            assert_eq!(shown, page(summary) + &family);
+        }
     }
 
     #[test]

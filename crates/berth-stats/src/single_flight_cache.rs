@@ -1,7 +1,7 @@
 //! Single-flight cache: concurrent callers share one computation, and its result for a while.
 //!
 //! The computation runs in a task of its own: a caller may be dropped, the others still receive the result. It must
-//! terminate by itself; deadlines belong inside.
+//! terminate by itself; deadlines belong inside. Its calls belong to the span of the caller that starts it.
 
 use std::{
     future::Future,
@@ -107,12 +107,12 @@ impl<T: Clone + Send + Sync + 'static> SingleFlightCache<T> {
     {
         self.computation.join_or_spawn((), || {
             let (work, last, keep) = (work(), self.last.clone(), self.keep);
-            async move {
+            berth_otel::in_current_span(async move {
                 let (since, answer) = work.await;
                 *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((since, answer.clone()));
                 tokio::spawn(forget(Arc::downgrade(&last), since, keep));
                 answer
-            }
+            })
         })
     }
 }
@@ -131,6 +131,9 @@ async fn forget<T>(last: Weak<Mutex<Last<T>>>, began: Instant, keep: Duration) {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    use berth_metrics::Registry;
+    use berth_otel::{Scope, TraceExportSettings};
 
     use super::*;
 
@@ -195,6 +198,29 @@ mod tests {
         drop(answer);
         tokio::time::sleep(6 * SECOND).await;
         assert_eq!(Arc::strong_count(&page), 1);
+    }
+
+    #[tokio::test]
+    async fn work_belongs_to_the_trace_of_the_caller_that_starts_it() {
+        let settings = TraceExportSettings {
+            endpoint: Some("127.0.0.1:1".to_owned()),
+            sampling_rate_per_million: 1_000_000,
+            host_name: "node".to_owned(),
+        };
+        berth_otel::start_export(&settings, &Registry::new()).expect("an address");
+        let span = berth_otel::root_span(Scope::Server, "request", Vec::new);
+        let own = span.run(async { berth_otel::current_trace_id() }).await;
+        assert!(own.is_some());
+        let memo = SingleFlightCache::new(60 * SECOND);
+        let work = || async {
+            tokio::task::yield_now().await;
+            berth_otel::current_trace_id()
+        };
+        // The caller starts the work and gives up; one without a span drives it to its end.
+        let first = span.run(async { memo.fresh(SECOND, work).now_or_never() }).await;
+        assert_eq!(first, None);
+        assert_eq!(memo.fresh(60 * SECOND, || async { None }).await, Some(own));
+        std::mem::forget(span); // nothing is exported: there is no collector
     }
 
     #[tokio::test]

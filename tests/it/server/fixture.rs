@@ -330,7 +330,7 @@ impl RunningListener {
         let settings = TlsSettings { cert_file: files.certificate, key_file: files.key, ..TlsSettings::default() };
         let tls = Tls::new(settings).await.expect("TLS");
         let source: TlsSource = Arc::new(move || tls.acceptor());
-        Self::start_with(ALL, Some(allowed.to_vec()), false, Some(source)).await
+        Self::start_with(ALL, Some(allowed.to_vec()), false, Some(source), None).await
     }
 
     pub async fn start(
@@ -338,7 +338,12 @@ impl RunningListener {
         allowed: Option<Vec<(&'static str, &'static str)>>,
         panics: bool,
     ) -> Self {
-        Self::start_with(switches, allowed, panics, None).await
+        Self::start_with(switches, allowed, panics, None, None).await
+    }
+
+    /// Starts a listener without authorization, whose streams are those of a runtime.
+    pub async fn streaming(streams: Arc<dyn StreamProvider>) -> Self {
+        Self::start_with(ALL, None, false, None, Some(streams)).await
     }
 
     async fn start_with(
@@ -346,6 +351,7 @@ impl RunningListener {
         allowed: Option<Vec<(&'static str, &'static str)>>,
         panics: bool,
         tls: Option<TlsSource>,
+        streams: Option<Arc<dyn StreamProvider>>,
     ) -> Self {
         let registry = Registry::new();
         let players =
@@ -385,7 +391,7 @@ impl RunningListener {
                 },
                 streams: StreamingContext::new(
                     StreamingConfig::default(),
-                    players.clone(),
+                    streams.unwrap_or_else(|| players.clone()),
                     runtime_tls(),
                     StreamingMetrics::new(&registry),
                     CancellationToken::new(),

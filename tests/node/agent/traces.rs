@@ -6,8 +6,9 @@ use std::{
 };
 
 use berth_testkit::{
+    main_port::MainPort,
     otlp_collector::{OtlpCollector, ReceivedSpan},
-    process::{Agent, NODE, manifest, manifest_of, skips},
+    process::{Agent, Home, NODE, manifest, manifest_of, skips},
     scripted_cri::Fault,
 };
 use nix::sys::signal::Signal;
@@ -22,6 +23,11 @@ use crate::agent::ScriptedServer;
 /// Trace context of a client.
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const CLIENT: &str = "b7ad6b7169203331";
+
+/// A home of an agent that records all spans, and sends them to the collector.
+fn traced_home(runtime: &ScriptedServer, collector: &OtlpCollector) -> Home {
+    runtime.home().with(json!({"tracing": {"endpoint": collector.endpoint(), "samplingRatePerMillion": 1_000_000}}))
+}
 
 fn named<'a>(spans: &'a [ReceivedSpan], name: &str) -> Option<&'a ReceivedSpan> {
     spans.iter().find(|span| span.name == name)
@@ -57,9 +63,7 @@ async fn the_start_of_a_pod_is_a_trace_with_the_calls_of_the_runtime() {
     }
     let collector = OtlpCollector::start().await;
     let runtime = ScriptedServer::new().await;
-    let home = runtime
-        .home()
-        .with(json!({"tracing": {"endpoint": collector.endpoint(), "samplingRatePerMillion": 1_000_000}}));
+    let home = traced_home(&runtime, &collector);
     home.put_pod(&manifest("web"));
     let mut agent: Agent = home.start().await;
     let pod = agent.until_ready("web").await;
@@ -165,4 +169,124 @@ async fn a_collector_that_does_not_answer_delays_nothing_and_the_stop_by_seconds
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     let log = agent.whole_log();
     assert!(log.contains("Timed out exporting the last spans"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_stream_that_the_runtime_does_not_implement_is_an_error_and_the_list_after_it_is_not() {
+    if skips("a_list_stream_that_the_runtime_does_not_implement_is_an_error_and_the_list_after_it_is_not") {
+        return;
+    }
+    let (collector, runtime) = (OtlpCollector::start().await, ScriptedServer::new().await);
+    let home = traced_home(&runtime, &collector).with(json!({"featureGates": {"CRIListStreaming": true}}));
+    home.put_pod(&manifest("web"));
+    let agent = home.start().await;
+    agent.until_ready("web").await; // lists have ended, and no other stream begins
+    assert_eq!(agent.stop().await, Some(0));
+
+    let is_stream = |span: &&ReceivedSpan| span.name.starts_with("runtime.v1.RuntimeService/Stream");
+    let is_list = |span: &&ReceivedSpan| {
+        let has_status = span.attributes.get("rpc.response.status_code").is_some_and(|status| status == "OK");
+        span.name == "runtime.v1.RuntimeService/ListContainers" && has_status
+    };
+    let spans = collector
+        .wait_for(|spans| spans.iter().any(|span| is_stream(&span)) && spans.iter().any(|span| is_list(&span)))
+        .await;
+    for stream in spans.iter().filter(is_stream) {
+        let status = stream.attributes.get("rpc.response.status_code").map(String::as_str);
+        assert_eq!(status, Some("Unimplemented"), "{stream:?}");
+        let text = "rpc error: code = Unimplemented desc = the runtime does not implement the stream";
+        assert_eq!(stream.error.as_deref(), Some(text));
+    }
+    let list = spans.iter().find(is_list).expect("it was waited for");
+    assert_eq!(list.error, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_is_not_ready_is_an_exception_of_the_sync() {
+    if skips("a_network_that_is_not_ready_is_an_exception_of_the_sync") {
+        return;
+    }
+    let (collector, runtime) = (OtlpCollector::start().await, ScriptedServer::new().await);
+    runtime.cri.set_conditions(true, false);
+    let home = traced_home(&runtime, &collector);
+    home.put_pod(&manifest("web"));
+    let agent = home.start().await;
+    let series = "berth_pod_waiting_seconds{reason=\"network\"}";
+    agent.until("the pod waits for its network", async || agent.metric(series).await.is_some()).await;
+    assert_eq!(agent.stop().await, Some(0));
+
+    let text = "network is not ready: container runtime network not ready: NetworkReady=false reason:Scripted \
+                message:not ready";
+    // Syncs before the first status of the runtime fail, too.
+    let is_failed = |span: &&ReceivedSpan| span.name == "syncPod" && span.error.as_deref() == Some(text);
+    let spans = collector.wait_for(|spans| spans.iter().any(|span| is_failed(&span))).await;
+    let sync = spans.iter().find(is_failed).expect("it was waited for");
+    assert_eq!(sync.events, ["exception"]);
+    assert_eq!(sync.attributes["k8s.pod"], format!("default/web-{NODE}"));
+    assert!(named(&spans, "runtime.v1.RuntimeService/RunPodSandbox").is_none(), "{spans:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_garbage_collection_of_images_is_a_trace_with_the_calls_of_the_runtime() {
+    if skips("a_garbage_collection_of_images_is_a_trace_with_the_calls_of_the_runtime") {
+        return;
+    }
+    let (collector, runtime) = (OtlpCollector::start().await, ScriptedServer::new().await);
+    // The first round removes every image that no container uses.
+    let home = traced_home(&runtime, &collector).with(json!({"imageMinimumGCAge": "1ns", "imageMaximumGCAge": "2ns"}));
+    let agent = home.start().await;
+    runtime.until("an image is removed", &agent, |cri| cri.count("remove_image") > 0).await;
+    assert_eq!(agent.stop().await, Some(0)); // the round ends first
+
+    let spans = collector.wait_for(|spans| named(spans, "Images/GarbageCollect").is_some()).await;
+    let round = named(&spans, "Images/GarbageCollect").expect("it was waited for");
+    assert_eq!((round.parent_id.as_str(), &round.error), ("", &None));
+    assert_eq!(round.scope, "k8s.io/kubernetes/pkg/kubelet/images");
+    for call in ["ImageService/ListImages", "ImageService/RemoveImage", "RuntimeService/ListContainers"] {
+        let is_child = |span: &ReceivedSpan| {
+            span.name == format!("runtime.v1.{call}") && parent(&spans, span) == Some(round) && span.error.is_none()
+        };
+        let child = spans.iter().find(|span| is_child(span)).unwrap_or_else(|| panic!("{call}: {spans:#?}"));
+        assert_eq!(child.trace_id, round.trace_id);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_a_request_causes_in_other_tasks_are_children_of_its_span() {
+    if skips("calls_that_a_request_causes_in_other_tasks_are_children_of_its_span") {
+        return;
+    }
+    let (collector, runtime) = (OtlpCollector::start().await, ScriptedServer::new().await);
+    let port = MainPort::new();
+    let gates = json!({"featureGates": {"PodAndContainerStatsFromCRI": true}});
+    let home = traced_home(&runtime, &collector).with(port.fields()).with(gates);
+    home.put_pod(&manifest("web"));
+    let agent = home.start().await;
+    agent.until_ready("web").await;
+    port.open().await;
+    let summary = agent.get("/stats/summary").await.expect("an answer");
+    assert_eq!(summary.status, 200, "{}", summary.body);
+    let client = port.client("admin", &["system:masters"]);
+    let (certificate, key) = (client.certificate.display().to_string(), client.key.display().to_string());
+    let path = format!("/checkpoint/default/web-{NODE}/main");
+    let checkpoint = port.curl(&path, &["--cert", &certificate, "--key", &key, "-X", "POST"]).await;
+    assert_eq!(checkpoint.status, 200, "{checkpoint:?}");
+    assert_eq!(agent.stop().await, Some(0));
+
+    let (statistics, checkpoint) = ("/stats/summary", "/checkpoint/{podNamespace}/{podID}/{containerName}");
+    let spans =
+        collector.wait_for(|spans| named(spans, statistics).is_some() && named(spans, checkpoint).is_some()).await;
+    for (route, call) in [
+        (statistics, "RuntimeService/ListContainerStats"),
+        (statistics, "RuntimeService/ListPodSandboxStats"),
+        (statistics, "ImageService/ImageFsInfo"),
+        (checkpoint, "RuntimeService/CheckpointContainer"),
+    ] {
+        let request = named(&spans, route).expect("it was waited for");
+        assert_eq!((request.parent_id.as_str(), &request.error), ("", &None));
+        let is_child =
+            |span: &&ReceivedSpan| span.name == format!("runtime.v1.{call}") && parent(&spans, span) == Some(request);
+        let child = spans.iter().find(is_child).unwrap_or_else(|| panic!("{route}: {call}: {spans:#?}"));
+        assert_eq!((&child.trace_id, &child.error), (&request.trace_id, &None));
+    }
 }

@@ -110,6 +110,11 @@ pub async fn start(
     seen
 }
 
+/// Streams of one pod, as the agent provides them to its server.
+pub fn runtime_streams(runtime: Arc<dyn RuntimeService>, pod: Arc<Pod>, seen: ObservedPod) -> RuntimeStreams {
+    RuntimeStreams::new(PodReader::fixed(vec![pod]), Arc::new(FixedObserver(Arc::new(seen))), runtime)
+}
+
 /// Streaming endpoints with their listener.
 pub struct Endpoints {
     /// Address of the listener.
@@ -137,7 +142,7 @@ impl Endpoints {
         config: StreamingConfig,
     ) -> Self {
         let (registry, stop) = (Registry::new(), CancellationToken::new());
-        let ports = RuntimeStreams::new(PodReader::fixed(vec![pod]), Arc::new(FixedObserver(Arc::new(seen))), runtime);
+        let ports = runtime_streams(runtime, pod, seen);
         let metrics = StreamingMetrics::new(&registry);
         let streaming = StreamingContext::new(config, Arc::new(ports), runtime_tls(), metrics, stop.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("failed to listen on a port");
