@@ -5,18 +5,19 @@ use std::sync::Arc;
 use tracing::{info, warn};
 
 use super::{
-    shares::BurstableShares,
+    class_limits::PodRequests,
+    class_requests::RequestedResources,
     tree::{EnsureResult, Tree},
     values::{self, CgroupLimits, PodRules},
 };
 use berth_ports::{ContainerPlacements, ResourceError};
 use berth_sys::cgroup::CgroupPresence;
-use berth_types::{Pod, PodUid, qos::Qos};
+use berth_types::{Pod, PodUid, memory_qos::MemoryReservationPolicy, qos::Qos};
 
 /// Cgroups of all pods, shared with jobs on the blocking pool.
 pub(super) struct CgroupState {
     pub tree: Tree,
-    pub shares: BurstableShares,
+    pub requests: RequestedResources,
     pub rules: PodRules,
     pub placements: Arc<dyn ContainerPlacements>,
     pub kubepods: CgroupLimits,
@@ -42,10 +43,12 @@ impl CgroupState {
                 info!(cgroupName = %names.path(&names.qos(class)), err = %complaint, "Failed to write cgroup value");
             }
         }
-        for (_, uid) in self.tree.pods()?.into_iter().filter(|(class, _)| *class == Qos::Burstable) {
+        for (class, uid) in self.tree.pods()?.into_iter().filter(|(class, _)| *class != Qos::BestEffort) {
             // An unreadable value counts as zero; the pod's first sync corrects it.
-            let milli = names.pod(Qos::Burstable, &uid).ok().and_then(|n| self.tree.requested_milli(&n).ok());
-            self.shares.set_milli(uid, milli.unwrap_or(0));
+            let name = names.pod(class, &uid).ok();
+            let cpu_milli = name.as_ref().and_then(|name| self.tree.requested_milli(name).ok()).unwrap_or(0);
+            let memory_bytes = name.as_ref().map_or(0, |name| self.tree.protected_memory(name, class));
+            self.requests.set_requests(uid, PodRequests { class, cpu_milli, memory_bytes });
         }
         self.write_classes()
     }
@@ -54,24 +57,35 @@ impl CgroupState {
         let name = self.tree.names.qos(class);
         let limits = match class {
             Qos::Guaranteed => self.kubepods.clone(),
-            class => values::of_class(class, 0, &self.rules.hugepage_sizes),
+            class => self.requests.initial(class),
         };
         self.tree.ensure(&name, &limits)
     }
 
     pub fn write_classes(&self) -> Result<(), ResourceError> {
-        let names = &self.tree.names;
-        self.tree
-            .update(&names.qos(Qos::BestEffort), &values::of_class(Qos::BestEffort, 0, &self.rules.hugepage_sizes))?;
-        self.shares.invalidate();
-        self.write_burstable()
+        self.requests.invalidate();
+        self.write_changed_classes()
     }
 
-    pub fn write_burstable(&self) -> Result<(), ResourceError> {
-        self.shares.write_changed(|sum| {
-            let limits = values::of_class(Qos::Burstable, sum, &self.rules.hugepage_sizes);
-            self.tree.update(&self.tree.names.qos(Qos::Burstable), &limits)
-        })
+    pub fn write_changed_classes(&self) -> Result<(), ResourceError> {
+        if self.rules.memory_qos == Some(MemoryReservationPolicy::TieredReservation) {
+            let sums = self.requests.sums();
+            self.tree.report_protected(sums.guaranteed_memory, sums.burstable_memory);
+        }
+        self.requests.write_changed(|class, limits| self.write_class(class, limits))
+    }
+
+    /// Writes the values of a QoS cgroup. A memory limit that the cgroup exceeds becomes its current usage: cgroup v1
+    /// refuses a lower one.
+    fn write_class(&self, class: Qos, limits: &CgroupLimits) -> Result<(), ResourceError> {
+        let name = self.tree.names.qos(class);
+        let written = if limits.memory == Some(0) { Ok(()) } else { self.tree.update(&name, limits) };
+        let Some(limit) = limits.memory.filter(|limit| *limit == 0 || written.is_err()) else { return written };
+        let usage = i64::try_from(self.tree.memory_usage(&name, None)?).unwrap_or(i64::MAX);
+        if usage <= limit && written.is_err() {
+            return written;
+        }
+        self.tree.update(&name, &CgroupLimits { memory: Some(usage), ..limits.clone() })
     }
 
     pub fn verify(&self) -> Result<(), ResourceError> {
@@ -91,9 +105,9 @@ impl CgroupState {
     pub fn ensure_pod(&self, pod: &Pod) -> Result<EnsureResult, ResourceError> {
         let name = self.tree.names.pod(Qos::of(pod), pod.uid())?;
         let mut ensured = self.tree.ensure(&name, &self.pod_limits(pod))?;
-        self.shares.set(pod);
+        self.requests.set(pod);
         // Parent cgroups had disappeared and were recreated, but without their values.
-        let above = if ensured.made_above { self.restore_classes() } else { self.write_burstable() };
+        let above = if ensured.made_above { self.restore_classes() } else { self.write_changed_classes() };
         ensured.complaints.extend(above.err().map(|e| e.0));
         Ok(ensured)
     }
@@ -118,10 +132,10 @@ impl CgroupState {
 
     pub fn remove_pod(&self, uid: &PodUid) -> Result<(), ResourceError> {
         self.tree.remove_pod(uid)?;
-        self.shares.remove(uid);
-        if let Err(e) = self.write_burstable() {
-            // The pod cgroup is removed; the weight is verified each minute.
-            warn!(podUID = %uid, err = %e, "Failed to write CPU weight of the Burstable QoS cgroup");
+        self.requests.remove(uid);
+        if let Err(e) = self.write_changed_classes() {
+            // The pod cgroup is removed; the values are verified each minute.
+            warn!(podUID = %uid, err = %e, "Failed to update QoS cgroup configuration");
         }
         Ok(())
     }

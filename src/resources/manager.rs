@@ -12,9 +12,10 @@ use tracing::warn;
 
 use super::{
     cgroup_state::CgroupState,
+    class_limits::{ClassRules, ReservedRequests},
+    class_requests::RequestedResources,
     names::{CgroupDriver, PodTree},
     node_allocatable::{self, Enforcement, Reservation},
-    shares::BurstableShares,
     slices::Slices,
     tree::Tree,
     userns::IdRanges,
@@ -56,6 +57,21 @@ pub struct ManagerConfig {
     pub enforce_pods: bool,
     /// Online CPUs of the node (`0-3`); `None` if kubepods gets no cpuset.
     pub online_cpus: Option<String>,
+    /// Percentage of `qosReserved` for memory, 0 to 100; `None` without the gate `QOSReserved`.
+    pub qos_reserved_memory: Option<u8>,
+}
+
+impl ManagerConfig {
+    fn class_rules(&self) -> ClassRules {
+        let left = self.capacity.less(&node_allocatable::reserved(&self.reservations)).memory_bytes.unwrap_or(0);
+        let allocatable_bytes = left.max(0).unsigned_abs();
+        let reserved = |memory_percent| ReservedRequests { memory_percent, allocatable_bytes };
+        ClassRules {
+            hugepage_sizes: self.rules.hugepage_sizes.clone(),
+            memory_qos: self.rules.memory_qos,
+            reserved: self.qos_reserved_memory.map(reserved),
+        }
+    }
 }
 
 /// Dependencies of the resource manager.
@@ -123,8 +139,8 @@ impl PodCgroupManager {
             };
             let tree = Tree::new(hierarchy, names.clone(), deps.metrics, slices);
             let rules = config.rules.clone();
-            let (shares, placements) = (BurstableShares::default(), deps.placements.clone());
-            Some(Arc::new(CgroupState { tree, shares, rules, placements, kubepods }))
+            let (requests, placements) = (RequestedResources::new(config.class_rules()), deps.placements.clone());
+            Some(Arc::new(CgroupState { tree, requests, rules, placements, kubepods }))
         } else {
             None
         };
@@ -132,7 +148,7 @@ impl PodCgroupManager {
         Ok(Arc::new(Self { config, events, ids, placements, names, groups, writes: Mutex::new(writes) }))
     }
 
-    /// Creates kubepods and the QoS cgroups, sums the requests of existing Burstable pods, and enforces
+    /// Creates kubepods and the QoS cgroups, sums the requests of existing pods, and enforces
     /// the reservations on their cgroups.
     ///
     /// # Errors
@@ -153,6 +169,8 @@ impl PodCgroupManager {
         let (who, cgroup) = (reservation.for_whom.as_str(), reservation.cgroup.clone());
         let compressible = reservation.enforcement == Enforcement::Compressible;
         let mut limits = values::of_amounts(&reservation.amounts, &self.config.rules.hugepage_sizes);
+        let protects = self.config.rules.memory_qos.is_some();
+        limits.memory_min = limits.memory.filter(|_| protects).map(|bytes| bytes.max(0).unsigned_abs());
         if compressible {
             limits = CgroupLimits { cpu_shares: limits.cpu_shares, ..CgroupLimits::default() };
         }
@@ -337,8 +355,8 @@ impl ResourceManager for PodCgroupManager {
         let pod = pod.clone();
         blocking("pod cgroup", move || {
             groups.tree.update(&name, &limits)?;
-            groups.shares.set(&pod);
-            groups.write_burstable()
+            groups.requests.set(&pod);
+            groups.write_changed_classes()
         })
         .await
     }

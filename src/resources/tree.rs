@@ -16,7 +16,7 @@ use berth_sys::cgroup::{
     CgroupError, CgroupPresence, CgroupResult, Controller, GroupPath, Hierarchy,
     systemd::{cgroup_watcher::WrittenCgroups, names::path_of},
 };
-use berth_types::{ContainerId, PodUid, cpu, qos::Qos};
+use berth_types::{ContainerId, PodUid, cpu, memory_qos, qos::Qos};
 
 const EINVAL: i32 = 22;
 const EBUSY: i32 = 16;
@@ -135,6 +135,25 @@ impl Tree {
     /// CPU request in milli-CPU that a cgroup's weight corresponds to.
     pub(super) fn requested_milli(&self, name: &CgroupName) -> Result<i64, ResourceError> {
         Ok(cpu::milli_of_shares(self.shares(&self.group(name)?)?))
+    }
+
+    /// Memory request of a pod in bytes, as its cgroup protects it; 0 if it protects none.
+    pub(super) fn protected_memory(&self, name: &CgroupName, class: Qos) -> u64 {
+        let read = || {
+            let group = self.group(name)?;
+            self.number(&group, Controller::Memory, memory_qos::protection_file(class))
+        };
+        match self.version() {
+            CgroupVersion::V1 => 0,
+            CgroupVersion::V2 => read().unwrap_or(0).max(0).unsigned_abs(),
+        }
+    }
+
+    /// Sets the metrics of memory QoS: protected requests of Guaranteed and of Burstable pods, in bytes.
+    pub(super) fn report_protected(&self, guaranteed: u64, burstable: u64) {
+        if self.version() == CgroupVersion::V2 {
+            self.metrics.set_protected_memory(guaranteed, burstable);
+        }
     }
 
     /// Current CPU and memory values of a cgroup. The weight of cgroup v2 is coarser than shares: if it

@@ -9,13 +9,11 @@ pub use super::names::CgroupDriver;
 use berth_sys::cgroup::systemd::rounded_quota;
 use berth_types::{
     Pod, api, cpu,
+    memory_qos::MemoryReservationPolicy,
     qos::Qos,
     quantity::Amount,
     resources::{self, CPU, MEMORY, Overhead},
 };
-
-/// An unlimited huge page limit (Burstable and BestEffort).
-const UNBOUNDED: u64 = 1 << 62;
 
 /// Values of a cgroup; absent ones are not written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -28,6 +26,10 @@ pub struct CgroupLimits {
     pub cpu_period: Option<u64>,
     /// Memory limit in bytes; -1 for none.
     pub memory: Option<i64>,
+    /// Memory in bytes that is never reclaimed; cgroup v2 only.
+    pub memory_min: Option<u64>,
+    /// Memory in bytes that is reclaimed last; cgroup v2 only.
+    pub memory_low: Option<u64>,
     /// Maximum number of processes; negative for no limit.
     pub pids: Option<i64>,
     /// Huge page limits in bytes, by page size in bytes.
@@ -80,6 +82,8 @@ pub struct PodRules {
     pub hugepage_sizes: Vec<u64>,
     /// `cgroupDriver`.
     pub driver: CgroupDriver,
+    /// `memoryReservationPolicy`; `None` without the gate `MemoryQoS`.
+    pub memory_qos: Option<MemoryReservationPolicy>,
 }
 
 /// Values of a pod's cgroup.
@@ -92,25 +96,18 @@ pub fn of_pod(pod: &Pod, rules: &PodRules) -> CgroupLimits {
     let has_memory = class == Qos::Guaranteed || (class == Qos::Burstable && is_limited(pod, MEMORY));
     let shares = if class == Qos::BestEffort { cpu::MIN_SHARES } else { cpu::shares(milli(requests.get(CPU))) };
     let quota = if rules.cpu_cfs_quota { quota(milli(limits.get(CPU)), rules) } else { -1 };
+    let request = memory_request(&requests);
+    let is_protected = rules.memory_qos == Some(MemoryReservationPolicy::TieredReservation) && request > 0;
     CgroupLimits {
         cpu_shares: Some(shares),
         cpu_quota: has_cpu.then_some(quota),
         cpu_period: has_cpu.then_some(rules.cpu_period_us),
         memory: has_memory.then(|| limits.get(MEMORY).map_or(0, |a| a.value())),
+        memory_min: (is_protected && class == Qos::Guaranteed).then_some(request),
+        memory_low: (is_protected && class != Qos::Guaranteed).then_some(request),
         pids: (rules.pids_limit > 0).then_some(rules.pids_limit),
         hugepages: pod_hugepages(&requests, rules),
         cpuset_cpus: None,
-    }
-}
-
-/// Values of a QoS class's cgroup: the requests of Burstable pods determine its weight; BestEffort gets
-/// the minimum.
-pub fn of_class(class: Qos, requested_milli: i64, hugepage_sizes: &[u64]) -> CgroupLimits {
-    let shares = if class == Qos::Burstable { cpu::shares(requested_milli) } else { cpu::MIN_SHARES };
-    CgroupLimits {
-        cpu_shares: Some(shares),
-        hugepages: hugepage_sizes.iter().map(|&size| (size, UNBOUNDED)).collect(),
-        ..CgroupLimits::default()
     }
 }
 
@@ -127,9 +124,8 @@ pub fn of_amounts(amounts: &Amounts, hugepage_sizes: &[u64]) -> CgroupLimits {
     }
 }
 
-/// CPU request of a pod in milli-CPU that counts for the weight of Burstable pods.
-pub fn requested_milli(pod: &Pod) -> i64 {
-    resources::pod_requests(pod.spec(), Overhead::Included).get(CPU).map_or(0, |a| a.milli())
+fn memory_request(requests: &resources::Amounts) -> u64 {
+    requests.get(MEMORY).map_or(0, |a| a.value()).max(0).unsigned_abs()
 }
 
 /// Whether each container has a nonzero limit, or the pod level has one. For an init container the
@@ -220,6 +216,8 @@ fn writes_v2(limits: &CgroupLimits) -> Vec<Write> {
     let mut all = Vec::new();
     all.extend(limits.pids.map(|n| write(FileController::Pids, "pids.max", pids(n))));
     all.extend(limits.memory.filter(|n| *n != 0).map(|n| write(FileController::Memory, "memory.max", or_max(n))));
+    all.extend(limits.memory_min.map(|n| write(FileController::Memory, "memory.min", n)));
+    all.extend(limits.memory_low.map(|n| write(FileController::Memory, "memory.low", n)));
     all.extend(limits.cpu_shares.map(|shares| write(FileController::Cpu, "cpu.weight", cpu::linear_weight(shares))));
     let quota = limits.cpu_quota.filter(|quota| *quota != 0);
     if quota.is_some() || limits.cpu_period.is_some_and(|period| period != 0) {

@@ -385,7 +385,7 @@ impl Prepare for Preparer {
     fn container_resources(&self, pod: &Pod, container: &api::Container) -> cri::LinuxContainerResources {
         let kind = pod.container(&container.name).map_or(ContainerKind::Ephemeral, |(kind, _)| kind);
         let tuning = self.tuning(pod, kind, &container.name).unwrap_or_default();
-        resources::of_container(pod, container, cpus(&tuning), &self.config.machine)
+        resources::of_running_container(pod, container, cpus(&tuning), &self.config.machine)
     }
 
     fn pod_resources(&self, pod: &Pod) -> PodLinuxResources {

@@ -15,6 +15,7 @@ mod events;
 mod eviction;
 mod images;
 mod kernel;
+mod memory_qos;
 mod node_addresses;
 mod observation;
 mod placement;

@@ -2,13 +2,19 @@
 
 use std::{path::Path, sync::Arc};
 
+use tokio::{sync::oneshot, time::timeout};
+
 use super::{
-    composition_root::{Base, BuildError, wrong},
+    composition_root::{Base, BuildError, SETTLE, wrong},
     settings,
 };
 use crate::{
     node::MachineInfo,
-    resources::{self, IdRanges, ManagerDeps, kernel_flags, userns},
+    resources::{
+        self, IdRanges, ManagerDeps, kernel_flags,
+        system_cgroups::{ProcessTable, SystemCgroups},
+        userns,
+    },
 };
 use berth_config::LoadedConfig;
 use berth_cri::{RuntimeCgroupDriver, RuntimeInfo};
@@ -53,7 +59,10 @@ pub(super) async fn open(
     let space = userns::discover(u64::try_from(per_pod).unwrap_or(65536), max_pods).await.map_err(wrong)?;
     let ids = Arc::new(IdRanges::open(&loaded.root_directory(), space).await.map_err(wrong)?);
     let hierarchy = if loaded.config.cgroups_per_qos { Some(Hierarchy::detect().map_err(wrong)?) } else { None };
-    let metrics = CgroupMetrics::new(&base.registry);
+    let mut metrics = CgroupMetrics::new(&base.registry);
+    if settings::memory_reservation_policy(loaded).is_some() {
+        metrics = metrics.with_memory_qos(&base.registry);
+    }
     if let Some(hierarchy) = &hierarchy {
         metrics.set_version(hierarchy.version());
     }
@@ -67,5 +76,21 @@ pub(super) async fn open(
     kernel_flags::apply(Path::new("/proc/sys"), on_difference).await.map_err(wrong)?;
     manager.start().await.map_err(wrong)?;
     base.tasks.spawn(manager.clone().run(base.stop.child_token()));
+    move_processes(loaded, base).await?;
     Ok((manager, ids))
+}
+
+/// Keeps the agent and system processes in `kubeletCgroups` and `systemCgroups`. Returns after the first round, because
+/// later parts read the agent's own cgroup, but after [`SETTLE`] at most: a write that hangs does not delay pods.
+async fn move_processes(loaded: &LoadedConfig, base: &Base) -> Result<(), BuildError> {
+    let config = settings::system_cgroups(loaded)?;
+    if config.is_empty() {
+        return Ok(());
+    }
+    let hierarchy = Hierarchy::detect().map_err(wrong)?;
+    let mover = SystemCgroups::new(hierarchy, ProcessTable::default(), config);
+    let (ended, first_round) = oneshot::channel();
+    base.tasks.spawn(mover.run(ended, base.stop.child_token()));
+    let _in_time = timeout(SETTLE, first_round).await;
+    Ok(())
 }

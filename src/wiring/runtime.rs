@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::{
     adapters::forward_deaths,
     composition_root::{Base, BuildError, CoreParts, state_file, wrong},
-    kernel, settings,
+    kernel, memory_qos, settings,
 };
 use crate::{
     logs,
@@ -40,8 +40,10 @@ pub(super) async fn open(
     parts: RuntimeParts,
 ) -> Result<Arc<RuntimeManager>, BuildError> {
     let node_name = core.node.borrow().name.clone();
+    let kernel = kernel::read();
+    let memory_qos = memory_qos::of_containers(loaded, core.machine, kernel.cgroup_v2)?;
     let preparer = Preparer::new(
-        settings::preparer(loaded, core.machine, &node_name, kernel::read()),
+        settings::preparer(loaded, core.machine, &node_name, kernel, memory_qos),
         PreparerDeps {
             objects: core.objects.clone(),
             resources: core.resources.clone(),

@@ -27,7 +27,11 @@ use crate::{
 use berth_config::{KubeletConfiguration, LoadedConfig};
 use berth_cri::CriConfig;
 use berth_otel::TraceExportSettings;
-use berth_types::{api, quantity::Amount};
+use berth_types::{
+    api,
+    memory_qos::{MemoryQos, MemoryReservationPolicy},
+    quantity::Amount,
+};
 
 /// Settings of the export of traces; `None` if `tracing` is not configured.
 pub fn traces(loaded: &LoadedConfig, host_name: &str) -> Option<TraceExportSettings> {
@@ -214,7 +218,13 @@ fn backoff_limit(loaded: &LoadedConfig, longest: Option<Duration>) -> Option<Dur
 }
 
 /// Settings of the preparer of sandboxes and containers.
-pub fn preparer(loaded: &LoadedConfig, machine: &node::MachineInfo, node_name: &str, kernel: Kernel) -> PreparerConfig {
+pub fn preparer(
+    loaded: &LoadedConfig,
+    machine: &node::MachineInfo,
+    node_name: &str,
+    kernel: Kernel,
+    memory_qos: Option<MemoryQos>,
+) -> PreparerConfig {
     let config = &loaded.config;
     let resolv_conf = (!config.resolv_conf.is_empty()).then(|| PathBuf::from(&config.resolv_conf));
     PreparerConfig {
@@ -250,6 +260,7 @@ pub fn preparer(loaded: &LoadedConfig, machine: &node::MachineInfo, node_name: &
                 },
                 bytes: machine.swap,
             },
+            memory_qos,
         },
     }
 }
@@ -297,6 +308,7 @@ pub fn resources(
             pids_limit: config.pod_pids_limit,
             hugepage_sizes: machine.hugepages.keys().copied().collect(),
             driver,
+            memory_qos: memory_reservation_policy(loaded),
         },
         capacity: enforceable(&capacity),
         reservations: vec![
@@ -315,7 +327,35 @@ pub fn resources(
         ],
         enforce_pods: enforces("pods"),
         online_cpus: None,
+        qos_reserved_memory: loaded
+            .gates
+            .enabled("QOSReserved")
+            .then(|| berth_config::reserved_memory_percent(&config.qos_reserved))
+            .flatten(),
     })
+}
+
+/// `memoryReservationPolicy`; `None` without the gate `MemoryQoS`.
+pub fn memory_reservation_policy(loaded: &LoadedConfig) -> Option<MemoryReservationPolicy> {
+    let policy = match loaded.config.memory_reservation_policy.as_str() {
+        "TieredReservation" => MemoryReservationPolicy::TieredReservation,
+        _ => MemoryReservationPolicy::None,
+    };
+    loaded.gates.enabled("MemoryQoS").then_some(policy)
+}
+
+/// Memory that the reservations leave, in bytes, whether or not they are enforced.
+///
+/// # Errors
+/// Reservations that are invalid.
+pub fn absolute_allocatable_memory(loaded: &LoadedConfig, machine: &node::MachineInfo) -> Result<u64, BuildError> {
+    let node = node(loaded);
+    let capacity = node::capacity(&node, machine);
+    let reserved = Reservations::new(&node.reserved, &machine.cpus, &capacity);
+    let reserved = reserved.map_err(|error| BuildError(error.to_string()))?;
+    let memory = |amounts: &BTreeMap<String, Amount>| amounts.get("memory").map_or(0, |amount| amount.value());
+    let left = memory(&capacity).saturating_sub(memory(&reserved.system)).saturating_sub(memory(&reserved.kube));
+    Ok(left.max(0).unsigned_abs())
 }
 
 /// Amounts that can be enforced by cgroups.
@@ -349,6 +389,17 @@ pub struct Kernel {
     pub cgroup_v2: bool,
     /// Whether swap can be limited per cgroup.
     pub swap_controllable: bool,
+}
+
+/// Settings of `kubeletCgroups` and `systemCgroups`.
+///
+/// # Errors
+/// Paths that are invalid.
+pub fn system_cgroups(loaded: &LoadedConfig) -> Result<resources::system_cgroups::SystemCgroupConfig, BuildError> {
+    let config = &loaded.config;
+    let (kubelet, system) = (&config.kubelet_cgroups, &config.system_cgroups);
+    resources::system_cgroups::SystemCgroupConfig::new(kubelet, system, config.oom_score_adj)
+        .map_err(|error| BuildError(error.to_string()))
 }
 
 #[cfg(test)]

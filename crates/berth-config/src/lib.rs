@@ -51,5 +51,5 @@ pub use loader::{
 };
 pub use notice::Notice;
 pub use unimplemented_settings::{CONSULTED, UnimplementedSetting, unimplemented_settings};
-pub use validation::startup::{NodeIps, Reservations, node_ips, reservations};
+pub use validation::startup::{NodeIps, Reservations, node_ips, reservations, reserved_memory_percent};
 pub use watchdog::{WatchdogEnvironment, watchdog_timeout};

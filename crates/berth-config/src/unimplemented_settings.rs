@@ -1,7 +1,8 @@
 //! Settings that are accepted, validated, and shown, but whose feature is not implemented. Pure.
 //!
 //! A table: the change that implements a feature deletes its row. Each setting that differs from its default is logged once at
-//! startup, so that no setting is ignored silently.
+//! startup, so that no setting is ignored silently. Settings whose purpose is met without them, such as
+//! `--housekeeping-interval`, are not listed here but in `docs/differences.md`.
 
 use super::{
     defaults,
@@ -39,6 +40,7 @@ pub const CONSULTED: &[&str] = &[
     "KubeletServiceAccountTokenForCredentialProviders",
     "LoggingAlphaOptions",
     "LoggingBetaOptions",
+    "MemoryQoS",
     "NodeDeclaredFeatures",
     "PodAndContainerStatsFromCRI",
     "PodCertificateRequest",
@@ -47,6 +49,7 @@ pub const CONSULTED: &[&str] = &[
     "PodLogsQuerySplitStreams",
     "PodsAPI",
     "PreventStaticPodAPIReferences",
+    "QOSReserved",
     "ReduceDefaultCrashLoopBackOffDecay",
     "ReloadKubeletServerCertificateFile",
     "ResourceHealthStatus",
@@ -82,22 +85,21 @@ macro_rules! waiting {
 
 const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
     "lock contention profiling": "enableContentionProfiling" => enable_contention_profiling;
-    "API content types other than JSON": "contentType" => content_type;
-    "memory QoS":
-        "qosReserved" => qos_reserved, "memoryThrottlingFactor" => memory_throttling_factor,
-        "memoryReservationPolicy" => memory_reservation_policy;
-    "moving processes into cgroups": "kubeletCgroups" => kubelet_cgroups, "systemCgroups" => system_cgroups;
-    "pod CIDR in standalone mode": "podCIDR" => pod_cidr;
-    "hidden metrics": "showHiddenMetricsForVersion" => show_hidden_metrics_for_version;
     "FlexVolume plugins": "volumePluginDir" => volume_plugin_dir;
 };
 
+/// Requests to the API server are always JSON. A client of the default type, protobuf, accepts JSON as well.
+const CONTENT_TYPE: Row<KubeletConfiguration> =
+    ("contentType", "API content types other than JSON", |mine, _| !is_json_or_protobuf(&mine.content_type));
+
+/// Whether a client with this content type accepts JSON. An empty type means JSON; parameters do not matter.
+fn is_json_or_protobuf(content_type: &str) -> bool {
+    let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    ["", "application/json", "application/vnd.kubernetes.protobuf"].contains(&media_type.as_str())
+}
+
 const FLAGS: &[Row<KubeletFlags>] = waiting! {
-    "container housekeeping interval":
-        "--housekeeping-interval" => housekeeping_interval,
-        "--max-housekeeping-interval" => max_housekeeping_interval;
     "mounter binary": "--experimental-mounter-path" => experimental_mounter_path;
-    "boot and machine ID files": "--boot-id-file" => boot_id_file, "--machine-id-file" => machine_id_file;
 };
 
 /// Returns the settings that differ from their defaults and have no effect yet, in the order of the table.
@@ -107,7 +109,8 @@ pub fn unimplemented_settings(config: &KubeletConfiguration, flags: &KubeletFlag
         setting: setting.to_owned(),
         feature,
     };
-    let fields = FIELDS.iter().filter(|row| row.2(config, &default)).map(|row| to_setting((row.0, row.1)));
+    let fields = FIELDS.iter().chain([&CONTENT_TYPE]).filter(|row| row.2(config, &default));
+    let fields = fields.map(|row| to_setting((row.0, row.1)));
     let flags = FLAGS.iter().filter(|row| row.2(flags, &default_flags)).map(|row| to_setting((row.0, row.1)));
     fields.chain(flags).chain(gates(config)).collect()
 }
@@ -128,6 +131,7 @@ fn gates(config: &KubeletConfiguration) -> impl Iterator<Item = UnimplementedSet
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::GoDuration;
 
     #[test]
     fn only_changed_settings_are_reported() {
@@ -136,12 +140,51 @@ mod tests {
         assert_eq!(unimplemented_settings(&config, &flags), []);
         config.enable_contention_profiling = true;
         config.max_pods = 5;
-        flags.boot_id_file = "/k".to_owned();
-        let gates = [("NativeHistograms", true), ("MemoryQoS", true), ("CRIListStreaming", true), ("AllAlpha", true)];
+        flags.experimental_mounter_path = "/m".to_owned();
+        let gates = [
+            ("NativeHistograms", true),
+            ("CBORServingAndStorage", true),
+            ("CRIListStreaming", true),
+            ("AllAlpha", true),
+        ];
         config.feature_gates = gates.map(|(name, value)| (name.to_owned(), value)).into();
         let reported: Vec<_> = unimplemented_settings(&config, &flags).into_iter().map(|n| n.setting).collect();
-        let gates = ["featureGates.MemoryQoS", "featureGates.NativeHistograms"];
-        assert_eq!(reported, [&["enableContentionProfiling", "--boot-id-file"], &gates[..]].concat());
+        let gates = ["featureGates.CBORServingAndStorage", "featureGates.NativeHistograms"];
+        assert_eq!(reported, [&["enableContentionProfiling", "--experimental-mounter-path"], &gates[..]].concat());
+    }
+
+    #[test]
+    fn only_content_types_that_exclude_json_are_reported() {
+        for (content_type, is_reported) in [
+            ("application/vnd.kubernetes.protobuf", false),
+            ("application/json", false),
+            ("Application/JSON; charset=utf-8", false),
+            ("", false),
+            ("application/yaml", true),
+            ("application/cbor", true),
+            ("json", true),
+        ] {
+            let config = KubeletConfiguration { content_type: content_type.to_owned(), ..defaults::defaults() };
+            let reported = unimplemented_settings(&config, &KubeletFlags::default());
+            let names: Vec<&str> = reported.iter().map(|unimplemented| unimplemented.setting.as_str()).collect();
+            let expected: &[&str] = if is_reported { &["contentType"] } else { &[] };
+            assert_eq!(names, expected, "{content_type}");
+        }
+    }
+
+    #[test]
+    fn settings_whose_purpose_is_met_are_not_reported() {
+        let mut config = defaults::defaults();
+        config.pod_cidr = "10.0.0.0/24".to_owned();
+        config.show_hidden_metrics_for_version = "1.35".to_owned();
+        let flags = KubeletFlags {
+            housekeeping_interval: GoDuration::from_secs(1),
+            max_housekeeping_interval: GoDuration::from_secs(60),
+            machine_id_file: "/m".to_owned(),
+            boot_id_file: "/b".to_owned(),
+            ..KubeletFlags::default()
+        };
+        assert_eq!(unimplemented_settings(&config, &flags), []);
     }
 
     #[test]

@@ -15,6 +15,12 @@ pub fn hugepage_sizes() -> Vec<u64> {
     sizes
 }
 
+/// Page size in bytes.
+pub fn page_bytes() -> u64 {
+    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| u64::try_from(size).ok()).unwrap_or(4096)
+}
+
 /// Whether SELinux is enabled.
 pub fn selinux_enabled() -> bool {
     Path::new("/sys/fs/selinux/enforce").exists()

@@ -14,6 +14,7 @@ pub mod go_duration;
 pub mod hash;
 pub mod hostname;
 mod id;
+pub mod memory_qos;
 pub mod names;
 pub mod node_selector;
 pub mod observation;

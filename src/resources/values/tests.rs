@@ -15,6 +15,7 @@ fn rules() -> PodRules {
         pids_limit: -1,
         hugepage_sizes: vec![],
         driver: CgroupDriver::Cgroupfs,
+        memory_qos: None,
     }
 }
 
@@ -150,15 +151,30 @@ fn systemd_rounds_quotas_up() {
 }
 
 #[test]
-fn classes_weigh_what_their_pods_request() {
-    let weight = |class, milli| writes(&of_class(class, milli, &[]), CgroupVersion::V2)[0].value.clone();
-    // AC-06a-11
-    assert_eq!(weight(Qos::Burstable, 350), "14");
-    // AC-06a-12
-    assert_eq!(weight(Qos::Burstable, 0), "1");
-    assert_eq!(weight(Qos::BestEffort, 5000), "1");
-    let unbounded = writes(&of_class(Qos::Burstable, 0, &[2 * MIB]), CgroupVersion::V2);
-    assert_eq!(unbounded[1].value, (1_u64 << 62).to_string());
+fn requests_are_protected_in_the_pod_cgroup() {
+    // AC-06a-26
+    let rules = PodRules { memory_qos: Some(MemoryReservationPolicy::TieredReservation), ..rules() };
+    let request = |memory: &str| json!({"requests": {"memory": memory}});
+    let equal = json!({"cpu": "1", "memory": "100Mi"});
+    for (spec, min, low) in [
+        (json!({"containers": [container("a", request("100Mi")), container("b", json!({}))]}), None, Some(100 * MIB)),
+        (json!({"containers": [container("a", json!({"requests": equal, "limits": equal}))]}), Some(100 * MIB), None),
+        (json!({"containers": [container("a", json!({}))]}), None, None),
+        (json!({"containers": [container("a", json!({}))], "overhead": {"memory": "1Mi"}}), None, Some(MIB)),
+    ] {
+        let limits = of_pod(&pod(spec.clone()), &rules);
+        assert_eq!((limits.memory_min, limits.memory_low), (min, low), "{spec}");
+        let none = PodRules { memory_qos: Some(MemoryReservationPolicy::None), ..rules.clone() };
+        let limits = of_pod(&pod(spec), &none);
+        assert_eq!((limits.memory_min, limits.memory_low), (None, None));
+    }
+    let limits = CgroupLimits { memory_min: Some(0), memory_low: Some(5), ..CgroupLimits::default() };
+    let files = |version| -> Vec<(String, String)> {
+        writes(&limits, version).into_iter().map(|write| (write.file, write.value)).collect()
+    };
+    let expected = [("memory.min", "0"), ("memory.low", "5")].map(|(file, value)| (file.to_owned(), value.to_owned()));
+    assert_eq!(files(CgroupVersion::V2), expected);
+    assert_eq!(files(CgroupVersion::V1), []);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use berth_proto::cri;
 use berth_types::{
     Pod, api, cpu,
+    memory_qos::MemoryQos,
     qos::Qos,
     quantity::Amount,
     resources::{self, CPU, MEMORY, Overhead},
@@ -39,7 +40,7 @@ pub struct NodeSwap {
 }
 
 /// Inputs of the resource values, apart from the pod.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct ResourceInputs {
     /// `cpuCFSQuota`.
     pub cpu_cfs_quota: bool,
@@ -55,6 +56,8 @@ pub struct ResourceInputs {
     pub single_process_oom_kill: bool,
     /// Swap settings of the node.
     pub swap: NodeSwap,
+    /// Memory QoS; `None` without its gate. Without effect on cgroup v1.
+    pub memory_qos: Option<MemoryQos>,
 }
 
 /// Whether a container has exclusive CPUs; its CFS quota is off then.
@@ -90,6 +93,22 @@ pub fn of_container(
     linux.oom_score_adj = oom_score_adj(pod, container, machine.memory_bytes);
     linux.hugepage_limits = hugepages(pod, container, machine);
     set_swap(&mut linux, pod, container, machine);
+    set_memory_qos(&mut linux, pod, container, machine);
+    linux
+}
+
+/// Resources of a container that runs: like [`of_container`], and resets what no longer applies. Upstream leaves the old
+/// `memory.high` in force.
+pub fn of_running_container(
+    pod: &Pod,
+    container: &api::Container,
+    cpus: Cpus,
+    machine: &ResourceInputs,
+) -> cri::LinuxContainerResources {
+    let mut linux = of_container(pod, container, cpus, machine);
+    if linux.unified.contains_key("memory.min") || linux.unified.contains_key("memory.low") {
+        linux.unified.entry("memory.high".to_owned()).or_insert_with(|| "max".to_owned());
+    }
     linux
 }
 
@@ -172,16 +191,36 @@ fn set_swap(linux: &mut cri::LinuxContainerResources, pod: &Pod, container: &api
     unified.insert("memory.swap.max".to_owned(), swap_share(pod, container, machine).to_string());
 }
 
+/// Protection and throttling by the container's own request and limit; pod-level resources do not count.
+fn set_memory_qos(
+    linux: &mut cri::LinuxContainerResources,
+    pod: &Pod,
+    container: &api::Container,
+    machine: &ResourceInputs,
+) {
+    let Some(qos) = machine.memory_qos.filter(|_| machine.cgroup_v2) else { return };
+    let request = resources::request_of(container, MEMORY).map_or(0, bytes);
+    let values = qos.of_container(Qos::of(pod), request, own_memory_limit(container));
+    linux.unified.extend(values.into_iter().map(|(file, value)| (file.to_owned(), value.to_string())));
+}
+
+fn own_memory_limit(container: &api::Container) -> u64 {
+    let limit = container.resources.as_ref().and_then(|r| r.limits.as_ref()?.get(MEMORY));
+    limit.and_then(|q| Amount::try_from(q).ok()).map_or(0, bytes)
+}
+
+fn bytes(amount: Amount) -> u64 {
+    amount.value().max(0).unsigned_abs()
+}
+
 /// Bytes of swap a container may use on cgroup v2.
 fn swap_share(pod: &Pod, container: &api::Container, machine: &ResourceInputs) -> u64 {
-    let request = resources::request_of(container, MEMORY).map_or(0, Amount::value).max(0).unsigned_abs();
-    let own_limit = container.resources.as_ref().and_then(|r| r.limits.as_ref()?.get(MEMORY));
-    let own_limit = own_limit.and_then(|q| Amount::try_from(q).ok()).map_or(0, Amount::value).max(0).unsigned_abs();
+    let request = resources::request_of(container, MEMORY).map_or(0, bytes);
     let eligible = machine.swap.behavior == SwapBehavior::LimitedSwap
         && Qos::of(pod) == Qos::Burstable
         && !pod.is_critical()
         && request > 0
-        && request != own_limit;
+        && request != own_memory_limit(container);
     if !eligible || request > machine.memory_bytes || machine.memory_bytes == 0 {
         return 0;
     }

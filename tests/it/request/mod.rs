@@ -151,6 +151,7 @@ impl Fixture {
                     cgroup_v2: false,
                     single_process_oom_kill: true,
                     swap: NodeSwap::default(),
+                    memory_qos: None,
                 },
             },
             PreparerDeps {

@@ -2,6 +2,8 @@
 //!
 //! Needs root and writable cgroups; without them each test reports so and passes.
 
+mod system_cgroups;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -81,6 +83,7 @@ impl Fixture {
                 pids_limit: 1024,
                 hugepage_sizes: vec![],
                 driver: CgroupDriver::Cgroupfs,
+                memory_qos: None,
             },
             capacity: Amounts {
                 cpu_milli: Some(2000),
@@ -91,6 +94,7 @@ impl Fixture {
             reservations: vec![],
             enforce_pods: true,
             online_cpus: None,
+            qos_reserved_memory: None,
         }
     }
 
@@ -380,11 +384,13 @@ async fn without_groups_per_pod_nothing_is_touched() {
             pids_limit: -1,
             hugepage_sizes: vec![],
             driver: CgroupDriver::Systemd,
+            memory_qos: None,
         },
         capacity: Amounts::default(),
         reservations: vec![],
         enforce_pods: false,
         online_cpus: None,
+        qos_reserved_memory: None,
     };
     let metrics = CgroupMetrics::new(&Registry::new());
     let deps =
@@ -398,6 +404,47 @@ async fn without_groups_per_pod_nothing_is_touched() {
     manager.remove(pod.id()).await.expect("nothing to do");
     // As in the reference: a pod without a cgroup has no values, and needs none for a resize.
     assert_eq!(manager.current_pod_values(&pod).await.expect("none"), Default::default());
+}
+
+#[tokio::test]
+async fn lower_classes_cannot_use_reserved_memory() {
+    let Some(bench) = Fixture::new() else { return };
+    let all = 256 << 20;
+    let config = ManagerConfig {
+        capacity: Amounts { memory_bytes: Some(all), ..bench.config().capacity },
+        qos_reserved_memory: Some(50),
+        ..bench.config()
+    };
+    let manager = bench.manager(config).await;
+    manager.start().await.expect("started");
+    let file = if bench.is_v2() { "memory.max" } else { "memory.limit_in_bytes" };
+    let limit = |class: &str| -> i64 {
+        let group = bench.group(&format!("/kubepods/{class}"));
+        bench.hierarchy.read(&group, Controller::Memory, file).expect("readable").parse().expect("a number")
+    };
+    // AC-06a-29
+    assert_eq!((limit("burstable"), limit("besteffort")), (all, all));
+    for name in ["g", "h"] {
+        manager.ensure(&pod(name, "1", "1")).await.expect("made");
+    }
+    manager.ensure(&pod("b", "250m", "")).await.expect("made");
+    assert_eq!((limit("burstable"), limit("besteffort")), (all - (64 << 20), all - (96 << 20)));
+    manager.remove(pod("b", "250m", "").id()).await.expect("removed");
+    assert_eq!(limit("besteffort"), all - (64 << 20));
+
+    // cgroup v1 refuses a limit below what cannot be reclaimed: no more than that may be used.
+    let file = tempfile::Builder::new().tempfile_in("/dev/shm").expect("a file in memory");
+    let procs = bench.directory("/kubepods/besteffort", "memory").join("cgroup.procs");
+    let script =
+        format!("echo $$ > {} && exec dd if=/dev/zero of={} bs=1M count=40", procs.display(), file.path().display());
+    let written = Command::new("sh").args(["-c", &script]).output().expect("spawnable");
+    assert!(written.status.success(), "{written:?}");
+    for index in 0..5 {
+        manager.ensure(&pod(&format!("g{index}"), "1", "1")).await.expect("made");
+    }
+    assert_eq!(limit("burstable"), 32 << 20);
+    let expected = if bench.is_v2() { 32 << 20..=32 << 20 } else { 40 << 20..=48 << 20 };
+    assert!(expected.contains(&limit("besteffort")), "{}", limit("besteffort"));
 }
 
 #[tokio::test]

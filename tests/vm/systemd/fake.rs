@@ -22,13 +22,15 @@ const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 /// Cgroup files and their initial content: no longer than what is written over it, because these files, unlike the
 /// kernel's, are not truncated.
-const FILES: [(&str, &str); 10] = [
+const FILES: [(&str, &str); 12] = [
     ("cgroup.controllers", "cpuset cpu memory pids"),
     ("cgroup.subtree_control", ""),
     ("cgroup.procs", ""),
     ("cpu.weight", ""),
     ("cpu.max", "max 100000"),
     ("memory.max", "max"),
+    ("memory.min", "0"),
+    ("memory.low", "0"),
     ("memory.swap.max", ""),
     ("pids.max", ""),
     ("cpuset.cpus", ""),

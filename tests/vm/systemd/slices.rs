@@ -12,7 +12,7 @@ use berth::resources::{
 use berth_metrics::{CgroupMetrics, Registry};
 use berth_ports::{EventRecord, EventSink, NoPlacements, PodCgroupValues, ResourceManager};
 use berth_sys::cgroup::systemd::Units;
-use berth_types::Pod;
+use berth_types::{Pod, memory_qos::MemoryReservationPolicy};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +29,10 @@ impl EventSink for Events {
 }
 
 async fn manager(fake: &Fake) -> Arc<PodCgroupManager> {
+    manager_with(fake, None).await
+}
+
+async fn manager_with(fake: &Fake, memory_qos: Option<MemoryReservationPolicy>) -> Arc<PodCgroupManager> {
     let config = ManagerConfig {
         cgroup_root: String::new(),
         cgroups_per_qos: true,
@@ -38,11 +42,13 @@ async fn manager(fake: &Fake) -> Arc<PodCgroupManager> {
             pids_limit: 1024,
             hugepage_sizes: vec![],
             driver: CgroupDriver::Systemd,
+            memory_qos,
         },
         capacity: Amounts { cpu_milli: Some(2000), memory_bytes: Some(8 << 30), ..Amounts::default() },
         reservations: vec![],
         enforce_pods: true,
         online_cpus: Some("0-1".to_owned()),
+        qos_reserved_memory: None,
     };
     let ids = IdRanges::open(fake.place.path(), IdSpace::whole(65_536)).await.expect("nothing there");
     let deps = ManagerDeps {
@@ -110,6 +116,42 @@ async fn pods_are_slices_below_their_class() {
     assert_eq!(calls[..2], expected);
     assert_eq!(calls[2..], ["SetUnitProperties kubepods-burstable.slice CPUWeight=1"]);
     assert!(!fake.path(PATH).exists() && !manager.exists(&pod).await);
+}
+
+#[tokio::test]
+async fn protected_memory_requests_are_set_in_systemd_and_written() {
+    let fake = Fake::start();
+    let memory = |slices: &str| [format!("{slices}/memory.min"), format!("{slices}/memory.low")].map(|f| fake.file(&f));
+    let (kubepods, burstables) = ("/kubepods.slice", "/kubepods.slice/kubepods-burstable.slice");
+    let tiered = Some(MemoryReservationPolicy::TieredReservation);
+    let first = manager_with(&fake, tiered).await;
+    first.start().await.expect("started");
+    let pod = burstable("b");
+    first.ensure(&pod).await.expect("made");
+    // AC-06a-26, AC-06a-27
+    let calls = fake.calls();
+    let contains = |text: &str| calls.iter().any(|call| call.contains(text));
+    assert!(contains(&format!("{SLICE} ")) && contains(" MemoryLow=67108864"), "{calls:#?}");
+    assert!(contains("SetUnitProperties kubepods.slice MemoryMin=67108864"), "{calls:#?}");
+    assert_eq!(memory(PATH), ["0", "67108864"]);
+    assert_eq!(
+        (memory(kubepods), memory(burstables)),
+        (["67108864".into(), "0".into()], ["0".into(), "67108864".into()])
+    );
+    // A restarted manager knows the requests from the pod's cgroup, and protects them before the pod's first sync.
+    manager_with(&fake, tiered).await.start().await.expect("started");
+    assert_eq!(
+        (memory(kubepods), memory(burstables)),
+        (["67108864".into(), "0".into()], ["0".into(), "67108864".into()])
+    );
+    // AC-06a-28: another policy resets the QoS cgroups, and leaves those of pods.
+    fake.calls();
+    manager_with(&fake, Some(MemoryReservationPolicy::None)).await.start().await.expect("started");
+    let calls = fake.calls();
+    for reset in ["kubepods.slice MemoryMin=0", "kubepods-burstable.slice MemoryLow=0 CPUWeight=9"] {
+        assert!(calls.contains(&format!("SetUnitProperties {reset}")), "{reset}: {calls:#?}");
+    }
+    assert_eq!(memory(PATH), ["0", "67108864"]);
 }
 
 #[tokio::test]

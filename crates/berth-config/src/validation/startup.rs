@@ -242,20 +242,32 @@ fn amounts(map: &BTreeMap<String, String>) -> Result<BTreeMap<String, Amount>, S
 
 fn qos_reserved(map: &BTreeMap<String, String>) -> Result<(), String> {
     for (name, share) in map {
-        let failed = |cause: String| Err(format!("--qos-reserved value failed to parse: {cause}"));
+        let failed = |cause: String| format!("--qos-reserved value failed to parse: {cause}");
         if name != "memory" {
-            return failed(format!("cannot reserve {} resource", quote(name)));
+            return Err(failed(format!("cannot reserve {} resource", quote(name))));
         }
-        let percent = share.strip_suffix('%').and_then(|number| number.parse::<i64>().ok());
-        if !percent.is_some_and(|percent| (0..=100).contains(&percent)) {
-            return failed(format!(
-                "failed to parse percentage {} for {} resource: a percentage between 0% and 100% is expected",
-                quote(share),
-                quote(name)
-            ));
-        }
+        percentage(share).map_err(|cause| {
+            failed(format!("failed to parse percentage {} for {} resource: {cause}", quote(share), quote(name)))
+        })?;
     }
     Ok(())
+}
+
+/// Returns the percentage of `qosReserved` for memory, 0 to 100; `None` if it is not set or not valid.
+pub fn reserved_memory_percent(qos_reserved: &BTreeMap<String, String>) -> Option<u8> {
+    percentage(qos_reserved.get("memory")?).ok()
+}
+
+fn percentage(text: &str) -> Result<u8, String> {
+    if !text.ends_with('%') {
+        return Err(format!("percentage expected, got '{text}'"));
+    }
+    let number = text.trim_end_matches('%').parse::<i64>();
+    let number = number.map_err(|_| format!("invalid number in percentage '{text}'"))?;
+    u8::try_from(number)
+        .ok()
+        .filter(|percent| *percent <= 100)
+        .ok_or_else(|| "percentage must be between 0 and 100".to_owned())
 }
 
 /// Addresses of `--node-ip`.
@@ -541,5 +553,32 @@ mod tests {
             assert!(found.as_ref().is_err_and(|e| e.starts_with(error)), "{error}: {found:?}");
         }
         assert!(run(&defaults::defaults(), &alone, &HostFacts::default()).is_ok(), "even under kubelet's name");
+    }
+
+    #[test]
+    fn percentages_of_reserved_requests_are_parsed_as_upstream() {
+        let map = |key: &str, value: &str| [(key.to_owned(), value.to_owned())].into();
+        for (value, expected) in [
+            ("0%", Ok(0)),
+            ("100%", Ok(100)),
+            ("+5%", Ok(5)),
+            ("50%%", Ok(50)),
+            ("", Err("percentage expected, got ''")),
+            ("a", Err("percentage expected, got 'a'")),
+            ("a%", Err("invalid number in percentage 'a%'")),
+            ("5.5%", Err("invalid number in percentage '5.5%'")),
+            (" 5%", Err("invalid number in percentage ' 5%'")),
+            ("200%", Err("percentage must be between 0 and 100")),
+            ("-1%", Err("percentage must be between 0 and 100")),
+        ] {
+            assert_eq!(reserved_memory_percent(&map("memory", value)), expected.ok(), "{value}");
+            let error = qos_reserved(&map("memory", value)).err();
+            let text = |cause| {
+                let start = "--qos-reserved value failed to parse: failed to parse percentage ";
+                format!("{start}{} for \"memory\" resource: {cause}", quote(value))
+            };
+            assert_eq!(error, expected.err().map(text), "{value}");
+        }
+        assert_eq!(reserved_memory_percent(&map("cpu", "5%")), None);
     }
 }

@@ -2,21 +2,29 @@
 
 use std::{
     fmt, fs,
-    io::{self, Write},
+    io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
     thread,
     time::Duration,
 };
 
-use super::{CgroupError, CgroupResult};
+use rustix::io::Errno;
+
+use super::{CgroupError, CgroupResult, process_killer};
 
 /// Maximum attempts to remove a busy directory.
 const REMOVE_ATTEMPTS: u32 = 10;
 /// Delay after the first attempt; doubles.
 const REMOVE_PAUSE: Duration = Duration::from_millis(1);
+/// Maximum attempts to move a process.
+const ATTACH_ATTEMPTS: u32 = 5;
+/// Delay between these attempts.
+const ATTACH_PAUSE: Duration = Duration::from_millis(30);
+/// Maximum of `kernel.pid_max`: no cgroup has more processes.
+const MAX_PROCESSES: usize = 1 << 22;
 
-/// Path of a cgroup below the root of its hierarchy: plain names without `..`.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+/// Path of a cgroup below the root of its hierarchy: plain names without `..`. The default is the root.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct GroupPath(Vec<String>);
 
 impl GroupPath {
@@ -94,6 +102,30 @@ pub(super) fn write(path: &Path, value: &str) -> CgroupResult<()> {
 pub(super) fn read(path: &Path) -> CgroupResult<String> {
     let text = fs::read_to_string(path).map_err(|e| CgroupError::file("read", path, e))?;
     Ok(text.trim_end().to_owned())
+}
+
+/// Processes of the cgroup itself, without those of its descendants.
+pub(super) fn members(directory: &Path) -> CgroupResult<Vec<i32>> {
+    let path = directory.join("cgroup.procs");
+    let failed = |source| CgroupError::file("read", &path, source);
+    let file = fs::File::open(&path).map_err(failed)?;
+    let mut pids = Vec::new();
+    for line in BufReader::new(file).lines().take(MAX_PROCESSES) {
+        pids.extend(process_killer::parse(&line.map_err(failed)?));
+    }
+    Ok(pids)
+}
+
+/// Moves a process into the cgroup. Retries EINVAL, the kernel's answer while the process is being created.
+pub(super) fn attach(directory: &Path, pid: i32) -> CgroupResult<()> {
+    let (file, pid) = (directory.join("cgroup.procs"), pid.to_string());
+    for _ in 1..ATTACH_ATTEMPTS {
+        match write(&file, &pid) {
+            Err(e) if e.errno() == Some(Errno::INVAL.raw_os_error()) => thread::sleep(ATTACH_PAUSE),
+            other => return other,
+        }
+    }
+    write(&file, &pid)
 }
 
 /// Names of the subdirectories; none if the directory does not exist.

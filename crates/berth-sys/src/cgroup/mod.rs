@@ -224,6 +224,36 @@ impl Hierarchy {
         }
     }
 
+    /// Processes of the cgroup itself, without those of its descendants; a process of another PID namespace is 0. On
+    /// cgroup v1 those of the `devices` hierarchy.
+    ///
+    /// # Errors
+    /// If they cannot be read, or the hierarchy is not mounted.
+    pub fn processes(&self, group: &GroupPath) -> CgroupResult<Vec<i32>> {
+        let directory = match self {
+            Self::V1(h) => h.devices(group)?,
+            Self::V2(h) => h.directory(group),
+        };
+        group::members(&directory)
+    }
+
+    /// Moves a process with all its threads into the cgroup, in every mounted hierarchy; creates the cgroup if it is
+    /// missing. Hierarchies before the one that fails stay changed.
+    ///
+    /// # Errors
+    /// The cgroup cannot be created, the process no longer exists, or the kernel refuses the move: on cgroup v2, for
+    /// one, a cgroup whose children have controllers has no processes of its own.
+    pub fn attach(&self, group: &GroupPath, pid: i32) -> CgroupResult<()> {
+        if pid < 1 {
+            // The kernel takes 0 for the process that writes.
+            return Err(CgroupError::Other(format!("invalid process id {pid}")));
+        }
+        for directory in self.create_everywhere(group)? {
+            group::attach(&directory, pid)?;
+        }
+        Ok(())
+    }
+
     /// Kills all processes of the cgroup and its descendants, and waits until they are gone. Empty is success.
     ///
     /// # Errors

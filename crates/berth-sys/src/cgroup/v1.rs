@@ -23,6 +23,8 @@ pub struct Hierarchies {
     ours: BTreeMap<Controller, PathBuf>,
     /// The other hierarchies: a runtime creates cgroups below ours there, which are removed with ours.
     others: BTreeSet<PathBuf>,
+    /// The `devices` hierarchy, which is one of the others; it lists the processes of a cgroup.
+    devices: Option<PathBuf>,
 }
 
 impl Hierarchies {
@@ -36,6 +38,12 @@ impl Hierarchies {
             for controller in Controller::ALL.into_iter().filter(|c| options.contains(&c.as_str())) {
                 is_ours = true;
                 let shortest = found.ours.entry(controller).or_insert_with(|| mount.target.clone());
+                if mount.target.as_os_str().len() < shortest.as_os_str().len() {
+                    shortest.clone_from(&mount.target);
+                }
+            }
+            if options.contains(&"devices") {
+                let shortest = found.devices.get_or_insert_with(|| mount.target.clone());
                 if mount.target.as_os_str().len() < shortest.as_os_str().len() {
                     shortest.clone_from(&mount.target);
                 }
@@ -56,6 +64,13 @@ impl Hierarchies {
         let root = self.ours.get(&controller);
         root.map(|root| group.below(root))
             .ok_or_else(|| CgroupError::Other(format!("controller {} is not mounted", controller.as_str())))
+    }
+
+    /// Directory of the cgroup in the `devices` hierarchy.
+    pub(super) fn devices(&self, group: &GroupPath) -> CgroupResult<PathBuf> {
+        let root = self.devices.as_deref();
+        root.map(|root| group.below(root))
+            .ok_or_else(|| CgroupError::Other("controller devices is not mounted".to_owned()))
     }
 
     /// Roots of our hierarchies, without duplicates for shared mounts.
@@ -210,8 +225,10 @@ fn processes(directory: &Path, out: &mut BTreeSet<i32>) -> CgroupResult<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
-    use crate::mount_table;
+    use crate::{cgroup::Hierarchy, mount_table};
 
     #[test]
     fn hierarchies_are_found_by_their_controllers() {
@@ -234,5 +251,30 @@ mod tests {
         assert_eq!(found.others.len(), 2);
         let unified = "37 31 0:33 / /c rw - cgroup2 cgroup2 rw\n";
         assert_eq!(Hierarchies::from_mounts(&mount_table::parse(unified.as_bytes())), None);
+    }
+
+    #[test]
+    fn a_process_moves_in_every_hierarchy() {
+        let root = tempfile::tempdir().expect("a directory");
+        let mut table = String::new();
+        for (number, name) in ["cpu", "devices", "freezer"].iter().enumerate() {
+            let group = root.path().join(name).join("a");
+            fs::create_dir_all(&group).expect("makeable");
+            fs::write(group.join("cgroup.procs"), "").expect("writable");
+            let target = root.path().join(name).display().to_string();
+            table += &format!("3{number} 23 0:2{number} / {target} rw - cgroup cgroup rw,{name}\n");
+        }
+        let found = Hierarchies::from_mounts(&mount_table::parse(table.as_bytes())).expect("mounted");
+        let (hierarchy, group) = (Hierarchy::V1(found), GroupPath::parse("/a").expect("plain"));
+        hierarchy.attach(&group, 42).expect("moved");
+        for name in ["cpu", "devices", "freezer"] {
+            let text = fs::read_to_string(root.path().join(name).join("a/cgroup.procs")).expect("readable");
+            assert_eq!(text, "42", "{name}");
+        }
+        fs::write(root.path().join("cpu/a/cgroup.procs"), "7\n").expect("writable");
+        assert_eq!(hierarchy.processes(&group).expect("readable"), [42], "of the devices hierarchy");
+        let without = Hierarchies::from_mounts(&mount_table::parse(table.lines().next().expect("cpu").as_bytes()));
+        let error = Hierarchy::V1(without.expect("mounted")).processes(&group).expect_err("no devices");
+        assert_eq!(error.to_string(), "controller devices is not mounted");
     }
 }

@@ -192,6 +192,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::cgroup::Hierarchy;
 
     /// A directory that imitates a hierarchy, with hand-written interface files.
     fn lookalike(controllers: &str) -> (tempfile::TempDir, UnifiedHierarchy) {
@@ -246,6 +247,26 @@ mod tests {
             fs::write(root.path().join("a/cgroup.type"), kind).expect("writable");
             fs::write(root.path().join("a/cgroup.controllers"), "cpu").expect("writable");
             assert_eq!(unified.create(&path("/a")).is_ok(), fine, "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_process_moves_and_is_listed_where_it_is() {
+        let (root, unified) = lookalike("cpu");
+        let hierarchy = Hierarchy::V2(unified);
+        fs::create_dir(root.path().join("a")).expect("makeable");
+        // A real cgroup has the file from the start, and no write creates it.
+        let error = hierarchy.attach(&path("/a"), 42).expect_err("no file");
+        assert!(error.is_missing() && error.to_string().starts_with("write \"42\" to "), "{error}");
+        fs::write(root.path().join("a/cgroup.procs"), "").expect("writable");
+        hierarchy.attach(&path("/a"), 42).expect("moved");
+        fs::write(root.path().join("cgroup.procs"), "1\n0\n\n7\n").expect("writable");
+        assert_eq!(hierarchy.processes(&path("/")).expect("readable"), [1, 0, 7]);
+        assert_eq!(hierarchy.processes(&path("/a")).expect("readable"), [42]);
+        assert!(hierarchy.processes(&path("/b")).expect_err("no such cgroup").is_missing());
+        for pid in [0, -1] {
+            let error = hierarchy.attach(&path("/a"), pid).expect_err("not a process");
+            assert_eq!(error.to_string(), format!("invalid process id {pid}"));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Table tests of resource values. Pure.
 
+use berth_types::memory_qos::MemoryReservationPolicy;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -16,6 +17,7 @@ fn machine() -> ResourceInputs {
         cgroup_v2: false,
         single_process_oom_kill: true,
         swap: NodeSwap::default(),
+        memory_qos: None,
     }
 }
 
@@ -196,6 +198,41 @@ fn swap_is_shared_in_proportion_to_memory() {
     assert_eq!((got.memory_swap_limit_in_bytes, got.unified.len()), (1 << 20, 0));
     let none = ResourceInputs { swap: NodeSwap::default(), ..limited };
     assert_eq!(swap(&burstable, &none), None);
+}
+
+#[test]
+fn memory_qos_depends_on_the_containers_own_request_and_limit() {
+    let qos = MemoryQos {
+        policy: MemoryReservationPolicy::TieredReservation,
+        throttling_factor: 0.9,
+        allocatable_bytes: 32 * GIB,
+        page_bytes: 4096,
+    };
+    let v2 = ResourceInputs { cgroup_v2: true, single_process_oom_kill: true, memory_qos: Some(qos), ..machine() };
+    let files =
+        |linux: cri::LinuxContainerResources| -> BTreeMap<String, String> { linux.unified.into_iter().collect() };
+    let map = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+        pairs.iter().map(|(file, value)| ((*file).to_owned(), (*value).to_owned())).collect()
+    };
+    let pod = pod(json!({"resources": {"limits": {"memory": "1Gi"}}, "containers": [
+        {"name": "a", "resources": {"requests": {"memory": "128Mi"}, "limits": {"memory": "256Mi"}}},
+        {"name": "b", "resources": {"requests": {"memory": "128Mi"}}}, {"name": "c"}]}));
+    let of = |index: usize| files(of_container(&pod, &pod.containers()[index], Cpus::Shared, &v2));
+    // AC-06a-25
+    assert_eq!(of(0), map(&[("memory.low", "134217728"), ("memory.high", "255012864")]));
+    assert_eq!(of(1), map(&[("memory.low", "134217728"), ("memory.high", "30937186304")]));
+    assert_eq!(of(2), map(&[("memory.min", "0"), ("memory.low", "0")]));
+    let equal = json!({"cpu": "1", "memory": "1Gi"});
+    let guaranteed = single(json!({"requests": equal, "limits": equal}));
+    assert_eq!(files(linux(&guaranteed, &v2)), map(&[("memory.min", "1073741824")]));
+    // AC-06a-30
+    let running = |machine: &ResourceInputs| {
+        files(of_running_container(&guaranteed, &guaranteed.containers()[0], Cpus::Shared, machine))
+    };
+    assert_eq!(running(&v2), map(&[("memory.min", "1073741824"), ("memory.high", "max")]));
+    for off in [ResourceInputs { memory_qos: None, ..v2.clone() }, ResourceInputs { cgroup_v2: false, ..v2.clone() }] {
+        assert_eq!((files(linux(&guaranteed, &off)), running(&off)), (map(&[]), map(&[])));
+    }
 }
 
 proptest! {
