@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tracing::warn;
+
 use berth_types::CpuSet;
 
 /// A required fact could not be read; the agent does not start.
@@ -40,25 +42,36 @@ pub struct MachineInfo {
     pub kernel_version: Option<(u32, u32)>,
     /// Whether AppArmor profiles are enforced.
     pub apparmor_enabled: bool,
-    /// Content of `/etc/machine-id`; empty where missing.
+    /// Content of the first file of `--machine-id-file` that has one; empty where missing.
     pub machine_id: String,
     /// System UUID of the firmware; empty where missing.
     pub system_uuid: String,
-    /// Boot id, which changes with every boot.
+    /// Reported boot ID: content of the first file of `--boot-id-file` that has one; empty where missing.
     pub boot_id: String,
+    /// The kernel's boot ID, which changes with every boot whatever is reported.
+    pub kernel_boot_id: String,
     /// `PRETTY_NAME` of the distribution.
     pub os_image: String,
     /// Process limit of the kernel: the smaller of `pid_max` and `threads-max`.
     pub max_pids: u64,
 }
 
+/// Files with the IDs of the machine, as comma-separated lists: the first file with content counts.
+#[derive(Clone, Copy, Debug)]
+pub struct IdFiles<'a> {
+    /// `--machine-id-file`.
+    pub machine: &'a str,
+    /// `--boot-id-file`.
+    pub boot: &'a str,
+}
+
 impl MachineInfo {
     /// Reads the machine. `root` is `/` (a copy in tests); `root_dir` is the agent's root directory. Blocking, but
-    /// bounded: kernel files and one `statvfs` of a local disk.
+    /// bounded: kernel files, the files with IDs, and one `statvfs` of a local disk.
     ///
     /// # Errors
-    /// CPUs, memory, or the boot id cannot be read.
-    pub fn read(root: &Path, root_dir: &Path) -> Result<Self, MachineError> {
+    /// CPUs, memory, or the kernel's boot ID cannot be read.
+    pub fn read(root: &Path, root_dir: &Path, ids: IdFiles<'_>) -> Result<Self, MachineError> {
         let system = rustix::system::uname();
         let text = |bytes: &std::ffi::CStr| bytes.to_string_lossy().into_owned();
         let kernel_release = text(system.release());
@@ -74,14 +87,17 @@ impl MachineInfo {
             kernel_version: kernel_version(&kernel_release),
             kernel_release,
             apparmor_enabled: apparmor_enabled(root),
-            machine_id: first_of(root, &["etc/machine-id", "var/lib/dbus/machine-id"]),
-            system_uuid: first_of(root, &SYSTEM_UUIDS),
-            boot_id: required(root, "proc/sys/kernel/random/boot_id", "boot ID", |text| Some(text.trim().to_owned()))?,
+            machine_id: first_listed(root, ids.machine),
+            system_uuid: first_of(root, SYSTEM_UUIDS),
+            boot_id: first_listed(root, ids.boot),
+            kernel_boot_id: required(root, KERNEL_BOOT_ID, "boot ID", |text| Some(text.trim().to_owned()))?,
             os_image: os_image(root),
             max_pids: max_pids(root),
         })
     }
 }
+
+const KERNEL_BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
 
 /// Sources of the system UUID: firmware, POWER device trees, and a fallback for machines without either (spec 05 §9).
 const SYSTEM_UUIDS: [&str; 4] =
@@ -111,9 +127,18 @@ fn required<T>(
     parsed.map_err(|cause| MachineError { what, path, cause })
 }
 
+/// Trimmed content of the first readable, non-empty file of a comma-separated list. If there is none, that is logged.
+fn first_listed(root: &Path, list: &str) -> String {
+    let id = first_of(root, list.split(',').map(|path| path.trim_start_matches('/')));
+    if id.is_empty() {
+        warn!("Couldn't collect info from any of the files in {list:?}");
+    }
+    id
+}
+
 /// Trimmed content of the first readable, non-empty file.
-fn first_of(root: &Path, paths: &[&str]) -> String {
-    let contents = paths.iter().filter_map(|path| fs::read_to_string(root.join(path)).ok());
+fn first_of<'a>(root: &Path, paths: impl IntoIterator<Item = &'a str>) -> String {
+    let contents = paths.into_iter().filter_map(|path| fs::read_to_string(root.join(path)).ok());
     contents
         .map(|text| text.trim_matches(['\0', ' ', '\n', '\t']).to_owned())
         .find(|t| !t.is_empty())
@@ -201,8 +226,12 @@ mod tests {
     fn read(more: &[(&str, &str)]) -> Result<MachineInfo, MachineError> {
         let files: Vec<_> = BASIC.iter().chain(more).copied().collect();
         let root = tree(&files);
-        MachineInfo::read(root.path(), root.path())
+        MachineInfo::read(root.path(), root.path(), DEFAULT_IDS)
     }
+
+    /// Defaults of the flags.
+    const DEFAULT_IDS: IdFiles<'static> =
+        IdFiles { machine: "/etc/machine-id,/var/lib/dbus/machine-id", boot: "/proc/sys/kernel/random/boot_id" };
 
     #[test]
     fn the_machine_is_measured() {
@@ -221,6 +250,7 @@ mod tests {
         assert_eq!((machine.cpus.len(), machine.memory, machine.swap), (4, 24_684_084 * 1024, 8192));
         assert_eq!(machine.hugepages, [(2 << 20, 6 << 20), (1 << 30, 0)].into());
         assert_eq!((machine.machine_id.as_str(), machine.boot_id.as_str()), ("abc", "boot-1"));
+        assert_eq!(machine.kernel_boot_id, "boot-1");
         assert_eq!((machine.os_image.as_str(), machine.max_pids), ("Some Linux 1", 1000));
         assert!(machine.apparmor_enabled && machine.root_filesystem.is_some_and(|size| size > 0));
         assert!(!machine.hostname.is_empty() && machine.kernel_version.is_some());
@@ -242,15 +272,40 @@ mod tests {
         assert_eq!((machine.hugepages.len(), machine.apparmor_enabled), (0, false));
         assert_eq!((machine.os_image.as_str(), machine.machine_id.as_str()), ("Unknown", ""));
         let empty = tree(&[]);
-        let error = MachineInfo::read(empty.path(), empty.path()).expect_err("nothing there").to_string();
+        let error = MachineInfo::read(empty.path(), empty.path(), DEFAULT_IDS).expect_err("nothing there").to_string();
         assert!(error.starts_with("failed to read memory of the machine from"), "{error}");
         let root = tree(&[BASIC[0], BASIC[2], ("proc/cpuinfo", "processor\t: 0\nmodel name\t: x\nprocessor\t: 1\n")]);
-        assert_eq!(MachineInfo::read(root.path(), root.path()).expect("complete").cpus.to_string(), "0-1");
+        let machine = MachineInfo::read(root.path(), root.path(), DEFAULT_IDS).expect("complete");
+        assert_eq!(machine.cpus.to_string(), "0-1");
+    }
+
+    #[test]
+    fn ids_come_from_the_first_listed_file_with_content() {
+        let files = [
+            ("etc/machine-id", "host\n"),
+            ("run/empty-id", "\n"),
+            ("run/machine-id", " custom \n"),
+            ("run/boot-id", "boot-2\n"),
+        ];
+        let files: Vec<_> = BASIC.into_iter().chain(files).collect();
+        let root = tree(&files);
+        for (machine, boot, expected) in [
+            ("/run/machine-id", "/run/boot-id", ("custom", "boot-2")),
+            ("/run/none,/run/empty-id,/run/machine-id,/etc/machine-id", "/run/none,/run/boot-id", ("custom", "boot-2")),
+            ("run/machine-id", DEFAULT_IDS.boot, ("custom", "boot-1")),
+            ("/run/none", "/run", ("", "")),
+            ("", "", ("", "")),
+        ] {
+            let read = MachineInfo::read(root.path(), root.path(), IdFiles { machine, boot }).expect("complete");
+            assert_eq!((read.machine_id.as_str(), read.boot_id.as_str()), expected, "{machine} {boot}");
+            assert_eq!((read.kernel_boot_id.as_str(), read.system_uuid.as_str()), ("boot-1", "host"), "no ID file");
+        }
     }
 
     #[test]
     fn a_real_kernel_is_understood() {
-        let machine = MachineInfo::read(Path::new("/"), Path::new("/")).expect("this runs on Linux");
+        let machine = MachineInfo::read(Path::new("/"), Path::new("/"), DEFAULT_IDS).expect("this runs on Linux");
+        assert_eq!(machine.boot_id, machine.kernel_boot_id);
         assert!(!machine.cpus.is_empty() && machine.memory > 0 && machine.max_pids > 0, "{machine:?}");
         assert!(machine.kernel_version.is_some() && machine.root_filesystem.is_some(), "{machine:?}");
     }

@@ -52,7 +52,7 @@ pub use csi_drivers::CsiDrivers;
 pub use facts::{NodeConfig, NodeError, allocatable, architecture, capacity, declared_features, facts};
 pub use host_network::{HostNetwork, KernelNetwork};
 pub use initial_node::RegistrationSettings;
-pub use machine::{MachineError, MachineInfo, max_pids};
+pub use machine::{IdFiles, MachineError, MachineInfo, max_pids};
 pub use resource_slices::delete_resource_slices;
 pub use runtime_version::runtime_version;
 pub use standalone_addresses::StandaloneAddresses;

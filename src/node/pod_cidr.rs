@@ -1,7 +1,7 @@
-//! Updates the runtime with the pod CIDR that the cluster assigned to this node (spec 10 §4.1).
+//! Updates the runtime with the pod CIDR that the cluster assigned, or that is configured.
 //!
 //! The runtime configures its network from it, so a failed update is retried with exponential back-off until it
-//! succeeds or the CIDR changes.
+//! succeeds or the CIDR changes. Implements spec 10 §4.1, spec 01 §9.
 
 use std::{fmt::Display, time::Duration};
 
@@ -26,6 +26,12 @@ pub async fn follow_pod_cidr<E: Display + Send>(
 ) {
     // Either the sender has ended, or the agent stops.
     let _stopped = stop.run_until_cancelled(follow(cidrs, &*send)).await;
+}
+
+/// Sends a constant pod CIDR to the runtime, until it accepts it or the agent stops; an empty one is not sent.
+pub async fn set_pod_cidr<E: Display + Send>(cidr: String, send: Box<SendCidr<E>>, stop: CancellationToken) {
+    // Either the runtime has accepted it, or the agent stops.
+    let _stopped = stop.run_until_cancelled(send_until_accepted(&cidr, &*send)).await;
 }
 
 async fn follow<E: Display>(mut cidrs: watch::Receiver<String>, send: &SendCidr<E>) {
@@ -90,5 +96,30 @@ mod tests {
         let of = |range: &str, at: &[u64]| at.iter().map(|at| (range.to_owned(), *at)).collect::<Vec<_>>();
         let expected = [of("a", &[0, 1, 3, 7, 15, 31, 63, 123]), of("b", &[130])].concat();
         assert_eq!(*calls.lock().expect("whole"), expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_constant_pod_cidr_is_retried_until_it_is_accepted() {
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let update = |failures: usize| -> Box<SendCidr<&'static str>> {
+            let calls = calls.clone();
+            Box::new(move |cidr| {
+                let mut calls = calls.lock().expect("whole");
+                calls.push(cidr);
+                let outcome = if calls.len() > failures { Ok(()) } else { Err("no") };
+                async move { outcome }.boxed()
+            })
+        };
+        set_pod_cidr(String::new(), update(0), CancellationToken::new()).await;
+        assert_eq!(*calls.lock().expect("whole"), [""; 0], "there is nothing to send");
+        let begun = Instant::now();
+        set_pod_cidr("a,b".to_owned(), update(2), CancellationToken::new()).await;
+        assert_eq!((calls.lock().expect("whole").len(), begun.elapsed().as_secs()), (3, 3));
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(set_pod_cidr("a,b".to_owned(), update(usize::MAX), stop.clone()));
+        sleep(Duration::from_secs(10)).await;
+        stop.cancel();
+        task.await.expect("no panic");
+        assert_eq!(*calls.lock().expect("whole"), ["a,b"; 7], "retried until the agent stops");
     }
 }

@@ -36,7 +36,7 @@ use crate::{
     images,
     logging::LogHandle,
     node::{
-        self, MachineInfo,
+        self, IdFiles, MachineInfo,
         oom::{OomDeps, OomWatcher},
     },
     serving::{
@@ -98,7 +98,8 @@ pub async fn build(loaded: &LoadedConfig, life: &ProcessContext) -> Result<Arc<d
     register_identity(loaded, &registry, tasks.tracker());
     let root = loaded.root_directory();
     root_directory::make(&root)?;
-    let machine = MachineInfo::read(Path::new("/"), &root).map_err(wrong)?;
+    let ids = IdFiles { machine: &loaded.flags.machine_id_file, boot: &loaded.flags.boot_id_file };
+    let machine = MachineInfo::read(Path::new("/"), &root, ids).map_err(wrong)?;
     let facts = node::facts(&settings::node(loaded), &machine).map_err(wrong)?;
     berth_metrics::register_node(&registry, facts.name.as_str());
     if let Some(settings) = settings::traces(loaded, facts.name.as_str()) {

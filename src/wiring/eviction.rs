@@ -80,7 +80,7 @@ pub(super) async fn watch(
     let observer = NodeObserver::new(parts.groups.clone(), base.clock.clone(), "/".into(), max_pids);
     let gauges = NodeReader::new(observer, loaded.root_directory(), places, config.thresholds.clone(), line);
     let file = Arc::new(DiskStateFile::new(loaded.root_directory().join("eviction_state")));
-    let boot_id = &parts.machine.boot_id;
+    let boot_id = &parts.machine.kernel_boot_id;
     let restored = pressure_state::restored(&*file, boot_id, base.clock.now()).await;
     let deps = WatcherDeps {
         node_stats: Arc::new(gauges),

@@ -1,13 +1,21 @@
-//! Node addresses: `--node-ip`, and the detected addresses of a node without an API server.
+//! Node addresses: `--node-ip`; of a node without an API server, the detected ones and `podCIDR`.
 
 use std::{net::IpAddr, sync::Arc};
 
-use tokio::sync::watch;
+use futures::FutureExt;
+use tokio::{
+    sync::{oneshot, watch},
+    time::timeout,
+};
 use tracing::warn;
 
-use super::composition_root::{Base, BuildError};
-use crate::node::{KernelNetwork, StandaloneAddresses};
+use super::composition_root::{Base, BuildError, SETTLE};
+use crate::node::{
+    KernelNetwork, StandaloneAddresses,
+    pod_cidr::{SendCidr, set_pod_cidr},
+};
 use berth_config::LoadedConfig;
+use berth_cri::{CriError, RuntimeService};
 use berth_metrics::NodeMetrics;
 use berth_ports::NodeFacts;
 
@@ -44,4 +52,25 @@ pub(super) async fn publish_own(
     let _at_zero = NodeMetrics::new(&base.registry);
     base.tasks.spawn(own.follow(base.stop.child_token()));
     Ok(())
+}
+
+/// Sends `podCIDR` of a node without an API server to the runtime. Returns when the runtime has accepted it, so that
+/// the first pod gets an address of it, or after [`SETTLE`]; from then on, updates are retried in the background.
+pub(super) async fn send_pod_cidr(loaded: &LoadedConfig, base: &Base, cri: Arc<dyn RuntimeService>) {
+    let update = set_pod_cidr(loaded.config.pod_cidr.clone(), cidr_sender(cri), base.stop.child_token());
+    let (ended, has_ended) = oneshot::channel();
+    base.tasks.spawn(async move {
+        update.await;
+        // Nothing receives it after the timeout.
+        let _ = ended.send(());
+    });
+    let _in_time = timeout(SETTLE, has_ended).await;
+}
+
+/// Returns the call that sends a pod CIDR to the runtime.
+pub(super) fn cidr_sender(cri: Arc<dyn RuntimeService>) -> Box<SendCidr<CriError>> {
+    Box::new(move |cidr| {
+        let cri = cri.clone();
+        async move { cri.update_runtime_config(&cidr).await }.boxed()
+    })
 }

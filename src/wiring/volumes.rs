@@ -84,6 +84,7 @@ pub(super) async fn open(
         cluster.follow_pod_cidr(base, ranges, core.cri.clone());
     } else {
         node_addresses::publish_own(loaded, base, core.node.clone()).await?;
+        node_addresses::send_pod_cidr(loaded, base, core.cri.clone()).await;
     }
     let root = &*loaded.root_directory();
     let storage = cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage);

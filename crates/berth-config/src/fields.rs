@@ -101,7 +101,7 @@ pub struct KubeletConfiguration {
     pub event_burst: i32,
     /// Whether logs, exec, and other debugging endpoints are served.
     pub enable_debugging_handlers: bool,
-    /// Whether lock contention is profiled.
+    /// Whether lock contention is profiled; without effect.
     #[serde(skip_serializing_if = "is_false")]
     pub enable_contention_profiling: bool,
     /// Port of the healthz listener; 0 disables it.
@@ -210,7 +210,7 @@ pub struct KubeletConfiguration {
     /// Maximum number of open files of the agent.
     #[serde(skip_serializing_if = "is_zero")]
     pub max_open_files: i64,
-    /// Content type of API requests.
+    /// Content type of API requests; without effect: JSON is used.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub content_type: String,
     /// API requests per second.

@@ -139,11 +139,7 @@ impl Cluster {
         ranges: watch::Receiver<String>,
         cri: Arc<dyn RuntimeService>,
     ) {
-        let update = move |range: String| {
-            let cri = cri.clone();
-            async move { cri.update_runtime_config(&range).await }.boxed()
-        };
-        base.tasks.spawn(follow_pod_cidr(ranges, Box::new(update), base.stop.child_token()));
+        base.tasks.spawn(follow_pod_cidr(ranges, node_addresses::cidr_sender(cri), base.stop.child_token()));
     }
 }
 

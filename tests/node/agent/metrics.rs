@@ -375,3 +375,26 @@ async fn an_eventful_life_moves_every_family() {
     let exited = "kubelet_running_containers{container_state=\"exited\"}";
     agent.until("no exited container is left", async || agent.metric(exited).await.unwrap_or(0.0) == 0.0).await;
 }
+
+/// `--machine-id-file`, `--boot-id-file`, and `showHiddenMetricsForVersion` have an effect, without a warning.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_have_the_configured_ids_and_hidden_families() {
+    if skips("pages_have_the_configured_ids_and_hidden_families") {
+        return;
+    }
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home().with(json!({"showHiddenMetricsForVersion": "1.35"}));
+    let [machine, boot] = ["machine-1", "boot-1"].map(|id| home.path().join(id));
+    for (path, id) in [(&machine, "machine-1\n"), (&boot, "boot-1\n")] {
+        std::fs::write(path, id).expect("written");
+    }
+    let machine = format!("--machine-id-file=/none,{}", machine.display());
+    let home = home.flag(machine).flag(format!("--boot-id-file={}", boot.display()));
+    let agent = home.start().await;
+    let page = agent.get("/metrics/cadvisor").await.expect("a page").body;
+    assert!(page.contains("machine_memory_bytes{boot_id=\"boot-1\",machine_id=\"machine-1\","), "{page}");
+    let page = agent.get("/metrics/resource").await.expect("a page").body;
+    assert!(page.contains("\nscrape_error ") && page.contains("\n# TYPE scrape_error gauge\n"), "{page}");
+    agent.until_log("Hidden metrics(scrape_error) have been manually overridden").await;
+    assert!(!agent.log().contains("Setting has no effect"), "{}", agent.log_end());
+}

@@ -191,3 +191,24 @@ async fn a_runtime_that_goes_and_returns() {
     runtime.until("three sandboxes are left", &agent, |cri| cri.sandboxes().len() == 3).await;
     assert!(runtime.cri.violations().is_empty());
 }
+
+/// The configured pod CIDR reaches the runtime before the first sandbox, and an empty one is not sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_configured_pod_cidr_precedes_the_first_pod() {
+    if skips("the_configured_pod_cidr_precedes_the_first_pod") {
+        return;
+    }
+    let ops = ["update_runtime_config", "run_podsandbox"];
+    for (cidr, expected) in [("10.9.0.0/24,fd00:9::/64", &ops[..]), ("", &ops[1..])] {
+        let runtime = ScriptedServer::new().await;
+        let home = runtime.home().with(json!({"podCIDR": cidr}));
+        home.put_pod(&manifest("one"));
+        let agent = home.start().await;
+        agent.until_ready("one").await;
+        let calls = runtime.cri.calls();
+        let seen: Vec<&str> = calls.iter().map(|call| call.op).filter(|op| ops.contains(op)).collect();
+        assert_eq!(seen, expected, "{cidr}");
+        assert!(runtime.cri.targets("update_runtime_config").iter().all(|target| target == cidr));
+        assert!(!agent.log().contains("Setting has no effect"), "{}", agent.log_end());
+    }
+}

@@ -6,13 +6,14 @@ use crate::cluster::{ClusterFixture, pod};
 use berth_testkit::process::skips;
 
 /// Expected warnings about the test node and the test machine.
-const KNOWN: [&str; 6] = [
+const KNOWN: [&str; 7] = [
     "reason=\"CgroupV1\"",
     "ClusterDNS",
     "Insecure setting",
     "Hard eviction has no threshold",
     "Failed to set rlimit on max file handles",
     "Failed to apply oom_score_adj",
+    "Couldn't collect info from any of the files in \"/etc/machine-id",
 ];
 
 /// Unexpected warning and error lines.

@@ -75,13 +75,13 @@ pub struct KubeletFlags {
     pub experimental_mounter_path: String,
     /// Whether hard eviction thresholds are excluded from the computation of allocatable resources.
     pub experimental_allocatable_ignore_eviction: bool,
-    /// Minimum interval of container statistics; without effect.
+    /// Minimum interval of container statistics; without effect: they are read on request.
     pub housekeeping_interval: GoDuration,
-    /// Maximum interval of container statistics; without effect.
+    /// Maximum interval of container statistics; without effect, as in kubelet.
     pub max_housekeeping_interval: GoDuration,
-    /// Files that may contain the boot ID, comma-separated; without effect.
+    /// Files that may contain the boot ID, comma-separated.
     pub boot_id_file: String,
-    /// Files that may contain the machine ID, comma-separated; without effect.
+    /// Files that may contain the machine ID, comma-separated.
     pub machine_id_file: String,
     /// Whether strict errors of the configuration files are fatal.
     pub strict_config: bool,

@@ -217,9 +217,11 @@ impl RuntimeRpc for Rpc {
 
     async fn update_runtime_config(
         &self,
-        _: Request<cri::UpdateRuntimeConfigRequest>,
+        r: Request<cri::UpdateRuntimeConfigRequest>,
     ) -> Result<Response<cri::UpdateRuntimeConfigResponse>, Status> {
-        answer(self.0.update_runtime_config("").await.map(|()| Default::default()))
+        let network = r.into_inner().runtime_config.and_then(|config| config.network_config);
+        let pod_cidr = network.map(|network| network.pod_cidr).unwrap_or_default();
+        answer(self.0.update_runtime_config(&pod_cidr).await.map(|()| Default::default()))
     }
 
     async fn get_container_events(
