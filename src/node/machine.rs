@@ -56,7 +56,7 @@ pub struct MachineInfo {
     pub max_pids: u64,
 }
 
-/// Files with the IDs of the machine, as comma-separated lists: the first file with content counts.
+/// Files with the IDs of the machine, as comma-separated lists: the first file with content is used.
 #[derive(Clone, Copy, Debug)]
 pub struct IdFiles<'a> {
     /// `--machine-id-file`.

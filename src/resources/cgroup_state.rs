@@ -50,7 +50,11 @@ impl CgroupState {
             let memory_bytes = name.as_ref().map_or(0, |name| self.tree.protected_memory(name, class));
             self.requests.set_requests(uid, PodRequests { class, cpu_milli, memory_bytes });
         }
-        self.write_classes()
+        if let Err(e) = self.write_classes() {
+            // Pods can run without; the values are verified each minute.
+            warn!(err = %e, "Failed to update QoS cgroup configuration");
+        }
+        Ok(())
     }
 
     pub fn ensure_class(&self, class: Qos) -> Result<EnsureResult, ResourceError> {
@@ -75,13 +79,14 @@ impl CgroupState {
         self.requests.write_changed(|class, limits| self.write_class(class, limits))
     }
 
-    /// Writes the values of a QoS cgroup. A memory limit that the cgroup exceeds becomes its current usage: cgroup v1
-    /// refuses a lower one.
+    /// Writes the values of a QoS cgroup. A memory limit that the kernel refuses, or of 0, becomes the current usage of
+    /// the cgroup: cgroup v1 refuses a limit below it.
     fn write_class(&self, class: Qos, limits: &CgroupLimits) -> Result<(), ResourceError> {
         let name = self.tree.names.qos(class);
         let written = if limits.memory == Some(0) { Ok(()) } else { self.tree.update(&name, limits) };
         let Some(limit) = limits.memory.filter(|limit| *limit == 0 || written.is_err()) else { return written };
-        let usage = i64::try_from(self.tree.memory_usage(&name, None)?).unwrap_or(i64::MAX);
+        // An unreadable usage leaves the limit as it is; the other values are written.
+        let usage = self.tree.memory_usage(&name, None).map_or(0, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
         if usage <= limit && written.is_err() {
             return written;
         }
@@ -117,11 +122,15 @@ impl CgroupState {
         self.tree.update(&self.tree.names.kubepods(), &self.kubepods)
     }
 
-    /// Whether the pod's cgroup exists; one that lacks controllers is repaired first.
+    /// Whether the pod's cgroup exists; one that lacks controllers is repaired first. Keeps the pod's current requests
+    /// for the next update of the QoS cgroups: a resize of memory requests alone changes no value of the pod's cgroup.
     pub fn has_pod(&self, pod: &Pod) -> Result<bool, ResourceError> {
         let name = self.tree.names.pod(Qos::of(pod), pod.uid())?;
         match self.tree.presence(&name)? {
-            CgroupPresence::Complete => Ok(true),
+            CgroupPresence::Complete => {
+                self.requests.set(pod);
+                Ok(true)
+            }
             CgroupPresence::Absent => Ok(false),
             CgroupPresence::Partial(_) => {
                 self.tree.ensure(&name, &self.pod_limits(pod))?;

@@ -89,7 +89,7 @@ pub struct ReservedRequests {
 /// Values of the cgroups of Guaranteed (kubepods), Burstable, and BestEffort pods.
 pub(super) type ClassLimits = BTreeMap<Qos, CgroupLimits>;
 
-/// Returns the values of all classes. A memory limit of 0 means that no more memory is left than what is in use.
+/// Returns the values of all classes. A memory limit of 0 means that the reserved requests leave no memory.
 pub(super) fn of_classes(requests: &ClassRequests, rules: &ClassRules) -> ClassLimits {
     let weighted = |shares| CgroupLimits {
         cpu_shares: Some(shares),
@@ -140,11 +140,10 @@ mod tests {
         let requests = |requests| json!([{"name": "c", "resources": {"requests": requests}}]);
         let limits = json!({"cpu": "1", "memory": "128Mi"});
         let equal = json!([{"name": "c", "resources": {"requests": limits, "limits": limits}}]);
+        let small = requests(json!({"cpu": "100m", "memory": "120Mi"}));
         let pods = [
             pod(json!({"containers": equal})),
-            pod(
-                json!({"containers": requests(json!({"cpu": "100m", "memory": "120Mi"})), "overhead": {"memory": "8Mi"}}),
-            ),
+            pod(json!({"containers": small, "overhead": {"memory": "8Mi"}})),
             pod(json!({"containers": requests(json!({"memory": "256Mi"}))})),
             pod(json!({"containers": [{"name": "c"}], "overhead": {"memory": "1Gi"}})),
         ];

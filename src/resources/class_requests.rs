@@ -19,19 +19,15 @@ use super::{
 #[derive(Debug)]
 pub(super) struct RequestedResources {
     rules: ClassRules,
-    state: Mutex<RequestState>,
-}
-
-#[derive(Debug, Default)]
-struct RequestState {
-    pods: HashMap<PodUid, PodRequests>,
-    written: ClassLimits,
+    pods: Mutex<HashMap<PodUid, PodRequests>>,
+    /// Locked during writes, which may hang; `pods` is not.
+    written: Mutex<ClassLimits>,
 }
 
 impl RequestedResources {
     /// No pods; nothing is written yet.
     pub(super) fn new(rules: ClassRules) -> Self {
-        Self { rules, state: Mutex::default() }
+        Self { rules, pods: Mutex::default(), written: Mutex::default() }
     }
 
     /// Sets the requests of a running pod.
@@ -41,17 +37,17 @@ impl RequestedResources {
 
     /// Sets the requests of a pod that an earlier agent started.
     pub(super) fn set_requests(&self, pod: PodUid, requests: PodRequests) {
-        self.state().pods.insert(pod, requests);
+        self.pods().insert(pod, requests);
     }
 
     /// Removes a pod.
     pub(super) fn remove(&self, pod: &PodUid) {
-        self.state().pods.remove(pod);
+        self.pods().remove(pod);
     }
 
     /// Sums of the requests of all pods.
     pub(super) fn sums(&self) -> ClassRequests {
-        ClassRequests::sum(self.state().pods.values())
+        ClassRequests::sum(self.pods().values())
     }
 
     /// Values of a QoS cgroup that is about to be created: those without pods.
@@ -66,16 +62,16 @@ impl RequestedResources {
     /// # Errors
     /// The first error of `write`; the others are written all the same, and the next call retries.
     pub(super) fn write_changed<E>(&self, write: impl Fn(Qos, &CgroupLimits) -> Result<(), E>) -> Result<(), E> {
-        let mut state = self.state();
-        let limits = class_limits::of_classes(&ClassRequests::sum(state.pods.values()), &self.rules);
+        let mut written = self.written();
+        let limits = class_limits::of_classes(&self.sums(), &self.rules);
         let mut result = Ok(());
         for (class, limits) in limits {
-            if limits == CgroupLimits::default() || state.written.get(&class) == Some(&limits) {
+            if limits == CgroupLimits::default() || written.get(&class) == Some(&limits) {
                 continue;
             }
-            state.written.remove(&class);
+            written.remove(&class);
             match write(class, &limits) {
-                Ok(()) => drop(state.written.insert(class, limits)),
+                Ok(()) => drop(written.insert(class, limits)),
                 failed => result = result.and(failed),
             }
         }
@@ -84,11 +80,15 @@ impl RequestedResources {
 
     /// Invalidates the values last written: the next [`Self::write_changed`] writes all.
     pub(super) fn invalidate(&self) {
-        self.state().written.clear();
+        self.written().clear();
     }
 
-    fn state(&self) -> MutexGuard<'_, RequestState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pods(&self) -> MutexGuard<'_, HashMap<PodUid, PodRequests>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn written(&self) -> MutexGuard<'_, ClassLimits> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -168,12 +168,7 @@ impl PodCgroupManager {
         };
         let (who, cgroup) = (reservation.for_whom.as_str(), reservation.cgroup.clone());
         let compressible = reservation.enforcement == Enforcement::Compressible;
-        let mut limits = values::of_amounts(&reservation.amounts, &self.config.rules.hugepage_sizes);
-        let protects = self.config.rules.memory_qos.is_some();
-        limits.memory_min = limits.memory.filter(|_| protects).map(|bytes| bytes.max(0).unsigned_abs());
-        if compressible {
-            limits = CgroupLimits { cpu_shares: limits.cpu_shares, ..CgroupLimits::default() };
-        }
+        let limits = node_allocatable::reserved_limits(reservation, &self.config.rules);
         let path = cgroup.clone();
         let done = blocking("reserved cgroup", move || groups.enforce_limits(&path, &limits)).await;
         let what = if compressible { "Reserved Compressible" } else { "Reserved" };

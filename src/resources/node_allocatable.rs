@@ -1,6 +1,6 @@
 //! System and kube reservations, and what they leave for the kubepods cgroup. Pure. Implements spec 06a §8.1.
 
-use super::values::Amounts;
+use super::values::{self, Amounts, CgroupLimits, PodRules};
 
 /// Kind of a reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +70,19 @@ pub fn for_pods(capacity: &Amounts, reservations: &[Reservation], enforced: bool
     if enforced { capacity.less(&reserved(reservations)) } else { capacity.clone() }
 }
 
+/// Values of the cgroup of a reservation. With the gate `MemoryQoS` its memory is protected as well (spec 06a §10.2).
+pub(super) fn reserved_limits(reservation: &Reservation, rules: &PodRules) -> CgroupLimits {
+    let limits = values::of_amounts(&reservation.amounts, &rules.hugepage_sizes);
+    match reservation.enforcement {
+        Enforcement::None => CgroupLimits::default(),
+        Enforcement::Compressible => CgroupLimits { cpu_shares: limits.cpu_shares, ..CgroupLimits::default() },
+        Enforcement::Full => {
+            let protected = limits.memory.filter(|_| rules.memory_qos.is_some());
+            CgroupLimits { memory_min: protected.map(|bytes| bytes.max(0).unsigned_abs()), ..limits }
+        }
+    }
+}
+
 /// Why the reservations exceed the capacity; `None` if they fit.
 pub fn validate(capacity: &Amounts, reservations: &[Reservation]) -> Option<String> {
     let reserved = reserved(reservations);
@@ -94,7 +107,10 @@ pub fn validate(capacity: &Amounts, reservations: &[Reservation]) -> Option<Stri
 
 #[cfg(test)]
 mod tests {
+    use berth_types::memory_qos::MemoryReservationPolicy;
+
     use super::*;
+    use crate::resources::CgroupDriver;
 
     fn reservation(cpu_milli: i64, memory_bytes: i64) -> Reservation {
         Reservation {
@@ -116,6 +132,31 @@ mod tests {
         assert_eq!((got.cpu_milli, got.memory_bytes, got.pids), (Some(2500), Some(850), Some(100)));
         assert_eq!(for_pods(&capacity(), &two, false), capacity());
         assert_eq!(for_pods(&capacity(), &[reservation(9000, 1)], true).cpu_milli, Some(0));
+    }
+
+    #[test]
+    fn memory_of_a_reservation_is_limited_and_protected() {
+        let rules = |memory_qos| PodRules {
+            cpu_cfs_quota: true,
+            cpu_period_us: 100_000,
+            pids_limit: -1,
+            hugepage_sizes: vec![],
+            driver: CgroupDriver::Cgroupfs,
+            memory_qos,
+        };
+        let gate = Some(MemoryReservationPolicy::None);
+        for (enforcement, memory_qos, limit, min) in [
+            (Enforcement::Full, None, Some(100), None),
+            (Enforcement::Full, gate, Some(100), Some(100)),
+            (Enforcement::Compressible, gate, None, None),
+            (Enforcement::None, gate, None, None),
+        ] {
+            let limits = reserved_limits(&Reservation { enforcement, ..reservation(1000, 100) }, &rules(memory_qos));
+            assert_eq!((limits.memory, limits.memory_min), (limit, min), "{enforcement:?}");
+            assert_eq!(limits.cpu_shares, (enforcement != Enforcement::None).then_some(1024), "{enforcement:?}");
+        }
+        let without = Reservation { enforcement: Enforcement::Full, ..reservation(1000, 0) };
+        assert_eq!(reserved_limits(&without, &rules(gate)).memory_min, None);
     }
 
     #[test]

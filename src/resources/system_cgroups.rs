@@ -149,6 +149,11 @@ impl SystemCgroups {
             Ok(pids)
         };
         process_moves::sweep(list, |pid| {
+            // Since it was listed, others may have moved it: its runtime a container, or `ensure_kubelet` the agent,
+            // which does not wait longer than the limit for this. Its ID may belong to another process by now.
+            if self.hierarchy.processes(&self.config.source).is_ok_and(|now| !now.contains(&pid)) {
+                return Ok(());
+            }
             self.hierarchy.attach(&target.group, pid).map_err(|e| {
                 ResourceError(format!("failed to move PID {pid} into the system container {:?}: {e}", target.text))
             })

@@ -1,4 +1,4 @@
-//! Memory QoS: its settings, and warnings of kernels that lack what it requires. Spec 06a §10.2.
+//! Memory QoS: settings of containers, and warnings about kernels without support. Spec 06a §10.2.
 
 use tracing::warn;
 
@@ -10,8 +10,15 @@ use berth_types::memory_qos::MemoryQos;
 
 /// Oldest kernel without livelocks of throttled processes.
 const MINIMUM_KERNEL: (u32, u32) = (5, 9);
+/// Warning on cgroup v1.
+const CGROUP_V1: &str = "Warning: MemoryQoS feature only works with cgroups v2 on Linux, but enabled with cgroups v1";
+/// Warning on kernels older than [`MINIMUM_KERNEL`].
+const OLD_KERNEL: &str = "Warning: MemoryQoS memory.high throttling may cause process livelock on older kernels";
+/// Warning on kernels whose release has no version.
+const UNKNOWN_KERNEL: &str = "Failed to detect kernel version for MemoryQoS compatibility check";
 
-/// Settings of the values of containers; `None` without the gate. Logs a warning if the kernel is too old.
+/// Settings of the values of containers; `None` without the gate. Logs a warning on cgroup v1, and on old and unknown
+/// kernels.
 ///
 /// # Errors
 /// Reservations that are invalid or exceed the machine's capacity.
@@ -21,12 +28,8 @@ pub(super) fn of_containers(
     cgroup_v2: bool,
 ) -> Result<Option<MemoryQos>, BuildError> {
     let Some(policy) = settings::memory_reservation_policy(loaded) else { return Ok(None) };
-    match warning(cgroup_v2, machine.kernel_version) {
-        Some(text) => warn!(currentKernel = %machine.kernel_release, minimumKernel = "5.9", "{text}"),
-        None if cgroup_v2 && machine.kernel_version.is_none() => {
-            warn!("Failed to detect kernel version for MemoryQoS compatibility check");
-        }
-        None => {}
+    if let Some(text) = warning(cgroup_v2, machine.kernel_version) {
+        warn!(currentKernel = %machine.kernel_release, minimumKernel = "5.9", "{text}");
     }
     Ok(Some(MemoryQos {
         policy,
@@ -36,12 +39,14 @@ pub(super) fn of_containers(
     }))
 }
 
+/// Returns why memory QoS may not work. `kernel` is the major and minor version; `None` if it is unknown.
 fn warning(cgroup_v2: bool, kernel: Option<(u32, u32)>) -> Option<&'static str> {
-    if !cgroup_v2 {
-        return Some("Warning: MemoryQoS feature only works with cgroups v2 on Linux, but enabled with cgroups v1");
+    match kernel {
+        _ if !cgroup_v2 => Some(CGROUP_V1),
+        None => Some(UNKNOWN_KERNEL),
+        Some(version) if version < MINIMUM_KERNEL => Some(OLD_KERNEL),
+        Some(_) => None,
     }
-    let is_old = kernel.is_some_and(|version| version < MINIMUM_KERNEL);
-    is_old.then_some("Warning: MemoryQoS memory.high throttling may cause process livelock on older kernels")
 }
 
 #[cfg(test)]
@@ -49,18 +54,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_that_lack_what_it_requires_are_reported() {
+    fn kernels_without_support_are_reported() {
         for (cgroup_v2, kernel, expected) in [
             (true, Some((5, 9)), None),
             (true, Some((6, 1)), None),
-            (true, None, None),
-            (true, Some((5, 8)), Some("livelock on older kernels")),
-            (true, Some((4, 18)), Some("livelock on older kernels")),
-            (false, Some((6, 1)), Some("enabled with cgroups v1")),
+            (true, None, Some(UNKNOWN_KERNEL)),
+            (true, Some((5, 8)), Some(OLD_KERNEL)),
+            (true, Some((4, 18)), Some(OLD_KERNEL)),
+            (false, Some((6, 1)), Some(CGROUP_V1)),
+            (false, None, Some(CGROUP_V1)),
         ] {
-            let got = warning(cgroup_v2, kernel);
-            assert_eq!(got.is_some(), expected.is_some(), "{cgroup_v2} {kernel:?}");
-            assert!(got.is_none_or(|text| text.ends_with(expected.unwrap_or_default())), "{got:?}");
+            assert_eq!(warning(cgroup_v2, kernel), expected, "{cgroup_v2} {kernel:?}");
         }
     }
 }

@@ -430,4 +430,36 @@ mod tests {
             assert_eq!(kernel_flags(&loaded(args), namespaced), expected, "{args:?} {namespaced}");
         }
     }
+
+    #[test]
+    fn gates_switch_memory_qos_and_reserved_requests() {
+        let (gates, percent) = ("--feature-gates=MemoryQoS=true,QOSReserved=true", "--qos-reserved=memory=50%");
+        let machine = node::MachineInfo { memory: 8 << 30, ..node::MachineInfo::default() };
+        for (args, policy, reserved) in [
+            (&[][..], None, None),
+            (&[percent], None, None),
+            (&[gates], Some(MemoryReservationPolicy::None), None),
+            (&[gates, percent], Some(MemoryReservationPolicy::None), Some(50)),
+        ] {
+            let loaded = loaded(args);
+            let config = resources(&loaded, &machine, resources::CgroupDriver::Cgroupfs).expect("valid");
+            assert_eq!((config.rules.memory_qos, config.qos_reserved_memory), (policy, reserved), "{args:?}");
+            assert_eq!(memory_reservation_policy(&loaded), policy, "{args:?}");
+        }
+        let mut tiered = loaded(&[gates]);
+        tiered.config.memory_reservation_policy = "TieredReservation".to_owned();
+        assert_eq!(memory_reservation_policy(&tiered), Some(MemoryReservationPolicy::TieredReservation));
+    }
+
+    #[test]
+    fn memory_that_reservations_leave_does_not_depend_on_eviction() {
+        let machine = node::MachineInfo { memory: 8 << 30, ..node::MachineInfo::default() };
+        for (args, expected) in [
+            (&[][..], 8 << 30),
+            (&["--system-reserved=memory=1Gi", "--kube-reserved=memory=512Mi"], (6 << 30) + (512 << 20)),
+            (&["--eviction-hard=memory.available<1Gi", "--enforce-node-allocatable="], 8 << 30),
+        ] {
+            assert_eq!(absolute_allocatable_memory(&loaded(args), &machine).expect("valid"), expected, "{args:?}");
+        }
+    }
 }

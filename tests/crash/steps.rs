@@ -17,6 +17,7 @@ tests! {
     a_daemon_killed_at_any_step_leaves_nothing_behind_asked_again
     a_daemon_killed_at_any_step_leaves_nothing_behind_removed
     a_disk_that_fills_up_at_any_step_of_an_end_holds_nothing_up
+    a_start_that_fills_the_disk_is_known_to_the_next_daemon
     every_step_is_killed_at
 }
 
@@ -241,15 +242,7 @@ async fn kill_at(rig: &mut Fixture, (act, step): (CriRequest, &str), then: After
 /// still succeeds (spec 09 §7, AC-09-E10).
 async fn a_disk_that_fills_up_at_any_step_of_an_end_holds_nothing_up(rig: Fixture) {
     drop(rig);
-    let mut disks = Vec::new();
-    let mount = |place: &Path| {
-        disks.extend(["root", "state"].map(|name| {
-            std::fs::create_dir_all(place.join(name)).expect("a directory");
-            SmallTmpfs::at(&place.join(name), "32m")
-        }));
-        DaemonOptions::default()
-    };
-    let mut rig = Fixture::with(mount).await;
+    let (disks, mut rig) = on_small_disks().await;
     whole_life(&rig).await;
     rig.take_inventory();
     let ends = STEPS.iter().filter(|(act, _)| *act >= CriRequest::Stop);
@@ -274,6 +267,61 @@ async fn a_disk_that_fills_up_at_any_step_of_an_end_holds_nothing_up(rig: Fixtur
     rig.no_leaks();
 }
 
+/// A start succeeds if the disk is full before it is recorded. A daemon that is killed before there is space again,
+/// with or without having responded, leaves a running container to the next one (spec 09 §7).
+async fn a_start_that_fills_the_disk_is_known_to_the_next_daemon(rig: Fixture) {
+    drop(rig);
+    let (disks, mut rig) = on_small_disks().await;
+    whole_life(&rig).await;
+    rig.take_inventory();
+    for killed_at in [None, Some("start.written")] {
+        let what = format!("the disk is full from start.launched on, killed at {killed_at:?}");
+        let mut life = PodLifecycle::new(&rig, Pids::Container);
+        life.lead_up(&rig, CriRequest::Start).await;
+        rig.arm("start.launched", "halt");
+        let fills = async {
+            let halted = halted().await;
+            disks.iter().for_each(SmallTmpfs::fill);
+            if let Some(step) = killed_at {
+                rig.arm(step, "kill");
+            }
+            resume(halted);
+        };
+        let (answer, ()) = tokio::join!(life.act(&rig, CriRequest::Start), fills);
+        if killed_at.is_some() {
+            answer.expect_err(&what);
+            rig.until_dead(&what).await;
+        } else {
+            answer.unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(rig.status(&life.id).await.state(), ContainerState::ContainerRunning, "{what}");
+            rig.kill();
+        }
+        let log = std::fs::read_to_string(rig.place.join("daemon.log")).expect("readable");
+        assert!(log.contains("Failed to write sandbox record"), "{what}: the start was recorded");
+        disks.iter().for_each(SmallTmpfs::empty);
+        rig.restart().await;
+        assert_eq!(rig.status(&life.id).await.state(), ContainerState::ContainerRunning, "{what}");
+        life.go_on(&rig, CriRequest::Start, &what).await;
+        rig.remove_all(&what).await;
+        rig.nothing_left(&what).await;
+    }
+    rig.no_leaks();
+}
+
+/// Starts a daemon whose directories `root` and `state` are small disks of their own.
+async fn on_small_disks() -> (Vec<SmallTmpfs>, Fixture) {
+    let mut disks = Vec::new();
+    let mount = |place: &Path| {
+        disks.extend(["root", "state"].map(|name| {
+            std::fs::create_dir_all(place.join(name)).expect("a directory");
+            SmallTmpfs::at(&place.join(name), "32m")
+        }));
+        DaemonOptions::default()
+    };
+    let rig = Fixture::with(mount).await;
+    (disks, rig)
+}
+
 /// A pod's life without faults.
 async fn whole_life(rig: &Fixture) {
     let mut life = PodLifecycle::new(rig, Pids::Container);
@@ -291,16 +339,16 @@ async fn whole_life(rig: &Fixture) {
 }
 
 async fn every_step_is_killed_at(_rig: Fixture) {
-    let mut found = BTreeSet::new();
-    for sources in ["src", "crates"] {
-        steps_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join(sources), &mut found);
-    }
-    let daemon = STEPS.iter().flat_map(|(_, steps)| *steps).map(|step| (*step).to_owned());
-    let known: BTreeSet<String> = daemon.chain(crate::shims::steps()).chain(crate::power_cuts::steps()).collect();
-    if found.is_empty() {
+    let (root, mut found) = (Path::new(env!("CARGO_MANIFEST_DIR")), BTreeSet::new());
+    if !root.join("src").is_dir() {
         println!("skipped every_step_is_killed_at: needs the sources");
         return;
     }
+    for sources in ["src", "crates"] {
+        steps_in(&root.join(sources), &mut found);
+    }
+    let daemon = STEPS.iter().flat_map(|(_, steps)| *steps).map(|step| (*step).to_owned());
+    let known: BTreeSet<String> = daemon.chain(crate::shims::steps()).chain(crate::power_cuts::steps()).collect();
     // The steps of volumes are covered beside an API server: tests/node/cluster/csi.rs.
     found.retain(|step| !step.starts_with("csi.") && !step.starts_with("block."));
     assert_eq!(found, known);
@@ -313,7 +361,7 @@ fn steps_in(folder: &Path, found: &mut BTreeSet<String>) {
             continue;
         }
         let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
-        let rest = text.split("step::reached(\"").skip(1);
+        let rest = text.split("failpoint::reached(\"").skip(1);
         found.extend(rest.filter_map(|rest| rest.split('"').next()).map(str::to_owned));
     }
 }

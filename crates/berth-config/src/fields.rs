@@ -3,7 +3,7 @@
 //! One struct serves three purposes: what the decoder produces (zero stands for "unset"), what the agent runs with
 //! after `defaults` has filled it, and what `/configz` shows. `/configz` always contains the plain fields that
 //! upstream keeps behind a pointer, the others only if not empty (spec 01 §7.2). The structs have the reference's
-//! names because error texts contain them. `effective` lists the fields without effect.
+//! names because error texts contain them. `unimplemented_settings` lists the fields without effect.
 
 use std::collections::BTreeMap;
 
@@ -140,10 +140,10 @@ pub struct KubeletConfiguration {
     pub image_gc_low_threshold_percent: i32,
     /// Interval of volume usage measurements; negative disables them.
     pub volume_stats_agg_period: GoDuration,
-    /// Cgroup of the agent.
+    /// Cgroup that the agent moves to; empty leaves it where it was started.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kubelet_cgroups: String,
-    /// Cgroup of processes outside of containers.
+    /// Cgroup that the processes of the root cgroup move to; empty leaves them there. Requires `cgroupRoot`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub system_cgroups: String,
     /// Parent of the pod cgroups.
@@ -161,7 +161,7 @@ pub struct KubeletConfiguration {
     /// Whether the OOM killer kills single processes instead of the whole container.
     #[serde(rename = "singleProcessOOMKill", skip_serializing_if = "Option::is_none")]
     pub single_process_oom_kill: Option<bool>,
-    /// Option values by name, such as `full-pcpus-only`; no effect: the CPU manager is not implemented.
+    /// Option values by name, such as `full-pcpus-only`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub cpu_manager_policy_options: BTreeMap<String, String>,
     /// Interval of CPU set reconciliation.
@@ -175,10 +175,11 @@ pub struct KubeletConfiguration {
     /// `container` or `pod`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub topology_manager_scope: String,
-    /// Option values by name; no effect: the topology manager is not implemented.
+    /// Option values by name, such as `prefer-closest-numa-nodes`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub topology_manager_policy_options: BTreeMap<String, String>,
-    /// Share of memory reserved for the guaranteed QoS class.
+    /// Percentage of the memory requests of a QoS class that lower classes cannot use: `memory: 50%`. Requires the gate
+    /// `QOSReserved`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub qos_reserved: BTreeMap<String, String>,
     /// Timeout of CRI calls other than long-running ones.
@@ -189,7 +190,7 @@ pub struct KubeletConfiguration {
     /// Maximum number of pods on the node.
     #[serde(skip_serializing_if = "is_zero")]
     pub max_pods: i32,
-    /// Pod address range in standalone mode.
+    /// CIDRs of pods of a node without an API server, comma-separated.
     #[serde(rename = "podCIDR", skip_serializing_if = "String::is_empty")]
     pub pod_cidr: String,
     /// Maximum number of processes per pod; -1 for the node's limit.
@@ -286,7 +287,7 @@ pub struct KubeletConfiguration {
     /// CPUs reserved for the system and node agents, as a CPU list.
     #[serde(rename = "reservedSystemCPUs", skip_serializing_if = "String::is_empty")]
     pub reserved_system_cpus: String,
-    /// Version whose hidden metrics are shown.
+    /// Version whose hidden metrics are shown: `1.35`; empty for none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub show_hidden_metrics_for_version: String,
     /// Cgroup to which `systemReserved` applies.
@@ -301,7 +302,7 @@ pub struct KubeletConfiguration {
     /// Unsafe sysctls that pods may set.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Directory of volume plugins.
+    /// Directory of FlexVolume plugins; without effect.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub volume_plugin_dir: String,
     /// Identifier of the machine at its cloud provider.
@@ -334,10 +335,11 @@ pub struct KubeletConfiguration {
     pub enable_debug_flags_handler: bool,
     /// Whether `RuntimeDefault` is the default seccomp profile.
     pub seccomp_default: bool,
-    /// Share of the memory limit at which memory is throttled.
+    /// Position of `memory.high` between request and limit, above 0 and at most 1; default 0.9. Requires the gate
+    /// `MemoryQoS`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_throttling_factor: Option<f64>,
-    /// `None` or `TieredReservation`.
+    /// Protection of memory requests from reclaim: `None` or `TieredReservation`. Requires the gate `MemoryQoS`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub memory_reservation_policy: String,
     /// Taints that the node registers with.

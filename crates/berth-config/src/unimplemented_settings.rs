@@ -1,7 +1,7 @@
 //! Settings that are accepted, validated, and shown, but whose feature is not implemented. Pure.
 //!
-//! A table: the change that implements a feature deletes its row. Each setting that differs from its default is logged once at
-//! startup, so that no setting is ignored silently. Settings whose purpose is met without them, such as
+//! A table: the change that implements a feature deletes its row. Each setting that differs from its default is logged
+//! once at startup, so that no setting is ignored silently. Settings whose purpose is met without them, such as
 //! `--housekeeping-interval`, are not listed here but in `docs/differences.md`.
 
 use super::{

@@ -21,7 +21,10 @@ pub use enabled::{pass_variable, reached};
 mod enabled {
     use std::{env, ffi::OsStr, fs, path::PathBuf, sync::OnceLock};
 
-    use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
+    use nix::{
+        sys::signal::{Signal, kill, raise},
+        unistd::getppid,
+    };
 
     use super::VARIABLE;
 
@@ -49,14 +52,17 @@ mod enabled {
     }
 
     fn perform(act: &str) {
-        let (whom, signal) = match act {
-            "kill" => (Some(getpid()), Signal::KILL),
-            "halt" => (Some(getpid()), Signal::STOP),
+        // Only a test requests this, and observes whether it was done.
+        let _ = match act {
+            // A signal to the process may reach another thread first, and this one would go on for a moment.
+            "kill" => raise(Signal::SIGKILL),
+            "halt" => raise(Signal::SIGSTOP),
             // In a PID namespace of its own a process does not see its parent.
-            "kill-parent" => (getppid().filter(|parent| *parent != Pid::INIT), Signal::KILL),
+            "kill-parent" => match getppid() {
+                parent if parent.as_raw() > 1 => kill(parent, Signal::SIGKILL),
+                _ => return,
+            },
             _ => return,
         };
-        // Only a test requests this, and observes whether it was done.
-        let _ = whom.map(|whom| kill_process(whom, signal));
     }
 }

@@ -24,13 +24,13 @@ pub struct TargetCgroup {
 }
 
 impl TargetCgroup {
-    /// Parses a setting; `None` if it is empty.
-    fn parse(text: &str) -> Result<Option<Self>, ResourceError> {
+    /// Parses the value of a setting; `None` if it is empty.
+    fn parse(setting: &str, text: &str) -> Result<Option<Self>, ResourceError> {
         if text.is_empty() {
             return Ok(None);
         }
-        let group = GroupPath::parse(text).ok_or_else(|| ResourceError(format!("invalid cgroup path {text:?}")))?;
-        Ok(Some(Self { text: text.to_owned(), group }))
+        let invalid = || ResourceError(format!("{setting}: invalid cgroup path {text:?}"));
+        Ok(Some(Self { text: text.to_owned(), group: GroupPath::parse(text).ok_or_else(invalid)? }))
     }
 }
 
@@ -55,13 +55,13 @@ impl SystemCgroupConfig {
     /// Parses `kubeletCgroups` and `systemCgroups`; both are paths below the mount point with every cgroup driver.
     ///
     /// # Errors
-    /// A path contains an empty name, `.`, or `..`, or the system cgroup is the root.
+    /// A path contains an empty name, `.`, or `..`, or the system cgroup is the root. The text names the setting.
     pub fn new(kubelet: &str, system: &str, oom_score_adj: i32) -> Result<Self, ResourceError> {
-        let system = TargetCgroup::parse(system)?;
+        let system = TargetCgroup::parse("systemCgroups", system)?;
         if system.as_ref().is_some_and(|system| system.group.is_root()) {
-            return Err(ResourceError("system container cannot be root (\"/\")".to_owned()));
+            return Err(ResourceError("systemCgroups: system container cannot be root (\"/\")".to_owned()));
         }
-        let kubelet = TargetCgroup::parse(kubelet)?;
+        let kubelet = TargetCgroup::parse("kubeletCgroups", kubelet)?;
         let source = GroupPath::default();
         Ok(Self { kubelet, system, oom_score_adj, source, period: PERIOD, limit: LIMIT })
     }
@@ -141,10 +141,10 @@ mod tests {
             ("", "", Ok((None, None))),
             ("kubelet", "", Ok((Some("/kubelet"), None))),
             ("/", "/system.slice/", Ok((Some("/"), Some("/system.slice")))),
-            ("", "/", Err("system container cannot be root (\"/\")")),
-            ("", "//", Err("system container cannot be root (\"/\")")),
-            ("", "/a/../b", Err("invalid cgroup path \"/a/../b\"")),
-            ("..", "", Err("invalid cgroup path \"..\"")),
+            ("", "/", Err("systemCgroups: system container cannot be root (\"/\")")),
+            ("", "//", Err("systemCgroups: system container cannot be root (\"/\")")),
+            ("", "/a/../b", Err("systemCgroups: invalid cgroup path \"/a/../b\"")),
+            ("..", "", Err("kubeletCgroups: invalid cgroup path \"..\"")),
         ] {
             let config = SystemCgroupConfig::new(kubelet, system, -999);
             let path = |target: &Option<TargetCgroup>| target.as_ref().map(|target| target.group.to_string());

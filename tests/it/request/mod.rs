@@ -21,7 +21,10 @@ use berth_ports::{
     ResourceManager, RuntimeState, UserNamespaces,
 };
 use berth_proto::cri;
-use berth_types::{ContainerKind, Pod, PodRef, PodUid, api};
+use berth_types::{
+    ContainerKind, Pod, PodRef, PodUid, api,
+    memory_qos::{MemoryQos, MemoryReservationPolicy},
+};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -119,8 +122,26 @@ struct Fixture {
     preparer: Preparer,
 }
 
+/// A node with cgroup v1 and without swap.
+fn machine() -> ResourceInputs {
+    ResourceInputs {
+        cpu_cfs_quota: true,
+        cpu_period_us: 100_000,
+        memory_bytes: 8 << 30,
+        hugepage_sizes: vec![],
+        cgroup_v2: false,
+        single_process_oom_kill: true,
+        swap: NodeSwap::default(),
+        memory_qos: None,
+    }
+}
+
 impl Fixture {
     fn new() -> Self {
+        Self::on(machine())
+    }
+
+    fn on(machine: ResourceInputs) -> Self {
         let root = tempfile::tempdir().expect("a directory");
         fs::write(root.path().join("resolv.conf"), "nameserver 1.1.1.1\nsearch x\n").expect("writable");
         fs::write(root.path().join("hosts"), "127.0.0.1 node\n").expect("writable");
@@ -143,16 +164,7 @@ impl Fixture {
                 stop_signals: false,
                 selinux: false,
                 machine_masked: vec![],
-                machine: ResourceInputs {
-                    cpu_cfs_quota: true,
-                    cpu_period_us: 100_000,
-                    memory_bytes: 8 << 30,
-                    hugepage_sizes: vec![],
-                    cgroup_v2: false,
-                    single_process_oom_kill: true,
-                    swap: NodeSwap::default(),
-                    memory_qos: None,
-                },
+                machine,
             },
             PreparerDeps {
                 objects: Arc::new(Objects),
@@ -353,6 +365,34 @@ async fn environment_and_devices_meet_in_the_container() {
     let resources = config.linux.and_then(|l| l.resources).expect("resources");
     assert_eq!((resources.cpuset_cpus.as_str(), resources.cpu_quota), ("2-3", -1));
     assert_eq!(bench.preparer.container_resources(&pod, &pod.containers()[0]).cpu_quota, -1);
+}
+
+#[tokio::test]
+async fn a_resize_resets_memory_high() {
+    let qos = MemoryQos {
+        policy: MemoryReservationPolicy::TieredReservation,
+        throttling_factor: 0.9,
+        allocatable_bytes: 8 << 30,
+        page_bytes: 4096,
+    };
+    let below_limit = Some("1020051456");
+    for (cgroup_v2, memory_qos, request, created, resized) in [
+        (true, Some(qos), "512Mi", below_limit, below_limit),
+        // AC-06a-30
+        (true, Some(qos), "1Gi", None, Some("max")),
+        (true, None, "1Gi", None, None),
+        (false, Some(qos), "1Gi", None, None),
+    ] {
+        let bench = Fixture::on(ResourceInputs { cgroup_v2, memory_qos, ..machine() });
+        let pod = pod(json!({"resources": {"requests": {"memory": request}, "limits": {"memory": "1Gi"}}}));
+        let high = |resources: &cri::LinuxContainerResources| resources.unified.get("memory.high").cloned();
+        let config = bench.container(&pod, "").await.expect("a configuration");
+        let at_start = config.linux.and_then(|linux| linux.resources).expect("resources");
+        let at_resize = bench.preparer.container_resources(&pod, &pod.containers()[0]);
+        let found = (high(&at_start), high(&at_resize));
+        let expected = (created.map(str::to_owned), resized.map(str::to_owned));
+        assert_eq!(found, expected, "v2 {cgroup_v2}, {memory_qos:?}, {request}");
+    }
 }
 
 #[tokio::test]

@@ -220,6 +220,21 @@ async fn the_weight_of_burstable_pods_follows_their_requests() {
 }
 
 #[tokio::test]
+async fn a_sync_of_a_running_pod_counts_its_current_requests() {
+    let Some(bench) = Fixture::new() else { return };
+    let manager = bench.started().await;
+    manager.ensure(&pod("a", "100m", "")).await.expect("made");
+    let before = bench.shares("/kubepods/burstable");
+    // A resize that changes no value of the pod's cgroup is seen by the next sync only.
+    assert!(manager.exists(&pod("a", "900m", "")).await);
+    manager.ensure(&best_effort("b")).await.expect("made");
+    assert_ne!(bench.shares("/kubepods/burstable"), before);
+    manager.remove(pod("a", "900m", "").id()).await.expect("removed");
+    assert!(!manager.exists(&pod("a", "900m", "")).await);
+    assert_ne!(bench.shares("/kubepods/burstable"), before);
+}
+
+#[tokio::test]
 async fn leftovers_are_killed_and_removed() {
     let Some(bench) = Fixture::new() else { return };
     let manager = bench.started().await;
@@ -432,7 +447,7 @@ async fn lower_classes_cannot_use_reserved_memory() {
     manager.remove(pod("b", "250m", "").id()).await.expect("removed");
     assert_eq!(limit("besteffort"), all - (64 << 20));
 
-    // cgroup v1 refuses a limit below what cannot be reclaimed: no more than that may be used.
+    // cgroup v1 refuses a limit below the memory that cannot be reclaimed: the limit becomes the current usage.
     let file = tempfile::Builder::new().tempfile_in("/dev/shm").expect("a file in memory");
     let procs = bench.directory("/kubepods/besteffort", "memory").join("cgroup.procs");
     let script =

@@ -1,4 +1,4 @@
-//! CPU and memory manager policies, and the cgroup version, at the agent's start: state files and error texts.
+//! CPU and memory manager policies, and cgroups, at the agent's start: state files and error texts.
 
 use std::{fs, path::Path};
 
@@ -149,4 +149,21 @@ async fn cgroup_v1_is_refused_by_default() {
                 be removed in a future release";
     refuses(&home, text).await;
     assert!(!home.root().join(CPU_FILE).exists());
+}
+
+/// Paths of `systemCgroups` and `kubeletCgroups` that are not usable: the start fails and names the setting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unusable_cgroups_of_system_and_agent_stop_the_start() {
+    if skips("unusable_cgroups_of_system_and_agent_stop_the_start") {
+        return;
+    }
+    let runtime = ScriptedServer::new().await;
+    for (fields, text) in [
+        (json!({"systemCgroups": "/"}), "systemCgroups: system container cannot be root (\"/\")"),
+        (json!({"systemCgroups": "/system/.."}), "systemCgroups: invalid cgroup path \"/system/..\""),
+        (json!({"kubeletCgroups": "/a/../b"}), "kubeletCgroups: invalid cgroup path \"/a/../b\""),
+    ] {
+        let home = runtime.home().with(json!({"cgroupRoot": "/"})).with(fields);
+        refuses(&home, &format!("failed to run Kubelet: {text}")).await;
+    }
 }

@@ -1,7 +1,8 @@
-//! Agent crashes and restarts: running pods are unaffected.
+//! Agent crashes and restarts: running pods are unaffected, reported pressures last within one boot.
 
 use std::{
     collections::BTreeMap,
+    fs,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -183,4 +184,31 @@ async fn what_changed_meanwhile_is_made_up_for() {
     runtime.until("what went is gone", &agent, |cri| cri.running("goes-test-node", "main").is_empty()).await;
     assert_eq!(runtime.cri.running("stays-test-node", "main"), stays);
     assert!(agent.pod("goes").await.is_none());
+}
+
+/// A reboot is detected by the kernel's boot ID, also if `--boot-id-file` has a constant ID.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_pressure_is_restored_within_one_boot_of_the_kernel() {
+    if skips("memory_pressure_is_restored_within_one_boot_of_the_kernel") {
+        return;
+    }
+    let kernel = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("readable");
+    let runtime = ScriptedServer::new().await;
+    let home = runtime.home();
+    let constant = home.path().join("boot-id");
+    fs::write(&constant, "constant\n").expect("written");
+    let home = home.flag(format!("--boot-id-file={}", constant.display()));
+    let file = home.root().join("eviction_state");
+    for (boot_id, is_restored) in [("constant", false), (kernel.trim(), true)] {
+        let earlier = json!({"bootId": boot_id, "until": {"MemoryPressure": "2099-01-01T00:00:00Z"}}).to_string();
+        fs::write(&file, &earlier).expect("written");
+        let agent = home.start().await;
+        let is_replaced = async || fs::read_to_string(&file).is_ok_and(|text| text != earlier);
+        agent.until("the state of pressures is replaced", is_replaced).await;
+        agent.kill().await;
+        let text = fs::read_to_string(&file).expect("readable");
+        let state: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(state["bootId"], kernel.trim(), "{text}");
+        assert_eq!(state["until"]["MemoryPressure"].is_string(), is_restored, "{text}");
+    }
 }

@@ -212,3 +212,23 @@ async fn the_configured_pod_cidr_precedes_the_first_pod() {
         assert!(!agent.log().contains("Setting has no effect"), "{}", agent.log_end());
     }
 }
+
+/// A runtime that does not accept the pod CIDR delays the first pod only briefly, and gets the CIDR again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_cidr_that_is_not_accepted_is_sent_again() {
+    if skips("a_pod_cidr_that_is_not_accepted_is_sent_again") {
+        return;
+    }
+    for fault in [Fault::Hang, Fault::Error(tonic::Code::Unknown, "not yet".to_owned())] {
+        let runtime = ScriptedServer::new().await;
+        runtime.cri.fault("update_runtime_config", "", fault, None);
+        let home = runtime.home().with(json!({"podCIDR": "10.9.0.0/24"}));
+        home.put_pod(&manifest("one"));
+        let agent = home.start().await;
+        agent.until_ready("one").await;
+        assert!(!agent.log().contains("Updated pod CIDR of the runtime"), "{}", agent.log_end());
+        runtime.cri.heal();
+        runtime.cri.restart(); // ends the call that hangs
+        agent.until_log("Updated pod CIDR of the runtime").await;
+    }
+}

@@ -109,7 +109,7 @@ pub const FLAGS: &[Flag] = &[
     config(
         "contention-profiling",
         Bool(|s| &mut s.config.enable_contention_profiling),
-        "Enable lock contention profiling, if profiling is enabled",
+        "No effect: lock contention is not profiled",
     ),
     config(
         "cpu-cfs-quota",
@@ -183,7 +183,7 @@ pub const FLAGS: &[Flag] = &[
     config(
         "hairpin-mode",
         Text(|s| &mut s.config.hairpin_mode),
-        "Hairpin mode of pod networks: promiscuous-bridge, hairpin-veth, or none",
+        "No effect; promiscuous-bridge, hairpin-veth, or none",
     ),
     config("healthz-bind-address", Ip(|s| &mut s.config.healthz_bind_address), "Address of the healthz listener"),
     config("healthz-port", Int32(|s| &mut s.config.healthz_port), "Port of the healthz listener; 0 disables it"),
@@ -216,7 +216,7 @@ pub const FLAGS: &[Flag] = &[
     config(
         "kube-api-content-type",
         Text(|s| &mut s.config.content_type),
-        "Content type of requests sent to the API server",
+        "No effect: requests to the API server are JSON",
     ),
     config(
         "kube-api-qps",
@@ -229,7 +229,7 @@ pub const FLAGS: &[Flag] = &[
         Text(|s| &mut s.config.kube_reserved_cgroup),
         "Cgroup on which kubeReserved is enforced",
     ),
-    config("kubelet-cgroups", Text(|s| &mut s.config.kubelet_cgroups), "Cgroup to create and run the agent in"),
+    config("kubelet-cgroups", Text(|s| &mut s.config.kubelet_cgroups), "Cgroup to create and move the agent to"),
     config(
         "local-storage-capacity-isolation",
         Bool(|s| &mut s.config.local_storage_capacity_isolation),
@@ -238,7 +238,7 @@ pub const FLAGS: &[Flag] = &[
     config(
         "make-iptables-util-chains",
         Bool(|s| &mut s.config.make_iptables_util_chains),
-        "Ensure that iptables utility rules are present on the host",
+        "No effect: no iptables chains are created",
     ),
     config("manifest-url", Text(|s| &mut s.config.static_pod_url), "URL for accessing static pod definitions"),
     config(
@@ -299,7 +299,7 @@ pub const FLAGS: &[Flag] = &[
     config(
         "qos-reserved",
         Map(Pairs::Equal, |s| &mut s.config.qos_reserved),
-        "Percentage of memory reserved for the Guaranteed QoS class",
+        "Percentage of memory requests that lower QoS classes cannot use (memory=50%); needs the gate QOSReserved",
     ),
     config("read-only-port", Int32(|s| &mut s.config.read_only_port), "Port of the read-only server; 0 disables it"),
     config("register-node", Bool(|s| &mut s.config.register_node), "Register the node with the API server"),
@@ -351,7 +351,7 @@ pub const FLAGS: &[Flag] = &[
     config(
         "system-cgroups",
         Text(|s| &mut s.config.system_cgroups),
-        "Cgroup for system processes that are not in a container",
+        "Cgroup to move the processes of the root cgroup to; requires --cgroup-root",
     ),
     config(
         "system-reserved",
@@ -393,7 +393,7 @@ pub const FLAGS: &[Flag] = &[
     config(
         "volume-plugin-dir",
         Text(|s| &mut s.config.volume_plugin_dir),
-        "Directory to search for additional third party volume plugins",
+        "No effect: FlexVolume plugins are not supported",
     ),
     config(
         "volume-stats-agg-period",
@@ -459,7 +459,7 @@ pub const FLAGS: &[Flag] = &[
     plain(
         "housekeeping-interval",
         Duration(|s| &mut s.flags.housekeeping_interval),
-        "Minimum interval between container housekeepings",
+        "No effect: container statistics are read on request",
     ),
     plain(
         "image-credential-provider-bin-dir",
@@ -480,7 +480,7 @@ pub const FLAGS: &[Flag] = &[
     plain(
         "max-housekeeping-interval",
         Duration(|s| &mut s.flags.max_housekeeping_interval),
-        "Maximum interval between container housekeepings",
+        "No effect: container statistics are read on request",
     ),
     plain("node-ip", Text(|s| &mut s.flags.node_ip), "Address of the node, or a dual-stack pair of addresses"),
     plain("node-labels", Labels(|s| &mut s.flags.node_labels), "Labels to add when registering the node"),

@@ -53,7 +53,7 @@ async fn launch(runtime: &Arc<Runtime>, pod: &SandboxHandle, id: &str) -> Runtim
         Ok(started) => {
             let begun = container.clone();
             // The process runs: if it has filled the disk already, the record is written later. After a restart of the
-            // agent before that, the shim reports the process.
+            // agent before that, the shim reports the process while it lives.
             let mark = move |sandbox: &mut Sandbox| sandbox.container_mut(&begun).map(|c| c.mark_started(started));
             let early = pod.turn_on_full_disk(mark).await??;
             failpoint::reached("start.written");
