@@ -6,7 +6,7 @@ use super::qos::Qos;
 /// `memoryReservationPolicy`: which memory requests the kernel protects from reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum MemoryReservationPolicy {
-    /// None.
+    /// No request.
     #[default]
     None,
     /// Requests of Guaranteed pods by `memory.min`, those of other pods by `memory.low`.

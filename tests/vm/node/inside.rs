@@ -14,7 +14,7 @@ use futures::FutureExt;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::node::{groups, memory, memory_qos, pinning, pressure, service, shutdown};
+use crate::node::{groups, memory, memory_qos, pinning, pressure, service, shutdown, system_cgroups};
 use berth_testkit::{
     api_server::{ApiServer, ConditionContext},
     main_port::MainPort,
@@ -58,6 +58,7 @@ checks! {
     pressure::of_pages_of_files_no_pod_has_to_go
     pressure::of_a_full_disk_one_pod_goes
     memory_qos::memory_requests_are_protected_by_the_kernel
+    system_cgroups::the_agent_moves_to_its_cgroup
     pinning::pods_have_cpus_and_memory_of_one_numa_node
     shutdown::a_soft_reboot_ends_pods
     shutdown::the_machine_waits_for_its_pods
