@@ -81,6 +81,7 @@ fn shown(notice: &Notice) -> String {
         Notice::NotYetEffective(not_yet) => {
             format!("{} is not supported yet and has no effect: {}", not_yet.setting, not_yet.feature)
         }
+        Notice::GateOff { setting, gate } => format!("{setting} has no effect: the feature gate {gate} is off"),
         Notice::AppliedDropin { path, fields, unknown } if unknown.is_empty() => {
             format!("{path} sets {}", fields.join(", "))
         }

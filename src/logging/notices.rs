@@ -25,6 +25,9 @@ pub fn log_notice(notice: &Notice) {
         Notice::NotYetEffective(UnimplementedSetting { setting, feature }) => {
             warn!(setting, feature, "Setting has no effect: feature is not implemented in this release");
         }
+        Notice::GateOff { setting, gate } => {
+            warn!(setting, featureGate = gate, "Setting has no effect: its feature gate is off");
+        }
         Notice::EvictionSignalsUnset { signals } => {
             warn!(signals = ?signals, "Hard eviction has no threshold for some disk or inode signals");
         }

@@ -26,6 +26,7 @@ pub mod eviction;
 pub mod fields;
 pub mod file_decoder;
 pub mod flags;
+mod gated_settings;
 pub mod gates;
 mod host;
 pub mod json_decoder;

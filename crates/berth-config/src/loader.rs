@@ -17,6 +17,7 @@ use super::{
     fields::{KubeletConfiguration, LoggingConfiguration},
     file_decoder,
     flags::{self, KubeletFlags, KubeletSettings, ParsedArguments, VersionRequest},
+    gated_settings::settings_without_gate,
     gates::FeatureGates,
     host::HostFacts,
     notice::Notice,
@@ -191,7 +192,7 @@ fn resolve(
     validate_settings(&settings, &gates, given.host, load_log)?;
     let KubeletSettings { mut config, flags } = settings;
     load_log.notices.extend(startup::overwrite_cpus(&mut config));
-    load_log.notices.extend(unimplemented_settings(&config, &flags).into_iter().map(Notice::NotYetEffective));
+    load_log.notices.extend(without_effect(&config, &flags, &gates));
     let watchdog = watchdog_timeout(&given.host.watchdog).map_err(StartupError::Run)?;
     let (notices, host) = (std::mem::take(&mut load_log.notices), given.host.clone());
     Ok(StartupAction::Run(Box::new(LoadedConfig {
@@ -313,10 +314,14 @@ pub fn check(path: &str, drop_ins: Option<&str>) -> Result<Vec<Notice>, StartupE
     let settings = KubeletSettings { config, flags };
     let mut load_log = LoadLog { notices, ..LoadLog::default() };
     validate_settings(&settings, &gates, &host, &mut load_log)?;
-    let without_effect =
-        unimplemented_settings(&settings.config, &settings.flags).into_iter().map(Notice::NotYetEffective);
-    load_log.notices.extend(without_effect);
+    load_log.notices.extend(without_effect(&settings.config, &settings.flags, &gates));
     Ok(load_log.notices)
+}
+
+/// Notices of settings without effect.
+fn without_effect(config: &KubeletConfiguration, flags: &KubeletFlags, gates: &FeatureGates) -> Vec<Notice> {
+    let unimplemented = unimplemented_settings(config, flags).into_iter().map(Notice::NotYetEffective);
+    unimplemented.chain(settings_without_gate(config, gates)).collect()
 }
 
 fn absolute(path: &str) -> Result<String, String> {

@@ -74,6 +74,13 @@ pub enum Notice {
     },
     /// A setting whose feature is not implemented.
     NotYetEffective(UnimplementedSetting),
+    /// A setting has no effect, because the feature gate that it requires is off.
+    GateOff {
+        /// Field of the setting.
+        setting: &'static str,
+        /// Name of the gate.
+        gate: &'static str,
+    },
     /// `tlsCipherSuites` has no effect, because TLS 1.3 selects its cipher suites itself.
     CipherSuitesIgnored,
     /// An insecure cipher suite is configured.
