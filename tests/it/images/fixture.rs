@@ -160,6 +160,16 @@ impl ImageManagerFixture {
             .sum()
     }
 
+    /// Waits by the real clock: the test's is paused, and work on the blocking pool takes real time.
+    pub async fn until(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        let began = std::time::Instant::now();
+        while !holds(self) {
+            assert!(began.elapsed() < Duration::from_secs(30), "not reached: {what}");
+            let pause = tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(1)));
+            pause.await.expect("no panic");
+        }
+    }
+
     pub fn files(&self, folder: &str) -> usize {
         std::fs::read_dir(self.dir.path().join("image_manager").join(folder)).map_or(0, Iterator::count)
     }

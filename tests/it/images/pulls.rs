@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use berth::images::{Parallelism, PullMoment};
 use berth_ports::{EnsureImage, ImageProvider, ImageUser, PullPolicy};
 use berth_proto::cri;
-use tokio::time::{Instant, advance, sleep};
+use tokio::time::{Instant, advance};
 use tonic::Code;
 
 use crate::images::fixture::{FixtureOptions, ImageManagerFixture, request, secret, secs, simple};
@@ -276,19 +276,17 @@ async fn a_pull_ends_with_its_last_waiter() {
         tokio::spawn(async move { manager.ensure(request).await })
     };
     let (first, second) = (stuck(&web), stuck(&db));
-    room.cri.until("the pull is under way", secs(1), |cri| cri.count("pull_image") == 1).await;
+    let mut waiters = 0;
+    room.until("both wait for one pull", |room| {
+        waiters += room.events().iter().filter(|event| event.starts_with("Normal Pulling")).count();
+        waiters == 2 && room.cri.count("pull_image") == 1
+    })
+    .await;
     first.abort();
     assert!(tokio::time::timeout(secs(5), room.ensure(simple("r.io/next"))).await.is_err(), "still its turn");
     second.abort();
     room.ensure(simple("r.io/next")).await.expect("its turn has come");
-    // The pull intent is deleted on the blocking pool.
-    for _ in 0..100 {
-        if room.files("pulling") == 0 {
-            return;
-        }
-        sleep(Duration::from_millis(1)).await;
-    }
-    panic!("the intent of the pull that was cut short is still there");
+    room.until("the intent of the pull that was cut short is deleted", |room| room.files("pulling") == 0).await;
 }
 
 #[tokio::test(start_paused = true)]
