@@ -1,6 +1,9 @@
 //! Figures of the device manager: admission, restart, and lookups of many devices. Bars are those of debug builds.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use berth_ports::{DeviceAdmission, PodDevices};
 use berth_testkit::{
@@ -8,7 +11,6 @@ use berth_testkit::{
     port_fakes::MemoryFile,
 };
 use berth_types::Pod;
-use nix::time::{ClockId, clock_gettime};
 
 use super::fixture::{Agent, EVER, GPU, Node, count, no_options, pod};
 
@@ -19,18 +21,13 @@ const PODS: usize = 110;
 /// Devices of each pod.
 const DEVICES_PER_POD: usize = 2;
 /// Runs of a measurement; the shortest counts, which other processes disturb least.
-const RUNS: usize = 5;
-
-/// Processor time of this thread: other tests, which share the processors, do not count.
-fn processor_time() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("Linux has it").into()
-}
+const RUNS: usize = 40;
 
 fn shortest(what: &str, measured: impl Fn()) -> Duration {
     let run = |_| {
-        let begun = processor_time();
+        let begun = Instant::now();
         measured();
-        processor_time() - begun
+        begun.elapsed()
     };
     let shortest = (0..RUNS).map(run).min().expect("runs");
     println!("{what}: {shortest:?}, bar {BAR:?}");
